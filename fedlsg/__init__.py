@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedlsg.method import Method
     from fedlsg.payload import pack, unpack
     from fedlsg.privacy import Mechanism
+    from fedlsg.privacy.data_record import epsilon_of_data
     from fedlsg.setting import Setting
     from fedlsg.training import ServerOptimizer
     from simulations.run.finished import Run, load_run
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BestModel", "Callback", "Carrier", "EarlyStopping", "MLflow", "Mask", "Mechanism", "Method", "OwnCarriers",
     "PrivateStep", "Public", "Run", "ServerOptimizer", "Setting", "StopRun", "WeightsAndBiases", "Workload",
-    "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "load_run", "make_supported", "pack",
-    "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
+    "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "epsilon_of_data", "load_run",
+    "make_supported", "pack", "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
 ]  # fmt: skip
 
 _PLACES = {
@@ -48,6 +49,7 @@ _PLACES = {
     "decompose": "fedlsg.lowrank",
     "EarlyStopping": "simulations.server.named_callbacks",
     "epsilon": "fedlsg.accounting",
+    "epsilon_of_data": "fedlsg.privacy.data_record",
     "load_run": "simulations.run.finished",
     "make_supported": "fedlsg.gradients.replacements",
     "Mask": "fedlsg.masks",

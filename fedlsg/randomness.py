@@ -4,7 +4,8 @@ Public draws (carriers, masks, partitions, client selection) come from ``public_
 repeats them. Batches and noise come from a ``SecretStream``, ChaCha20 keyed by the operating system. In the
 reproducible test mode its key derives from the seed: nothing made with such a key is private.
 
-Not covered: attacks on floating-point samplers (Mironov 2012).
+Streams give bits alone. ``fedlsg.noise`` makes noise of them with integers, so that attacks on
+floating-point samplers (Mironov 2012) find nothing.
 
 One run at a time in a process (``alone``): torch's generators, its number of threads and the names of user code are
 global. Two runs in two threads would seed and draw from one generator, and neither would have its own weights.
@@ -15,19 +16,17 @@ same generator, and changes what dropout draws here.
 
 import hashlib
 import logging
-import math
 import os
 import random
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from jaxtyping import Bool, Float, UInt64
+from jaxtyping import Bool, UInt
 from torch import Tensor
 
 
@@ -42,20 +41,12 @@ def check_cpu(generator: torch.Generator) -> None:
         raise ValueError(f"expected a generator of the CPU, whose draws are equal everywhere, got {generator.device}")
 
 
-AT_ONCE = 2**14
-"""Numbers drawn at once: they stay in the processor's cache from the cipher to the last product."""
-WORTH_THREADS = 2**20
-"""Numbers from which as many threads as torch has make them of the cipher's words; the numbers are the same."""
-SIGNS = memoryview((bytes(7) + b"\x80") * AT_ONCE)
-"""Enciphered, they are words of the cipher's stream whose first bit is turned (of little-endian words)."""
-
-
 class SecretStream:
-    """A stream of 2^35 secret uniform or Gaussian numbers from a 32-byte ChaCha20 key.
+    """A stream of 256 GiB of secret uniform bits from a 32-byte ChaCha20 key.
 
-    Guarantee: without the key the bits are computationally indistinguishable from uniform ones; no draw is
-    repeated: past 2^35 numbers (256 GiB, the cipher's block counter) it raises ValueError. It refuses to be pickled,
-    so that it cannot reach a checkpoint or a message.
+    Guarantee: without the key the bits are computationally indistinguishable from uniform ones. No
+    draw is repeated: past 256 GiB (the cipher's block counter) it raises ValueError. It refuses to
+    be pickled, so that it cannot reach a checkpoint or a message.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -63,49 +54,19 @@ class SecretStream:
             raise ValueError(f"expected a key of 32 bytes, got {len(key)}")
         self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
-    def normal(self, count: int) -> Float[Tensor, " count"]:
-        """Independent N(0, 1) numbers in float64, by the inverse distribution function of 52-bit uniforms.
-
-        Their support ends at 8.2 standard deviations on either side.
-        """
-        with torch.inference_mode(False):  # a mode of this thread alone: others may not write to its tensors
-            draws = torch.empty(count, dtype=torch.float64, device="cpu")
-        threads = torch.get_num_threads() if count >= WORTH_THREADS else 1
-        for part in draws.split(AT_ONCE) if count > AT_ONCE else (draws,) * min(count, 1):
-            self._cipher.update_into(SIGNS[: 8 * len(part)], part.numpy().data.cast("B"))
-            if threads == 1:
-                _normals_of_words(part)
-        if threads > 1:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(_normals_of_words, draws.split(-(-count // threads))))
-        return draws
-
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
-        """Independent draws that are true with ``probability``, exact to 2^-53; probability 1 is always true."""
-        return torch.from_numpy(self._uniform(count) < probability)
+        """Independent draws that are true with ``probability``, exact to 2^-53; 1 is always true."""
+        # The mid-points (k + 1/2) / 2^52 are exact in float64 and are strictly inside (0, 1).
+        uniform = ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+        return torch.from_numpy(uniform < probability)
 
-    def words(self, count: int) -> UInt64[np.ndarray, " count"]:
-        """Independent uniform 64-bit words, for samplers that compute with integers only."""
-        return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
-
-    def _uniform(self, count: int) -> np.ndarray:
-        # The mid-points (k + 1/2) / 2^52 are exact in float64 and lie strictly inside (0, 1): the inverse stays finite.
-        # With 53 bits the last one would round to 1.
-        return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    def words(self, count: int, *, bits: Literal[16, 64] = 64) -> UInt[np.ndarray, " count"]:
+        """Independent uniform words, for samplers that compute with integers only."""
+        size = bits // 8
+        return np.frombuffer(self._cipher.update(bytes(size * count)), dtype=f"<u{size}")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a SecretStream cannot be pickled: secret generators never leave their process")
-
-
-def _normals_of_words(words: Float[Tensor, " count"]) -> None:
-    """Normal numbers in the place of the cipher's words with their first bit turned, which makes them signed.
-
-    2 u - 1 for u of ``SecretStream._uniform``, as exactly. sqrt(2) erfinv(2 u - 1) is ndtri(u), true to 2 units in the
-    last place in the tails, too, and takes half the time.
-    """
-    for part in words.split(AT_ONCE) if len(words) > AT_ONCE else (words,):
-        part.copy_(part.view(torch.int64).bitwise_right_shift_(12)).add_(0.5).mul_(2.0**-51)
-        torch.erfinv(part, out=part).mul_(math.sqrt(2))
 
 
 def secret_stream() -> SecretStream:

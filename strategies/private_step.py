@@ -10,7 +10,7 @@ It is a federation of one client with one local step: the same frames, clip, noi
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, Unpack
@@ -22,16 +22,22 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.precision import Bits
+from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
+from fedlsg.privacy.data_record import places_of
+from fedlsg.privacy.trained_weights import NOTED
 from fedlsg.randomness import alone
+from fedlsg.rows import OneByOne, Padding
+from fedlsg.rows.padding import Fill
+from fedlsg.setting.isolation import CHECKED, Isolation, Wanted
 from fedlsg.state import ClientTerms
 from fedlsg.training import Groups, together
 from fedlsg.training.server import widest
-from strategies.own_loop.account import Account, Spending, check_spending, check_untrained, note_trained, terms_of
+from strategies.own_loop.account import WAY, Account, Spending, check_spending, terms_of
 from strategies.own_loop.examples import check_start
 from strategies.own_loop.release import Rehearsals, Release, Watcher
 from strategies.own_loop.row_checks import check_rows
-from strategies.own_loop.user_inputs import Data, Optimizers, batches_of, guarded
+from strategies.own_loop.user_inputs import Data, Optimizers, Stored, Together, batches_of, guarded, of_function
 from strategies.settings_typed import StepSettings
 from strategies.step_method import AUTO, is_regression, method_of, planned_steps, public_terms, state_of
 
@@ -59,12 +65,16 @@ class PrivateStep:
                          that the setting ``optimizer`` takes, such as "adam" or "AdamW"
         ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
                          ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
+        fresh_data       your word that the data are others than those behind the weights that ``model`` starts from: by
+                         default, weights that a private step has trained are refused without its ledger
         example          (inputs, targets), two or more public rows, to check that the model does not mix examples; in
                          addition to made-up rows of these shapes and types, or of those of the first two of the data
         probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs, targets); it draws
                          from the generator alone, and never reads private data
         classifier       path of the head, whose last Linear stays dense; by default the model's last Linear
         seed             the public seed of carriers, masks and adapters; batches and noise are secret
+        isolation        how passes run the model: "isolated", "rows" or "checked" (``docs/privacy.md``); by default
+                         ("auto") library code is checked and your own isolated. The property says which it is
         microbatch_size  rows of one pass; precision "bfloat16" runs forward under autocast
         reproducible     a test mode: batches and noise follow from ``seed``, and epsilon() is inf
 
@@ -94,12 +104,14 @@ class PrivateStep:
         learning_rate: float | str | None = None,
         optimizer: Optimizers | str | None = None,
         ledger: str | os.PathLike[str] | None = None,
+        fresh_data: bool = False,
         example: tuple[Inputs, Inputs] | None = None,
         probe: Draw | None = None,
         classifier: str | None = None,
         seed: int = 0,
         microbatch_size: int = 256,
         precision: Bits = "float32",
+        isolation: Wanted = "auto",
         reproducible: bool = False,
         **settings: Unpack[StepSettings],
     ) -> None:
@@ -121,10 +133,14 @@ class PrivateStep:
         check_spending(self.method, self._spending)
         local = LocalTraining(
             sample_rate=rate, expected_batch=rate * num_examples, microbatch_size=microbatch_size,
-            precision=Precision(precision=precision),
+            precision=Precision(precision=precision), isolation=CHECKED if isolation == "auto" else isolation,
         )  # fmt: skip
-        self._account = Account(ledger, num_examples=num_examples)
-        check_untrained(model, self._account)
+        self._account = Account(
+            ledger, num_examples=num_examples, delta=delta, fresh_data=fresh_data,
+            private=self.method.mechanism.private and not reproducible,
+        )  # fmt: skip
+        check_initialized(model)
+        self._account.writer.check(model, WAY)
         check_start(model, self.method, example)
         self._state = state_of(
             model, self.method, Schedule(rounds=planned, sample_rate=rate), divisor=local.expected_batch, seed=seed,
@@ -134,7 +150,10 @@ class PrivateStep:
             state=self._state, loss=self._loss, local=local, account=self._account, spending=self._spending,
             reproducible=reproducible,
         )  # fmt: skip
-        self._rehearsals = Rehearsals(self._rounds, example)
+        self._account.writer.begin(trainable(model), NOTED)
+        self._rows: Stored | OneByOne | Together | None = None
+        self._read: object = None
+        self._rehearsals = Rehearsals(self._rounds, example, isolation)
         if example is not None:
             self._rehearsals.check()
         if not self._account.ledger.entries:
@@ -154,6 +173,11 @@ class PrivateStep:
     def sample_rate(self) -> float:
         """q: every example joins every batch with this probability."""
         return self._spending.sample_rate
+
+    @property
+    def isolation(self) -> Isolation:
+        """The level at which passes run the model."""
+        return self._rounds.local.isolation
 
     @property
     def seed(self) -> int:
@@ -187,38 +211,89 @@ class PrivateStep:
             raise AttributeError("no own optimizer: give optimizer=..., or the setting schedule='cosine' or 'linear'")
         return self._state.optimizer
 
-    def batches(self, data: Data) -> Batch:
+    def batches(
+        self,
+        data: Data,
+        *,
+        pad: Fill = None,
+        pad_targets: Fill = None,
+        lengths: Sequence[int] = (),
+        mask: str | None = None,
+        batched: bool = False,
+    ) -> Batch:
         """The batch function of a map-style torch Dataset of (inputs, targets), or of a pair of tensors or arrays.
 
         Inputs may be a dict of tensors by keyword; they come on the model's device. A batch is a Poisson sample, so no
-        DataLoader is involved. Random changes of an example must be drawn for it alone.
-        Raises ValueError for a data set without a length, or of another length than ``num_examples``; and, naming the
-        row of a pair, for inputs that are not finite, targets that the loss cannot take, integers beyond a table.
+        DataLoader is involved. fedlsg moves rows of tensors itself, which is the fastest. A row of a Dataset, or of a
+        function of positions, is made alone, for one position (1,); its random draws are secret and its own. Rows may
+        differ in length: those of one shape share a pass.
+        pad          a number, or one by the name of an input: inputs grow at the end of their first dimension to the
+                     next of the public ``lengths``, by default powers of two from 8 on. Fewer shapes make fewer passes
+        pad_targets  the same for targets, such as -100
+        mask         the name of an input that is added: 1 for what was there, 0 for padding
+        batched      call a function of positions once for many: your word that it makes each row from its own example.
+                     It is compared with rows alone before the first charge
+        Raises ValueError for a data set without a length, or of another length than ``num_examples``, or with a row
+        that comes more than once (Subset and ConcatDataset are looked through); and, naming the row of a pair, for
+        inputs that are not finite, targets that the loss cannot take, integers beyond a table.
         """
-        return batches_of(
+        padding = None
+        if pad is not None or pad_targets is not None or lengths or mask is not None:
+            padding = Padding(inputs=pad, targets=pad_targets, lengths=tuple(lengths), mask=mask)
+        made = batches_of(
             data, num_examples=self._spending.num_examples, device=self._rounds.device,
-            dtype=widest(trainable(self.model).values()),
+            dtype=widest(trainable(self.model).values()), padding=padding, batched=batched,
             check=partial(check_rows, self.model, self._loss),
         )  # fmt: skip
+        self._account.spends.read(places_of(data), callers=2)
+        return made
 
     @alone()
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
         """One private step: charge the ledger, draw the batch, clip, add noise, step the optimizer.
 
-        ``batch``: int64 positions (B,), ascending, on the CPU -> (inputs, targets), one row for each position, as
-        ``batches`` makes it. ``groups``: positions that may share a pass, where examples have several padded shapes.
+        ``batch``: what ``batches`` gives, or a function: int64 positions (1,) on the CPU -> (inputs, targets) with one
+        row; it is called for one position at a time. ``groups``: positions that may share a pass, where examples have
+        several padded shapes; rows of one shape are found without it.
         With DP-SNIP, the first step prunes before it, in a pass over all examples that is charged as well.
         Model and loss are checked and rehearsed before the charge: in the first step, and in each one before which they
         changed (a layer, a hook, a forward, a mode, an attribute: ``fedlsg.gradients.fingerprint``).
         Raises BudgetError if the step would pass epsilon, ValueError for what the check refuses and for trainable
         parameters that are not those of the start: nothing was charged or drawn.
         """
-        self._rehearsals.before(batch, groups, self._terms)
-        if self._state.awaits_pruning:
-            self._rounds.run(guarded(batch), groups, self._terms)
-        self._rounds.run(guarded(batch), groups, self._terms)
+        self._account.writer.check(self.model, WAY)
+        rows = self._rows = self._made_by(batch)
+        self._rehearsals.before(rows, groups, self._terms)
+        if batch is not self._read:
+            self._account.spends.read(places_of(batch, self.num_examples), callers=3)
+            self._read = batch
+        if isinstance(rows, OneByOne):
+            groups = rows.groups if groups is together else rows.within(groups)
+        rows.draw_from(self._rounds.stream("rows"))
+        try:
+            if self._state.awaits_pruning:
+                self._rounds.run(guarded(rows), groups, self._terms)
+            self._rounds.run(guarded(rows), groups, self._terms)
+        finally:
+            rows.draw_from(None)
         self._rehearsals.passed()
-        note_trained(self.model)
+        self._note()
+
+    def _note(self) -> None:
+        self._account.writer.note(dict(self.model.named_parameters()))
+
+    def _made_by(self, batch: Any) -> Stored | OneByOne | Together:
+        """The batch function of a user's own function; what ``batches`` gave stays as it is."""
+        if isinstance(batch, Stored | OneByOne | Together):
+            return batch
+        if isinstance(self._rows, OneByOne) and self._rows.source is batch:
+            return self._rows
+        return of_function(batch, device=self._rounds.device, own_lengths=False)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the last step had its rows from a function of many positions, by the word ``batched=True``."""
+        return isinstance(self._rows, Together)
 
     def watch(self, note: Watcher) -> None:
         """Call ``note(plan, rows, values)`` before the model moves: what leaves, of SECRET rows; pruning is a phase."""
@@ -236,10 +311,10 @@ class PrivateStep:
         """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
         try:
             with self._state.evaluated() as model:
-                note_trained(model)
+                self._note()
                 yield model
         finally:
-            note_trained(self.model)
+            self._note()
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.

@@ -51,13 +51,13 @@ def once(check: Callable[..., Any]) -> Callable[..., Any]:
     """The check, asked once for equal models, losses and rows. A refusal is asked for again."""
 
     @wraps(check)
-    def asked(*given: Any) -> Any:
+    def asked(*given: Any, **named: Any) -> Any:
         try:
-            key = (check, fingerprint((given, registry._registered)))
+            key = (check, fingerprint((given, named, registry._registered)))
         except UnknownKindError:
-            return check(*given)
+            return check(*given, **named)
         if key not in _answers:
-            _answers[key] = check(*given)
+            _answers[key] = check(*given, **named)
         return _answers[key]
 
     return asked
@@ -66,6 +66,4 @@ def once(check: Callable[..., Any]) -> Callable[..., Any]:
 def check_once(patch: pytest.MonkeyPatch, *places: Any) -> None:
     """In these modules, until the patch is undone."""
     for place in places:
-        for name in ("check_independent", "check_cast"):
-            if hasattr(place, name):
-                patch.setattr(place, name, once(getattr(place, name)))
+        patch.setattr(place, "check_model", once(place.check_model))

@@ -14,7 +14,8 @@ from tests.places import REPOSITORY
 
 LAYERS = (
     "fedlsg.randomness", "fedlsg.owner_only", "fedlsg.tensors",
-    "fedlsg.setting", "fedlsg.user_code",
+    "fedlsg.noise",
+    "fedlsg.setting", "fedlsg.user_code", "fedlsg.rows",
     "fedlsg.lowrank", "fedlsg.frame",
     "fedlsg.gradients",
     "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers",

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from benchmarks.rounds import jobs
 from fedlsg.gradients import trainable
 from fedlsg.method import aggregate, client_step, server_step
+from fedlsg.noise import add_gaussian
 from fedlsg.randomness import secret_stream
 from fedlsg.setting.selection import UNIFORM
 from fedlsg.state import PublicState, ServerState
@@ -80,7 +81,7 @@ def floor(plan: Plan, *, payloads: bool) -> Round:
             sums = [t.flatten(1) for g, x in scaled for t in (g.mT @ x.view(len(g), -1, x.shape[1]), g.sum(1))]
             for client, own in zip(clients, torch.cat(sums, 1), strict=True):
                 std = plan.terms[client].mechanism(mechanism).noise_std
-                noisy = own + secret_stream().normal(len(own)).mul_(std)
+                noisy = add_gaussian(own.double(), std, secret_stream())
                 if payloads:
                     body = noisy.float().numpy().tobytes()
                     assert hashlib.sha256(body).digest() == hashlib.sha256(body).digest()

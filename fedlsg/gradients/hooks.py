@@ -265,14 +265,15 @@ class Pass:
             for slot in layer.slots:
                 self.add(slot.position, choose_block(self, layer, slot, memory, g))
 
-    def backward(self, losses: Float[Tensor, " batch"], parameters: Checked) -> None:
-        """Send the gradient of every example's own loss back to the first hooked layers.
+    def backward(self, losses: Float[Tensor, " batch"], parameters: Checked) -> tuple[Tensor | None, ...]:
+        """Send the gradient of every example's own loss back to the first hooked layers, and to ``starts``.
 
+        Returns the gradients at ``starts``, in their order, and others behind them.
         Raises UnsupportedLayerError if a gradient arrives at a parameter: the parameter was not frozen, so no hook saw
         its use. Also if no gradient reached a layer on which the losses depend.
         """
         if not losses.requires_grad:
-            return
+            return ()
         sources = [] if self.uses is None else self.uses.sources
         named = [*parameters.items(), *((source.name, source.leaf) for source in sources)]
         wanted = [*self.starts, *(p for _, p in named)]
@@ -289,3 +290,4 @@ class Pass:
                 raise unsupported(path, module, HIDDEN)
         if self.uses is not None:
             self.uses.finish(gradients)
+        return tuple(gradients)

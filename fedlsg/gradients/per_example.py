@@ -130,27 +130,36 @@ def run(
     targets: Batch,
     frame: Frame,
     parameters: Checked,
+    *,
+    passed: "PassFunction | None" = None,
+    copies: bool = False,
 ) -> list[Any]:
     """The values of the frame's blocks by a forward and a backward pass.
 
     If a gradient arrives next to a layer's call, the pass is thrown away. In the next one these parameters are followed
-    by their uses.
+    by their uses. ``passed``: another pass than ``run_pass``; ``copies``: whether it copies such parameters for each
+    example, carried ones as well.
     """
     batch = batch_size(inputs, targets)
     like = next(iter(parameters.values()))
     step = make(batch=batch, values=[None] * len(frame.blocks))
-    if batch:
+    while batch:
+        read = _read.get(model, frozenset())
         try:
-            run_pass(step, model, loss_fn, inputs, targets, frame, parameters, _read.get(model, frozenset()))
+            (passed or run_pass)(step, model, loss_fn, inputs, targets, frame, parameters, read)
+            break
         except ReadElsewhereError as error:
             carried = {c.name for c in frame.coordinates if c.carried} | set(step.factored)
-            read = _read.get(model, frozenset())
-            if not error.names or not set(error.names) <= parameters.keys() - read - carried:
+            takes = parameters.keys() - read - (set() if copies else carried)
+            if not error.names or not set(error.names) <= takes:
                 raise
             step = make(batch=batch, values=[None] * len(frame.blocks))
-            run_pass(step, model, loss_fn, inputs, targets, frame, parameters, read | set(error.names))
             _read[model] = read | set(error.names)
     return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
+
+
+PassFunction = Callable[[Pass, nn.Module, LossFunction, Batch, Batch, Frame, Checked, Collection[str]], None]
+"""A pass, as ``run_pass``: its last argument are the parameters that are read next to their layers' calls."""
 
 
 def run_pass(

@@ -74,11 +74,8 @@ class Charges(ABC):
         return self._totals().events(reader)
 
     def epsilon(self, delta: float, accountants: Sequence[str] = ("prv", "pld")) -> EpsilonBound | float:
-        """Epsilon spent so far, against the strongest reader; ``math.inf`` if any entry's mechanism is not "dp".
-
-        Reproducible noise is accounted as if it were secret: if ``reproducible``, the caller must print NOT PRIVATE.
-        """
-        if not self._totals().private:
+        """Epsilon spent so far, against the strongest reader; ``math.inf`` if any entry has none (``has_epsilon``)."""
+        if not self._totals().private or self.reproducible:
             return math.inf
         return compose(self.events(), delta=delta, accountants=accountants)
 

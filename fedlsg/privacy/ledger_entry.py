@@ -25,6 +25,7 @@ from fedlsg.accounting.events import (
     checked_steps,
 )
 from fedlsg.privacy.sampling import ZERO_OUT
+from fedlsg.setting.isolation import CHECKED, LEVELS
 from fedlsg.setting.mechanisms import KINDS
 from fedlsg.setting.units import EXAMPLE, UNITS
 
@@ -58,8 +59,8 @@ class Entry:
     the number of clients.
 
     ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the mechanism is
-    "dp". ``reproducible`` marks noise from a known seed: it is accounted as if it were secret, and its
-    reports say NOT PRIVATE. ``run`` names the run in a ledger of several runs (that of a deployed client); it is "" in
+    "dp". ``reproducible`` marks noise from a known seed: it counts in a budget as if it were secret, and its
+    epsilon is infinite. ``run`` names the run in a ledger of several runs (that of a deployed client); it is "" in
     a simulation, whose ledger belongs to one run. ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for
     Gaussian noise, and unless the mechanism is "dp".
 
@@ -70,6 +71,10 @@ class Entry:
 
     ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``totals``); 0 where each payload
     has all of it. ``noise_multiplier`` is then that of m - t shares, which protects against t of the sum's clients.
+
+    ``isolation``: the level at which the code of users ran (``fedlsg.setting.isolation``). ``batched``: a function of
+    the user made rows of several positions in one call, at the user's word. Neither changes what the entry costs: they
+    say what its epsilon rests on.
     """
 
     client: int
@@ -89,6 +94,8 @@ class Entry:
     first_batch: int = 0
     min_survivors: int = 0
     colluders: int = 0
+    isolation: str = CHECKED
+    batched: bool = False
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -101,8 +108,10 @@ class Entry:
             raise ValueError(f"expected unit={self.unit!r} among {tuple(UNITS)}")
         if self.mechanism not in KINDS:
             raise ValueError(f"expected mechanism={self.mechanism!r} among {tuple(KINDS)}")
-        if type(self.reproducible) is not bool:
-            raise ValueError(f"expected {self.reproducible=} to be True or False")
+        if self.isolation not in LEVELS:
+            raise ValueError(f"expected isolation={self.isolation!r} among {LEVELS}")
+        if type(self.reproducible) is not bool or type(self.batched) is not bool:
+            raise ValueError(f"expected {self.reproducible=} and {self.batched=} to be True or False")
         if type(self.run) is not str or len(self.run) > LONGEST_RUN:
             raise ValueError(f"expected {self.run=} to be the name of a run, {LONGEST_RUN} characters at most")
         checked_steps(self.steps)
@@ -144,6 +153,11 @@ class Entry:
         return KINDS[self.mechanism].private
 
     @property
+    def has_epsilon(self) -> bool:
+        """Whether it has a finite epsilon: its mechanism is private, and its noise is secret."""
+        return self.private and not self.reproducible
+
+    @property
     def adjacency(self) -> str:
         """What a neighbour of the data is: an example more or less, or one whose gradient is made 0."""
         return ZERO_OUT if self.batches else ADJACENCY
@@ -158,7 +172,7 @@ kind_of: Callable[[Entry], Hashable] = attrgetter(*(n for n in FIELDS if n not i
 """All of an entry but whose and when it is: rows of entries of the same kinds cost the same, against every reader."""
 OPTIONAL = {
     "run": "", "log_ratio": 0.0, "unit": EXAMPLE.name, "batches": 0, "first_batch": 0, "min_survivors": 0,
-    "colluders": 0,
+    "colluders": 0, "isolation": CHECKED, "batched": False,
 }  # fmt: skip
 """Fields that a line leaves out at these values: lines from before these fields are still written the same."""
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.frame import Group
+from fedlsg.noise import check_std
 from fedlsg.randomness import SecretStream
 from fedlsg.setting import Setting, check_declared, check_real
 from fedlsg.setting.mechanisms import DP, KINDS, Kind
@@ -90,6 +91,8 @@ class Mechanism:
                 f"expected 0 < noise_multiplier={self.noise_multiplier} < inf under mechanism {self.kind!r}; "
                 "for training without noise choose mechanism 'none' or 'clip-only'"
             )
+        if self.adds_noise:
+            check_std(self.noise_std)
         if type(self.colluders) is not int or self.colluders < 0:
             raise ValueError(f"expected colluders={self.colluders!r} to be an integer >= 0")
         if self.private and self.in_sums_alone and self.kind != DP.name:
@@ -154,7 +157,10 @@ class Mechanism:
 
 
 def add_noise(total: Float[Tensor, " kept"], mechanism: Mechanism, noise: SecretStream) -> Float[Tensor, " kept"]:
-    """The sum with the noise of the mechanism: N(0, (sigma C)^2) on every kept coordinate, and on nothing else."""
+    """The sum with the noise of the mechanism on every kept coordinate, and on nothing else.
+
+    Guarantee: at least as private as N(0, (sigma C)^2) on each coordinate (``add_gaussian``).
+    """
     add = mechanism.of_kind.add
     noisy: Tensor = total if add is None else add(total, mechanism.noise_std, noise)
     return noisy

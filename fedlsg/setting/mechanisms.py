@@ -12,16 +12,10 @@ from fedlsg.setting.rules import Rule
 
 
 def gaussian(total: Any, std: float, noise: Any) -> Any:
-    """The sum plus independent N(0, std^2) on every coordinate, drawn from a ``SecretStream``, and on nothing else."""
-    from fedlsg.randomness import AT_ONCE  # as the draws are made: they stay in the processor's cache
-    from fedlsg.tensors import AT_ONCE_ON_DEVICE, to_device
+    """The sum plus independent noise of deviation ``std`` on every coordinate: ``add_gaussian``."""
+    from fedlsg.noise import add_gaussian  # which imports torch
 
-    noisy, size = total.new_empty(total.shape), AT_ONCE if total.device.type == "cpu" else AT_ONCE_ON_DEVICE
-    whole = len(total) <= size
-    for part, out in [(total, noisy)] if whole else zip(total.split(size), noisy.split(size), strict=True):
-        (drawn,) = to_device([noise.normal(part.numel())], total.device)
-        out.copy_(drawn.mul_(std).add_(part))
-    return noisy
+    return add_gaussian(total, std, noise)
 
 
 @dataclass(frozen=True, kw_only=True)

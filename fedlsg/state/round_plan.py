@@ -155,6 +155,7 @@ class RoundPlan:
             "clip_norm": self.mechanism.clip_norm,
             "num_examples": num_examples,
             "mechanism": self.mechanism.kind,
+            "isolation": self.local.isolation,
             **({} if self.release is None else {"log_ratio": self.release.log_ratio}),
             **self._shares,
         }

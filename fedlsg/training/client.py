@@ -19,13 +19,12 @@ from fedlsg.gradients import (
     GhostGradients,
     LossFunction,
     batch_size,
-    block_gradients,
     check,
-    per_example_gradients,
     summable,
     summed_gradient,
     summed_gradients,
 )
+from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.gradients.known import same_weights
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, add_noise, clipped_sum, poisson_batch
 from fedlsg.privacy.clip import NARROW_SUM, clip_parts
@@ -197,8 +196,13 @@ def units_of(x: StepInputs, inputs: Inputs, targets: Inputs, rows: int) -> Seque
     """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for its pass."""
     local, multiplicity = x.local, x.local.multiplicity
     real, rows = batch_size(inputs, targets), rows * multiplicity
-    inputs, targets = fill(inputs, rows), fill(targets, rows)
-    given: dict[str, Any] = {"checked": x.parameters, "precision": local.precision}
+    if local.isolation != "rows":  # there each example is alone, and no shape of a pass tells of others
+        inputs, targets = fill(inputs, rows), fill(targets, rows)
+    given: dict[str, Any] = {
+        "checked": x.parameters,
+        "precision": local.precision,
+        "isolation": local.isolation,
+    }
     joint = x.mechanism.clips and x.mechanism.clip == "joint"
     if joint and multiplicity == 1 and x.scale is None and allows_ghost_clipping(x.frame):
         return without_filling(block_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given), real)

@@ -37,6 +37,7 @@ from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, Mechanism, add_noise
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream
+from fedlsg.setting.mechanisms import gaussian
 from fedlsg.training import Batch, LocalTraining
 from fedlsg.training.client import AddNoise, client_step
 
@@ -75,7 +76,8 @@ class AdaptiveClip:
 
     def next_norm(self, clip_norm: float, within: int, clients: int, noise: SecretStream) -> float:
         """C_{t+1}; ``within`` of the round's ``clients`` have a norm of at most ``clip_norm``. Both are secret."""
-        count = within - HALF * clients + float(noise.normal(1)) * self.count_noise
+        centred = torch.tensor([within - HALF * clients], dtype=torch.float64)
+        count = float(gaussian(centred, self.count_noise, noise))
         fraction = count / self.expected_clients + HALF
         moved = clip_norm * math.exp(-self.rate * (fraction - self.quantile))
         return min(max(moved, SMALLEST_CLIP_NORM), LARGEST_CLIP_NORM)

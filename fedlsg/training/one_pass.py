@@ -49,6 +49,7 @@ def can_share(x: StepInputs) -> bool:
         and x.scale is None
         and x.mechanism.clips
         and shape.multiple == 1
+        and x.local.isolation != "rows"
     )
 
 

@@ -49,13 +49,18 @@ def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
     """
     undo: list[Undo] = [*_of_process()]
     seen: set[int] = set()
-    undo += filter(None, (_of_generator(thing) or _of(thing) for thing in _walk(objects, seen)))
-    undo += filter(None, map(_of_generator, _walk((generators_of,), seen)))
+    undo += filter(None, (_of_generator(thing) or _of(thing) for thing in walk(objects, seen)))
+    undo += filter(None, map(_of_generator, walk((generators_of,), seen)))
     try:
         yield
     finally:
         for how in reversed(undo):
             how()
+
+
+def generators_in(*objects: object) -> list[Any]:
+    """The random generators of torch, numpy and python that the objects hold."""
+    return [thing for thing in walk(objects, set()) if _of_generator(thing) is not None]
 
 
 def _of_process() -> Iterator[Undo]:
@@ -67,7 +72,7 @@ def _of_process() -> Iterator[Undo]:
     yield partial(random.setstate, random.getstate())
 
 
-def _walk(start: tuple[object, ...], seen: set[int]) -> Iterator[Any]:
+def walk(start: tuple[object, ...], seen: set[int]) -> Iterator[Any]:
     """Every object that can be reached, once. ``seen`` has identities, also of earlier walks."""
     due: list[Any] = list(start)
     while due:

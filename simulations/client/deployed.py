@@ -18,7 +18,7 @@ from fedlsg.state.round_plan import takes_part
 from simulations import workloads
 from simulations.client.account import Account
 from simulations.client.model import Process, assemble, set_up
-from simulations.client.node.conditions import check_base, check_mechanism, usable
+from simulations.client.node.conditions import agreed_level, check_base, check_mechanism, usable
 from simulations.client.node.folder import Budget, NodeFolder
 from simulations.client.node.refusals import (
     OverBudgetError,
@@ -123,7 +123,7 @@ class Deployed:
 
     def identity(self) -> RecordDict:
         """Partition, N_k, and the whole ledger, which the server copies."""
-        folder, here = self._admit(None)
+        folder, here = self._admit()
         self._refuse_hopeless(folder, here)
         content = identity(self.terms.partition, here.num_examples, local=False)
         content[RECORD] = news_record(folder.news())
@@ -135,7 +135,7 @@ class Deployed:
         ``state``: of this client's own Flower Context. A stage of a secure sum without values has no lines.
         """
         if stage_of(content) not in (None, MASKED):
-            _, here = self._admit(None)
+            _, here = self._admit()
             return update(answer_stage(here.process.base, self.terms.partition, content, state), self.terms.partition)
         held = read_held(content)
         if held is None:
@@ -143,7 +143,8 @@ class Deployed:
                 "the server names no run: it treats this client as a simulated one, or has another version of fedlsg; "
                 "a deployed client would be charged without a proof of it"
             )
-        folder, here = self._admit(read_round(content).expected_batch)
+        announced = read_round(content)
+        folder, here = self._admit(announced.expected_batch, announced.isolation)
         folder.news(held.head)  # refuse a server with entries that this ledger lacks, before anything is spent
         account = NodeAccount(folder, here.process.base.settings, held.run)
         payload = answer_in(here.process, account, content, state)
@@ -151,9 +152,11 @@ class Deployed:
         reply[RECORD] = news_record(folder.news(held.head))
         return reply
 
-    def _admit(self, expected_batch: float | None) -> tuple[NodeFolder, "NodeProcess"]:
+    def _admit(
+        self, expected_batch: float | None = None, isolation: str | None = None
+    ) -> tuple[NodeFolder, "NodeProcess"]:
         folder = NodeFolder.open(self.terms)
-        here = node_process(self.settings, self.terms, expected_batch)
+        here = node_process(self.settings, self.terms, expected_batch, isolation)
         check_base(here.process.base, self.terms)
         folder.admit(here.form, here.num_examples, here.digest)
         return folder, here
@@ -231,7 +234,7 @@ def _some_terms(base: Base) -> ClientTerms:
 
 
 @lru_cache(maxsize=2)
-def node_process(settings: Settings, terms: Terms, expected_batch: float | None) -> NodeProcess:
+def node_process(settings: Settings, terms: Terms, expected_batch: float | None, isolation: str | None) -> NodeProcess:
     """Own data, initial model and W_0, built once a process; the model was checked for independent examples.
 
     A round on public rows, by the code of every round, comes before the first charge.
@@ -241,7 +244,7 @@ def node_process(settings: Settings, terms: Terms, expected_batch: float | None)
     set_up(settings)
     own = Own(client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch)
     try:
-        base = prepare(settings, own=own)
+        base = agreed_level(prepare(settings, own=own).with_level(), isolation, terms)
         check_own_rows(base)
         blocks = count_blocks(base)  # the client checks the model itself: the server's plan may have skipped that
         with suppress(CannotDrawError):  # the carriers of a probe come with the rounds

@@ -135,7 +135,7 @@ def is_served() -> bool:
 def process(settings: Settings) -> Process:
     """Data, initial model and W_0, built once a process."""
     set_up(settings)
-    return assemble(_SERVED[-1] if _SERVED else prepare(settings))
+    return assemble(_SERVED[-1] if _SERVED else prepare(settings).with_level())
 
 
 def set_up(settings: Settings) -> None:

@@ -92,6 +92,7 @@ def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms,
     announced = Announcement(
         round=plan.round, updates=0, frame_digest=plan.frame.digest, sample_rate=1.0,
         noise_multiplier=terms.noise_multiplier, expected_batch=base.local.expected_batch, run_dir="",
+        isolation=base.local.isolation,
     )  # fmt: skip
     dither = base.dither(CLIENT, plan)
     payload = pack_values(encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None)

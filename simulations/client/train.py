@@ -43,6 +43,7 @@ from simulations.client.account import (
 from simulations.client.ahead import AHEAD
 from simulations.client.drawing import batches, draws, groups, sampler_of, stream_of
 from simulations.client.model import HISTORY, Loaded, Process, load, process
+from simulations.client.node.conditions import check_level
 from simulations.client.secure_sum import asked_stage, masked_values
 from simulations.plan.plan import Base
 from simulations.rundir.last_payload import LastPayload
@@ -107,6 +108,7 @@ def answer_in(
 def follow(here: Process, account: Account, announced: Announcement, content: RecordDict, *, shared: bool) -> Loaded:
     """Bring the process's model to the announced weights, and derive the frame. Raises as ``answer_in``."""
     run, client, digest = account.run, account.client, None
+    check_level(here.base, announced.isolation)
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, client, shared=shared)
     return load(here, announced, content, digest, run, client, shared=shared)

@@ -4,7 +4,7 @@ It is deterministic and calls no accountant. Bad settings are refused before any
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,15 +16,21 @@ from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.gradients import registered_layers, trainable
+from fedlsg.gradients.isolation.levels import resolve
+from fedlsg.gradients.isolation.trial import level_of_own_code
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.participation import Participation
 from fedlsg.payload import Codec, Dither, IndexMode
 from fedlsg.privacy.sampling import batches_of_epoch, epochs_begun
+from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.setting.isolation import CHECKED, Isolation, Wanted
 from fedlsg.setting.selection import Selection, selection_of
 from fedlsg.setting.units import Unit
 from fedlsg.state import PublicState, RoundPlan, ServerState
+from fedlsg.tensors import spaced
 from fedlsg.user_code.digest import digest_of, digest_of_all
+from fedlsg.user_code.objects import restored
 from simulations import workloads
 from simulations.plan.start import found_source, late_source
 from simulations.rundir.declared import EVERYTHING, RELEASED, Released
@@ -32,9 +38,12 @@ from simulations.settings.automatic import device_of
 from simulations.settings.participation import participation_of, unit_of
 from simulations.settings.resolve import uplink_codec
 from simulations.settings.run import Resolved
-from simulations.workloads import Fetch, LoadedWorkload, Split, build_model, fetcher
+from simulations.workloads import Fetch, LoadedWorkload, Split, build_model, fetcher, to_device
 from simulations.workloads.base.split import Augment
 from simulations.workloads.partition import Parts
+
+TRIED = 4
+"""Public rows on which the level of isolation is tried."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,6 +165,38 @@ class Base:
     def codec(self) -> Codec:
         """The codec of a client's values."""
         return uplink_codec(self.settings)
+
+    def with_level(self) -> "Base":
+        """The same at the level of isolation that the rule chooses, where the settings leave it "auto".
+
+        Where no gradient of an example is clipped, one example needs no protection from another.
+        """
+        level: Wanted = self.settings.isolation
+        if level == "auto":
+            clips = self.method.mechanism.clips and not self.unit.whole
+            level = self._level_of_rule() if clips else CHECKED
+        return self.at_level(level)
+
+    def at_level(self, level: Isolation) -> "Base":
+        """The same with passes at a level, which settings and ledgers name."""
+        local = replace(self.local, isolation=level)
+        return replace(self, settings=replace(self.settings, isolation=level), local=local)
+
+    def _level_of_rule(self) -> Isolation:
+        """The level of the initial model and the loss, tried on public rows."""
+        model, loss = self.build_model(), self.workload.loss
+
+        def trial() -> Isolation:
+            test = self.workload.test
+            inputs, targets = test.batch(spaced(len(test), TRIED))
+            rows = to_device(inputs, self.device), targets.to(self.device)
+            try:
+                with own_draws(self.device), restored(loss):
+                    return level_of_own_code(model, loss, *rows)
+            except Exception:  # the check of the model says why
+                return "rows"
+
+        return resolve(model, loss, "auto", trial)
 
     @property
     def index_mode(self) -> IndexMode:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from fedlsg.setting.isolation import CHECKED
 from simulations.plan.plan import Base, Plan
 from simulations.plan.start import source_digest
 from simulations.plan.trust import keep_code, other_code, recorded
@@ -75,7 +76,8 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
     """
     refuse_own_noise(run, vars(plan.settings))
     now = fingerprint(plan)
-    before, after = {"unit": "example", **saved["settings"]}, now["settings"]  # the only one up to version 0.1
+    before = {"unit": "example", "isolation": CHECKED, **saved["settings"]}  # the only ones up to version 0.1
+    after = now["settings"]
     names = {k: k.replace("-", "_") for k in before.keys() | after.keys()}
     changed = [k for k in _changed(before, after) if names[k] not in MOVED]
     refused = [k for k in changed if names[k] not in HARMLESS]
@@ -131,6 +133,7 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     ``key``: at most 64 bytes. Without the key, the digest cannot be computed, nor a guess of a row be tested.
     Guarantee: it depends on these rows alone, not on the others, nor on how far a text is padded. ``ROWS_AT_ONCE`` rows
     are in memory at a time.
+    Of rows that drew random numbers it has the labels alone: a resumed run makes them again, with other draws.
     A digest of private rows is SECRET itself: who has it and all rows but one can test guesses of that row. Keep it
     where only the owner of the rows can read it, or compute it under a key that stays there.
     Raises TypeError or IndexError for ``rows`` that the split does not have, as ``Split.batch``.
@@ -141,7 +144,7 @@ def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: b
     for part in indices.cpu().split(ROWS_AT_ONCE):
         stored = split.inputs[part.numpy()]
         arrays = stored if _is_known(stored) else split.prepare(stored)
-        for name, array in _arrays("inputs", arrays):
+        for name, array in () if split.drawn else _arrays("inputs", arrays):
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
         digest.update(_label_bytes(split.labels[part]))

@@ -23,11 +23,13 @@ from fedlsg.accounting import (
 from fedlsg.accounting.population import front
 from fedlsg.carriers import carried_parameters
 from fedlsg.gradients import LossFunction, check_supported, trainable
-from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.independence import check_model
+from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.secure_sum.discrete import most_log_ratio
 from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
 from fedlsg.state import ClientTerms, different_terms
 from fedlsg.training import make_optimizer
+from fedlsg.user_code.objects import restored
 from simulations import workloads
 from simulations.plan.base import Base
 from simulations.plan.prepare import check_personal, client_weights, prepare
@@ -36,7 +38,7 @@ from simulations.plan.start import check_source
 from simulations.settings.participation import adaptive_clip
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
-from strategies.own_loop.examples import check_families
+from strategies.own_loop import examples
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 
@@ -62,7 +64,7 @@ def make_plan(
     The multiplier targets the largest number of local steps of any client in the public schedule; no amplification
     by client sampling is claimed. Raises ValueError for a delta or an epsilon that cannot be met.
     """
-    base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded)
+    base = prepare(settings, progress=progress, declared=declared, given=given, loaded=loaded).with_level()
     base.participation  # noqa: B018 - raises for a trace that cannot be used
     if base.method.carrier.source is not None:
         progress(f"reading the source of probes, {base.probe_source.name}")
@@ -240,9 +242,11 @@ def count_blocks(base: Base) -> int:
         )
     make_optimizer(trainable(model), base.method.server, updates=1)  # refuses now what it cannot step
     if base.method.mechanism.clips:
-        check_model(model, base.workload.test, base.workload.loss, device=base.device)
-        if workloads.own(base.settings.workload) is not None:
-            check_families(model, base.workload.loss, *base.workload.test.batch(torch.tensor([0])))
+        own = workloads.own(base.settings.workload) is not None
+        check_independent(
+            model, base.workload.test, base.workload.loss,
+            device=base.device, families=own, level=base.local.isolation,
+        )  # fmt: skip
     else:
         check_runs(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
@@ -268,14 +272,22 @@ def same_bits(a: object, b: object) -> bool:
     return type(a) is type(b)
 
 
-def check_model(model: nn.Module, test: Split, loss: LossFunction, *, device: str) -> None:
+def check_independent(
+    model: nn.Module, test: Split, loss: LossFunction, *, device: str, families: bool, level: Isolation = "checked"
+) -> None:
     """Raise ``UnsupportedLayerError``, naming the layer, if the model mixes the examples of a batch.
 
-    The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
+    ``families``: whether made-up rows are tried as well. The texts of a batch have the same padded length here, alone
+    and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
     with naming_failures(inputs, targets, "test"):
-        check_independent(model, loss, to_device(inputs, device), targets.to(device))
+        rows = to_device(inputs, device), targets.to(device)
+        if families:
+            examples.check_rows(model, loss, rows, level)
+        else:
+            with restored(loss):
+                check_model(model, loss, [rows], level=level)
 
 
 @torch.no_grad()

@@ -33,6 +33,7 @@ from fedlsg.gradients import Precision
 from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import keeps_memory
 from fedlsg.privacy.sampling import batches_of_epoch
+from fedlsg.setting.isolation import CHECKED
 from simulations import workloads
 from simulations.plan.base import Base, Own, OwnPart
 from simulations.plan.start import with_digest
@@ -117,6 +118,8 @@ def prepare(
 def data_key(settings: Settings) -> tuple[str, ...]:
     """The settings that decide what data are loaded: where they are equal, the data are the same."""
     names = [*(f.name for f in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
+    if settings.reproducible and workloads.own(settings.workload) is not None:
+        names += ["seed"]  # of the draws of its rows
     return tuple(str(getattr(settings, name)) for name in names)
 
 
@@ -125,7 +128,10 @@ def _load(
 ) -> LoadedWorkload:
     """The run's data: the workload's own, its public part in a deployment, or public rows to train on."""
     if s.public_rows is None:
-        return workloads.load(s.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed)
+        return workloads.load(
+            s.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed,
+            seed=s.seed if s.reproducible else None,
+        )  # fmt: skip
     return public_rows.load(s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress)
 
 
@@ -160,6 +166,7 @@ def _local_training(
         precision=Precision(precision=s.precision, activation_storage=s.activation_storage),
         proximal=s.proximal or 0.0,
         shuffled=(s.batch_size or 0) if s.sampling == "shuffle" else 0,
+        isolation=CHECKED if s.isolation == "auto" else s.isolation,
         one_shape=deployed,  # the weights are the server's, which a deployed client does not trust
     )
 

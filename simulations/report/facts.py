@@ -114,6 +114,7 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
         "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device {of('device')}",
         "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each client step",
         "engine": of("engine"),
+        "isolation": of("isolation"),
         **_time(done),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
@@ -135,7 +136,7 @@ NOTE = (
     "Every setting that was used; fedlsg settings NAME says what it means. A default is that of the method and of the "
     "workload's preset."
 )
-FOLLOW = frozenset({"model", "pretrained_sha256", "workload", "method", "from_preset", "auto", "source"})
+FOLLOW = frozenset({"model", "pretrained_sha256", "workload", "method", "from_preset", "auto", "source", "isolation"})
 """Settings that are in the title, are shown elsewhere, or have a default that only the data knows."""
 
 

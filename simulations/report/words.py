@@ -130,10 +130,7 @@ def privacy_line(summary: Mapping[str, Any]) -> str:
     """Epsilon and what it rests on; NOT PRIVATE where nothing is claimed."""
     epsilon = float(summary["epsilon_max"])
     if not summary["private"]:
-        why = REPRODUCIBLE if summary["reproducible"] else NO_EPSILON
-        return why + (
-            f"; the ledger alone would say epsilon {epsilon_words(epsilon)}" if epsilon < float("inf") else ""
-        )
+        return REPRODUCIBLE if summary["reproducible"] else NO_EPSILON
     unit = unit_in(summary)
     if unit.whole:
         of = f"{unit.level}: of {unit.protects}"

@@ -27,6 +27,7 @@ from simulations.plan.advice import (
     batches_line,
     embeddings_line,
     guessing_line,
+    isolation_line,
     rho_line,
     sum_line,
     torch_func_line,
@@ -229,7 +230,7 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
     lines = sum_line(plan, public), rho_line(plan, public), embeddings_line(plan), torch_func_line(plan)
-    for line in lines:
+    for line in (isolation_line(plan, public), *lines):
         if line is not None:
             print_line(line, console)
 

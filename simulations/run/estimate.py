@@ -21,7 +21,7 @@ from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 from simulations.engines.choice import with_engine
 from simulations.engines.cluster import processors
-from simulations.plan.advice import rho_of, sum_bits
+from simulations.plan.advice import isolation_line, rho_of, sum_bits
 from simulations.plan.plan import Plan, count_blocks, events_of
 from simulations.plan.start import from_root
 from simulations.report.terminal import facts_shown, print_note, print_whole
@@ -65,6 +65,7 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         "bytes": {"up": dict(one.up), "down_first": dict(one.first), "down": dict(one.later)},
         "uplink_bytes": up, "downlink_bytes": down,
         "phones": _phones(plan, one, frame.kept, len(frame.blocks), phones, dropout),
+        "isolation": plan.local.isolation, "own": isolation_line(plan, public),
         "private": plan.method.mechanism.private and not s.reproducible,
         "noise_multiplier": max(terms.noise_multiplier for terms in plan.terms),
         "epsilon_max": _epsilon(plan), "delta": s.delta,
@@ -174,7 +175,7 @@ def _secure_growth(plan: Plan, values: int, blocks: int, phones: int, stay: int)
 
 def _epsilon(plan: Plan) -> float:
     """The largest epsilon of a client that takes part in all of the rounds that it is drawn for."""
-    if not plan.method.mechanism.private:
+    if not plan.method.mechanism.private or plan.settings.reproducible:
         return math.inf
     blocks, found = count_blocks(plan), set[tuple[Event, ...]]()
     for size, steps in set(zip(plan.sizes, plan.steps, strict=True)):
@@ -245,6 +246,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         ),
         "privacy": epsilon if facts["private"] else "NOT PRIVATE: no epsilon is claimed",
         "noise": noise if facts["noise_multiplier"] else "none",
+        "isolation": facts["own"] or f"{facts['isolation']}: library code alone",
         "one step": f"{step['seconds']:.3g} s at a batch of {step['batch']:.4g} (of {step['measured_rows']} rows)",
         "time": f"about {duration(facts['seconds'])} with {facts['workers']} at work on {facts['device']}",
         "memory": "" if memory is None else f"{human_bytes(memory)} at the peak of a step, data included",

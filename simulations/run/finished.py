@@ -14,6 +14,7 @@ from torch import nn
 import strategies
 from fedlsg import user_code
 from fedlsg.carriers import merge
+from fedlsg.privacy.trained_weights import Writer
 from fedlsg.user_code.failure import without_exit
 from simulations import workloads
 from simulations.plan.base import Base
@@ -132,7 +133,10 @@ class Run:
         else:
             model = build_model(base.workload, settings.model, settings.seed)
             final = final if lora is None else without_adapters(final)
+        writer = Writer()
+        writer.begin(dict(model.named_parameters()))
         model.load_state_dict(final.tensors)
+        writer.note(dict(model.named_parameters()))
         return model.eval()
 
     def plot(self) -> "Figure":

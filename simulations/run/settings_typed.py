@@ -44,6 +44,7 @@ class RunSettings(MethodSettings, total=False):
     holdout: float | None
     indices: Literal["derived", "explicit"]
     input_columns: str | None
+    isolation: Literal["auto", "isolated", "rows", "checked"]
     label_column: str | None
     local_learning_rate: float | None
     local_momentum: float | None

@@ -17,6 +17,7 @@ from simulations.engines import ahead
 from simulations.plan.start import from_root
 from simulations.run.commands import begun, continued, execute
 from simulations.run.finished import Run
+from simulations.run.on_record import on_record, writer_of
 from simulations.run.settings_typed import RunSettings
 from simulations.rundir.rundir import RunDir
 from simulations.server.callbacks import Callback, as_callbacks
@@ -29,6 +30,8 @@ from simulations.workloads.own import MODEL, make
 
 Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]
 
+BY_RULE = (("engine", "auto"), ("isolation", "auto"))
+"""Settings that a run keeps as what a rule chose for it."""
 DATA = ("model", "train", "test", "loss")
 MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partition", "settings"}
 """Further arguments of ``Workload``, which ``simulate`` takes as well."""
@@ -54,6 +57,7 @@ def simulate(
     callbacks: str | Callbacks = (),
     workload: str | Workload | Callable[[], Workload] | None = None,
     resume: bool = False,
+    fresh_data: bool = False,
     quiet: bool = False,
     **settings: Unpack[RunSettings],
 ) -> Run:
@@ -77,6 +81,8 @@ def simulate(
         the setting of this name. One that raises ``fedlsg.StopRun`` ends the run; after any other exception ``resume``
         continues it.
     resume: continue the interrupted run in ``out``, with the same arguments.
+    fresh_data: your word that the data are others than those behind the weights that ``model`` starts from: by default,
+        weights that a private step or a run of this process has trained are refused.
     quiet: print nothing.
     settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them. A type checker knows their
         names, and not those of a recipe of your own: give it these as ``**own``, a ``dict[str, Any]``.
@@ -109,11 +115,17 @@ def simulate(
     permit_code(chosen)
     console = Console(quiet=quiet)
     with ahead(first_look(chosen)):
-        return _run(chosen, out, callbacks, console, resume=resume)
+        return _run(chosen, out, callbacks, console, resume=resume, fresh_data=fresh_data)
 
 
 def _run(
-    given: Mapping[str, Any], out: str | Path | None, callbacks: Callbacks, console: Console, *, resume: bool
+    given: Mapping[str, Any],
+    out: str | Path | None,
+    callbacks: Callbacks,
+    console: Console,
+    *,
+    resume: bool,
+    fresh_data: bool,
 ) -> Run:
     own = as_callbacks(callbacks)
     if resume:
@@ -122,14 +134,17 @@ def _run(
         directory = RunDir.open(str(out))
         _check_same(given, directory)
         plan = continued(directory, console, given)
+        writer = writer_of(plan, fresh_data=True)  # its ledger is that of its weights
         by_name = named(plan.settings.callbacks)
     else:
         settings = from_root(resolve(given))
         by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
         plan = ready_plan(settings, given=names_given(given))
+        writer = writer_of(plan, fresh_data=fresh_data)
         plan, directory = begun(plan, None if out is None else str(out), console)
     again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
-    execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
+    with on_record(plan, directory, writer, console):
+        execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
     return Run(directory.path, plan=plan)
 
 
@@ -137,7 +152,7 @@ def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
     """Raise ValueError if a resumed run is given other settings than those that it has: it would not follow them."""
     kept, asked = values_of(directory.read_config()), values_of(from_root(from_mapping(given)))
     names = names_given(given) & asked.keys() - {"preset", "data_dir", "data_root"}
-    said = {name: asked[name] for name in sorted(names) if (name, asked[name]) != ("engine", "auto")}
+    said = {name: asked[name] for name in sorted(names) if (name, asked[name]) not in BY_RULE}
     if other := [f"{name}={kept.get(name)!r} (not {said[name]!r})" for name in said if said[name] != kept.get(name)]:
         raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
 

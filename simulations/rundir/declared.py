@@ -166,8 +166,9 @@ AT_SERVER = Released(
         "workload", "model", "method", "pretrained_sha256", "seed", "rounds", "clients", "accuracy",
         "accuracy_by_split", "accuracy_by_client", "loss", "features", "normalised", "data", "probe_source", "metrics",
         "private", "epsilon_max", "epsilon_median", "epsilon_by_reader", "delta", "accountant", "noise_multiplier",
-        "rho", "pruning", "unit", "adjacency", "trust", "secure_sum", "reproducible", "codec", "engine", "device",
-        "precision", "activation_storage", "chance", "hardware", "versions", "own_code", "stopped", "diverged",
+        "rho", "pruning", "unit", "adjacency", "trust", "secure_sum", "reproducible", "isolation", "codec", "engine",
+        "device", "precision", "activation_storage", "chance", "hardware", "versions", "own_code", "stopped",
+        "diverged",
     }),
     files=frozenset({
         "config.toml", "rounds.csv", "summary.json", "report.html", "model.safetensors", "config.json",

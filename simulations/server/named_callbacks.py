@@ -127,7 +127,7 @@ PLACES = ("run_dir", "data_dir", "data_root", "callbacks")
 RESULTS = (
     "accuracy", "loss", "private", "epsilon_max", "epsilon_median", "delta", "rounds", "uplink_bytes", "downlink_bytes",
 )  # fmt: skip
-"""Of summary.json. ``private`` (1 or 0) goes with epsilon: a run in test mode has an epsilon and no privacy."""
+"""Of summary.json. ``private`` (1 or 0) goes with epsilon, which is infinite without privacy."""
 
 
 def extra(package: str) -> Any:

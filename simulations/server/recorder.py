@@ -160,7 +160,8 @@ class Recorder:
 
     def outcome(self, *, stopped: str | None, diverged: bool) -> Outcome:
         """The run as it is now. ``stopped`` says why it ended early."""
-        spent, private = self.spent.certified(), self.plan.method.mechanism.private
+        spent = self.spent.certified()
+        private = self.plan.method.mechanism.private and not self.plan.settings.reproducible
         matrices = (p for p in trainable(self.state.model).values() if p.ndim >= 2)
         return Outcome(
             rounds=self.state.round,
@@ -171,7 +172,6 @@ class Recorder:
             by_reader=self.spent.by_reader() if private and math.isfinite(spent.largest) else {},
             rho=rho_of(self.plan, self.state.public),
             sum_bits=sum_bits(self.plan, self.state.public),
-            seeded=self.plan.settings.reproducible or self.spent.reproducible,
             by_client=self._by_client(),
             zero_weights=sum(int((p == 0).sum()) for p in matrices),
             pruning=self.totals.pruning,

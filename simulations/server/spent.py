@@ -16,7 +16,7 @@ from simulations.rundir.tables import BYTES, SUMS, Times
 from strategies.federation.report import RoundReport
 
 History = tuple[Event, ...] | None
-"""What an epsilon is of; None where a mechanism was not private, which has no bound."""
+"""What an epsilon is of; None where there is no bound: a mechanism was not private, or its noise is known."""
 
 
 class Spent:
@@ -95,7 +95,7 @@ class Spent:
         return self._over_clients(certified=False)
 
     def certified(self) -> Spread:
-        """The largest and the median epsilon over all clients; infinite where a mechanism was not private."""
+        """The largest and the median epsilon over all clients; infinite where noise was missing or is known."""
         self._read_all()
         return self._over_clients(certified=True)
 
@@ -127,12 +127,6 @@ class Spent:
         intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
         said = {"reported": bound.accountant, "witness": bound.witness, "client": client}
         return said | {"intervals": intervals, "failures": bound.failures}
-
-    @property
-    def reproducible(self) -> bool:
-        """Whether any noise came from a known seed, also in earlier processes of the run."""
-        seeded = (self._ledger.of(client).reproducible for client in self._ledger.clients())
-        return any(seeded) or (self._server is not None and self._server.reproducible)
 
     def _each(self) -> list[int]:
         """The first client of each history."""
@@ -171,8 +165,8 @@ def _median_of(endless: int, clients: int) -> float:
 
 
 def _events(ledger: ClientCharges) -> History:
-    """The mechanism invocations of a client; None where one was not private, which has no bound."""
-    return None if not all(entry.private for entry in ledger.entries) else ledger.events()
+    """The mechanism invocations of a client; None where noise was missing or is known, which has no bound."""
+    return ledger.events() if all(entry.has_epsilon for entry in ledger.entries) else None
 
 
 CLIENTS = ("asked", "answered", "rejected", "dropped", "late")

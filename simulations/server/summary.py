@@ -40,7 +40,7 @@ class Outcome:
 
     updates: rounds that changed the model. bounds: every accountant's interval for the client with the largest
     epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise over clip norm.
-    sum_bits: of a value in secure sums. seeded: some noise came from a known seed. downlink: state of the downlink.
+    sum_bits: of a value in secure sums. downlink: state of the downlink.
     by_client: accuracies on parts of the test split like the clients'.
     totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what became of them; None
     without a clock. stopped: why it ended early.
@@ -54,7 +54,6 @@ class Outcome:
     by_reader: Mapping[str, float]
     rho: float | None
     sum_bits: int | None
-    seeded: bool
     by_client: ByClient | None
     zero_weights: int
     pruning: Mapping[str, Any]
@@ -130,7 +129,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
     s, prune = plan.settings, plan.method.prune
     pruning = {"kind": prune.kind, "rate": prune.rate, "zero_weights": o.zero_weights, **o.pruning}
     return {
-        "private": plan.method.mechanism.private and not o.seeded and math.isfinite(o.spent.largest),
+        "private": plan.method.mechanism.private and not s.reproducible and math.isfinite(o.spent.largest),
         "epsilon_max": o.spent.largest,
         "epsilon_median": o.spent.median,
         "epsilon_by_reader": dict(o.by_reader),
@@ -144,6 +143,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "trust": s.trust,
         "secure_sum": None if plan.sums is None else sum_facts(plan.sums),
         "reproducible": s.reproducible,
+        "isolation": plan.local.isolation,
     }
 
 

@@ -8,6 +8,7 @@ from math import inf
 from typing import Annotated, Literal
 
 from fedlsg.setting import Setting
+from fedlsg.setting.isolation import Wanted
 from fedlsg.setting.rules import idle_unless, needs
 from fedlsg.setting.units import EXAMPLE, UNITS
 
@@ -143,3 +144,10 @@ class Privacy:
         ),
     ] = None  # fmt: skip
     reproducible: Annotated[bool, Setting("Seed the noise too, and compute clients one by one: NOT PRIVATE.")] = False
+    isolation: Annotated[
+        Wanted,
+        Setting(
+            "How passes run code of yours: one example in each, or a batch that a check compared.",
+            rules=(idle_unless("of_examples and mechanism=dp|clip-only", of="isolation!=auto"),),
+        ),
+    ] = "auto"

@@ -114,6 +114,7 @@ def load(
     options: Options = DEFAULT,
     progress: Progress = silent,
     public_only: bool = False,
+    seed: int | None = None,
 ) -> LoadedWorkload:
     """Load a workload by name, with the rows that ``options.train_rows`` and ``options.holdout`` leave it.
 
@@ -123,6 +124,7 @@ def load(
     progress: called with one line of text at a time during slow work.
     public_only: give a training split without rows, for a server whose clients hold their own data. Files of training
         rows are not opened, and may be missing.
+    seed: that of a reproducible run: rows that a Dataset makes draw by it; else their draws are secret and new.
     Raises:
         ValueError: unknown name (the message lists the known ones), an option out of range or one that the workload
             does not use, or damaged data.
@@ -130,7 +132,7 @@ def load(
         ImportError: a data library that the base installation does not bring.
     """
     request = Request(
-        data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only
+        data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only, seed=seed
     )
     loaded: LoadedWorkload = _source(name).load(request)
     if options.pretrained is not None and loaded.test.lengths is None:  # texts name a checkpoint by their model

@@ -157,6 +157,7 @@ class Workload:
             transform=self.transform,
             image_size=self.image_size,
             progress=request.progress,
+            seed=request.seed,
             classes=_names(self.classes) or (),
         )
         splits = {"test": self.test} if request.public_only else {"train": self.train, "test": self.test}
@@ -251,7 +252,7 @@ def _said(splits: Mapping[str, Rows], given: Mapping[str, Any]) -> str:
 
 def _split(rows: Rows, classes: int | None) -> Split:
     labels = rows.targets.long() if classes is not None else rows.targets
-    return Split(inputs=rows.inputs, labels=labels, prepare=rows.prepare)
+    return Split(inputs=rows.inputs, labels=labels, prepare=rows.prepare, drawn=rows.drawn)
 
 
 def _rows_of(part: Any) -> Tensor:

@@ -233,7 +233,7 @@ class Exchange:
             round=plan.round, updates=expected.state.updates, frame_digest=plan.frame.digest,
             sample_rate=terms.sample_rate, noise_multiplier=terms.noise_multiplier,
             expected_batch=expected.settings.local.expected_batch,
-            run_dir=expected.settings.run_dir if copies is None else "",
+            run_dir=expected.settings.run_dir if copies is None else "", isolation=plan.local.isolation,
         )  # fmt: skip
         content = announced_to(records, announced, self._announced)
         if copies is not None:

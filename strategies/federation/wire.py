@@ -1,6 +1,6 @@
 """The messages between server and clients, as Flower records, and their size as bytes.
 
-    server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q
+    server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q, level
                        [for replicas: the updates that lead to these weights, and their digest]
                        [if the mask depends on the server's memory: kept positions as a bitmap]
                        [if a client could not derive the same frame: L, R and kept positions]
@@ -27,6 +27,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
+from fedlsg.setting.isolation import CHECKED
 from strategies.federation.proofs import CODE, code_record
 
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
@@ -50,7 +51,10 @@ LOST = (
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """What the server announces about a round, in addition to the weights. ``updates``: server updates so far."""
+    """What the server announces about a round, in addition to the weights.
+
+    ``updates``: server updates so far. ``isolation``: the level at which all clients run the code of the model.
+    """
 
     round: int
     updates: int
@@ -59,6 +63,7 @@ class Announcement:
     noise_multiplier: float
     expected_batch: float
     run_dir: str
+    isolation: str = CHECKED
 
 
 def announced_to(

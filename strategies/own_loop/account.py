@@ -1,8 +1,8 @@
-"""What an own loop may spend: its terms, how much noise its steps need, its ledger, and which weights it has trained.
+"""What an own loop may spend: its terms, how much noise its steps need, and its ledger.
 
-The ledger holds what the steps and those of earlier runs on the same data have spent together. A second loop on the
-same weights with a temporary ledger of its own would claim an epsilon that leaves out the first, and is refused.
-Weights that were changed since (loaded, initialised) are new ones: what they are is their owner's statement.
+The ledger holds what the steps and those of earlier runs on the same data have spent together. A second loop that goes
+on from the weights of the first with a temporary ledger of its own would leave out what the first has spent, and is
+refused. One with new weights on the same rows is warned of, and ``epsilon_of_data`` adds both up.
 """
 
 import math
@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
-
 from fedlsg.accounting import AccountingError, Event, calibrate_noise_multiplier, check_delta, compose
 from fedlsg.accounting.events import checked_epsilon
-from fedlsg.gradients import trainable
-from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Method
 from fedlsg.privacy import GENESIS, BudgetError, Entry, Ledger, LedgerError, check_extends, check_sample_rate
+from fedlsg.privacy.data_record import DataRun
+from fedlsg.privacy.trained_weights import Writer
 from fedlsg.setting import check_real
 from fedlsg.state import ClientTerms, RoundPlan
 
@@ -155,22 +152,43 @@ CLIENT = 0
 """The client of the ledger: an own loop is a federation of one."""
 
 
-class Account:
-    """One run's way to its ledger; ``run`` names the run in it. Without a path the ledger ends with this object.
+WAY = "give both the same ledger=PATH, one file for each data set"
+"""How a loop may go on from weights that another one has trained."""
 
+
+class Account:
+    """One run's way to its ledger; ``run`` names the run in it. Without a path the ledger is a temporary file.
+
+    ``writer``: of the weights that the run trains. ``spends``: the run in the record of its data.
     Raises LedgerError for a damaged ledger, another client's, or that of a data set of another size.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, *, num_examples: int) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        num_examples: int,
+        delta: float | None = None,
+        private: bool = True,
+        fresh_data: bool = False,
+    ) -> None:
         if not isinstance(path, str | os.PathLike | None):
             raise ValueError(f"ledger={path!r}: expected the path of a file, or None")
         self.lasting = path is not None
         if path is None:
             folder = tempfile.mkdtemp(prefix="fedlsg-ledger-")
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             path = Path(folder) / "ledger.jsonl"
-        self.ledger = Ledger(path, client=CLIENT)
+        self.ledger = ledger = Ledger(path, client=CLIENT)
+        if not self.lasting:
+            weakref.finalize(ledger, shutil.rmtree, folder, ignore_errors=True)
         self.run = secrets.token_hex(8)
+        self.writer = Writer(lasting=self.lasting, fresh_data=fresh_data)
+        self.spends = DataRun(
+            ledger=str(Path(path).resolve()),
+            charged=lambda: [ledger.entries],
+            delta=delta,
+            warns=private and not self.lasting,
+        )
         if other := {entry.num_examples for entry in self.ledger.entries} - {num_examples}:
             raise LedgerError(
                 f"{path}: its entries are of {other.pop()} examples, and {num_examples=}: give each data set its own "
@@ -190,7 +208,7 @@ class Account:
         ``math.inf`` if an entry has no epsilon, or if its noise came from a known seed.
         """
         entries = self.ledger.entries
-        if any(not entry.private or entry.reproducible for entry in entries):
+        if not all(entry.has_epsilon for entry in entries):
             return math.inf
         if not entries:
             return 0.0
@@ -214,30 +232,3 @@ class Account:
         if count:
             check_extends(self.ledger.path, CLIENT, count, state["head"])
         self.run = str(state["run"])
-
-
-_TRAINED: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Parameters as a private step left them: the version and the place of their memory."""
-
-
-def note_trained(model: nn.Module) -> None:
-    """Remember that the model's trainable parameters are what private steps made of them."""
-    for p in trainable(model).values():
-        _TRAINED[p] = p._version, p.data_ptr()
-
-
-def check_untrained(model: nn.Module, account: Account) -> None:
-    """Raise ValueError for a temporary ledger, if a parameter is what steps on another ledger made of it.
-
-    Also for a lazy module that was not called yet.
-    """
-    check_initialized(model)
-    if account.lasting:
-        return
-    for name, p in model.named_parameters():
-        if _TRAINED.get(p) == (p._version, p.data_ptr()):
-            raise ValueError(
-                f"{name} was trained by an earlier PrivateStep, whose steps a new temporary ledger would not count: "
-                "give both the same ledger=PATH, one file for each data set; if the data are others, give this one a "
-                "ledger=PATH of its own; or start from new weights"
-            )

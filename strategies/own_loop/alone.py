@@ -1,247 +1,183 @@
-"""Check that a batch function makes each example from itself: its rows alone, and in batches of others.
+"""What is tried before a charge on code that makes rows: that it keeps no state, and what it makes of many positions.
 
-A batch function of the user reads private rows, in the process of their owner. It runs here before anything is charged,
-on public positions; nothing of its rows leaves but a refusal, which names a part and a column and no value.
+Rows are made one at a time (``fedlsg.rows``), so no row depends on its company. What is left to a
+check:
 
-Without random numbers every row must be the same alone, and at every place of every batch (``row_differs``). With
-random numbers from the generators of torch, python or numpy, which a step seeds in secret, a row has other draws at
-another place. Then it must be the same at the same place of a batch of the same size, under the same seed, whoever else
-is in the batch. Data sets without ``__getitems__`` make one item at a time: these must be the same before and after
-others.
+    state      the same row, made again with the same draws after others, must be the same, bit for bit: else the code
+               has a memory, or draws from a generator that fedlsg does not see
+    positions  a row must be that of its own position functions  a function of many positions that
+    standardises by the batch, or pads to its longest row, means something
+               else when it is called for one: it is refused in words, and no guarantee rests on that
+    batched    the owner's word ``batched=True``: rows are bit-equal alone and in batches of many sizes
 
-What it cannot find:
-    - items that mix rows inside a Dataset: windows over neighbours, mixup with another row, a scaler that was fitted on
-      all data. Each item must be made from one person's row alone;
-    - mixing on a condition that no position here meets: among positions that are not tried, in a batch that is
-      larger than ``LARGEST``, at the hundredth call, by a coin that is rare;
-    - examples that are equal to each other wherever they are tried, one outlier apart that is not tried;
-    - an effect of the number of examples alone, in a function that draws random numbers as well;
-    - a state that grows with the examples, such as a vocabulary in the order of their appearance;
-    - mixing below the tolerance of ``row_differs``.
-It refuses, although nothing is mixed: random numbers from a generator of the user's own, and draws whose number depends
-on the examples in a function that makes several examples at once.
+The code runs on public positions, in the process of the owner of the rows. Nothing of them leaves
+but a refusal, which names a part and a column and no value. Not found: items that mix rows inside a
+data set (windows over neighbours, mixup, a scaler fitted on all rows), and a memory that shows in
+rows that are not tried.
 """
 
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from fedlsg.gradients.independence.cast import row_differs
-from fedlsg.randomness import own_draws, seed_draws
-from fedlsg.tensors import spaced
+from fedlsg.gradients import batch_size
+from fedlsg.gradients.independence.same_rows import row_differs
+from fedlsg.rows import OneByOne
+from fedlsg.rows.one_by_one import Row, first_row, same_row
+from fedlsg.tensors import fields_of, rows_of, spaced
 from fedlsg.training import Batch
 from fedlsg.user_code.digest import filled_cells
-from strategies.own_loop.user_inputs import Items, Stored, guarded, named
+from strategies.own_loop.user_inputs import Stored, Together, check_batch, is_function
 
 ALONE = 8
-"""Examples that are compared with themselves alone."""
+"""Rows that are made alone."""
 SPREAD = 64
 """Positions from all over the data among which they are."""
-SEEDS = 16
-"""Seeds that are tried for a function that draws random numbers."""
 LARGEST = 512
-"""Examples of the largest batch that is tried."""
-FIX = (
-    "make every row from its own example alone, in the order of the positions, without a mean, maximum, sort or "
-    "shuffle of the batch"
-)
-OWN_STATE = (
-    "in an earlier call with the same random numbers: it has a memory, or a random generator of its own; keep no "
-    "state, and draw from the global generator of torch, python or numpy, which a step seeds in secret"
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """One call: tensors by name, and the states of the generators before and after it."""
-
-    positions: tuple[int, ...]
-    parts: Mapping[str, Tensor]
-    before: Mapping[str, bytes]
-    after: Mapping[str, bytes]
-
-    @property
-    def drew(self) -> bool:
-        """Whether it drew random numbers."""
-        return self.before != self.after
-
-    def row(self, name: str, position: int) -> Tensor:
-        return self.parts[name][self.positions.index(position)]
+"""Rows of the largest batch that is tried."""
+KEYS = [bytes([number] * 16) for number in range(1, 5)]
+"""Of draws: public, because the rows that are made with them are compared and thrown away."""
 
 
 def check_batches(batch: Batch, num_examples: int, device: str) -> None:
-    """Raise ValueError if what ``batch`` makes of an example depends on the other examples of its batch.
+    """Raise ValueError for code that keeps a state, or that makes another row in company than alone.
 
-    See the module docstring. All generators are left as they were.
+    All generators are left as they were.
     """
     spread = spaced(num_examples, SPREAD).tolist()
     chosen = [spread[place] for place in spaced(len(spread), ALONE).tolist()]
-    calls = Calls(guarded(batch), device)
-    alone = {position: calls([position]) for position in chosen}
-    _check_positions(calls, chosen[:: max(1, len(chosen) // 4)])
-    by_item = isinstance(batch, Items) and not batch.at_once
-    together = [calls(positions) for positions in ([spread] if by_item else _batches(spread, chosen, num_examples))]
-    for position in chosen:
-        calls.compare([alone[position]], calls([position]), OWN_STATE)
-    again = calls(chosen)
-    calls.compare([calls(chosen)], again, OWN_STATE)
-    if by_item:
-        return
-    drew = any(rows.drew for rows in (*together, *alone.values()))
-    try:
-        for rows in together:
-            calls.compare([alone[p] for p in rows.positions if p in alone], rows, f"alone; {FIX}")
-    except ValueError:
-        if not drew:
-            raise
-        _check_seeds(calls, chosen, again)
-    if drew:  # after equal rows, too: with a coin for the whole batch, other draws may mix
-        _check_draws(calls, spread, chosen)
+    if isinstance(batch, Together):
+        _check_together(batch, spread, chosen, num_examples)
+    elif isinstance(batch, OneByOne):
+        rows = _check_state(batch, torch.tensor(chosen))
+        _check_positions(batch, torch.tensor(chosen))
+        if is_function(batch.source):
+            _check_function(batch, torch.tensor(chosen), rows)
 
 
-def _check_positions(calls: "Calls", chosen: Sequence[int]) -> None:
-    """A row must be that of its own position: with the same random numbers, other positions give other rows.
-
-    Equal rows of the data, or rows that are constant, are no error: only rows that change with the seed and are the
-    same for all of ``chosen``.
-    """
-    firsts, common = [], []
-    for seed in range(1, SEEDS // 2 + 1):
-        rows = [calls([position], seed=seed) for position in chosen]
-        if len(rows) < 2 or not any(one.drew for one in rows):
-            return
-        parts = [list(one.parts.values()) for one in rows]
-        firsts.append(parts[0])
-        if all(_equal(parts[0], other) for other in parts[1:]):
-            common.append(parts[0])
-    changes = any(not _equal(firsts[0], other) for other in firsts[1:])
-    if changes and any(len(part.unique()) > 1 for parts in common for part in parts):
+def _check_state(batch: OneByOne, chosen: torch.Tensor) -> list[Row]:
+    """The rows, made with one key and made again the other way round."""
+    batch.rows(chosen[:1])
+    batch.find_generators()  # those that the first row made as well
+    rows = batch.rows(chosen, KEYS[0])
+    again = batch.rows(chosen.flip(0), KEYS[0])[::-1]
+    if not all(map(same_row, rows, again)):
         raise ValueError(
-            "the batch function mixes examples: it gives one row for several positions, with the same random numbers, "
-            "and an example that comes twice counts twice in the sum; give each position its own row, draw no positions"
+            f"{batch.name} mixes examples: a row is another one when it is made again after others, with the same "
+            "random numbers, so it has a memory, or a random generator of its own; keep no state, and draw from the "
+            "global generator of torch, python or numpy, which fedlsg seeds in secret for each row"
+        )
+    return rows
+
+
+def _check_positions(batch: OneByOne, chosen: torch.Tensor) -> None:
+    """Equal rows of the data, or rows that are constant, are no error: only one row that the draws choose."""
+    firsts = []
+    for key in KEYS:
+        rows = batch.rows(chosen, key)
+        if len(rows) < 2 or not all(same_row(rows[0], row) for row in rows[1:]):
+            return
+        firsts.append(rows[0])
+    if not all(same_row(firsts[0], row) for row in firsts[1:]):
+        raise ValueError(
+            f"{batch.name} mixes examples: it gives one row for several positions, with the same random numbers, and "
+            "an example that comes twice counts twice in the sum; give each position its own row, draw no positions"
         )
 
 
-def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one, other))
-
-
-def _check_seeds(calls: "Calls", chosen: Sequence[int], first: Rows) -> None:
-    """A function that draws by place must not seed the generators."""
-    other = calls(chosen, seed=2)
-    for name, state in first.after.items():
-        if state != first.before[name] and state == other.after[name] and first.before[name] != other.before[name]:
+def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> None:
+    """What a function of many positions makes of them, next to the rows that it makes one at a time."""
+    try:
+        made = [batch.under(key, lambda: batch.source(chosen)) for key in KEYS[:2]]
+    except Exception:  # it takes one position alone
+        return
+    if batch_size(*made[0]) == 1:  # it reads the first position alone
+        return
+    company, other = (rows_in(given, len(chosen)) for given in made)
+    if not all(map(same_row, company, other)):
+        return  # it draws, and other places have other draws
+    if all(map(same_row, rows, company)):
+        if len(rows) > 1:
+            logging.getLogger("fedlsg").warning(
+                "%s is called for one row at a time: step.batches(function, batched=True) calls it once for a batch, "
+                "and step.batches((inputs, targets)) needs no function and is the fastest", batch.name,
+            )  # fmt: skip
+        return
+    single, shared = [_tensors(row) for row in rows], [_tensors(row) for row in company]
+    if any(row.keys() != single[0].keys() for row in (*single, *shared)):
+        raise ValueError("the batch function mixes examples: its names differ from batch to batch")
+    for name in single[0]:
+        alone, together = [row[name] for row in single], [row[name] for row in shared]
+        differ = row_differs(alone, together) != []
+        padded = any(a.shape != b.shape for a, b in zip(alone, together, strict=True))
+        if padded and not (batch.own_lengths and not differ):
             raise ValueError(
-                f"the batch function seeds {name}'s generator itself, so that its random numbers are known, and other "
-                "examples move them from one row to the next: leave the seed out; a step seeds it in secret"
+                "the batch function mixes examples: it pads rows to the longest row of the batch, so that the length "
+                "of one example changes others. Rows are made one at a time and need no padding: "
+                "step.step(step.batches(function)) takes each row in its own length, and step.batches(function, "
+                "pad=0, mask='attention_mask') pads it to the next power of two"
+            )
+        if differ:
+            raise ValueError(
+                f"the batch function mixes examples: in a batch of {len(rows)} an example has other inputs or targets "
+                "than alone. It is called for one row at a time, so a mean, maximum, sort or shuffle of the batch "
+                "would be of that row: make every row from its own example alone, in the order of the positions, and "
+                "take such numbers from public data"
             )
 
 
-def _check_draws(calls: "Calls", spread: Sequence[int], chosen: Sequence[int]) -> None:
-    """For a function that draws random numbers by place: a row at its place, among others."""
-    for position in chosen:
-        for seed in range(1, SEEDS + 1):
-            one, two = (calls(positions, seed=seed) for positions in _other_company(spread, position))
-            why = f"in other company, at the same place and with the same random numbers; {FIX}"
-            if one.after != two.after:
-                why = (
-                    "in other company, and more random numbers are drawn for some examples than for others, so that it "
-                    "cannot be checked whether they mix; give a Dataset whose __getitem__ makes one example"
-                )
-            calls.compare([one], two, why, only=position)
+def _tensors(row: Row) -> dict[tuple[int, str], torch.Tensor]:
+    """The tensors of a row by side and name."""
+    return {(side, name): value for side, part in enumerate(row) for name, value in fields_of(part).items()}
 
 
-@dataclass(frozen=True, eq=False)
-class Calls:
-    """Calls a batch function with seeded generators, and compares what it gives."""
+def rows_in(given: Any, count: int) -> list[Row]:
+    """The rows of a batch. Raises ValueError unless it has ``count``."""
+    whole = check_batch(given, count)
+    return [first_row((rows_of(whole[0], place), rows_of(whole[1], place))) for place in torch.arange(count).split(1)]
 
-    batch: Batch
-    device: str
 
-    def __call__(self, positions: Iterable[int], seed: int = 1) -> Rows:
-        """The rows of some positions, ascending, as a step would get them."""
-        chosen = sorted(set(positions))
-        with own_draws(self.device):
-            seed_draws(seed, self.device)
-            before = states(self.device)
-            inputs, targets = self.batch(torch.tensor(chosen))
-            parts = {name: value for part, given in (("inputs", inputs), ("targets", targets))
-                     for name, value in named(part, given)}  # fmt: skip
-            return Rows(tuple(chosen), parts, before, states(self.device))
-
-    def compare(self, alone: Sequence[Rows], together: Rows, why: str, only: int | None = None) -> None:
-        """Raise ValueError where an example of ``alone`` has other rows in ``together``."""
-        for name in dict.fromkeys([*together.parts, *(name for rows in alone for name in rows.parts)]):
-            pairs = [
-                (rows, position) for rows in alone for position in rows.positions
-                if position in together.positions and only in (None, position)
-            ]  # fmt: skip
-            if not pairs:
-                continue
-            if name not in together.parts or not all(name in rows.parts for rows, _ in pairs):
-                raise ValueError(f"the batch function mixes examples: {name} is not in every batch; {FIX}")
-            columns = row_differs(
-                [rows.row(name, position) for rows, position in pairs],
-                [together.row(name, position) for _, position in pairs],
-            )
-            if columns != []:
-                other = f"{name} of another shape" if columns is None else f"other {name} (column {columns[0]})"
+def _check_together(batch: Together, spread: list[int], chosen: list[int], num_examples: int) -> None:
+    """Rows of ``batched=True``, alone and in batches of many sizes, bit for bit."""
+    alone = {position: rows_in(batch(torch.tensor([position])), 1)[0] for position in chosen}
+    for positions in _batches(spread, chosen, num_examples):
+        rows = rows_in(batch(torch.tensor(positions)), len(positions))
+        for position in {*positions} & {*chosen}:
+            if not same_row(alone[position], rows[positions.index(position)]):
                 raise ValueError(
-                    f"the batch function mixes examples: in a batch of {len(together.positions)} an example has "
-                    f"{other} than {why}"
+                    f"batched=True: the batch function mixes examples, or draws random numbers by place: in a batch "
+                    f"of {len(positions)} an example has other numbers than alone; step.batches(function), without "
+                    "batched, makes one row at a time; step.batches((inputs, targets)) is the fastest"
                 )
+
+
+def _batches(spread: Sequence[int], chosen: Sequence[int], num_examples: int) -> Iterator[list[int]]:
+    """Batches of many sizes: pairs of examples, every second one, halves, all, and a large one."""
+    yield from ([one, two] for one, two in pairwise(chosen))
+    yield from (list(chosen[::2]), list(chosen[1::2]), list(chosen), list(spread[len(spread) // 2 :]), list(spread))
+    if num_examples > len(spread):
+        yield sorted({*spaced(num_examples, LARGEST).tolist(), *chosen})
 
 
 def same_function(batch: Any, known: Any) -> bool:
     """Whether a batch function needs no check after ``known``: the same code over the same objects, or moves alone."""
     if batch is known or isinstance(batch, Stored):
         return True
-    if isinstance(batch, Items) and isinstance(known, Items):
-        return batch.data is known.data
-    if not all(isinstance(function, FunctionType) for function in (batch, known)) or batch.__code__ != known.__code__:
+    if type(batch) is not type(known):
+        return False
+    one, other = batch.source, known.source
+    if one is other:
+        return True
+    if not all(isinstance(function, FunctionType) for function in (one, other)) or one.__code__ != other.__code__:
         return False
     held = []
-    for function in (batch, known):
+    for function in (one, other):
         cells = filled_cells(function)
         if len(cells) < len(function.__closure__ or ()):  # a name that is not set yet may become anything
             return False
         held.append([*(cell.cell_contents for cell in cells), *(function.__defaults__ or ())])
-    return len(held[0]) == len(held[1]) and all(one is two for one, two in zip(*held, strict=True))
-
-
-def states(device: str) -> dict[str, bytes]:
-    """The states of the global generators, by their owner."""
-    found = {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "python": repr(random.getstate()).encode(),
-        "numpy": repr([part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()])
-        .encode(),
-    }  # fmt: skip
-    if device == "cuda":
-        found["torch on cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
-    return found
-
-
-def _batches(spread: Sequence[int], chosen: Sequence[int], num_examples: int) -> Iterator[list[int]]:
-    """Batches of many sizes: pairs of examples, every second one, halves, all, and a large one."""
-    yield from ([one, two] for one, two in pairwise(chosen))
-    yield from (list(chosen[:3]), list(chosen[-3:]), list(chosen[::2]), list(chosen[1::2]), list(chosen))
-    yield from (list(spread[: len(spread) // 2 + 1]), list(spread[len(spread) // 2 :]), list(spread))
-    if num_examples > len(spread):
-        yield sorted({*spaced(num_examples, LARGEST).tolist(), *chosen})
-
-
-def _other_company(spread: Sequence[int], position: int) -> tuple[list[int], list[int]]:
-    """Two batches of one size in which an example has the same place, and no other example is in both."""
-    place = spread.index(position)
-    before, after = spread[:place], spread[place + 1 :]
-    sides = [side[: len(side) // 2 * 2] for side in (before, after)]
-    first, second = ([*sides[0][start::2], position, *sides[1][start::2]] for start in (0, 1))
-    return first, second
+    return len(held[0]) == len(held[1]) and all(a is b for a, b in zip(*held, strict=True))

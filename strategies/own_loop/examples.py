@@ -2,8 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -15,16 +14,19 @@ from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.carrier import on_device_of
 from fedlsg.frame.public import name_of
 from fedlsg.gradients import Batch, LossFunction
-from fedlsg.gradients.independence import check_cast, check_independent
-from fedlsg.gradients.independence.cast import joined
+from fedlsg.gradients.called import in_type
+from fedlsg.gradients.independence import check_model
+from fedlsg.gradients.independence.subject import copy_of, joined
+from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.per_example import call
+from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator
 from fedlsg.tensors import each, fields_of, of_fields
 from fedlsg.user_code.failure import depends_on_values, describe
 from fedlsg.user_code.objects import restored, written
-from strategies.own_loop.made_up import IGNORED, Maker
+from strategies.own_loop.made_up import IGNORED, Maker, Takes
 
 
 @contextmanager
@@ -90,61 +92,65 @@ def _rows(like: Tensor, name: str) -> Tensor:
     return drawn.to(like)
 
 
-def check_synthetic(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
+def check_synthetic(
+    model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch, *, level: Isolation = "checked"
+) -> None:
     """Check on made-up examples of these shapes and types that model and loss mix none; no value of ``inputs`` is read.
 
-    ``check_independent`` on one family, and all families of ``made_up`` that the model and the loss take together.
+    ``check_model`` on one family, and all families of ``made_up`` that the model and the loss take.
     Raises UnsupportedLayerError for a model that mixes examples; ValueError, asking for public examples, where the
     model cannot be run on made-up ones, or on equal ones only.
     """
-    made, wanted = made_up(inputs, targets)
-    failed: Exception | None = None
     try:
-        with restored(loss):
-            check_independent(model, loss, made, wanted)
+        differ = check_rows(model, loss, made_up(inputs, targets), level)
     except Exception as error:
         if (isinstance(error, UnsupportedLayerError) and error.__cause__ is None) or not depends_on_values(error):
             raise
-        failed = error
-    several = check_families(model, loss, inputs, targets)
-    if several or (failed is None and _differ(made)):
-        return
-    if failed is None:
+        raise ValueError(
+            f"{describe(error)}; this was on made-up examples of the data's shape: if real ones would not fail, "
+            f"{GIVE_EXAMPLE}"
+        ) from error
+    if not differ:
         raise ValueError(
             "it cannot be checked whether examples mix: the model takes no made-up examples of the data's shape and "
             f"types that differ from each other; {GIVE_EXAMPLE}"
         )
-    raise ValueError(
-        f"{describe(failed)}; this was on made-up examples of the data's shape: if real ones would not fail, "
-        f"{GIVE_EXAMPLE}"
-    ) from failed
 
 
-def check_example(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
+def check_example(
+    model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch, *, level: Isolation = "checked"
+) -> None:
     """Check on public rows of the owner, and on the made-up families that the model takes, that no examples mix.
 
     Raises UnsupportedLayerError for a model that mixes examples, ValueError for rows that cannot show it.
     """
-    with restored(loss):
-        check_independent(model, loss, inputs, targets)
-    if not check_families(model, loss, inputs, targets) and not _differ(inputs):
+    if not check_rows(model, loss, (inputs, targets), level):
         raise ValueError(
             "expected rows in example=(inputs, targets) that differ from each other: equal ones hide mixing"
         )
 
 
-def check_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> bool:
-    """``check_cast`` on the families that the model and the loss take; whether different rows ran.
+def check_rows(model: nn.Module, loss: LossFunction, rows: tuple[Batch, Batch], level: Isolation) -> bool:
+    """``check_model`` on rows and on made-up families of their form; whether different rows ran.
 
-    Raises UnsupportedLayerError for a model that mixes examples.
+    Rows run where the model is. Families run on the CPU: a class number that does not exist would end the process's
+    use of a GPU.
     """
     with restored(loss), checked_ctc():
-        families = maker_of(model, loss, inputs, targets).families()
-        if not families:
-            return False
-        rows = check_cast(model, loss, families)
-    made = joined([family[0] for family in families])
-    return len(rows) > 1 and _differ(each(made, lambda t: t[rows]))
+        families = [rows, *made_up_families(model, loss, *rows)]
+        if next(model.parameters()).device.type != "cpu":
+            ran = check_model(model, loss, [rows], level=level)
+            if len(families) == 1:
+                return len(ran) > 1 and _differ(each(rows[0], lambda t: t[ran]))
+            model, families = copy_of(model).cpu(), families[1:]
+        ran = check_model(model, loss, families, level=level)
+    inputs = joined([family[0] for family in families])
+    return len(ran) > 1 and _differ(each(inputs, lambda t: t[ran]))
+
+
+def made_up_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> list[tuple[Batch, Batch]]:
+    """Made-up families of the form of these rows, of which the model and the loss take some."""
+    return maker_of(model, loss, inputs, targets).families()
 
 
 def maker_of(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> Maker:
@@ -155,41 +161,26 @@ def maker_of(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch
     return Maker(
         inputs=inputs,
         targets=targets,
-        takes=Trial.of(model, loss).takes,
+        takes=takes(model, loss),
         sizes=frozenset(sizes),
         ignored=tuple(ignored),
         written=written(getattr(loss, "loss", loss), model),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """Tries on the CPU whether the model and the loss take a row: in float64, or in the model's own type."""
+def takes(model: nn.Module, loss: LossFunction) -> Takes:
+    """Whether a batch runs with finite losses, on copies on the CPU: in float64, or in the model's own type."""
+    own = copy_of(model).cpu()
+    double = copy.deepcopy(own).double()
 
-    models: tuple[nn.Module, nn.Module]
-    loss: LossFunction
+    def runs(inputs: Batch, targets: Batch) -> bool:
+        for part, batch in ((double, in_type((inputs, targets), torch.float64)), (own, (inputs, targets))):
+            with suppress(Exception), torch.no_grad(), force_eager():  # whatever a user's code raises on such values
+                if bool(loss(call(part, batch[0]), batch[1]).isfinite().all()):
+                    return True
+        return False
 
-    @classmethod
-    def of(cls, model: nn.Module, loss: LossFunction) -> "Trial":
-        """Of copies of a model."""
-        own = copy.deepcopy(model).cpu()
-        return cls((copy.deepcopy(own).double(), own), loss)
-
-    def takes(self, inputs: Batch, targets: Batch) -> bool:
-        """Whether a batch runs, with finite losses."""
-        double, own = self.models
-        return self._runs(double, True, inputs, targets) or self._runs(own, False, inputs, targets)
-
-    def _runs(self, model: nn.Module, double: bool, inputs: Batch, targets: Batch) -> bool:
-        given, wanted = (
-            each(part, lambda t: t.double() if double and t.is_floating_point() else t) for part in (inputs, targets)
-        )
-        try:
-            with torch.no_grad():
-                losses = self.loss(call(model, given), wanted)
-        except Exception:  # whatever a user's code raises on such values
-            return False
-        return bool(losses.isfinite().all())
+    return runs
 
 
 def _differ(rows: Batch) -> bool:

@@ -3,10 +3,11 @@
 It is rehearsed on made-up rows before anything is charged: what fails there is said in words.
 """
 
+import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,10 +19,14 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size, trainable
 from fedlsg.gradients.fingerprint import Fingerprint, Followed
+from fedlsg.gradients.isolation.levels import Isolation, resolve, slow_word
+from fedlsg.gradients.isolation.passes import forget_loss
+from fedlsg.gradients.isolation.trial import level_of_own_code, slowdown
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
 from fedlsg.privacy import BudgetError, Entry, LedgerError
 from fedlsg.randomness import SecretStream, own_draws, public_generator, reproducible_stream, secret_stream, seed_draws
+from fedlsg.setting.isolation import Wanted
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
 from fedlsg.tensors import fields_of, of_fields
 from fedlsg.training import Groups, together
@@ -32,7 +37,7 @@ from strategies.own_loop.account import CLIENT, Account, Spending
 from strategies.own_loop.alone import check_batches, same_function
 from strategies.own_loop.examples import GIVE_EXAMPLE, accepted, check_example, check_synthetic, made_up
 from strategies.own_loop.layout import Layout, laid_out, layout_of
-from strategies.own_loop.user_inputs import guarded, named
+from strategies.own_loop.user_inputs import first_rows, guarded, named
 
 MOST_STATES = 16
 """States of a model and forms of the data that are remembered as rehearsed."""
@@ -126,10 +131,11 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Release:
     """What every round reads. ``reproducible``: batches and noise follow from the public seed, and nothing is private.
 
+    local: its level of isolation is chosen before the first step.
     watchers: are given each round's plan, the rows of its batch, which are secret, and its noisy values, before the
     model moves. No secret is kept here: the streams of batches and noise are new in every round.
     """
@@ -249,6 +255,10 @@ class Release:
         with torch.cuda.device(self.device) if cuda else nullcontext(), own_draws("cuda" if cuda else "cpu"):
             yield
 
+    def stream(self, purpose: str) -> SecretStream:
+        """A new secret stream for the next round; under ``reproducible`` it follows from the public seed."""
+        return self._stream(purpose, self.state.round)
+
     def _stream(self, purpose: str, round: int) -> SecretStream:
         seed = self.state.seed
         return reproducible_stream(seed, purpose, CLIENT, round) if self.reproducible else secret_stream()
@@ -259,11 +269,12 @@ class Rehearsals:
 
     A batch function is checked once; a model and a loss once in a state, which is their ``fingerprint``; each form of
     the data is rehearsed once in a state. ``example``: public rows of the owner; without them rows are made up.
+    ``wanted``: the level of isolation, or "auto" for that of the rule.
     """
 
-    def __init__(self, release: Release, example: tuple[Inputs, Inputs] | None) -> None:
+    def __init__(self, release: Release, example: tuple[Inputs, Inputs] | None, wanted: Wanted = "auto") -> None:
         model = release.state.model
-        self._release, self._example = release, example
+        self._release, self._example, self._wanted = release, example, wanted
         self._trained = {name: (p, p.shape) for name, p in trainable(model).items()}
         self._followed = Followed(model, release.loss)
         self._batch: Any = None
@@ -289,7 +300,7 @@ class Rehearsals:
         with restored(self._release.loss, generators_of=(batch, groups)):
             self.check(batch, now)
             first = torch.arange(min(2, self._release.spending.num_examples))
-            rows = guarded(batch)(first)
+            rows = first_rows(batch, self._release.spending.num_examples)
             runs_of(first, groups, Shape(size=len(first)))
             form = (now, *map(form_of, rows))
             if form not in self._done:
@@ -318,20 +329,58 @@ class Rehearsals:
         if now in self._checked:
             return
         with release.draws():
+            rows = self._example if batch is None else first_rows(batch, count)
+            if rows is not None:
+                self._choose_level(rows)
+            level = release.local.isolation
             if self._example is not None:
-                check_example(model, release.loss, *self._example)
-            elif batch is not None:
-                check_synthetic(model, release.loss, *guarded(batch)(torch.arange(min(2, count))))
-        self._checked.add(now)
+                check_example(model, release.loss, *self._example, level=level)
+            elif rows is not None:
+                check_synthetic(model, release.loss, *rows, level=level)
+        if batch is not None:
+            self._checked.add(now)
+
+    def _choose_level(self, rows: tuple[Inputs, Inputs]) -> None:
+        """The level of isolation for model and loss as they are now, tried on rows of the form of these.
+
+        Where own code takes no such rows, ``rows``: the rehearsal then says what fails.
+        """
+        release = self._release
+        model, loss = release.state.model, release.loss
+
+        def trial() -> Isolation:
+            for made in (self._like(rows), accepted(model, loss, *rows)):
+                with suppress(Exception):
+                    if made is not None:
+                        return self._tried(*made)
+            return "rows"
+
+        forget_loss(loss)
+        level = resolve(model, loss, self._wanted, trial)
+        release.local = replace(release.local, isolation=level)
+
+    def _tried(self, inputs: Inputs, targets: Inputs) -> Isolation:
+        release = self._release
+        given = release.state.model, release.loss, inputs, targets
+        level = level_of_own_code(*given)
+        factor = slowdown(*given, level)
+        if factor is not None and (said := slow_word(level, factor)):
+            logging.getLogger("fedlsg").warning("isolation=%s: %s", level, said)
+        return level
+
+    def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
+        """The owner's example, where it has the names and types of the data; else made-up rows."""
+        made = self._example
+        if made is None or [names_of(part) for part in made] != [names_of(part) for part in rows]:
+            made = made_up(*rows)
+        return made
 
     def _rehearse(self, rows: tuple[Inputs, Inputs], terms: ClientTerms) -> None:
         """A step on the owner's example, where it has the names and types of the data; else on made-up rows.
 
         If it fails on the usual ones, for their values it may be, then on plain ones that model and loss take.
         """
-        release, made = self._release, self._example
-        if made is None or [names_of(part) for part in made] != [names_of(part) for part in rows]:
-            made = made_up(*rows)
+        release, made = self._release, self._like(rows)
         try:
             release.rehearse(*made, terms, rows)
         except Exception as error:

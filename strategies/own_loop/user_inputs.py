@@ -1,6 +1,7 @@
 """What the owner of a loop brings: data and an optimizer.
 
-Data are tensors, a torch Dataset, or a function from the positions of a Poisson batch to inputs and targets.
+Data are tensors, a torch Dataset, or a function from positions to inputs and targets. fedlsg moves rows of tensors
+itself; code of the owner makes one row at a time (``fedlsg.rows``).
 The optimizer must hold exactly what is trained, so that nothing moves by a gradient without noise.
 """
 
@@ -14,72 +15,164 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import batch_size, trainable
+from fedlsg.randomness import SecretStream
+from fedlsg.rows import OneByOne, Padding, RowDraws, check_distinct
+from fedlsg.rows.one_by_one import first_row
 from fedlsg.tensors import each, fields_of, of_fields, rows_of
 from fedlsg.training import Batch, Positions
+from fedlsg.user_code.objects import generators_in
 
 SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
 Check = Callable[[Inputs, Inputs], None]
-Data = Dataset[Any] | tuple[Any, Any]
-"""A map-style dataset of (inputs, targets), or inputs and targets whose first dimension is the examples."""
+Data = Dataset[Any] | tuple[Any, Any] | Callable[[Positions], Any]
+"""A map-style dataset of (inputs, targets); inputs and targets whose first dimension is the examples; or a function."""
 
 
 def batches_of(
-    data: Data, *, num_examples: int, device: torch.device, dtype: torch.dtype = torch.float32,
+    data: Data,
+    *,
+    num_examples: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
     check: Check = lambda inputs, targets: None,
-) -> Batch:  # fmt: skip
+    padding: Padding | None = None,
+    batched: bool = False,
+) -> "Stored | OneByOne | Together":
     """A batch function over ``data``: int64 positions (B,) -> (inputs, targets) on ``device``.
 
-    ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them), or a map-style torch Dataset
-    whose items are (inputs, targets) and are put together by ``default_collate``. Arrays and numbers of python in
-    float64, which numpy and python make of everything, get ``dtype``; tensors stay as they are, but targets of a pair
-    in small integers become int64. ``check`` gets the tensors of a pair.
-    Raises ValueError for a dataset without a length or of another length than ``num_examples``.
+    ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them); a map-style torch Dataset whose
+    items are (inputs, targets); or a function of positions. Arrays and numbers of python in float64, which numpy and
+    python make of everything, get ``dtype``; tensors stay as they are, but targets of a pair in small integers become
+    int64. ``check`` gets the tensors of a pair. ``padding`` is for rows of several lengths, ``batched`` for a function
+    that makes many rows in one call.
+    Raises ValueError for a dataset without a length, of another length than ``num_examples``, or with a row that comes
+    more than once.
     """
-    given: Any = data.tensors if isinstance(data, TensorDataset) else data
-    if isinstance(given, tuple):
-        if len(given) != 2:
-            raise ValueError(f"expected a {type(data).__name__} of inputs and targets, got one of {len(given)}")
-        inputs, targets = _tensors(given[0], dtype, "inputs"), _classes(_tensors(given[1], dtype, "targets"))
-        size = batch_size(inputs, targets)
-        batch: Batch = Stored(inputs, targets, device)
-    else:
-        size, batch = _length(data), Items(data, device, dtype, at_once=hasattr(data, "__getitems__"))
+    if is_function(data):
+        function: Any = data
+        return of_function(function, device=device, padding=padding, batched=batched)
+    if batched:
+        raise ValueError("batched=True is for a function of positions: leave it out")
+    tensors = _tensors_of(data)
+    if tensors is None:
+        _check_size(_length(data), num_examples)
+        check_distinct(data, type(data).__name__)
+        return OneByOne(_maker(data), data, device=device, dtype=dtype, padding=padding)
+    if padding is not None:
+        raise ValueError("rows of a pair of tensors have one shape: leave pad, lengths and mask out")
+    given, rows = tensors
+    if len(given) != 2:
+        raise ValueError(f"expected a {type(data).__name__} of inputs and targets, got one of {len(given)}")
+    inputs, targets = _tensors(given[0], dtype, "inputs"), _classes(_tensors(given[1], dtype, "targets"))
+    size = batch_size(inputs, targets)
+    _check_size(size if rows is None else len(rows), num_examples)
+    check_distinct(data, type(data).__name__)
+    check(*((inputs, targets) if rows is None else (rows_of(inputs, rows), rows_of(targets, rows))))
+    return Stored(inputs, targets, device, rows)
+
+
+def _check_size(size: int, num_examples: int) -> None:
     if size != num_examples:
         raise ValueError(f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend on it")
-    if isinstance(given, tuple):
-        check(inputs, targets)
-    return batch
+
+
+def of_function(
+    function: Callable[[Positions], Any],
+    *,
+    device: torch.device,
+    padding: Padding | None = None,
+    batched: bool = False,
+    own_lengths: bool = True,
+) -> "OneByOne | Together":
+    """The batch function of a function of positions: called for one position at a time, or for all if ``batched``.
+
+    ``own_lengths``: as in ``OneByOne``.
+    """
+    if batched:
+        if padding is not None:
+            raise ValueError("batched=True gives rows of one shape: leave pad, lengths and mask out, or batched")
+        return Together(function, device)
+    one = guarded(function)
+
+    def make(place: int) -> Any:
+        return first_row(one(torch.tensor([place])))
+
+    return OneByOne(make, function, device=device, padding=padding, own_lengths=own_lengths)
+
+
+def is_function(data: Any) -> bool:
+    """Whether data are a function of positions."""
+    return callable(data) and not hasattr(data, "__getitem__")
+
+
+def _maker(data: Any) -> Callable[[int], Any]:
+    """From a position to its row. A data set that only reads many positions at once is asked for one."""
+    if hasattr(data, "__getitems__") and getattr(type(data), "__getitem__", None) in (None, Dataset.__getitem__):
+        return lambda place: data.__getitems__([place])[0]
+    return lambda place: data[place]
+
+
+def _tensors_of(data: Any) -> tuple[Any, Tensor | None] | None:
+    """The tensors of a pair or TensorDataset, and which of their rows a Subset of it has (None: all)."""
+    if isinstance(data, tuple):
+        return data, None
+    if isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__:
+        return data.tensors, None
+    if type(data) is not Subset or (inner := _tensors_of(data.dataset)) is None or isinstance(data.dataset, tuple):
+        return None
+    rows = torch.as_tensor(data.indices, dtype=torch.int64)
+    return inner[0], rows if inner[1] is None else inner[1][rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The batch function of tensors: it only moves rows."""
+    """The batch function of tensors: it only moves rows. ``rows``: those that the data have (None: all)."""
 
     inputs: Inputs
     targets: Inputs
     device: torch.device
+    rows: Tensor | None = None
+
+    def draw_from(self, stream: SecretStream | None) -> None:
+        """Nothing is drawn here."""
 
     def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
         """Inputs and targets of the positions."""
+        rows = rows if self.rows is None else self.rows[rows]
         return _on((rows_of(self.inputs, rows), rows_of(self.targets, rows)), self.device)
 
 
-@dataclass(frozen=True, eq=False)
-class Items:
-    """The batch function of a Dataset. Without ``at_once`` it makes one item at a time, which sees no other."""
+class Together:
+    """The batch function of a function of many positions, by the word of its owner that it mixes none of them.
 
-    data: Any
-    device: torch.device
-    dtype: torch.dtype
-    at_once: bool
+    Its draws are secret, as those of single rows; a check compares its rows with those that it makes alone.
+    """
 
-    def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
+    def __init__(self, function: Callable[[Positions], Any], device: torch.device) -> None:
+        self.source, self._function, self._device = function, guarded(function), device
+        self._draws = RowDraws(held=generators_in(function))
+
+    def draw_from(self, stream: SecretStream | None) -> None:
+        """Begin a step, whose draws come from this stream; or end it, and keep no key."""
+        self._draws.stream = stream
+
+    def __call__(self, positions: Positions) -> tuple[Inputs, Any]:
         """Inputs and targets of the positions."""
-        return _on(collate(self.data, rows, dtype=self.dtype), self.device)
+        with self._draws.making():
+            self._draws.begin(self._draws.next_key())
+            return _on(self._function(positions), self._device)
+
+
+def first_rows(batch: Batch, num_examples: int) -> tuple[Inputs, Any]:
+    """The first two rows of the data; one, where they differ in shape."""
+    positions = torch.arange(min(2, num_examples))
+    groups = batch.groups(positions) if isinstance(batch, OneByOne) else [positions]
+    rows: tuple[Inputs, Any] = guarded(batch)(next(group for group in groups if 0 in group.tolist()))
+    return rows
 
 
 def _tensors(part: Any, dtype: torch.dtype, what: str) -> Any:
@@ -110,49 +203,13 @@ def named(what: str, part: Inputs) -> list[tuple[str, Tensor]]:
 
 
 def _length(data: Any) -> int:
-    if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+    reads = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not reads:
         raise ValueError(
             f"{type(data).__name__} has no length or no positions: a Poisson batch draws from all examples; give a "
             "map-style Dataset (__len__ and __getitem__), a pair of tensors, or an own function of positions"
         )
     return len(data)
-
-
-def collate(data: Any, rows: Positions, *, dtype: torch.dtype = torch.float32) -> tuple[Inputs, Inputs]:
-    """The items at ``rows`` as one batch. Raises ValueError for items that are no pairs, or of several shapes."""
-    places = rows.tolist()
-    items = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[place] for place in places]
-    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise ValueError(
-            f"expected items (inputs, targets) from {type(data).__name__}, got {type(items[0]).__name__}; give an own "
-            "function of positions that returns (inputs, targets)"
-        )
-    inputs, targets = (_as(part, first, dtype) for part, first in zip(_joined(items, data), items[0], strict=True))
-    for what, part, first in zip(("inputs", "targets"), (inputs, targets), items[0], strict=True):
-        if not _is_batch(part):
-            raise ValueError(
-                f"the {what} of {type(data).__name__} are of type {type(first).__name__}: give a tensor, an array or a "
-                "number for each example, or a dict of them (texts by a tokenizer, lists by torch.tensor)"
-            )
-    return inputs, targets
-
-
-def _joined(items: list[Any], data: Any) -> Any:
-    try:
-        return default_collate(items)
-    except (RuntimeError, TypeError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"the items of {type(data).__name__} cannot be put together to one batch: {error}; give every example one "
-            "shape and one type, numbers or tensors (pad texts), or an own function of positions"
-        ) from error
-
-
-def _as(part: Any, first: Any, dtype: torch.dtype) -> Any:
-    """What was collated, in ``dtype`` where it was no tensor and became float64; ``first``: of the first item."""
-    if isinstance(part, Mapping) and isinstance(first, Mapping):
-        return {name: _as(value, first[name], dtype) for name, value in part.items()}
-    made = isinstance(part, Tensor) and part.dtype == torch.float64 and not isinstance(first, Tensor)
-    return part.to(dtype) if made else part
 
 
 def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:
@@ -161,7 +218,7 @@ def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:
 
 
 def guarded(batch: Callable[[Positions], Any]) -> Batch:
-    """A user's batch function, called with one position at least, and held to one row for each position.
+    """A batch function, called with one position at least, and held to one row for each position.
 
     An example that came twice would count twice in the clipped sum. The message says nothing of the batch's size.
     """
@@ -169,17 +226,21 @@ def guarded(batch: Callable[[Positions], Any]) -> Batch:
     def of(positions: Positions) -> tuple[Inputs, Any]:
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
-        given = batch(positions)
-        if not isinstance(given, tuple | list) or len(given) != 2 or not all(map(_is_batch, given)):
-            raise ValueError(
-                "expected a batch function from int64 positions (B,) to (inputs, targets): tensors, or dicts of tensors"
-            )
-        inputs, targets = given
-        if batch_size(inputs, targets) != len(positions):
-            raise ValueError("expected one row of inputs and targets for each position, in the same order")
-        return inputs, targets
+        return check_batch(batch(positions), len(positions))
 
     return of
+
+
+def check_batch(given: Any, count: int) -> tuple[Inputs, Any]:
+    """What a batch function gave. Raises ValueError unless it is inputs and targets of ``count`` rows."""
+    if not isinstance(given, tuple | list) or len(given) != 2 or not all(map(_is_batch, given)):
+        raise ValueError(
+            "expected a batch function from int64 positions (B,) to (inputs, targets): tensors, or dicts of tensors"
+        )
+    inputs, targets = given
+    if batch_size(inputs, targets) != count:
+        raise ValueError("expected one row of inputs and targets for each position, in the same order")
+    return inputs, targets
 
 
 def _is_batch(part: Any) -> bool:

@@ -5,6 +5,7 @@ up in the package, so that a test can plant a mistake there.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 import fedlsg.training.client_level
 from fedlsg.method import LocalTraining, client_step
 from fedlsg.randomness import SecretStream, reproducible_stream
-from tests.strategies.contract import FALSE_ALARM, Data, Silence, Subject, data_set, plausible, weighted_loss
+from tests.noise import no_noise
+from tests.strategies.contract import FALSE_ALARM, Data, Subject, data_set, plausible, weighted_loss
 
 CLIENTS = 6
 BATCH = 4.0
@@ -26,7 +28,8 @@ def update(s: Subject, data: Data, seed: int) -> Tensor:
     plain = replace(s.mechanism, kind="none")
     return client_step(
         s.model, data.batch, weighted_loss, frame=s.derived, mechanism=plain, local=LOCAL,
-        num_examples=len(data.inputs), sampler=reproducible_stream(seed), noise=Silence(), charge=lambda: None,
+        num_examples=len(data.inputs), sampler=reproducible_stream(seed), noise=reproducible_stream(seed),
+        charge=lambda: None,
     )  # fmt: skip
 
 
@@ -44,11 +47,12 @@ def client_data(seed: int, *, hostile: bool) -> Data:
     return replace(data.without(len(scales) - 1), targets=torch.stack([classes, scales.clamp(-50, 50)], 1)[:-1])
 
 
-def released(s: Subject, some: Sequence[Tensor], noise: SecretStream) -> Tensor:
-    """What the server releases of these updates."""
-    return fedlsg.training.client_level.release_round(
-        some, frame=s.frame, mechanism=s.mechanism, expected_batch=BATCH, noise=noise
-    )[0]
+def released(s: Subject, some: Sequence[Tensor], noise: SecretStream | None = None) -> Tensor:
+    """What the server releases of these updates; without noise unless a stream is given."""
+    with nullcontext() if noise else no_noise():
+        return fedlsg.training.client_level.release_round(
+            some, frame=s.frame, mechanism=s.mechanism, expected_batch=BATCH, noise=noise or reproducible_stream(0)
+        )[0]
 
 
 def sensitivity_defects(s: Subject, seeds: range = range(2)) -> list[str]:
@@ -56,8 +60,8 @@ def sensitivity_defects(s: Subject, seeds: range = range(2)) -> list[str]:
     claimed, moved = s.mechanism.sensitivity(len(s.frame.blocks)), [0.0]
     for seed in seeds:
         some = updates(s, seed)
-        whole = released(s, some, Silence())
-        moved += [float((whole - released(s, some[:i] + some[i + 1 :], Silence())).norm()) for i in range(CLIENTS)]
+        whole = released(s, some)
+        moved += [float((whole - released(s, some[:i] + some[i + 1 :])).norm()) for i in range(CLIENTS)]
     found = []
     if not max(moved) <= claimed * (1 + 1e-9):
         found.append(f"one client moved the sum by {max(moved):.3g}, claimed is {claimed:.3g}")

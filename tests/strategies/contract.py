@@ -7,6 +7,7 @@ that a test can plant a mistake there.
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,13 +24,14 @@ from fedlsg.carriers.probe import Basis, ProbeSource, unflatten
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Method, Schedule, norm_bound
 from fedlsg.payload import Expected, IndexMode, pack, unpack
-from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.randomness import reproducible_stream
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.state.server_state import ServerState, load_weights
 from strategies import default_mechanism, own_settings, recipe
 from strategies.federation.downlink import basis_record, read_basis
 from strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
+from tests.noise import no_noise
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3
 SCHEDULE, UPDATES = Schedule(rounds=3, sample_rate=0.5), 2
@@ -108,21 +110,12 @@ class Subject:
         """One local step over all examples, on noise that is zero unless a stream is given: the clipped sum."""
         known = {
             "local": self.plan.local,
-            "num_examples": len(data.inputs), "sampler": reproducible_stream(0), "noise": Silence(),
+            "num_examples": len(data.inputs), "sampler": reproducible_stream(0), "noise": reproducible_stream(1),
             "charge": lambda: None, "frame": self.derived, "mechanism": self.mechanism,
             "scale": self.plan.scale(self.state.parameters),
         }  # fmt: skip
-        return fedlsg.method.client_step(self.model, data.batch, weighted_loss, **(known | changes))
-
-
-class Silence(SecretStream):
-    """Noise that is exactly zero, so that what a step returns is the very vector that gets noise."""
-
-    def __init__(self) -> None:
-        super().__init__(bytes(32))
-
-    def normal(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=torch.float64)
+        with nullcontext() if "noise" in changes else no_noise():
+            return fedlsg.method.client_step(self.model, data.batch, weighted_loss, **(known | changes))
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,8 @@ def the_divisor_is_public() -> bool:
     step = private_step(method="sgd", noise_multiplier=None, clip_norm=None, reproducible=True)
     drawn: list[Tensor] = []
     before = weights(step)
-    step.step(lambda rows: drawn.append(rows) or batch(rows))  # type: ignore[func-returns-value]
+    step.watch(lambda plan, rows, values: drawn.append(rows))
+    step.step(batch)
     rows = drawn[-1]
     assert len(rows) != TERMS["sample_rate"] * EXAMPLES
     loss = nn.functional.cross_entropy((net := model())(INPUTS[rows]), TARGETS[rows], reduction="sum")

@@ -44,7 +44,8 @@ def test_the_update_is_torchs_gradient_of_the_loss_that_was_asked(case, method):
     step = private_step(method=method, loss=loss, noise_multiplier=None, reproducible=True, **clip)
     drawn = []
     before = weights(step)
-    step.step(lambda rows: drawn.append(rows) or (INPUTS[rows], targets[rows]))
+    step.watch(lambda plan, rows, values: drawn.append(rows))
+    step.step(lambda rows: (INPUTS[rows], targets[rows]))
     rows = drawn[-1]
     net = model()
     total = torch.autograd.grad(whole(net(INPUTS[rows]), targets[rows]), list(net.parameters()))

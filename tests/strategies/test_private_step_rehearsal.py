@@ -261,33 +261,6 @@ def test_rows_of_a_pair_that_would_fail_later_are_named_at_once(row):
     assert free(step)
 
 
-def test_trained_weights_on_a_new_temporary_ledger_are_refused():
-    net = model()
-    step = private_step(net, method="dpsgd")
-    step.step(batch)
-    with step.evaluated():
-        pass
-    with pytest.raises(ValueError, match="was trained by an earlier PrivateStep, whose steps a new temporary ledger"):
-        private_step(net, method="dpsgd")
-
-
-@pytest.mark.parametrize("how", ["same ledger", "another ledger", "loaded", "initialised", "nothing trained"])
-def test_what_is_accounted_or_new_is_accepted(how, tmp_path):
-    net, new = model(), model().state_dict()
-    step = private_step(net, method="dpsgd", ledger=tmp_path / "first.jsonl")
-    if how != "nothing trained":
-        step.step(batch)
-    if how == "loaded":
-        net.load_state_dict(new)
-    if how == "initialised":
-        for p in net.parameters():
-            nn.init.normal_(p)
-    ledger = {"same ledger": tmp_path / "first.jsonl", "another ledger": tmp_path / "second.jsonl"}.get(how)
-    second = private_step(net, method="dpsgd", ledger=ledger)
-    second.step(batch)
-    assert len(second._account.ledger.entries) == (2 if how == "same ledger" else 1)
-
-
 def test_a_ledger_of_other_rows_is_refused_still(tmp_path):
     private_step(method="dpsgd", ledger=tmp_path / "l").step(batch)
     with pytest.raises(LedgerError):

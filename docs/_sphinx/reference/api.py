@@ -27,7 +27,7 @@ GROUPS = {
         "Setting",
         "recipe",
     ),
-    "Privacy accounting": ("epsilon", "calibrate_noise_multiplier"),
+    "Privacy accounting": ("epsilon", "epsilon_of_data", "calibrate_noise_multiplier"),
     "Carriers": ("decompose", "project", "reconstruct"),
     "Payloads": ("pack", "unpack"),
 }

@@ -1,6 +1,5 @@
-"""Check that a model treats the examples of a batch independently, on public probe inputs."""
+"""Check that a model and a loss treat the examples of a batch independently, on public or made-up rows."""
 
-from fedlsg.gradients.independence.cast import check_cast
-from fedlsg.gradients.independence.check import check_independent
+from fedlsg.gradients.independence.check import check_model
 
-__all__ = ["check_cast", "check_independent"]
+__all__ = ["check_model"]

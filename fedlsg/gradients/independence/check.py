@@ -1,27 +1,34 @@
-"""Check that a model treats examples independently: run public probe inputs alone and in batches, and compare.
+"""Check that a model and a loss treat examples independently: public rows alone and in company, and compare.
 
 The clip bounds what one example adds to the sum only if its gradient depends on no other example. ``check_supported``
-refuses layers that mix examples by their type. Here the model is run: activations, losses and per-example gradients of
-a probe must be the same alone, in batches of ``BATCHES`` with other neighbours, and again after those batches. Batches
-of the model's own small sizes (tokens, channels) are tried as well: there a layer with another first axis looks right.
+refuses layers that mix examples by their type. Here the model runs, and each row alone by torch.autograd is the
+reference: without hooks or formulas of fedlsg. In company a row must have the same loss and the same gradient:
+    checked            the gradient of each example as a step computes it (``per_example_gradients``). The guarantee of
+                       a step rests on this.
+    isolated, rows     the gradient of a weighted sum of losses, in an ordinary pass. A step gives this code one
+                       example at a time in any case; the check tells a user whose model would learn something else than
+                       he means. What fails in company is no fault here.
+Companies are of ``BATCHES`` rows with other neighbours, of the model's own small sizes (tokens, channels), where a
+layer with another first axis looks right, of ``LARGER`` rows where that is cheap, of each family of rows, and of rows
+of all of them. Afterwards, and after ``CALLS`` calls, row 0 must still be the same alone, and
+no buffer may have changed. Random draws are coupled by example, and must follow from the seed of the pass, under two
+seeds at least (``Draws``); a model or loss that draws one number for the whole batch runs under ``SEEDS``.
+A second pass, after a difference, names the layer where it begins: forward, loss, backward (``trace``).
 
 How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of 1e-15. ``TOLERANCE``
-is 1e-9 of a row's own length; for gradients, of the length of that of the parameter, or of ``SMALL_PART`` of the
-example's whole gradient. A few units in the last place of a row's largest activation are added: a large number, such as
-a unix time, is rounded wherever it goes. So rows of several scales are needed (``cast``). Random draws are coupled by
-example (``Draws``). Trainable weights are moved a little, so that a branch after a weight of zero counts. Numbers of
-the inputs are made a little smaller, against ties. One neighbour is ``LARGE`` times as large, one is a duplicate.
+is 1e-9 of a row's own length; for gradients, of the length of the example's whole one. A few units in the last place of a row's largest sum are added: a large number, such as a unix
+time, is rounded wherever it goes. So rows of several scales are needed (families). Trainable weights are moved a
+little, so that a branch after a weight of zero counts. One neighbour is large, one is a duplicate.
 
 What it cannot find:
-    - mixing on a condition that no probe meets: batches larger than ``LARGEST`` of a size that the code does not
-      mention, other values, lengths or labels, other weights, the hundredth call, another device, precision or mode
-      than that of the check;
+    - mixing on a condition that no row meets: batches larger than those that are tried, other values, lengths or
+      labels, other weights, the hundredth call (of a model with large activations, an earlier one), another device,
+      precision or mode than that of the check;
     - mixing below ``TOLERANCE``; in a loss that computes in float32, mixing below ``ROUNDED``; in a model that cannot
       run in float64, or computes in float32 inside, mixing below ``COARSE``, and below ``KINK`` where only the gradient
       mixes;
-    - mixing by chance, in draws other than those of the check. A draw of one number for the whole batch (occasional
-      mixup) has ``SEEDS`` values here;
-    - effects of padding: all probes are padded alike, alone and in batches. Nor does it find that batches of other
+    - mixing by chance, in draws other than those of the check;
+    - effects of padding: all rows are padded alike, alone and in batches. Nor does it find that batches of other
       sizes are rounded differently in a coarser precision (``precision``);
     - a model or a loss that recognises the check. It finds mistakes. Nothing here helps against the author of the
       model's code: that code sees the private rows and can send them elsewhere.
@@ -31,136 +38,223 @@ float64.
 Draws no noise and reads public inputs only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import cycle, islice
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from fedlsg.gradients.calls.registry import STATISTICS
 from fedlsg.gradients.independence.coupled_draws import Draws
-from fedlsg.gradients.independence.probe import FIX, NO_GRADIENT, Outcome, Subject, prepare
-from fedlsg.gradients.independence.trace import Key, Seen, Trace
+from fedlsg.gradients.independence.subject import Outcome, Subject, forms, prepare
+from fedlsg.gradients.independence.trace import Trace, first_apart
+from fedlsg.gradients.isolation.draws import FIX as NO_SEEDS
+from fedlsg.gradients.isolation.draws import OwnDrawsError
+from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
-from fedlsg.gradients.supported import UnsupportedLayerError, check_supported, trainable, unsupported
-from fedlsg.user_code.objects import written
+from fedlsg.gradients.supported import (
+    UnsupportedLayerError,
+    check_initialized,
+    check_supported,
+    refusal,
+    trainable,
+    unsupported,
+)
+from fedlsg.tensors import fields_of
+from fedlsg.user_code.failure import describe, is_own
 
 BATCHES = (2, 7)
-LARGEST = 16
+SMALL = 16
 """The largest batch that is tried because a dimension of the model has its size."""
+LARGER = (64, 301)
+"""Batches that are tried in any case, if they are cheap: code may mix from 40 or from 256 examples on."""
 SEEDS = 16
 """Seeds that are tried for a model or loss that draws one number for the whole batch."""
-MOST, FEW = 300, 3
-"""Bound of batch sizes in the user's code, and how many of them are tried: a mean from 32 examples on, say."""
-WORK = 2**20
-"""Activations of one example, in numbers, above which only the dimensions of the inputs are tried."""
+ALLOWED = 20
+"""Rows of different kinds that a model and a loss must take together."""
+CALLS = 64
+"""Calls after which a model must not have changed."""
+WORK = 2**19
+"""Numbers in the sums of one example's forward pass, above which batches are of the inputs' dimensions alone."""
 TOLERANCE = 1e-9
-SMALL_PART = 1e-3
-"""Part of an example's whole gradient below which that of a parameter is compared in units of this part."""
 ROUNDINGS = 16
-"""Units in the last place of the largest activation that rounding may leave anywhere: a unix time in a sine, say."""
+"""Units in the last place of the largest sum that rounding may leave anywhere: a unix time in a sine, say."""
 ROUNDED = 1e-5
 """Tolerance of a loss that computes in float32 next to a model in float64, and of gradients then."""
 COARSE, KINK = 1e-4, 0.05
 """Tolerances for a model that computes in float32: of an activation or loss, and of a gradient. Rounding may flip a
 unit at the kink of a ReLU, which moves a gradient of these networks by up to 0.008 of its length."""
+NAMED = 4
+"""Rows of a batch in which the second pass looks for the layer."""
+FIX = (
+    "compute every example from itself alone, without a sum, mean, sort, softmax or recurrence over dimension 0, the "
+    f"batch, and without a memory of earlier batches; {NO_SEEDS}"
+)
+WRONG = (
+    "a step takes another {} of one example than torch.autograd: correct the function that register_layer got for it"
+)
+NO_GRADIENT = (
+    "its losses have no gradient of any trained parameter, so that a step would be noise alone; compute them from the "
+    "outputs without detach(), item(), argmax() or torch.no_grad()"
+)
 
 
-def check_independent(model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch) -> None:
+def check_model(
+    model: nn.Module,
+    loss: LossFunction,
+    families: Sequence[tuple[Batch, Batch]],
+    *,
+    level: Isolation = "checked",
+) -> list[int]:
     """Raise UnsupportedLayerError, naming the layer, if the gradient of an example depends on other examples.
 
-    ``inputs`` and ``targets`` are two or more public examples (seven are better, the longest first) as they would be
-    trained on, batch first; never private ones, because the answer depends on them. ``loss_fn`` as in
-    ``per_example_gradients``. The model is checked in the modes (train, eval) that its modules are in, on a copy in
-    float64; the model itself is not changed. The error names the layer where the difference begins in the order of
-    computation: forward, loss, backward. The module docstring says how it is done, and what it cannot find.
-    Raises ValueError for a single example, or one whose loss is not finite.
+    ``families``: inputs and targets, each of two or more public or made-up rows as they would be trained on, batch
+    first, all of one form; never private ones, because the answer depends on them. The first family gets most of the
+    batches: seven rows are good, the longest first. ``level``: see the module docstring.
+    The model is checked in the modes (train, eval) that its modules are in, on a copy in float64; it is not changed.
+    Returns the numbers of the rows that model and loss take alone, counted over all families: others are left out.
+    Raises UnsupportedLayerError or OwnDrawsError, ValueErrors both, for random draws that model or loss seed
+    themselves; ValueError for a single row; the error of row 0 if no row runs.
     """
-    check_supported(model)
-    count = batch_size(inputs, targets)
-    if count < 2:
-        raise ValueError(f"expected two probe examples or more, to compare them alone and in batches, got {count}")
+    refuse_layers(model, level)
+    if sum(batch_size(*family) for family in families) < 2:
+        raise ValueError("expected two probe examples or more, to compare them alone and in batches, got one")
     own = next(iter(trainable(model).values())).dtype
     for dtype, loss_dtype in ((torch.float64, None), (torch.float64, own), (None, None)):
-        subject = prepare(model, loss_fn, inputs, targets, dtype, loss_dtype)
-        try:
-            first = subject.run([0])
-        except UnsupportedLayerError as error:
-            if dtype is None or error.__cause__ is None:
-                raise
-            continue  # a loss that holds float32 tensors cannot read float64, and some models cannot run in it
-        compare(subject, first)
-        for seed in range(1, SEEDS if subject.draws.common else 1):  # mixup by a coin: in some of the batches
-            other = replace(subject, draws=Draws(seed))
-            compare(other, other.run([0]))
-        return
+        make = partial(prepare, model, loss, families, dtype, loss_dtype)
+        check = Check(make=make, subject=make(), level=level)
+        rows = check.run_alone(range(check.subject.families[-1].stop))
+        if rows:
+            break  # a loss that holds float32 tensors cannot read float64, and some models cannot run in it
+    else:
+        check.refuse([0], check.failed[0])
+    check.run()
+    draws = check.subject.draws
+    for number in range(1, SEEDS if draws.common else 2 if draws.first else 1):
+        other = replace(check, subject=replace(check.subject, draws=Draws(number)), alone={}, calls=0)
+        if other.run_alone(
+            [row for family in (check.subject.families[0], check.subject.families[-1]) for row in family if row in rows]
+        ):
+            other.run()
+    return [row for row in rows if row not in check.subject.families[-1]]
 
 
-def sizes(subject: Subject, alone: Trace) -> list[int]:
-    """Batch sizes to try: ``BATCHES``, small dimensions of the inputs and, if that is cheap, of all activations."""
-    given = [x.shape[1:] for x in ([subject.inputs] if isinstance(subject.inputs, Tensor) else subject.inputs.values())]
-    shapes = [seen.shape for seen in alone.forward.values()]
-    if sum(shape.numel() for shape in shapes) <= WORK:
-        given += shapes
-    coinciding = {size for shape in given for size in shape if 2 < size <= LARGEST}
-    return sorted({*BATCHES, *coinciding})
-
-
-def run_sizes_of_code(subject: Subject, like: Trace) -> Iterator[Outcome]:
-    """Batches one larger than numbers in the code. One that fails shows nothing: the code may allow no more rows."""
-    work = sum(seen.shape.numel() for seen in like.forward.values())
-    loss = getattr(subject.loss_fn, "loss", subject.loss_fn)
-    found = [int(n) + 1 for n in written(subject.model, loss) if BATCHES[-1] <= n < MOST and work * n <= WORK]
-    for size in found[:FEW]:
-        try:
-            yield subject.run_in_company(size, like)
-        except UnsupportedLayerError as error:
-            if error.__cause__ is None:
-                raise
-
-
-def compare(subject: Subject, first: Outcome) -> None:
-    """Raise UnsupportedLayerError at the first difference; ``first`` is probe 0 alone."""
-    if not first.losses.isfinite().all():
-        raise ValueError(
-            f"expected a finite loss of a public probe example, got {first.losses.tolist()}: check inputs and weights"
-        )
-    like = first.trace
-    buffers = {name: b.detach().clone() for name, b in subject.model.named_buffers()}
-    frozen = {name: p._version for name, p in subject.model.named_parameters() if not p.requires_grad}
-    alone = {0: first, 1: subject.run([1])}
-    together = [subject.run_in_company(size, like) for size in sizes(subject, like)]
-    together += run_sizes_of_code(subject, like)
-    if not any(outcome.learns for outcome in (first, *together)):
-        raise UnsupportedLayerError(f"the loss function: {NO_GRADIENT}")
-    again = subject.run([0], like)
-    judge = Judge(subject=subject, alone=alone, buffers=buffers, frozen=frozen)
-    judge.state(again)
-    for outcome in together:
-        judge.rows(outcome)
+def refuse_layers(model: nn.Module, level: Isolation) -> None:
+    """Raise UnsupportedLayerError for layers that are known to mix, or for which a step has no gradients."""
+    if level == "checked":
+        return check_supported(model)
+    check_initialized(model)
+    if not trainable(model):
+        raise UnsupportedLayerError("nothing to train: every parameter of the model has requires_grad=False")
+    for path, module in model.named_modules():
+        if isinstance(module, STATISTICS) and (reason := refusal(module)) is not None:
+            raise unsupported(path, module, reason)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Judge:
-    """Compares passes with the probes alone.
+class Check:
+    """One comparison of a subject's rows, ``alone``, with themselves in company. ``make``: a new subject."""
 
-    ``buffers`` are those of the model after its first pass, ``frozen`` the in-place versions of frozen parameters then.
-    """
-
+    make: Callable[[], Subject]
     subject: Subject
-    alone: Mapping[int, Outcome]
-    buffers: Mapping[str, Tensor]
-    frozen: Mapping[str, int]
-    _noise: dict[int, float] = field(default_factory=dict, init=False)
+    level: Isolation
+    alone: dict[int, Outcome] = field(default_factory=dict)
+    failed: dict[int, Exception] = field(default_factory=dict)
+    calls: int = CALLS
 
-    @property
-    def fine(self) -> bool:
-        """Whether the model computes in float64 throughout."""
-        return self.subject.draws.coarsest < 1e-12
+    def run_alone(self, rows: Sequence[int]) -> list[int]:
+        """Fill ``alone``, and say which rows run."""
+        for row in rows:
+            try:
+                outcome = self.subject.run([row], ones(1))
+            except Exception as error:  # mostly, the model or the loss takes no such values
+                if final(error):
+                    self.refuse([row], error)
+                self.failed[row] = error
+                continue
+            if bool(outcome.losses.isfinite().all() and outcome.gradient.isfinite().all()):
+                self.alone[row] = outcome
+            else:
+                self.failed[row] = ValueError(
+                    "expected a finite loss and gradient of a public probe example alone, got a loss of "
+                    f"{outcome.losses.tolist()}: check inputs and weights"
+                )
+        if self.alone and not any(outcome.learns for outcome in self.alone.values()):
+            raise UnsupportedLayerError(f"the loss function: {NO_GRADIENT}")
+        return list(self.alone)
+
+    def run(self) -> None:
+        """Raise UnsupportedLayerError at the first difference."""
+        model, row = self.subject.model, next(iter(self.alone))
+        buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+        frozen = {name: p._version for name, p in model.named_parameters() if not p.requires_grad}
+        outcomes = self.outcomes()
+        again = self.subject.run([row], ones(1))
+        if (found := self.difference(again)) is not None:
+            fresh = replace(self, subject=replace(self.make(), draws=self.subject.draws))
+            message = "depends on earlier batches: the same example alone gives another {} after them"
+            self.name(again, *found, message, fresh)
+        changed = [n for n, now in model.named_buffers() if not torch.equal(now, buffers.get(n, now))]
+        changed += [n for n, p in model.named_parameters() if frozen.get(n, p._version) != p._version]
+        for name in changed:
+            path, _, own = name.rpartition(".")
+            what = f"{'frozen parameter' if name in frozen else 'buffer'} {own}"
+            self.fail(path, f"its forward pass changes the {what}, a memory of earlier batches")
+        for outcome in outcomes:
+            if (found := self.difference(outcome)) is not None:
+                size = len(outcome.members)
+                message = f"mixes examples: in a batch of {size} an example has another {{}} than alone"
+                self.name(outcome, *found, message if size > 1 else WRONG, self)
+
+    def outcomes(self) -> list[Outcome]:
+        """The passes of all companies; then there were ``CALLS`` calls, if these are cheap."""
+        subject, rows = self.subject, [*islice(self.alone, 2)]
+        work = max(1, subject.draws.work)
+        recorded = len(subject.draws.first)
+        with suppress(Exception):  # what a step finds out once about a model draws, too
+            subject.run(rows[:1], ones(1), private=self.level == "checked")
+        del subject.draws.first[recorded:]
+        found = [self.together(members) for members in self.companies(work)]
+        calls = min(self.calls - len(self.alone) - len(found), 8 * WORK // work)
+        with suppress(Exception):
+            subject.run(rows, ones(len(rows)), times=max(1, calls))
+        return [outcome for outcome in found if outcome is not None]
+
+    def companies(self, work: int) -> Iterator[Sequence[int]]:
+        """The rows of each batch; ``work`` is that of one example."""
+        subject = self.subject
+        first, *others = ([row for row in family if row in self.alone] for family in subject.families)
+        shapes = [t.shape[1:] for t in fields_of(subject.inputs).values()]
+        shapes += [p.shape for p in subject.model.parameters() if work <= WORK]
+        large = [size for size in LARGER if size * (work + subject.frame.kept) <= 2 * WORK]
+        sizes = {*BATCHES, *large, *(n for shape in shapes for n in shape if 2 < n <= SMALL)}
+        yield [next(iter(self.alone))]
+        if len(first) > 1:
+            yield from ([first[1], *islice(cycle(first), size - 1)] for size in sorted(sizes))
+        yield from (rows[::-1] for rows in others if len(rows) > 1)
+        everyone = list(self.alone)
+        parts = len(everyone) // ALLOWED + 1
+        yield from (everyone[start::parts] for start in range(parts))
+
+    def together(self, members: Sequence[int]) -> Outcome | None:
+        """The pass of a batch, as the level has it; None where it fails without a fault."""
+        private, size = self.level == "checked", len(members)
+        weights = torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+        try:
+            return self.subject.run(members, weights, private=private)
+        except Exception as error:
+            if final(error) or (private and size <= ALLOWED):
+                self.refuse(members, error)
+            return None  # the code may allow no more rows
 
     @property
     def tolerance(self) -> float:
-        """Relative difference that rounding may leave."""
-        return TOLERANCE if self.fine else COARSE
+        """Relative difference that rounding may leave in the model's forward pass."""
+        return TOLERANCE if self.subject.draws.coarsest < 1e-12 else COARSE
 
     @property
     def later_tolerance(self) -> float:
@@ -169,128 +263,98 @@ class Judge:
         return max(self.tolerance, 0.0 if eps < 1e-12 else ROUNDED if eps < 1e-6 else COARSE)
 
     @property
-    def gradient_tolerance(self) -> float:
-        """Relative difference that rounding may leave in an example's gradient."""
-        return self.later_tolerance if self.later_tolerance < COARSE else KINK
-
-    @property
     def floor(self) -> float:
         """Length below which a row is rounding only."""
         return 1e-6 if self.later_tolerance == TOLERANCE else 1e-2
 
-    def state(self, again: Outcome) -> None:
-        """Probe 0 alone, after all other batches: the model must not remember them."""
-        self.refuse(again, f"depends on earlier batches: the same example alone gives another {{}} after them; {FIX}")
-        model = self.subject.model
-        changed = [name for name, now in model.named_buffers() if not torch.equal(now, self.buffers.get(name, now))]
-        changed += [name for name, p in model.named_parameters() if self.frozen.get(name, p._version) != p._version]
-        for name in changed:
-            path, _, own = name.rpartition(".")
-            what = f"{'frozen parameter' if name in self.frozen else 'buffer'} {own}"
-            self.fail(path, f"its forward pass changes the {what}, a memory of earlier batches; {FIX}")
+    def difference(self, outcome: Outcome) -> tuple[str, Sequence[int]] | None:
+        """What differs in a pass from its rows alone (an output, a loss, a gradient), and at which places."""
+        alone = [self.alone[member] for member in outcome.members]
+        noise = ROUNDINGS * torch.tensor([row.rounding for row in alone], dtype=torch.float64)
 
-    def rows(self, outcome: Outcome) -> None:
-        """Every row of probes 0 and 1 in a batch."""
+        def wrong(now: Tensor, own: Tensor, tolerance: float) -> list[int]:
+            allowed = tolerance * own.norm(dim=1).clamp(min=self.floor) + noise * own.shape[1] ** 0.5
+            places: list[int] = (~((now - own).norm(dim=1) <= allowed)).nonzero().flatten().tolist()
+            return places
+
+        own = [row.outputs for row in alone if row.outputs.shape[1] == outcome.outputs.shape[1]]
+        if len(own) == len(alone) and (places := wrong(outcome.outputs, torch.cat(own), self.tolerance)):
+            return "output", places
+        losses = torch.stack([row.losses for row in alone])
+        if places := wrong(outcome.losses.unsqueeze(1), losses, self.later_tolerance):
+            return "loss", places
+        part = self.later_tolerance + noise if self.later_tolerance < COARSE else KINK
+        lengths = torch.stack([row.gradient.norm() for row in alone]).clamp(min=self.floor)
+        if not self.gap(outcome).norm() <= (part * lengths) @ outcome.weights.abs():
+            return "gradient (its backward pass mixes)", range(len(alone))
+        return None
+
+    def gap(self, outcome: Outcome) -> Tensor:
+        """By how much the gradient of a pass differs from the sum of those of its rows alone."""
+        alone = torch.stack([self.alone[member].gradient for member in outcome.members])
+        return outcome.gradient - outcome.weights @ alone
+
+    def apart(self, tolerance: float, now: Tensor, own: Tensor) -> bool:
+        """Whether a tensor of an example differs from its tensor alone."""
+        now, own = (t.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0) for t in (now, own))
+        noise = ROUNDINGS * max(row.rounding for row in self.alone.values()) * own.numel() ** 0.5
+        return float((now - own).norm()) > tolerance * max(float(own.norm()), self.floor) + noise
+
+    def trace(self, members: Sequence[int]) -> Trace:
+        """What passes through the modules, under the sum of the losses."""
+        trace = Trace()
+        with trace.of(self.subject.model):
+            self.subject.run(members, ones(len(members)))
+        return trace
+
+    def name(self, outcome: Outcome, what: str, places: Sequence[int], message: str, before: "Check") -> NoReturn:
+        """Raise for the layer where a pass becomes another one than over its rows alone, before the other passes."""
         size = len(outcome.members)
-        self.refuse(outcome, f"mixes examples: in a batch of {size} an example has another {{}} than alone; {FIX}")
+        alone = {place: before.trace([outcome.members[place]]) for place in places[:NAMED]}
+        now = self.trace(outcome.members)
+        for place, trace in alone.items():
+            key = first_apart(trace.forward, now.forward, place, size, partial(self.apart, self.tolerance))
+            if key is not None and key[1] == "input":
+                self.fail(now.around[key], message.format(f"input of its layer {key[0]}"))
+            if key is not None:
+                number = "" if now.forward[key].ndim else " of shape (), one number for all examples,"
+                self.fail(key[0], message.format(f"output{number}"))
+        if not what.startswith("gradient"):
+            self.fail(None if what == "loss" else "", message.format(what))
+        for place, trace in alone.items():
+            key = first_apart(trace.backward, now.backward, place, size, partial(self.apart, self.later_tolerance))
+            if key is not None:
+                self.fail(now.mixes(key), message.format(what))
+        # A step's own code, or a registered function, gives a layer other gradients than torch.autograd.
+        blocks = self.subject.frame.blocks
+        ends = torch.tensor([block.kept for block in blocks]).cumsum(0)
+        block = blocks[int((ends <= self.gap(outcome).abs().argmax()).sum())]
+        self.fail(block.parameter.rpartition(".")[0], message.format(what))
 
-    def refuse(self, outcome: Outcome, message: str) -> None:
-        """Raise for the first tensor, loss or gradient that differs. Raises UnsupportedLayerError.
-
-        A tensor in which no examples are found is not refused by itself; it is named if a later one differs.
-        """
-        places = [place for place, member in enumerate(outcome.members) if member in self.alone]
-        first = None
-        for key, seen in outcome.trace.forward.items():
-            if self.differs("forward", key, seen, outcome, places):
-                first = first or key
-                if seen.by_example or len(outcome.members) == 1:
-                    self.fail_at(outcome.trace, first, message)
-        losses = self.losses_differ(outcome, places)
-        wrong = [name for name in outcome.gradients if self.gradient_differs(name, outcome, places)]
-        if first is not None and (losses or wrong):
-            self.fail_at(outcome.trace, first, message)
-        if losses:
-            output = outcome.trace.forward.get(("", "output", 1, 0))
-            self.fail("" if output is None or not output.rows else None, message.format("loss"))
-        if wrong:
-            self.fail(self.source(outcome, places, wrong), message.format("gradient (its backward pass mixes)"))
-
-    def differs(self, side: str, key: Key, seen: Seen, outcome: Outcome, places: Sequence[int]) -> bool:
-        """Whether a tensor's rows differ for every way to find its examples."""
-        known = {m: getattr(o.trace, side).get(key) for m, o in self.alone.items()}
-        first = known[next(iter(known))]
-        shape = None if first is None else first.shape
-        alone = {m: k for m, k in known.items() if k is not None and k.shape == shape}
-        places = [p for p in places if outcome.members[p] in alone]
-        if not places or shape is None:
-            return False  # rows are found by the shape of probe 0; these examples have others: later tensors decide
-        tolerance = self.tolerance if side == "forward" else self.later_tolerance
-        verdicts = []
-        for rows in seen.rows:
-            wrong = False
-            for p in places:
-                own = alone[outcome.members[p]].rows[0][0]
-                gap = float((rows[p if len(rows) > 1 else 0] - own).abs().max())
-                noise = self.noise(outcome.members[p])
-                wrong |= gap > tolerance * max(float(own[-1]), self.floor) + noise * shape.numel() ** 0.5
-            verdicts.append(wrong)
-        return bool(verdicts) and all(verdicts)
-
-    def losses_differ(self, outcome: Outcome, places: Sequence[int]) -> bool:
-        """Whether a loss differs from that of the example alone."""
-        for p in places:
-            alone = self.alone[outcome.members[p]]
-            own = float(alone.losses.abs().max())
-            gap = abs(float(outcome.losses[p] - alone.losses[0]))
-            if not gap <= self.later_tolerance * max(own, self.floor) + self.noise(outcome.members[p]):
-                return True
-        return False
-
-    def gradient_differs(self, name: str, outcome: Outcome, places: Sequence[int]) -> bool:
-        """Whether a parameter's gradient differs, in its own units, and of at least a part of the whole gradient."""
-        for p in places:
-            alone = self.alone[outcome.members[p]]
-            gap = float((outcome.gradients[name][p] - alone.gradients[name][0]).norm())
-            own, noise = float(alone.gradients[name][0].norm()), self.noise(outcome.members[p])
-            if self.gradient_tolerance < KINK:
-                allowed = (self.gradient_tolerance + noise) * max(own, SMALL_PART * alone.length, self.floor)
-            else:
-                allowed = KINK * max(alone.length, self.floor)
-            if not gap <= allowed:
-                return True
-        return False
-
-    def noise(self, member: int) -> float:
-        """What rounding of a probe's largest activations may leave in later ones, of any size."""
-        if member not in self._noise:
-            self._noise[member] = ROUNDINGS * self.subject.draws.coarsest * self.alone[member].trace.largest
-        return self._noise[member]
-
-    def source(self, outcome: Outcome, places: Sequence[int], wrong: Sequence[str]) -> str | None:
-        """The module in whose backward pass the mixing begins; None for the loss function.
-
-        Mixing begins between an output whose gradient differs and the outputs computed from it, whose gradients agree.
-        """
-        trace = outcome.trace
-        bad = [k for k, seen in trace.backward.items() if self.differs("backward", k, seen, outcome, places)]
-        if not bad:
-            return wrong[-1].rpartition(".")[0]
-        for key in trace.backward:
-            if key not in bad and bad[0] in trace.sources.get(key, set()):
-                return key[0]
-        return None if bad[0] in trace.sources.get(("", "loss", 1, 0), set()) else bad[0][0]
-
-    def fail_at(self, trace: Trace, key: Key, message: str) -> None:
-        """Raise for a module's output, or for the module around it, which computed its input."""
-        path, side, _, _ = key
-        if side == "output":
-            shape = trace.forward[key].shape
-            self.fail(path, message.format("output" if shape else "output of shape (), one number for all examples,"))
-        self.fail(trace.inside[key], message.format(f"input of its layer {path}"))
-
-    def fail(self, path: str | None, message: str) -> None:
+    def fail(self, path: str | None, message: str) -> NoReturn:
         """Raise for the module at a path, or for the loss function."""
         if path is None:
-            raise UnsupportedLayerError(f"the loss function: {message}")
-        raise unsupported(path, self.subject.model.get_submodule(path), message)
+            raise UnsupportedLayerError(f"the loss function: {message}; {FIX}")
+        raise unsupported(path, self.subject.model.get_submodule(path), f"{message}; {FIX}")
+
+    def refuse(self, members: Sequence[int], error: Exception) -> NoReturn:
+        """Raise the error of a pass, with the layer that raised it, which a second pass finds."""
+        path = self.trace(members).running[-1:]
+        if isinstance(error, UnsupportedLayerError) or (is_own(error) and not path):
+            raise error
+        inputs, targets = map(forms, self.subject.rows(members))
+        what = f"fails with {describe(error)}, on a batch of {len(members)} (inputs {inputs}, targets {targets})"
+        what = str(error) if isinstance(error, OwnDrawsError) else f"{what}; {FIX}" if len(members) > 1 else what
+        if not path:
+            raise UnsupportedLayerError(f"the backward pass {what}") from error
+        raise unsupported(path[0], self.subject.model.get_submodule(path[0]), what) from error
+
+
+def ones(count: int) -> Tensor:
+    """Weights of a plain sum."""
+    return torch.ones(count, dtype=torch.float64)
+
+
+def final(error: Exception) -> bool:
+    """Whether an error says that code is refused, and not that it does not take some rows."""
+    return isinstance(error, OwnDrawsError) or (isinstance(error, UnsupportedLayerError) and error.__cause__ is None)

@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedlsg.gradients.isolation.draws import own_seeds_refused, refuse
+from fedlsg.randomness import own_draws, seed_draws
+
+FIRST_SEED = 0x6665646C7368
+"""Seed of the first passes: none that a user's code would choose, so that a seed of its own shows."""
 RANDOM = torch.Tag.nondeterministic_seeded
 SUMS = ("mm", "conv", "norm", "sum", "mean", "var", "std", "softmax", "dot", "gru", "lstm", "rnn", "attention")
 """Parts of the names of operations whose rounding may depend on how many examples there are."""
@@ -33,22 +39,31 @@ class UncoupledDrawError(ValueError):
 class Draws(TorchDispatchMode):
     """The random draws of one-example passes, repeated for each example of a batch.
 
-    Guarantee inside the context: the k-th draw of a pass has the numbers of the k-th draw of the first pass, repeated
-    along the one dimension that is longer. A draw of the same shape in every batch is repeated unchanged.
+    Guarantee inside the context: the k-th draw of a pass has the numbers of the k-th draw of the first
+    pass, repeated along the one dimension that is longer. A draw of the same shape in every batch is
+    repeated unchanged.
     Differs from the distribution in training: all examples share one mask.
-    ``seed``: of all generators. ``common``: whether a batch had a draw that no example has for itself, such as a coin.
-    ``coarsest`` is the largest unit in the last place of any float type that sums were taken in, by the model's forward
-    pass; ``coarsest_later`` from the loss on, which ``in_loss`` says.
-    Raises UncoupledDrawError for a draw whose distribution depends on a tensor.
+    ``number``: of the seed, which is the same for all generators; ``batch``: examples of the pass.
+    ``common``: whether a batch had a draw that no example has for itself, such as a coin.
+    Of sums that the pass takes: ``coarsest`` is the largest unit in the last place of any of their types
+    in the model's forward pass, ``coarsest_later`` from the loss on, which ``in_loss`` says; ``largest``
+    is the root mean square of the largest of them, and ``work`` how many numbers they have.
+    Raises UncoupledDrawError for a draw whose distribution depends on a tensor, and OwnDrawsError for one
+    of a generator that the model or the loss brings, or that they seeded: its state does not follow from
+    the seed of the pass.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, number: int = 0) -> None:
         super().__init__()
-        self.seed, self.batch, self.common = seed, 1, False
+        self.seed, self.batch, self.common = FIRST_SEED + number, 1, False
         self.first: list[Tensor] = []
-        self.place = 0
         self.coarsest = self.coarsest_later = float(torch.finfo(torch.float64).eps)
-        self.in_loss = False
+        self.generators: list[Any] = []
+        self.start()
+
+    def start(self) -> None:
+        """Begin a pass."""
+        self.place, self.work, self.largest, self.in_loss = 0, 0, 0.0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -58,6 +73,7 @@ class Draws(TorchDispatchMode):
             if sums:
                 self._watch(out)
             return out
+        self._check_generators(func, args, kwargs)
         if func is torch.ops.aten.native_dropout.default:
             x, p = args[0], args[1]
             kept = self._again(torch.empty_like(x).bernoulli_(1 - p))
@@ -70,6 +86,13 @@ class Draws(TorchDispatchMode):
             )
         again = self._again(drawn)
         return args[0].copy_(again) if func._schema.is_mutable else again
+
+    def _check_generators(self, func: Any, args: Any, kwargs: Any) -> None:
+        own = dict(arguments_of(func, args, kwargs)).get("generator")
+        if own is not None and own is not torch._C.default_generator:
+            refuse(f"generator= of {func._schema.name.removeprefix('aten::')}")
+        if any(generator.initial_seed() != self.seed for generator in self.generators):
+            refuse("a seed or a state of torch's generator")
 
     def _again(self, drawn: Tensor) -> Tensor:
         """The draws of the first pass in the shape of these."""
@@ -89,12 +112,16 @@ class Draws(TorchDispatchMode):
 
     def _watch(self, out: Any) -> None:
         made = out[0] if isinstance(out, tuple) and out else out
-        if isinstance(made, Tensor) and made.is_floating_point() and made.dtype != torch.float64:
-            eps = float(torch.finfo(made.dtype).eps)
-            if self.in_loss:
-                self.coarsest_later = max(self.coarsest_later, eps)
-            else:
-                self.coarsest = max(self.coarsest, eps)
+        if not isinstance(made, Tensor) or not made.is_floating_point() or not made.numel():
+            return
+        eps = float(torch.finfo(made.dtype).eps)
+        if self.in_loss:
+            self.coarsest_later = max(self.coarsest_later, eps)
+            return
+        self.coarsest = max(self.coarsest, eps)
+        size = float(made.norm()) / made.numel() ** 0.5
+        self.largest = max(self.largest, size if isfinite(size) else 0.0)
+        self.work += made.numel()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -108,13 +135,19 @@ def kind(func: Any) -> tuple[bool, bool]:
     return RANDOM in func.tags, any(part in func._schema.name for part in SUMS)
 
 
-def draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether dropout is switched off in an operation that may draw."""
+def arguments_of(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call of an operation by their names, defaults among them."""
     for number, argument in enumerate(func._schema.arguments):
         given = args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
-        if argument.name in ("dropout_p", "dropout"):
+        yield argument.name, given
+
+
+def draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether dropout is switched off in an operation that may draw."""
+    for name, given in arguments_of(func, args, kwargs):
+        if name in ("dropout_p", "dropout"):
             return bool(given == 0)
-        if argument.name == "train" and func is torch.ops.aten.native_dropout.default:
+        if name == "train" and func is torch.ops.aten.native_dropout.default:
             return given is False
     return False
 
@@ -141,23 +174,19 @@ def couple(draws: Draws, device: torch.device) -> Iterator[None]:
     """Couple the draws of a pass; on exit the states of all generators are restored.
 
     Fused attention draws inside its kernel, so torch computes attention from its parts here.
+    Raises OwnDrawsError if somebody seeds a generator inside.
     """
-    state, numpy_state = random.getstate(), np.random.get_state()
-    draws.place, draws.in_loss = 0, False
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.random.default_generator.manual_seed(draws.seed)
-            random.seed(draws.seed)
-            np.random.seed(draws.seed)
-            if device.type == "cuda":
-                torch.cuda.manual_seed(draws.seed)
-            before = _uncoupled()
-            with sdpa_kernel(SDPBackend.MATH), draws:
-                yield
-            draws.common |= before != _uncoupled()
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)
+    on_device = device.type == "cuda"
+    with own_draws(device.type):
+        seed_draws(draws.seed, device.type)
+        draws.start()
+        draws.generators = [torch._C.default_generator]
+        if on_device:
+            draws.generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        before = _uncoupled()
+        with sdpa_kernel(SDPBackend.MATH), own_seeds_refused(), draws:
+            yield
+        draws.common |= before != _uncoupled()
 
 
 def _uncoupled() -> bytes:

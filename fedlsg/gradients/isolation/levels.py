@@ -1,11 +1,40 @@
-"""The three levels at which a pass runs a model and its loss.
+"""The rule that chooses the level at which a pass runs a model, where its user leaves it "auto".
 
 isolated    code of users runs under ``vmap`` on one example; known layers of torch run on the batch
 rows        each example has a pass of its own: whatever the code does, it does it to one example
-checked     the whole batch at once: for code of libraries, which one check has compared with rows alone
+checked     the whole batch at once: for library code, which one check has compared with rows alone
 """
 
-from typing import Literal, get_args
+from collections.abc import Callable
 
-Isolation = Literal["isolated", "rows", "checked"]
-LEVELS: tuple[Isolation, ...] = get_args(Isolation)
+from torch import nn
+
+from fedlsg.setting.isolation import CHECKED, LEVELS, Isolation, Wanted
+from fedlsg.user_code.library import own_code
+
+__all__ = ["LEVELS", "Isolation", "resolve", "slow_word"]
+
+SLOW = 2.0
+
+
+def resolve(model: nn.Module, loss: object, wanted: Wanted, trial: Callable[[], Isolation]) -> Isolation:
+    """The level of ``model`` and ``loss``: what is ``wanted``, or that of the rule for "auto".
+
+    ``trial`` runs own code on made-up or public rows: ``isolated`` where torch has a rule for it under ``vmap``, else
+    ``rows``. At both levels a model of libraries runs on the batch, and a user's own loss on the outputs of one
+    example.
+    """
+    if wanted != "auto":
+        return wanted
+    library = own_code(model) is None and own_code(loss) is None
+    return CHECKED if library else trial()
+
+
+def slow_word(level: Isolation, factor: float) -> str:
+    """What to say of a step that a level makes ``factor`` times as slow; empty up to twice."""
+    if factor <= SLOW:
+        return ""
+    return (
+        f"{factor:.1f} times the time of a step at isolation=checked, which trusts your own code "
+        "as far as one check on made-up rows goes"
+    )

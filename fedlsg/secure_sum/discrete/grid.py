@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Float, Float64, Int8, Int64
 from torch import Tensor
 
+from fedlsg.noise.sampler import LARGEST_DEVIATION, SMALLEST_DEVIATION, discrete_gaussian
 from fedlsg.randomness import SecretStream, check_cpu
 from fedlsg.secure_sum.discrete.bound import ripple
-from fedlsg.secure_sum.discrete.sampler import LARGEST_DEVIATION, SMALLEST_DEVIATION, discrete_gaussian
 
 MOST_BITS = 52
 """Sums are exact in float64."""

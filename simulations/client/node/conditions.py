@@ -6,10 +6,13 @@ Each refusal names the setting, the run's value, and what the node config allows
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import strategies
 from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
+from fedlsg.setting.isolation import Isolation
 from fedlsg.setting.mechanisms import DP, KINDS
+from fedlsg.user_code.library import own_code
 from simulations.client.node.refusals import SettingsError, TermsError
 from simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
 from simulations.models.encoder_source import NAMES
@@ -70,6 +73,7 @@ def usable(settings: Settings, terms: Terms) -> Settings:
         settings = with_own_columns(settings, terms)
     _refuse_paths(settings)
     settings = _own_weights(settings, terms)
+    settings = replace(settings, isolation=terms.isolation)  # the server's word is in its announcements
     settings = replace(settings, data_dir=None, data_root=None)  # the server's folders are not this client's
     return _with_clients(settings, terms, own=own)
 
@@ -143,6 +147,25 @@ def check_base(base: Base, terms: Terms) -> None:
     for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
         if delta >= 1 / number:
             raise TermsError(f"{name}={delta:g} is not below {words} to be published")
+
+
+def agreed_level(base: Base, announced: str | None, terms: Terms) -> Base:
+    """The base of a client at the announced level of isolation, where it is no weaker than that of the rule here.
+
+    None: nothing is announced yet. A level of the node config stays, and ``check_level`` compares it.
+    """
+    free = terms.isolation == "auto" and base.local.isolation != "rows"
+    return base.at_level(cast(Isolation, announced)) if free and announced in ("isolated", "rows") else base
+
+
+def check_level(base: Base, announced: str) -> None:
+    """Raise TermsError unless the announced level of isolation is the one of this client."""
+    if announced != base.local.isolation:
+        raise TermsError(
+            f"isolation={announced}: the server runs the model so, and here it is {base.local.isolation} "
+            f"({own_code(base.build_model()) or 'library code alone'}); set isolation={base.local.isolation!r} in the "
+            f"run config, or {announced!r} in this client's node config"
+        )
 
 
 def _check_privacy(s: Settings, terms: Terms) -> None:

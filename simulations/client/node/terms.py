@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import cast, get_args
 
+from fedlsg.setting.isolation import Wanted
 from fedlsg.setting.units import EXAMPLE, UNITS
 from simulations import workloads
 from simulations.client.node.refusals import OwnDataError, TermsError, log_failure
@@ -26,7 +28,7 @@ from simulations.workloads import LoadedWorkload, Split
 
 KEYS = (
     "partition-id", "num-partitions", "ledger-dir", "epsilon-max", "delta-max", "data", "input-columns", "label-column",
-    "classes", "pretrained", "unit", "trust", "colluders", "accept-changed-data",
+    "classes", "pretrained", "unit", "trust", "colluders", "accept-changed-data", "isolation",
 )  # fmt: skip
 TRUST = ("client", "secure", "aggregate")
 """What a client may accept, from the strongest to the weakest."""
@@ -47,6 +49,8 @@ class Terms:
     trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum must tolerate; one at
     least, because every other client of a sum knows its own noise.
     accept_changed_data: continue at the spent epsilon with changed data.
+    isolation: the one level at which this client runs the code of the model; "auto" takes what is announced, unless it
+    is weaker than what the rule says here.
     """
 
     partition: int
@@ -63,6 +67,7 @@ class Terms:
     trust: str = "client"
     colluders: int = 1
     accept_changed_data: bool = False
+    isolation: Wanted = "auto"
 
 
 def read_terms(config: Config) -> Terms:
@@ -78,6 +83,9 @@ def read_terms(config: Config) -> Terms:
     unit = config.get("unit", EXAMPLE.name)
     if unit not in UNITS:
         raise TermsError(f"node config: expected unit={unit!r} among {', '.join(UNITS)}")
+    isolation = config.get("isolation", "auto")
+    if isolation not in get_args(Wanted):
+        raise TermsError(f"node config: expected isolation={isolation!r} among {', '.join(get_args(Wanted))}")
     accept = config.get("accept-changed-data", False)
     if not isinstance(accept, bool):
         raise TermsError(f"node config: expected accept-changed-data={accept!r} to be true or false")
@@ -96,6 +104,7 @@ def read_terms(config: Config) -> Terms:
         trust=str(trust),
         colluders=_colluders(config),
         accept_changed_data=accept,
+        isolation=cast(Wanted, isolation),
     )
 
 

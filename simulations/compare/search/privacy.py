@@ -161,9 +161,7 @@ def _read(run: RunDir) -> Trial:
     return Trial(
         partition=tuple(settings.get(name) for name in PARTITION),
         events={ledger.client: ledger.events() for ledger in charged},
-        private=not any(
-            ledger.reproducible or not all(entry.private for entry in ledger.entries) for ledger in charged
-        ),
+        private=not any(not all(entry.has_epsilon for entry in ledger.entries) for ledger in charged),
     )
 
 

@@ -33,7 +33,7 @@ from simulations.settings.settings import (
 REFUSED = HARMLESS | {*AXES} | {
     "preset", "from_preset", "noise_multiplier", "delta", "unit", "trust", "min_survivors", "colluders", "reproducible",
     "sampling", "mechanism", "dataset", "subset", "input_columns", "label_column", "test_split", "train_rows",
-    "holdout", "public_rows",
+    "holdout", "public_rows", "isolation",
 }  # fmt: skip
 """Settings that change what is measured or how private it is: the best accuracy does not choose them."""
 

@@ -85,6 +85,7 @@ class Request:
     options: Options
     progress: Progress
     public_only: bool
+    seed: int | None = None
 
 
 def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:

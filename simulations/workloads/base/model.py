@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlsg.privacy.trained_weights import follow
 from fedlsg.randomness import alone
 from fedlsg.setting.choices import choose
 from fedlsg.user_code.failure import without_exit
@@ -34,6 +35,7 @@ def fresh(build: Build) -> Any:
     why = "it cannot be copied"
     try:
         copied = deepcopy(made)
+        follow(made, copied)
         if not (held := next(_held(copied, made), None)):
             return copied
         why = f"its {held} is a function that holds the module itself, which a copy would not"

@@ -60,6 +60,7 @@ class Split:
     lengths: (N,) tokens of each example, so that ``order`` can bring equal lengths together; None if all are equal.
     groups: (N,) number of each example's group, by its own length: only examples of one group may share a microbatch
         of a private step (``apart``); None for one group.
+    drawn: whether rows drew random numbers while they were read: read again, they are other rows.
 
     Load a workload by name in every process instead of pickling a split: the pickle would hold every row.
     """
@@ -69,6 +70,7 @@ class Split:
     prepare: Callable[[Any], Inputs]
     lengths: Int64[Tensor, " n"] | None = None
     groups: Int64[Tensor, " n"] | None = None
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         if self.labels.ndim == 0:
@@ -124,6 +126,7 @@ class Split:
             prepare=self.prepare,
             lengths=None if self.lengths is None else self.lengths[rows],
             groups=None if self.groups is None else self.groups[rows],
+            drawn=self.drawn,
         )
 
     def _checked(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.gradients.losses import CLASSES, PerExampleLoss
+from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Inputs, Stored
 from simulations.workloads.rows.transform import Prepare, fields_of, prepared, transformed
@@ -33,6 +34,7 @@ class Columns:
 
     ``texts``: columns that are texts in every file, whatever those of one look like.
 
+    ``seed``: that of a reproducible run, whose rows draw by it; None: secret draws, new each time that data are read.
     ``like``: the public rows, whose classes and scale of pixels are taken; None while these are read themselves.
     """
 
@@ -44,7 +46,14 @@ class Columns:
     progress: Progress
     classes: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    seed: int | None = None
     like: "Rows | None" = None
+
+    def stream_of(self, what: str) -> SecretStream:
+        """Of the draws of a split's rows. Those of test are public: every process has the same test rows."""
+        if what == "test":
+            return reproducible_stream(0, "rows", what)
+        return secret_stream() if self.seed is None else reproducible_stream(self.seed, "rows", what)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +63,7 @@ class Rows:
     ``columns``: other values of the rows, by name (N,). ``classes``: names of the classes, if the data say them.
     ``names``, ``target_names``: the columns of inputs and targets. ``white``: the value of a file's pixels that is 1,
     for images of more than 8 bits. ``left_out``: what of the data is no input and no target.
+    ``drawn``: as in ``Split``.
     """
 
     inputs: Stored
@@ -65,6 +75,7 @@ class Rows:
     target_names: tuple[str, ...] = ()
     white: float | None = None
     left_out: tuple[str, ...] = ()
+    drawn: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -97,9 +108,10 @@ def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **mo
         stored = deep / np.float32(more["white"] or 1)
     array = (stored if isinstance(stored, Tensor) else as_tensor(stored, f"{what} inputs")).detach().cpu()
     scale = pixels if array.dtype == torch.uint8 and array.ndim > 2 else None
+    prepare = Prepare(scale) if columns.transform is None else Prepare.by(columns.transform, what)
     if array.dtype in (torch.uint8, torch.bool) and array.ndim == 2 and columns.transform is None:
         array = array.float()  # small numbers, which no layer takes as they are
-    return Rows(inputs=Array(array), targets=targets, prepare=Prepare(columns.transform or scale), **more)
+    return Rows(inputs=Array(array), targets=targets, prepare=prepare, **more)
 
 
 def as_tensor(value: Any, what: str) -> Tensor:

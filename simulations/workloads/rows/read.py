@@ -1,7 +1,7 @@
 """Data of a user's own in any form that ``fedlsg.Workload`` takes, as rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.randomness import own_draws, seed_draws
+from fedlsg.rows import RowDraws, check_distinct
+from fedlsg.user_code.objects import generators_in
+from simulations.workloads.base import Progress
 from simulations.workloads.rows import Columns, Fields, Rows, as_targets, as_tensor, of_stored
 from simulations.workloads.rows.files import NoFileError, is_table_file, read_npz
 from simulations.workloads.rows.images import read_image_folder, stack
 from simulations.workloads.rows.table import LABEL, Table, agreed, check_finite, find_inputs, is_table, text_of
-from simulations.workloads.rows.transform import AT_ONCE, PROBES, Prepare, check_same_item, prefers_texts
+from simulations.workloads.rows.transform import AT_ONCE, PROBES, Prepare, check_same_item, is_same_item, prefers_texts
 
 FORMS = (
     "expected (inputs, targets), a torch Dataset, a datasets.Dataset, a table, or the path of a .csv or .parquet file "
@@ -214,7 +216,7 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
             f"{what}: expected as many inputs as targets, one at least, got {found} and {len(wanted)}{none}"
         )
     if isinstance(stored, dict):
-        return Rows(inputs=Fields(stored), targets=wanted, prepare=Prepare(columns.transform), classes=classes)
+        return Rows(inputs=Fields(stored), targets=wanted, prepare=Prepare.by(columns.transform, what), classes=classes)
     return of_stored(stored, wanted, columns, what, classes=classes)
 
 
@@ -247,16 +249,16 @@ def _dataset(data: Any, columns: Columns, what: str) -> Rows:
         ) from None
     if not size:
         raise ValueError(f"{what}={type(data).__name__} has no examples (no rows)")
-    inputs, targets = [], []
-    with own_draws("cpu"):
-        for number in range(size):
-            item = _item(data, number, what)
-            inputs.append(item[0])
-            targets.append(item[1])
-            if number % AT_ONCE == AT_ONCE - 1:
-                columns.progress(f"{what}: {number + 1} of {size} examples read")
-        for number in (0, size // 2):
-            check_same_item((inputs[number], targets[number]), _item(data, number, what), f"{what}[{number}]")
+    if what != "test":  # of test, which is public, each row is an example of its own
+        check_distinct(data, f"{what}={type(data).__name__}")
+    items = Items(data, what, RowDraws(columns.stream_of(what)))
+    rows, drawn = items.read(size, columns.progress)
+    return replace(_of_items(rows, columns, what), drawn=drawn)
+
+
+def _of_items(rows: Sequence[Any], columns: Columns, what: str) -> Rows:
+    """The rows of pairs that were read from a Dataset."""
+    inputs, targets = [row[0] for row in rows], [row[1] for row in rows]
     texts = isinstance(targets[0], str)
     wanted, classes = as_targets(targets if texts else _stacked(targets, f"{what} targets"), columns, what)
     first = inputs[0]
@@ -264,7 +266,7 @@ def _dataset(data: Any, columns: Columns, what: str) -> Rows:
         if other := [number for number, item in enumerate(inputs) if not _has(item, first)]:
             raise ValueError(f"{what}[{other[0]}] has other inputs than {what}[0], {', '.join(map(str, first))}")
         fields = {str(name): _stacked([item[name] for item in inputs], f"{what} inputs {name}") for name in first}
-        return Rows(inputs=Fields(fields), targets=wanted, prepare=Prepare(columns.transform), classes=classes)
+        return Rows(inputs=Fields(fields), targets=wanted, prepare=Prepare.by(columns.transform, what), classes=classes)
     if hasattr(first, "convert") and hasattr(first, "mode") and columns.transform is None:  # images of Pillow
         images, white = stack(((f"the image {what}[{row}]", one) for row, one in enumerate(inputs)), columns, what)
         return of_stored(images, wanted, columns, what, classes=classes, white=white)
@@ -273,19 +275,45 @@ def _dataset(data: Any, columns: Columns, what: str) -> Rows:
     return of_stored(stored, wanted, columns, what, classes=classes)
 
 
-def _item(data: Any, number: int, what: str) -> Any:
-    """An item. Its random changes are drawn from its number, so that no other example has a part in them."""
-    seed_draws(number, "cpu")
-    try:
-        item = data[number]
-    except Exception as error:
-        raise ValueError(
-            f"{what}[{number}] fails: {type(error).__name__}: {error}; give a Dataset whose __getitem__ takes 0 to "
-            "len - 1"
-        ) from error
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise ValueError(f"{what}[{number}] is {type(item).__name__}: expected a pair (input, target)")
-    return item
+@dataclass(frozen=True, eq=False)
+class Items:
+    """The items of a Dataset, each made with random draws of its own, so that no other example has a part in them."""
+
+    data: Any
+    what: str
+    draws: RowDraws
+
+    def read(self, size: int, progress: Progress) -> tuple[list[Any], bool]:
+        """All items, and whether they draw. Raises ValueError for one that is another one after others were read."""
+        items, tried = [], {0: b"", size // 2: b""}
+        with self.draws.making():
+            self._item(0, self.draws.next_key())
+            self.draws.held = generators_in(self.data)  # those that the first item made as well
+            for number in range(size):
+                key = self.draws.next_key()
+                items.append(self._item(number, key))
+                if number in tried:
+                    tried[number] = key
+                if number % AT_ONCE == AT_ONCE - 1:
+                    progress(f"{self.what}: {number + 1} of {size} examples read")
+            for number, key in tried.items():
+                check_same_item(items[number], self._item(number, key), f"{self.what}[{number}]")
+            others = (self._item(number, self.draws.next_key()) for number in tried)
+            drawn = not all(is_same_item(items[number], other) for number, other in zip(tried, others, strict=True))
+        return items, drawn
+
+    def _item(self, number: int, key: bytes) -> Any:
+        self.draws.begin(key)
+        try:
+            item = self.data[number]
+        except Exception as error:
+            raise ValueError(
+                f"{self.what}[{number}] fails: {type(error).__name__}: {error}; give a Dataset whose __getitem__ takes "
+                "0 to len - 1"
+            ) from error
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise ValueError(f"{self.what}[{number}] is {type(item).__name__}: expected a pair (input, target)")
+        return item
 
 
 def _has(item: Any, first: Mapping[Any, Any]) -> bool:

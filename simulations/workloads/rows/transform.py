@@ -5,14 +5,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlsg.gradients.independence.cast import differing
+from fedlsg.gradients.independence.same_rows import differing
 from fedlsg.randomness import own_draws
+from fedlsg.tensors import each
 from fedlsg.user_code.objects import written
 from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Inputs, Stored
@@ -30,9 +32,18 @@ PROBES = 6
 
 @dataclass(frozen=True)
 class Prepare:
-    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if there is one."""
+    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if there is one.
+
+    ``alone``: the function is called for one row at a time, so that no row depends on the others of a batch.
+    """
 
     transform: Callable[[Any], Inputs] | None = None
+    alone: bool = False
+
+    @classmethod
+    def by(cls, transform: Callable[[Any], Inputs] | None, what: str) -> "Prepare":
+        """By a user's function: alone for all rows but those of test, which are public and tried in batches."""
+        return cls(transform, alone=transform is not None and what != "test")
 
     def __call__(self, stored: Any) -> Inputs:
         """The inputs of some rows. A transform is not called for none: its failure would tell that a batch is empty."""
@@ -44,7 +55,22 @@ class Prepare:
         if self.transform is None:
             return tensors
         first = next(iter(tensors.values())) if isinstance(tensors, dict) else tensors
-        return self.transform(tensors) if len(first) else torch.zeros(0, 1)
+        if not len(first):
+            return torch.zeros(0, 1)
+        if not self.alone or len(first) == 1:
+            return self.transform(tensors)
+        made = [self.transform(each(tensors, itemgetter(slice(row, row + 1)))) for row in range(len(first))]
+        return joined(made)
+
+
+def joined(rows: Sequence[Any]) -> Inputs:
+    """One batch of batches. Raises ValueError for rows of several shapes or names."""
+    try:
+        if isinstance(rows[0], Tensor):
+            return torch.cat(list(rows))
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise ValueError(f"transform gave rows that cannot be put together ({error}): {ONE_SHAPE}") from error
 
 
 def transformed(
@@ -110,6 +136,16 @@ def check_same_rows(
 
 def check_same_item(first: Any, again: Any, what: str) -> None:
     """Raise ValueError unless the numbers of an item, a pair, are the same after others were read."""
+    if not is_same_item(first, again):
+        raise ValueError(
+            f"{what} is another item after others were read, which mixes examples: let __getitem__ make each item "
+            "from its own number alone, without a memory; random numbers of torch, python and numpy are seeded in "
+            "secret for each item"
+        )
+
+
+def is_same_item(first: Any, again: Any) -> bool:
+    """Whether the numbers of two items, pairs, are the same."""
     pairs = [(first[0], again[0]), (first[1], again[1])]
     if all(isinstance(item, Mapping) for item in pairs[0]):
         pairs = [*((first[0][name], again[0].get(name)) for name in first[0]), pairs[1]]
@@ -118,10 +154,8 @@ def check_same_item(first: Any, again: Any, what: str) -> None:
             continue
         a, b = (torch.as_tensor(value).unsqueeze(0) for value in (one, two))
         if a.shape != b.shape or differing(a, b):
-            raise ValueError(
-                f"{what} is another item after others were read, which mixes examples: let __getitem__ make each item "
-                "from its own number alone, without a memory and without a random generator of its own"
-            )
+            return False
+    return True
 
 
 def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.loss_contents import held_tensors
 from fedlsg.gradients.losses import per_example_loss
 from fedlsg.gradients.supported import UnsupportedLayerError
@@ -107,7 +107,7 @@ def test_a_loss_with_float32_tensors_passes_the_check_and_weighs_each_example(na
     own = HOLDERS[name]
     before = [(place, t.clone()) for place, t in held_tensors(own)]
     loss = per_example_loss(own)
-    check_independent(model(), loss, X, Y)
+    check_model(model(), loss, [(X, Y)])
     outputs = model()(X)
     torch.testing.assert_close(loss(outputs, Y), F.cross_entropy(outputs, Y, W, reduction="none"))
     for (place, t), (same, now) in zip(before, held_tensors(own), strict=True):
@@ -122,7 +122,7 @@ def test_a_loss_that_mixes_next_to_its_tensors_is_refused(name, strength):
     inner = per_example_loss(HOLDERS[name])
     mixing = per_example_loss(lambda o, t: inner(o + strength * o.mean(0), t))
     with pytest.raises(UnsupportedLayerError, match=r"^the loss function: mixes examples"):
-        check_independent(model(), mixing, X, Y)
+        check_model(model(), mixing, [(X, Y)])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -132,7 +132,7 @@ def test_class_weights_of_another_type_are_those_of_the_outputs(make, dtype):
     loss = per_example_loss(make(weight=W.to(dtype)))
     outputs = model()(X)
     torch.testing.assert_close(loss(outputs, Y), F.cross_entropy(outputs, Y, W, reduction="none"))
-    check_independent(model(), loss, X, Y)
+    check_model(model(), loss, [(X, Y)])
 
 
 @pytest.mark.parametrize("name", CONVERTED)
@@ -166,7 +166,7 @@ class Memory(nn.Module):
 def test_a_loss_with_a_memory_is_refused_and_the_check_leaves_no_trace_in_it(buffer):
     own = Memory(buffer=buffer)
     with pytest.raises(UnsupportedLayerError, match="the loss function: depends on earlier batches"):
-        check_independent(model(), per_example_loss(own), X, Y)
+        check_model(model(), per_example_loss(own), [(X, Y)])
     assert own.last is None
     assert not buffer or not own.mean.any()
 
@@ -238,7 +238,7 @@ def test_trainable_parameters_of_a_loss_are_refused_by_name(case):
 def test_frozen_parameters_and_those_of_the_model_are_no_fault():
     net = model()
     for part in (Scaled(trained=False), Around(Scaled(trained=False)), in_closure(Scaled(trained=False))):
-        check_independent(net, per_example_loss(part), X, Y)
+        check_model(net, per_example_loss(part), [(X, Y)])
     per_example_loss(lambda o, t: F.cross_entropy(o, t, reduction="none") + 0 * net[0].weight.sum(), net)
     with pytest.raises(ValueError, match=r"trainable parameters \(net.0.weight, net.0.bias"):
         per_example_loss(lambda o, t: F.cross_entropy(o, t, reduction="none") + 0 * net[0].weight.sum())
@@ -247,4 +247,4 @@ def test_frozen_parameters_and_those_of_the_model_are_no_fault():
 def test_a_parameter_that_only_the_graph_shows_is_refused():
     loss = per_example_loss(lambda o, t: F.cross_entropy(o * ELSEWHERE.scale, t, reduction="none"))
     with pytest.raises(UnsupportedLayerError, match=r"trainable parameters \(one of shape \(\)\)"):
-        check_independent(model(), loss, X, Y)
+        check_model(model(), loss, [(X, Y)])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.losses import per_example_loss
 from fedlsg.gradients.supported import UnsupportedLayerError
 
@@ -178,7 +178,7 @@ def test_every_loss_passes_the_check_in_float64_and_is_not_changed(name, loss, f
         own = getattr(nn, name)(**settings) if form == "module" else partial(FUNCTIONS[name], **settings)
         torch.manual_seed(0)
         model = Shaped(shape, loss.prepare)
-        check_independent(model, per_example_loss(own), numbers((B, 5)), loss.targets(shape))
+        check_model(model, per_example_loss(own), [(numbers((B, 5)), loss.targets(shape))])
         if form == "module":
             assert all(buffer.dtype == torch.float32 for buffer in own.buffers())
             assert own.reduction == "mean"
@@ -220,7 +220,7 @@ def test_a_weight_for_each_place_in_the_batch_is_refused():
     """``BCELoss(weight)`` of shape (B, 1) weighs places, not examples."""
     loss = per_example_loss(nn.BCEWithLogitsLoss(weight=torch.rand(B, 1)))
     with pytest.raises(UnsupportedLayerError, match=r"^the loss function: fails with RuntimeError: .* shape"):
-        check_independent(nn.Linear(5, 2), loss, numbers((B, 5)), shares((B, 2)))
+        check_model(nn.Linear(5, 2), loss, [(numbers((B, 5)), shares((B, 2)))])
 
 
 ROWS, T, V = 5, 3, 4

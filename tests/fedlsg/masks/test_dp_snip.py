@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedlsg.masks.pruning import Prune, pruning_mechanism, saliency_frame, saliency_scale
 from fedlsg.method import LocalTraining, Method
+from fedlsg.noise.sampler import FIRST
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream
 from tests.fedlsg.support.step_oracle import DENSE, EXACT, Problem, cnn, mlp, problem
@@ -118,9 +120,10 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn():
     events: list[str] = []
 
     class Stream(SecretStream):
-        def normal(self, count: int) -> Tensor:
-            events.append(f"noise {count}")
-            return super().normal(count)
+        def words(self, count: int, *, bits: int = 64) -> np.ndarray:
+            if bits == FIRST:
+                events.append(f"noise {count}")
+            return super().words(count, bits=bits)
 
     p = saliency_problem()
     noisy = replace(pruning_mechanism(METHOD.mechanism, METHOD.prune), noise_multiplier=1.5)

@@ -12,23 +12,25 @@ from torch.nn import functional
 import fedlsg
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.independence import check as independence
+from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.supported import UnsupportedLayerError
 from strategies.own_loop import examples
-from strategies.own_loop.examples import Trial, check_example, check_synthetic, checked_ctc
+from strategies.own_loop.examples import check_example, check_synthetic, checked_ctc, takes
 from strategies.own_loop.fills import ROWS, numbers
 from strategies.own_loop.made_up import Maker
 from tests.fedlsg.support.mixing_zoo import COUNTS, HONEST, LABELS, LONG, MIXING, TOKENS, Case, Embedded, tables
 
 
-def check(case: Case) -> None:
+def check(case: Case, level: Isolation = "checked") -> None:
     torch.manual_seed(1)
-    check_synthetic(case.model(), per_example_loss(case.loss), case.x, case.y)
+    check_synthetic(case.model(), per_example_loss(case.loss), case.x, case.y, level=level)
 
 
+@pytest.mark.parametrize("level", ["checked", "isolated"])
 @pytest.mark.parametrize("case", MIXING)
-def test_what_mixes_is_refused_without_an_example(case):
+def test_what_mixes_is_refused_without_an_example(case, level):
     with pytest.raises(UnsupportedLayerError, match="mixes examples"):
-        check(MIXING[case])
+        check(MIXING[case], level)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def test_what_mixes_is_refused_without_an_example(case):
 )
 def test_what_is_honest_passes_without_an_example(case):
     check(HONEST[case])
+    check(HONEST[case], "isolated")
 
 
 NEW = [
@@ -47,21 +50,20 @@ NEW = [
 @pytest.mark.parametrize("case", NEW)
 def test_the_families_find_what_numbers_of_one_kind_do_not(case, monkeypatch):
     """Negative control: rows of 0 and 1, or of normal numbers alone, let all of these pass."""
-    monkeypatch.setattr(examples, "check_families", lambda *given: True)
+    monkeypatch.setattr(examples, "made_up_families", lambda *given: [])
+    monkeypatch.setattr(examples, "_differ", lambda rows: True)
     check(MIXING[case])
 
 
 OF_CODE = [
     "-999 by the mean", "-1 by the mean", "milliseconds or seconds", "known labels but -1", "padding of id 100",
-    "mean from 32 examples on",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", OF_CODE)
 def test_numbers_of_the_code_find_what_no_other_rows_find(case, monkeypatch):
     """Negative control: without them, all of these pass."""
-    for reader in (examples, independence):
-        monkeypatch.setattr(reader, "written", lambda *things: ())
+    monkeypatch.setattr(examples, "written", lambda *things: ())
     check(MIXING[case])
 
 
@@ -73,8 +75,8 @@ def test_other_seeds_find_what_one_seed_does_not(case, monkeypatch):
 
 
 def families(case: Case):
-    trial = Trial.of(case.model(), per_example_loss(case.loss))
-    return Maker(inputs=case.x, targets=case.y, takes=trial.takes, sizes=frozenset({50, 8})).families()
+    runs = takes(case.model(), per_example_loss(case.loss))
+    return Maker(inputs=case.x, targets=case.y, takes=runs, sizes=frozenset({50, 8})).families()
 
 
 def test_rows_have_the_values_of_real_ones():
@@ -99,8 +101,8 @@ def test_rows_have_the_values_of_real_ones():
 
 def test_each_column_has_its_own_largest_number():
     sizes = (3, 40, 7, 2, 100, 9)
-    trial = Trial.of(tables(*sizes), per_example_loss(nn.CrossEntropyLoss()))
-    maker = Maker(inputs=COUNTS, targets=LABELS, takes=trial.takes, sizes=frozenset(sizes))
+    runs = takes(tables(*sizes), per_example_loss(nn.CrossEntropyLoss()))
+    maker = Maker(inputs=COUNTS, targets=LABELS, takes=runs, sizes=frozenset(sizes))
     rows = torch.cat([x for x, _ in maker.families()])
     assert all(0 < most < size for most, size in zip(rows.amax(0).tolist(), sizes, strict=True))
     assert int(rows[:, 4].max()) > 70

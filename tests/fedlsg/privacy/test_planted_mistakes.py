@@ -18,6 +18,7 @@ import fedlsg.training.client
 import tests.fedlsg.support.step_oracle
 from fedlsg.masks.mask import Mask
 from fedlsg.method import aggregate
+from fedlsg.noise import add_gaussian
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.randomness import SecretStream, reproducible_stream
@@ -37,6 +38,7 @@ from tests.fedlsg.support.step_checks import (
     two_clients_count_twice,
 )
 from tests.fedlsg.support.step_oracle import NOISY, problem
+from tests.noise import noise_by
 
 
 def noise_on_another_mask(total, mechanism, noise):
@@ -50,7 +52,7 @@ def noise_on_another_mask(total, mechanism, noise):
 
 def noise_on_everything(frame, values):
     """The server's flat vector with noise on the frozen coordinates, too."""
-    noise = NOISY.noise_std * reproducible_stream(1).normal(frame.size)
+    noise = add_gaussian(torch.zeros(frame.size).double(), NOISY.noise_std, reproducible_stream(1))
     return flat(frame, values).where(flat(frame, torch.ones_like(values)) == 1, noise)
 
 
@@ -141,13 +143,9 @@ def test_a_late_ledger_is_caught(monkeypatch):
     shipped = tests.fedlsg.support.step_oracle.client_step
 
     def noise_first(*args, noise, charge, **settings):
-        class Drawn:
-            drawn = noise.normal(settings["frame"].kept)
-
-            def normal(self, count):
-                return self.drawn
-
-        return shipped(*args, noise=Drawn(), charge=charge, **settings)
+        drawn = add_gaussian(torch.zeros(settings["frame"].kept).double(), settings["mechanism"].noise_std, noise)
+        with noise_by(lambda total, std, stream: total + drawn):
+            return shipped(*args, noise=noise, charge=charge, **settings)
 
     monkeypatch.setattr(tests.fedlsg.support.step_oracle, "client_step", noise_first)
     assert not the_ledger_is_written_before_the_noise_is_drawn()

@@ -196,7 +196,8 @@ N, Q, DRAWS = 40, 0.3, 4000
 
 def fixed_size_batch(num_examples: int, sample_rate: float, sampler: SecretStream) -> Tensor:
     """The usual mistake: a shuffled batch of constant size q N, which the accountant does not describe."""
-    return sampler.normal(num_examples).argsort()[: round(num_examples * sample_rate)].sort().values
+    order = torch.from_numpy(sampler.words(num_examples).argsort())
+    return order[: round(num_examples * sample_rate)].sort().values
 
 
 def whole_batches_only(num_examples: int, sample_rate: float, sampler: SecretStream) -> Tensor:

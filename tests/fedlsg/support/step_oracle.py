@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fedlsg.noise
 from fedlsg.carriers import Carrier, Dense, LowRank, RandomCarriers, carried_parameters
 from fedlsg.frame import Frame
 from fedlsg.masks.mask import Mask
@@ -181,7 +182,7 @@ def naive_step(
                 x = project_and_keep(dense_gradients(p, model, i), p.frame)
                 total += clipped(x, mechanism, p.frame) if mechanism.clips else x
         if mechanism.adds_noise:
-            total += mechanism.noise_multiplier * mechanism.clip_norm * noise.normal(len(total))
+            total = fedlsg.noise.add_gaussian(total, mechanism.noise_multiplier * mechanism.clip_norm, noise)
         velocity = local.momentum * velocity + total
         accumulated = accumulated + velocity
         with torch.no_grad():

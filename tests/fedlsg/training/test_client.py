@@ -1,14 +1,16 @@
 """A client's step: the naive dense loop, the order of ledger and noise, and a model that comes back unchanged."""
 
 import math
-import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from fedlsg.method import LocalTraining
+from fedlsg.noise import add_gaussian
+from fedlsg.noise.sampler import FIRST
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from tests.fedlsg.support.step_oracle import (
@@ -26,6 +28,7 @@ from tests.fedlsg.support.step_oracle import (
     problem,
     snapshot,
 )
+from tests.noise import noise_by
 
 
 class Recorded(SecretStream):
@@ -35,9 +38,10 @@ class Recorded(SecretStream):
         super().__init__(bytes(32))
         self.events, self.name = events, name
 
-    def normal(self, count: int) -> Tensor:
-        self.events.append(f"{self.name} {count}")
-        return super().normal(count)
+    def words(self, count: int, *, bits: int = 64) -> np.ndarray:
+        if bits == FIRST:  # each number of noise asks for so many, once
+            self.events.append(f"{self.name} {count}")
+        return super().words(count, bits=bits)
 
     def bernoulli(self, count: int, probability: float) -> Tensor:
         self.events.append(f"{self.name} {count}")
@@ -130,9 +134,10 @@ def test_the_model_comes_back_unchanged_when_the_third_step_fails(fails_in):
             raise KeyboardInterrupt if fails_in == "interrupt" else OSError(place)
 
     class Noise(SecretStream):
-        def normal(self, n: int) -> Tensor:
-            count("noise")
-            return super().normal(n)
+        def words(self, n: int, *, bits: int = 64) -> np.ndarray:
+            if bits == FIRST:
+                count("noise")
+            return super().words(n, bits=bits)
 
     p.batch = lambda positions: (count("batch"), batch(positions))[1]
     p.loss_fn = lambda outputs, targets: (count("loss"), loss_fn(outputs, targets))[1]
@@ -144,7 +149,8 @@ def test_the_model_comes_back_unchanged_when_the_third_step_fails(fails_in):
 
 def test_an_empty_batch_yields_the_noise_and_nothing_but_the_noise():
     p = problem()
-    wanted = NOISY.noise_std * reproducible_stream(0, "noise").normal(p.frame.kept)
+    nothing = torch.zeros(p.frame.kept, dtype=torch.float64)
+    wanted = add_gaussian(nothing, NOISY.noise_std, reproducible_stream(0, "noise"))
     assert torch.equal(p.step(NOISY, EMPTY), wanted)
     assert torch.equal(p.step(CLIP_ONLY, EMPTY), torch.zeros(p.frame.kept, dtype=torch.float64))
     p.inputs, p.targets = p.inputs[:0], p.targets[:0]
@@ -176,19 +182,19 @@ def test_noise_is_independent_across_steps_layers_and_clients():
     alarm has a probability below 1e-7.
     """
     p, draws = problem(), 400
-    tape: list[Tensor] = []
-
-    class Tape(SecretStream):
-        def normal(self, count: int) -> Tensor:
-            tape.append(super().normal(count))
-            return tape[-1]
-
     rows = []
     for _ in range(draws):
-        for _client in range(2):
-            p.step(NOISY, replace(EMPTY, steps=2), noise=Tape(os.urandom(32)))
+        tape: list[Tensor] = []
+
+        def keep(total: Tensor, std: float, stream: SecretStream, tape: list[Tensor] = tape) -> Tensor:
+            noisy = add_gaussian(total, std, stream)
+            tape.append((noisy - total) / std)
+            return noisy
+
+        with noise_by(keep):
+            for _client in range(2):
+                p.step(NOISY, replace(EMPTY, steps=2), noise=secret_stream())
         rows.append(torch.cat(tape))
-        tape.clear()
     z = torch.stack(rows)
     assert z.shape[1] == 4 * p.frame.kept
     correlations = z.T @ z / draws

@@ -67,7 +67,7 @@ def check_continued(run: Run, unbroken: Run) -> None:
     summary = json.loads(run.directory.summary.read_text())
     assert not summary["private"]
     for name in ("accuracy", "loss", "epsilon_max", "uplink_bytes", "downlink_bytes", "rounds"):
-        assert summary[name] == unbroken.summary[name], name
+        assert float(summary[name]) == unbroken.summary[name], name
 
 
 def test_interrupted_and_terminated_and_continued_to_the_same_weights(tmp_path, unbroken, fedlsg):

@@ -16,6 +16,7 @@ from simulations.client.app import app
 from simulations.plan.plan import make_plan
 from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import from_mapping
+from tests.noise import no_noise
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 CLIENT_LEVEL: dict[str, Any] = {
@@ -144,7 +145,8 @@ def test_no_update_without_noise_is_kept(tmp_path, monkeypatch):
 
     def watched(updates, **given):
         found = release_round(updates, **given)
-        plain = release_round(updates, **{**given, "noise": Zeros()})
+        with no_noise():
+            plain = release_round(updates, **given)
         seen.append((found[0] - plain[0]).std() / given["mechanism"].clip_norm)
         return found
 
@@ -154,11 +156,6 @@ def test_no_update_without_noise_is_kept(tmp_path, monkeypatch):
     assert not list(found.path.glob("checkpoint/outbox/*"))
     assert len(list(found.path.glob("updates/*/sum.npy"))) == 4
     assert [float(s) for s in seen] == pytest.approx([1.5] * 4, rel=0.1)
-
-
-class Zeros:
-    def normal(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, dtype=torch.float64)
 
 
 def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_path):

@@ -30,7 +30,7 @@ def own(monkeypatch):
 
 def test_a_run_is_charged_as_its_objects_say(tmp_path):
     given = {"unit": "pair", "selection": "last", "mechanism": "clamped", "clients": 5, "clients_per_round": 2}
-    run = run_local(tmp_path / "run", **given, sample_rate=0.1, noise_multiplier=3.0)
+    run = run_local(tmp_path / "run", **given, sample_rate=0.1, noise_multiplier=3.0, reproducible=False)
     assert run.directory.charges.clients() == [3, 4]
     entries = [entry for client in (3, 4) for entry in run.entries(client)]
     assert {(e.unit, e.mechanism, e.noise_multiplier, e.steps) for e in entries} == {("pair", "clamped", 1.5, 1)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.gradients.independence.check import check_independent
+from fedlsg.gradients.independence import check_model
 from simulations import workloads
 from simulations.models import vision
 from simulations.models.encoder import build_encoder
@@ -47,7 +47,7 @@ def every_model() -> list[object]:
 @pytest.mark.parametrize(("shape", "name"), every_model())
 def test_every_vision_model_passes(shape, name):
     torch.manual_seed(0)
-    check_independent(vision(*shape)[name](), cross_entropy, *images(*shape))
+    check_model(vision(*shape)[name](), cross_entropy, [images(*shape)])
 
 
 @pytest.mark.parametrize("method", ["lsg", "lora", "bitfit"])
@@ -65,7 +65,7 @@ def test_an_encoder_passes_with_its_dropout_and_without(tmp_path, training):
     for module in drops:
         module.p = 0.2  # encoders come without
     ids, mask = tokens()
-    check_independent(model, cross_entropy, {"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)
+    check_model(model, cross_entropy, [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)])
 
 
 def tokens() -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def test_a_mixer_in_the_frozen_embeddings_of_an_encoder_is_named(tmp_path):
     model = Pooled(build_encoder(find_encoder(str(make_bert(tmp_path)), None), num_classes=2))
     ids, mask = tokens()
     with pytest.raises(ValueError, match=r"word_embeddings.1 \(MeanMixer\): mixes examples"):
-        check_independent(model, cross_entropy, {"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)
+        check_model(model, cross_entropy, [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)])
 
 
 def planted(*mixer: nn.Module):

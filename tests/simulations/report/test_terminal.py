@@ -29,7 +29,7 @@ def shown(table: Any, width: int) -> str:
     [
         (
             {"private": False, "reproducible": True},
-            "NOT PRIVATE: the noise is reproducible; the ledger alone would say epsilon 7.999",
+            "NOT PRIVATE: the noise is reproducible",
         ),
         ({"private": False, "epsilon_max": "inf"}, "NOT PRIVATE: no finite epsilon is claimed"),
         ({"trust": "aggregate"}, "only the sum is private: an ideal secure aggregation is assumed and not provided"),
@@ -45,7 +45,7 @@ def shown(table: Any, width: int) -> str:
         ),
         (
             {"trust": "secure", "private": False, "reproducible": True},
-            "NOT PRIVATE: the noise is reproducible; the ledger alone would say epsilon 7.999",
+            "NOT PRIVATE: the noise is reproducible",
         ),
     ],
 )

@@ -106,6 +106,7 @@ def _factors(run: Run) -> list[float]:
 def test_nobody_passes_its_epsilon_where_others_are_away(tmp_path):
     """The noise is planned for the client that is asked most often. Planned without availability, it would not do."""
     settings = HARD | {"availability": "0.4", "rounds": 12, "noise_multiplier": None, "epsilon": 4.0, "dropout": 0.0}
+    settings["reproducible"] = False
     run = run_local(tmp_path / "run", **settings)
     assert run.plan is not None
     most = max(sum(rounds.values()) for rounds in charged(run).values())

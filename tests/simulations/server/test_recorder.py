@@ -21,22 +21,24 @@ from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 
 @pytest.mark.parametrize(
-    ("settings", "private", "certified"),
+    ("settings", "private"),
     [
-        ({"reproducible": False}, True, True),
-        ({}, False, True),
-        ({"reproducible": False, "mechanism": "none", "noise_multiplier": None}, False, False),
-        ({"reproducible": False, "mechanism": "clip-only", "noise_multiplier": None}, False, False),
-        ({"reproducible": False, "mechanism": "noise-only"}, False, False),
-        ({"reproducible": False, "method": "sgd", "noise_multiplier": None}, False, False),
+        ({"reproducible": False}, True),
+        ({}, False),
+        ({"reproducible": False, "mechanism": "none", "noise_multiplier": None}, False),
+        ({"reproducible": False, "mechanism": "clip-only", "noise_multiplier": None}, False),
+        ({"reproducible": False, "mechanism": "noise-only"}, False),
+        ({"reproducible": False, "method": "sgd", "noise_multiplier": None}, False),
     ],
     ids=["dp", "seeded", "none", "clip-only", "noise-only", "sgd"],
 )
-def test_only_clipped_runs_with_secret_noise_are_private(settings, private, certified, tmp_path):
+def test_only_clipped_runs_with_secret_noise_have_an_epsilon(settings, private, tmp_path):
     run = run_local(tmp_path / "run", rounds=1, **settings)
     assert run.summary["private"] is private
-    assert math.isfinite(run.summary["epsilon_max"]) is certified
-    assert (json.loads(run.directory.summary.read_text())["epsilon_max"] == "inf") is not certified
+    assert math.isfinite(run.summary["epsilon_max"]) is private
+    assert (json.loads(run.directory.summary.read_text())["epsilon_max"] == "inf") is not private
+    assert math.isfinite(run.rows[0].epsilon_max) is private
+    assert bool(run.summary["epsilon_by_reader"]) is private
 
 
 WHOLE = "2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,0 1,,"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import fedlsg
 from fedlsg.gradients import registered_layers
 from fedlsg.gradients.calls import by_torch_func
-from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.per_example import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, check_supported
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
@@ -60,7 +60,7 @@ def test_a_registered_layer_has_the_gradients_of_autograd(gradients):
     for sparsity in (0.0, 0.4):
         frame = make_frame(model, rank=1, sparsity=sparsity, carry=False, flat=True)
         assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
-    check_independent(model, squared_error, x, y)
+    check_model(model, squared_error, [(x, y)])
 
 
 WRONG = {
@@ -96,7 +96,7 @@ def test_a_function_that_mixes_examples_is_found_by_the_check():
 
     fedlsg.register_layer(Bend, mixed)
     with pytest.raises(UnsupportedLayerError, match="mixes examples"):
-        check_independent(*problem()[:1], squared_error, *problem()[1:])
+        check_model(*problem()[:1], squared_error, [problem()[1:]])
 
 
 class Noisy(nn.Linear):

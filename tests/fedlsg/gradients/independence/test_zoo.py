@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.gradients.independence import check_independent
+from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.gradients.test_uses import SOUND, Model
 from tests.fedlsg.support.gradient_oracle import squared_error
@@ -14,14 +14,14 @@ from tests.fedlsg.support.layer_zoo import ZOO, loss
 @pytest.mark.parametrize("case", ZOO)
 def test_the_zoo_treats_examples_independently(case):
     model, x, y = ZOO[case].build(7, torch.float32)
-    check_independent(model, loss, x, y)
+    check_model(model, loss, [(x, y)])
 
 
 @pytest.mark.parametrize(
     "case", ["expanded and joined", "through a frozen layer", "linear of a function", "two of them"]
 )
 def test_uses_of_parameters_are_accepted(case):
-    check_independent(Model(SOUND[case]), squared_error, torch.randn(7, 3, 4), torch.randn(7))
+    check_model(Model(SOUND[case]), squared_error, [(torch.randn(7, 3, 4), torch.randn(7))])
 
 
 class Mixed(nn.Module):
@@ -42,7 +42,7 @@ class Mixed(nn.Module):
 def test_what_mixes_is_refused(case, backward):
     model, x, y = ZOO[case].build(7, torch.float32)
     with pytest.raises(UnsupportedLayerError, match="mixes examples"):
-        check_independent(Mixed(model, backward=backward), loss, x, y)
+        check_model(Mixed(model, backward=backward), loss, [(x, y)])
 
 
 def test_a_parameter_with_a_row_for_each_place_in_the_batch_is_refused():
@@ -50,4 +50,4 @@ def test_a_parameter_with_a_row_for_each_place_in_the_batch_is_refused():
         return x + m.W[: len(x)].unsqueeze(1).tanh()
 
     with pytest.raises(UnsupportedLayerError, match=r"a row for each place in the batch|fails on a batch"):
-        check_independent(Model(by_place), squared_error, torch.randn(7, 3, 4), torch.randn(7))
+        check_model(Model(by_place), squared_error, [(torch.randn(7, 3, 4), torch.randn(7))])

@@ -155,7 +155,7 @@ def refused_before_any_ledger(folder: Path) -> bool:
     own = read_terms(terms(folder, num_partitions=1))
     node_process.cache_clear()
     try:
-        node_process(from_mapping(chosen), own, None)
+        node_process(from_mapping(chosen), own, None, None)
     except SettingsError as error:
         return "no place for more than twenty rows" in str(error)
     return False

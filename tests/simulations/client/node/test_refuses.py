@@ -143,3 +143,54 @@ def test_a_value_out_of_range_is_refused_by_its_key(key, value):
 def test_a_misspelt_key_is_named_with_the_one_that_was_meant(key, meant):
     with pytest.raises(TermsError, match=f"unknown key '{key}'; did you mean '{meant}'"):
         read_terms(LEAST | {key: 1})
+
+
+@pytest.fixture
+def own_code(monkeypatch):
+    """The client's rule says that the model is its user's own; the server planned before."""
+
+    def start(folder, **node):
+        server = Server.start(terms(folder / "node", **node), folder / "copy")
+        rule = lambda model, wanted, tried: "isolated" if wanted == "auto" else wanted  # noqa: E731
+        monkeypatch.setattr("simulations.plan.base.resolve", rule)
+        return server
+
+    return start
+
+
+def levels(folder):
+    return [entry.isolation for entry in entries(folder / "node")]
+
+
+def test_a_weaker_level_than_the_client_s_rule_is_refused_and_nothing_is_spent(own_code, tmp_path):
+    server = own_code(tmp_path)
+    for config in ({}, {"isolation": "checked"}):  # the server's word is not this client's
+        server.config |= config
+        reply = server.train(1, isolation="checked")
+        assert "isolation=checked: the server runs the model so, and here it is isolated" in refusal(reply)
+        assert reply.error.code == 1006
+    assert levels(tmp_path) == []
+
+
+@pytest.mark.parametrize("level", ["isolated", "rows"])
+def test_a_level_as_strict_as_the_client_s_rule_is_the_one_of_its_round(level, own_code, tmp_path):
+    payload(own_code(tmp_path).train(1, isolation=level))
+    assert levels(tmp_path) == [level]
+
+
+def test_library_code_runs_at_whatever_is_announced(tmp_path):
+    server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
+    payload(server.train(1, isolation="rows"))
+    assert levels(tmp_path) == ["rows"]
+    assert "isolation=loose" in refusal(server.train(2, isolation="loose"))
+
+
+def test_a_node_config_may_accept_a_weaker_level_and_then_takes_no_other(own_code, tmp_path):
+    server = own_code(tmp_path, isolation="checked")
+    payload(server.train(1, isolation="checked"))
+    assert levels(tmp_path) == ["checked"]
+    assert "isolation=rows: the server runs the model so, and here it is checked" in refusal(
+        server.train(2, isolation="rows")
+    )
+    with pytest.raises(TermsError, match="expected isolation='loose' among auto, isolated, rows, checked"):
+        read_terms({**LEAST, "isolation": "loose"})

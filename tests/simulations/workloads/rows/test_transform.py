@@ -5,11 +5,14 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
 import fedlsg
+from fedlsg.rows import seeds_replaced
+from simulations.workloads.base import Options, Request, silent
 from simulations.workloads.rows import transform
 from tests.fedlsg.support.batch_zoo import HONEST_TRANSFORMS, MIXING_TRANSFORMS, X, Y
-from tests.simulations.support.own import build, load, refused, workload
+from tests.simulations.support.own import QUICK, build, load, refused, workload
 
 REFUSED = "for a row alone than in a batch, which mixes examples: make each row from itself alone"
 
@@ -37,6 +40,26 @@ def test_a_transform_that_mixes_is_refused(case, form):
 @pytest.mark.parametrize("case", HONEST_TRANSFORMS)
 def test_an_honest_transform_passes(case):
     loaded(X, HONEST_TRANSFORMS[case])
+
+
+def late(x):
+    """Mixes in batches that are larger than those that are tried."""
+    return x[:, 1:] - (x[:, 1:].mean(0) if len(x) > 600 else 0)
+
+
+@pytest.mark.parametrize("change", [late, lambda x: {"x": late(x)}])
+def test_training_rows_are_transformed_alone_whatever_a_check_sees(change):
+    made = loaded(X, change)
+    rows = made.train.inputs[np.zeros(700, dtype=np.int64)]
+    rows[0] = 5e6
+    one, other = (_values(made.train.prepare(part)) for part in (rows, rows[1:]))
+    assert torch.equal(one[1:], other)
+    one, other = (_values(made.test.prepare(part)) for part in (rows, rows[1:]))  # negative control
+    assert not torch.equal(one[1:], other)
+
+
+def _values(made):
+    return made["x"] if isinstance(made, dict) else made
 
 
 IMAGES = torch.full((len(Y), 3, 8, 8), 255, dtype=torch.uint8)
@@ -107,32 +130,117 @@ def remembered():
     return less
 
 
+HIDDEN = np.random.default_rng(0)
+
+
 def test_a_data_set_with_a_memory_is_refused():
-    generator = np.random.default_rng(0)
-    for less in (remembered(), lambda row: generator.random()):
+    for less in (remembered(), lambda row: HIDDEN.random()):
         with refused("is another item after others were read, which mixes examples"):
             load(fedlsg.Workload(model=build, train=Items(less), test=(X, Y), loss=torch.nn.CrossEntropyLoss()))
 
 
-@pytest.mark.parametrize("draw", [lambda: torch.rand(1), np.random.rand, random.random])
-def test_random_changes_of_an_item_depend_on_no_other(draw):
-    """After a known seed, an example less at the start would move the random numbers of all others."""
-    found = []
-    for start in (0, 1):
-        torch.manual_seed(0)
-        np.random.seed(0)
-        random.seed(0)
-        data = Items(lambda row: draw() * torch.ones(6))
-        if start:
-            data.__class__ = type("Late", (Items,), {"__getitem__": late})
-        made = load(fedlsg.Workload(model=build, train=data, test=(X, Y), loss=torch.nn.CrossEntropyLoss()))
-        found.append(made.train.batch(torch.arange(1, len(Y)))[0])
-    assert torch.equal(*found)
+GENERATOR = np.random.default_rng(0)
 
 
-def late(self, place):
-    """The first item draws nothing."""
-    return (X[0], Y[0]) if place == 0 else Items.__getitem__(self, place)
+def seeded(row):
+    random.seed(float(row[0]))
+    return random.random()
+
+
+DRAWS = {
+    "torch": lambda row: torch.rand(1),
+    "numpy": lambda row: np.random.rand(),
+    "python": lambda row: random.random(),
+    "a seed of the row": seeded,
+    "a generator of its own": lambda row, generator=GENERATOR: generator.random(),
+}
+
+
+def inputs_of(draw, **more):
+    """The training and test inputs that are read of a Dataset, changed by a draw."""
+    data = Items(lambda row: draw(row) * torch.ones(6))
+    own = fedlsg.Workload(model=build, train=data, test=data, loss=torch.nn.CrossEntropyLoss())
+    made = own.load(Request(**REQUEST | more))
+    return [split.batch(torch.arange(len(Y)))[0] for split in (made.train, made.test)]
+
+
+REQUEST = {"data_dir": None, "cache_dir": None, "options": Options(), "progress": silent, "public_only": False}
+
+
+@pytest.mark.parametrize("draw", [name for name in DRAWS if name != "a generator of its own"])
+def test_draws_of_training_rows_are_secret_and_those_of_test_public(draw):
+    """A number of the row says nothing of its draws, whatever the code seeds, and nobody else has them."""
+    first, second = (inputs_of(DRAWS[draw]) for _ in range(2))
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("draw", [name for name in DRAWS if name != "a generator of its own"])
+def test_draws_of_a_reproducible_run_follow_from_its_seed(draw):
+    first, second, other = (inputs_of(DRAWS[draw], seed=seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def test_a_seed_of_the_row_is_known_without_the_interception(monkeypatch):
+    """Negative control."""
+    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda given: None))
+    first, second = (inputs_of(seeded)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+class Held(Items):
+    """Draws from a generator that it keeps."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, place):
+        return X[place] + float(self.generator.random()), Y[place]
+
+
+def test_a_generator_that_the_data_keep_is_seeded_in_secret():
+    own = [fedlsg.Workload(model=build, train=Held(), test=(X, Y), loss=torch.nn.CrossEntropyLoss()) for _ in range(2)]
+    assert not torch.equal(*(load(one).train.batch(torch.arange(9))[0] for one in own))
+
+
+@pytest.mark.parametrize("repeated", [
+    Subset(Items(lambda row: 0), [0, 1, 1, 2]), ConcatDataset([Subset(Items(lambda row: 0), [0, 0, 1, 2])]),
+])  # fmt: skip
+def test_a_training_row_that_comes_twice_is_refused(repeated):
+    own = {"model": build, "loss": torch.nn.CrossEntropyLoss()}
+    with refused("1 row more than once", "weights in the loss"):
+        load(fedlsg.Workload(train=repeated, test=(X, Y), **own))
+    load(fedlsg.Workload(train=(X, Y), test=repeated, **own))
+
+
+def test_a_run_on_rows_that_draw_is_resumed(tmp_path):
+    """With new draws; other targets are refused, and other inputs of rows that draw nothing."""
+    own = {"model": linear, "test": (X[:, 1:], Y), "loss": torch.nn.CrossEntropyLoss(), "out": tmp_path / "run"}
+    given = QUICK | own | {"reproducible": False, "rounds": 3}
+
+    def stop(row):
+        raise KeyError
+
+    for place, (train, other) in enumerate([(Shifted(random.random), None), (Shifted(lambda: 0), Shifted(lambda: 1))]):
+        given["out"] = tmp_path / str(place)
+        with pytest.raises(KeyError):
+            fedlsg.simulate(train=train, callbacks=[stop], **given)
+        if other is not None:
+            with refused("the data or its partition differ"):
+                fedlsg.simulate(train=other, resume=True, **given)
+        assert fedlsg.simulate(train=train, resume=True, **given).summary["rounds"] == 3
+
+
+class Shifted(Items):
+    """Five columns, moved by a draw."""
+
+    def __getitem__(self, place):
+        return X[place, 1:] + float(self.less()), Y[place]
+
+
+def linear():
+    return torch.nn.Linear(5, 3)
 
 
 TEXTS = [["a", "banana", "cc"][place % 3] for place in range(len(Y))]

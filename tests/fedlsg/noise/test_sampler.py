@@ -1,5 +1,6 @@
 """The sampler's law is the discrete Gaussian of every real centre; its comparisons agree with mpmath."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import mpmath
@@ -9,10 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.randomness import reproducible_stream
-from fedlsg.secure_sum.discrete import sampler
-from fedlsg.secure_sum.discrete.sampler import (
+from fedlsg.noise import sampler
+from fedlsg.noise.sampler import (
     CELL,
+    FIRST,
+    OPEN,
+    PRECISION,
     WORD,
     below,
     compare,
@@ -21,7 +24,9 @@ from fedlsg.secure_sum.discrete.sampler import (
     envelope_of,
     staircase,
 )
+from fedlsg.randomness import reproducible_stream
 from tests.fedlsg.support.discrete_laws import chi_square, exact, gaussian_law
+from tests.noise import old_normals
 
 DEVIATIONS = [Fraction(1, 4), Fraction(4, 5), Fraction(1), Fraction(4), Fraction(333, 64), Fraction(100)]
 CENTRES = [0.0, 0.5, -0.5, 1 / 3, -123.456, 2.0**40 + 0.25, -(2.0**53) - 2, 1e-300, 0.49999999999999994]
@@ -115,7 +120,7 @@ def test_a_truncated_centre_is_found(centre):
 
 
 def test_rounding_after_the_noise_is_found():
-    noisy = 0.3 + reproducible_stream(3).normal(50_000).numpy() * 0.8
+    noisy = 0.3 + old_normals(reproducible_stream(3).words(50_000)).numpy() * 0.8
     assert chi_square(np.rint(noisy).astype(np.int64), gaussian_law(0.3, Fraction(4, 5))) < 1e-12
 
 
@@ -175,3 +180,57 @@ def test_a_planted_nearest_rounding_is_found():
     with mpmath.workprec(300):
         true = mpmath.ldexp(mpmath.exp(-exact(gamma)), 64)
         assert not nearest <= true <= nearest
+
+
+@pytest.mark.parametrize("deviation", [*DEVIATIONS, Fraction(256), Fraction(4096)])
+def test_a_cell_that_needs_no_centre_is_below_the_curve_of_every_centre(deviation):
+    """Its lowest and its highest point, for f = -1/2 and 1/2: an exact comparison where needed."""
+    envelope = envelope_of(deviation)
+    sure = np.flatnonzero(envelope.cells != OPEN)
+    points = np.stack([sure, sure + 1]).astype(np.int64) << (WORD - FIRST)
+    points[1] -= 1
+    columns = np.searchsorted(envelope.starts, points, side="right") - 1
+    k, height = columns - envelope.reach, points - envelope.starts[columns]
+    assert (k == envelope.cells[sure]).all()
+    for half in (-0.5, 0.5):
+        cut = np.full_like(k, int(np.ldexp(half, envelope.fraction)))
+        accepted, undecided = compare(k, height, cut, envelope)
+        assert (accepted | undecided).all()
+        for i in np.argwhere(undecided):
+            place = tuple(i)
+            x = Fraction(int(k[place])) - Fraction(half)
+            bound = envelope.height * enclose_exp((x / deviation) ** 2 / 2, PRECISION)[0]
+            assert (int(height[place]) + 1) << PRECISION <= bound
+
+
+@pytest.mark.parametrize(("deviation", "least"), [(Fraction(4), 0.7), (Fraction(256), 0.97)])
+def test_most_draws_need_16_bits(deviation, least):
+    assert (envelope_of(deviation).cells != OPEN).mean() > least
+
+
+def test_a_planted_cell_across_two_columns_is_found(monkeypatch):
+    """Every cell decided by its first point alone: the law is off by less than a column."""
+    true = envelope_of(Fraction(1, 2))
+    first = np.arange(1 << FIRST, dtype=np.int64) << (WORD - FIRST)
+    columns = np.searchsorted(true.starts, first, side="right") - 1 - true.reach
+    planted = replace(true, cells=columns.astype(np.int16))
+    monkeypatch.setattr(sampler, "envelope_of", lambda s: planted)
+    law = gaussian_law(0.3, Fraction(1, 2))
+    samples = drawn(0.3, Fraction(1, 2), 50_000)
+    near = samples[np.abs(samples) < 5]
+    assert chi_square(near, law) < 1e-12
+
+
+def test_blocks_have_streams_of_their_own_and_threads_change_no_bit(monkeypatch):
+    monkeypatch.setattr(sampler, "BLOCK", 500)
+    whole = drawn(0.3, Fraction(100), 2_750)
+    blocks = [whole[begin : begin + 500] for begin in range(0, 2_500, 500)]
+    assert len({block.tobytes() for block in blocks}) == len(blocks)
+    assert chi_square(whole, gaussian_law(0.3, 100)) > LEAST
+    monkeypatch.setattr(sampler, "WORTH_THREADS", 2_000)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert np.array_equal(drawn(0.3, Fraction(100), 2_750), whole)
+    finally:
+        torch.set_num_threads(before)

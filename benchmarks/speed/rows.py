@@ -1,0 +1,170 @@
+"""CPU seconds of rows that are made one at a time, next to whole batches as they were made before.
+
+    python -m benchmarks.speed.rows --json FILE [--steps 1000] [--batch 256]
+
+Two arms train the same model by ``PrivateStep``, a step each in turn: ``one by one``, and
+``before``: all items of a batch, or one call of the function, and ``default_collate``, without
+seeds of a row. A ratio is that of the medians over the steps. Data: tensors; tensors by
+``__getitem__``; images with a random flip and crop; ragged texts, padded to the longest of the
+batch before, in buckets now; a function of positions, for one position and ``batched``.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, default_collate
+
+from benchmarks.pairs import Estimate, estimate
+from fedlsg import PrivateStep
+from strategies.own_loop.user_inputs import Together
+
+COUNT = 8192
+CPU = torch.device("cpu")
+DRAW = torch.Generator().manual_seed(0)
+VECTORS, LABELS = torch.randn(COUNT, 64, generator=DRAW), torch.randint(10, (COUNT,), generator=DRAW)
+IMAGES = torch.rand(COUNT, 3, 32, 32, generator=DRAW)
+LENGTHS = torch.randint(4, 60, (COUNT,), generator=DRAW).tolist()
+TEXTS = [torch.randint(1, 1000, (length,), generator=DRAW) for length in LENGTHS]
+
+
+class Items(Dataset[Any]):
+    """Items one by one, by a function of their place."""
+
+    def __init__(self, item: Callable[[int], Any]) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, place: int) -> Any:
+        return self.item(place)
+
+
+def vector(place: int) -> tuple[Tensor, int]:
+    """A row of a tensor."""
+    return VECTORS[place], int(LABELS[place])
+
+
+def augmented(place: int) -> tuple[Tensor, int]:
+    """An image, flipped and cropped by chance."""
+    image = IMAGES[place].flip(2) if random.random() < 0.5 else IMAGES[place]
+    top, left = random.randrange(9), random.randrange(9)
+    return F.pad(image, (4, 4, 4, 4))[:, top : top + 32, left : left + 32], int(LABELS[place])
+
+
+def text(place: int) -> tuple[Tensor, int]:
+    """A text of its own length."""
+    return TEXTS[place], int(LABELS[place])
+
+
+def vectors(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of a tensor, by a function."""
+    return VECTORS[positions], LABELS[positions]
+
+
+def padded(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Texts, padded to the longest of the batch."""
+    return pad_sequence([TEXTS[place] for place in positions.tolist()], batch_first=True), LABELS[positions]
+
+
+def collated(item: Callable[[int], Any]) -> Callable[[Tensor], Any]:
+    """Items of a batch as they were put together before."""
+    return lambda positions: default_collate([item(place) for place in positions.tolist()])
+
+
+class Words(nn.Module):
+    """Sums of embeddings, and a layer; padding counts nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(1000, 32, padding_idx=0), nn.Linear(32, 10)
+        self.table.weight.requires_grad_(False)
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.head(torch.tanh(self.table(ids)).sum(1))
+
+
+def dense() -> nn.Module:
+    """A network of two layers."""
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(64), nn.Tanh(), nn.Linear(64, 10))
+
+
+Case = tuple[Callable[[], nn.Module], Any, dict[str, Any], Callable[[Tensor], Any]]
+CASES: dict[str, Case] = {
+    "tensors": (dense, (VECTORS, LABELS), {}, vectors),
+    "tensors by __getitem__": (dense, Items(vector), {}, collated(vector)),
+    "images, flip and crop": (dense, Items(augmented), {}, collated(augmented)),
+    "ragged texts, own lengths": (Words, Items(text), {}, padded),
+    "ragged texts, pad=0": (Words, Items(text), {"pad": 0}, padded),
+    "a function, for one position": (dense, vectors, {}, vectors),
+    "a function, batched=True": (dense, vectors, {"batched": True}, vectors),
+}
+
+
+class Whole(Together):
+    """A batch as it was made before: one call, without draws of its own."""
+
+    def __call__(self, positions: Tensor) -> Any:
+        return self._function(positions)
+
+
+def trained(make: Callable[[], nn.Module], example: Tensor, batch: int, steps: int) -> PrivateStep:
+    """A step on a new model."""
+    model = make()
+    model(example)
+    return PrivateStep(
+        model, nn.CrossEntropyLoss(), num_examples=COUNT, method="dpsgd", sample_rate=batch / COUNT, steps=steps,
+        noise_multiplier=1.0, delta=1e-5, learning_rate=0.1,
+    )  # fmt: skip
+
+
+def measure(name: str, batch: int, steps: int) -> dict[str, Any]:
+    """Milliseconds of a step of both arms, their ratio, and microseconds of a row."""
+    make, data, how, before = CASES[name]
+    example = before(torch.arange(2))[0]
+    arms = {arm: trained(make, example, batch, steps + 2) for arm in ("one by one", "before")}
+    batches = {"one by one": arms["one by one"].batches(data, **how), "before": Whole(before, CPU)}
+    arms["before"]._rehearsals.before = lambda *given: None  # type: ignore[method-assign]
+    spent: dict[str, list[float]] = {arm: [] for arm in arms}
+    for number in range(steps + 2):
+        for arm, step in arms.items():
+            start = time.process_time()
+            step.step(batches[arm])
+            if number >= 2:
+                spent[arm].append(time.process_time() - start)
+    pairs = zip(spent["one by one"], spent["before"], strict=True)
+    medians: dict[str, Estimate] = {arm: estimate(seconds) for arm, seconds in spent.items()}
+    now, then = medians["one by one"].median, medians["before"].median
+    return {
+        "milliseconds": {arm: 1e3 * found.median for arm, found in medians.items()},
+        "ratio": str(estimate([one / other for one, other in pairs])),
+        "microseconds_a_row": 1e6 * (now - then) / batch,
+    }
+
+
+def main() -> None:
+    """Measure all cases, print and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=256)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {}
+    for name in CASES:
+        found[name] = measure(name, given.batch, given.steps)
+        print(name, found[name], flush=True)
+    given.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""A copy of a model with public rows, and one pass over some of them, alone or as a step would make it.
+
+Gradients are taken in random carriers of rank 1 where a layer has them: a difference shows in any projection, and the
+gradient of a whole weight is kept for no example.
+Symbols: B examples of a batch.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
+from fedlsg.gradients.called import in_type
+from fedlsg.gradients.calls.registry import ways_of
+from fedlsg.gradients.calls.torch_func import tensors_in
+from fedlsg.gradients.formulas.layers import can_be_carried
+from fedlsg.gradients.independence.coupled_draws import Draws, couple
+from fedlsg.gradients.loss_contents import other_leaves, untrained
+from fedlsg.gradients.losses import PerExampleLoss
+from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, losses_of, per_example_gradients
+from fedlsg.gradients.plan import force_eager
+from fedlsg.gradients.precision import FLOAT32
+from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
+from fedlsg.tensors import each, fields_of, of_fields, rows_of
+from fedlsg.user_code.failure import describe, is_own
+
+LARGE = 30.0
+SCALED = 2
+"""Rows of the first family that are tried ``LARGE`` times as large."""
+MOVED = 0.1
+COLUMNS = 8
+"""Columns that are compared of a dense matrix."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """One pass over the rows ``members``.
+
+    losses (B,); outputs (B, n), flattened, of those whose first dimension is the batch; gradient (kept,), the sum with
+    ``weights`` (B,). rounding: a unit in the last place of the largest sum. learns: whether losses depend on trained
+    parameters.
+    """
+
+    members: Sequence[int]
+    losses: Tensor
+    outputs: Tensor
+    weights: Tensor
+    gradient: Tensor
+    rounding: float
+    learns: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """A copy of a model and the rows of all families; the last of these are rows with large numbers."""
+
+    model: nn.Module
+    loss_fn: LossFunction
+    inputs: Batch
+    targets: Batch
+    families: Sequence[range]
+    frame: Frame
+    loss_dtype: torch.dtype | None
+    draws: Draws = field(default_factory=Draws)
+
+    def rows(self, members: Sequence[int]) -> tuple[Any, Any]:
+        """Inputs and targets of some rows."""
+        rows = torch.tensor(members)
+        return rows_of(self.inputs, rows), rows_of(self.targets, rows)
+
+    def run(self, members: Sequence[int], weights: Tensor, *, private: bool = False, times: int = 1) -> Outcome:
+        """Forward and backward of a batch, coupled by example: losses, and the gradient of their weighted sum.
+
+        By torch.autograd, or with ``private`` of the gradients of each example as a step takes them.
+        ``times``: calls of the model and the loss, of which the last one counts.
+        """
+        kept: list[tuple[Any, Tensor]] = []
+
+        def loss(outputs: Any, targets: Any) -> Tensor:
+            self.draws.in_loss = True
+            kept.append((outputs, self._losses(outputs, targets)))
+            return kept[-1][1]
+
+        batch, p = self.rows(members), next(self.model.parameters())
+        self.draws.batch = len(members)
+        with force_eager(), couple(self.draws, p.device), torch.enable_grad():
+            if private:
+                each_one = torch.cat(per_example_gradients(self.model, loss, *batch, self.frame), 1)
+                gradient = weights.to(each_one) @ each_one
+            else:
+                for _ in range(times):
+                    losses = losses_of(self.model, loss, *batch, FLOAT32, batch=len(members), like=p)
+                gradient = self._gradient(losses, weights)
+        outputs, losses = kept[-1]
+        own = (t for t in tensors_in(outputs) if t.is_floating_point() and t.shape[:1] == losses.shape)
+        return Outcome(
+            members=members,
+            losses=losses.detach().double().cpu(),
+            outputs=torch.cat([torch.zeros(len(members), 0), *(t.detach().cpu().flatten(1) for t in own)], 1),
+            weights=weights,
+            gradient=gradient.double().cpu(),
+            rounding=self.draws.coarsest * self.draws.largest,
+            learns=losses.requires_grad,
+        )
+
+    def _gradient(self, losses: Tensor, weights: Tensor) -> Tensor:
+        """The gradient of a weighted sum in the coordinates of the frame."""
+        if others := other_leaves(losses, self.model):
+            raise UnsupportedLayerError(untrained(others))
+        own = trainable(self.model)
+        found: Sequence[Tensor | None] = [None] * len(own)
+        if losses.requires_grad:
+            found = torch.autograd.grad(losses @ weights.to(losses), list(own.values()), allow_unused=True)
+        dense = [p.detach() * 0 if g is None else g.to_dense() for p, g in zip(own.values(), found, strict=True)]
+        return self.frame.project(dict(zip(own, dense, strict=True)))
+
+    def _losses(self, outputs: Any, targets: Any) -> Tensor:
+        """The losses. An error inside of a user's function names its line."""
+        if self.loss_dtype is not None:
+            outputs, targets = in_type(outputs, self.loss_dtype), in_type(targets, self.loss_dtype)
+        try:
+            return self.loss_fn(outputs, targets)
+        except Exception as error:
+            if is_own(error):
+                raise
+            given = f"outputs {forms(outputs)}, targets {forms(targets)}"
+            raise UnsupportedLayerError(f"the loss function: fails with {describe(error)}, on {given}") from error
+
+
+def prepare(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    families: Sequence[tuple[Batch, Batch]],
+    dtype: torch.dtype | None,
+    loss_dtype: torch.dtype | None,
+) -> Subject:
+    """The subject in ``dtype``, or in the model's own type if that is None; the loss reads ``loss_dtype``, or that.
+
+    Weights are moved a little. Numbers of the inputs are made up to 0.1 % smaller, against ties, but for whole ones:
+    they may be masks, categories or lengths.
+    """
+    copied = copy_of(model)
+    if dtype is not None:
+        copied = copied.to(dtype)
+    if isinstance(loss_fn, PerExampleLoss):
+        p = next(iter(trainable(copied).values()))
+        loss_fn = loss_fn.copy_like(p.detach().to(loss_dtype or p.dtype))
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in trainable(copied).values():
+            size = float(p.square().mean().sqrt()) * MOVED or 0.02
+            p.add_(torch.randn(p.shape, generator=draw).to(p) * size)
+    large = each(families[0][0], lambda t: torch.where(codes(t), t, t * LARGE).to(t.dtype)[:SCALED])
+    families = [*families, (large, each(families[0][1], lambda t: t[:SCALED]))]
+    counts = [batch_size(*family) for family in families]
+    inputs, targets = (joined([family[side] for family in families]) for side in (0, 1))
+    if dtype is not None:
+        inputs, targets = in_type(inputs, dtype), in_type(targets, dtype)
+    place = next(copied.parameters()).device
+    return Subject(
+        model=copied,
+        loss_fn=loss_fn,
+        inputs=each(inputs, lambda t: smaller(t, draw).to(place)),
+        targets=each(targets, lambda t: t.to(place)),
+        families=[range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)],
+        frame=make_frame(copied, draw),
+        loss_dtype=loss_dtype,
+    )
+
+
+def make_frame(model: nn.Module, draw: torch.Generator) -> Frame:
+    """All trainable parameters: in carriers of rank 1 where these can be, of large tables some columns."""
+    others = ways_of(model).others
+    coordinates = []
+    for name, p in trainable(model).items():
+        L = R = None
+        owner, _, attribute = name.rpartition(".")
+        if attribute == "weight" and can_be_carried(model.get_submodule(owner)) and name not in others:
+            L, R = (torch.randn(shape, generator=draw).to(p) for shape in ((len(p), 1), (1, p[0].numel())))
+            L, R = L / L.norm(), R / R.norm()
+        coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=L, R=R))
+    return Frame(coordinates=tuple(coordinates), blocks=tuple(map(narrow, make_blocks(coordinates))))
+
+
+def narrow(block: Block) -> Block:
+    """A few columns of a large dense matrix, such as an embedding: a whole one for each example needs much memory."""
+    if block.part != "dense" or len(block.shape) != 2 or block.size < 2**16:
+        return block
+    columns = torch.linspace(0, block.shape[1] - 1, min(COLUMNS, block.shape[1])).long().unique()
+    return replace(block, keep=Keep(axis=1, index=columns))
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of the model, without torch.compile around its modules.
+
+    Raises UnsupportedLayerError for what torch does not copy: a tensor that has a graph, a function in place of
+    ``forward``, which would call the module that it was made for.
+    """
+    for path, module in model.named_modules():
+        if isinstance(vars(module).get("forward"), FunctionType) and not compiled(module):
+            reason = "its forward was replaced by a function, which copies of the model share"
+            raise unsupported(path, module, f"{reason}; make it a method: types.MethodType(function, module)")
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                reason = f"its attribute {name} was computed from parameters, so that the model cannot be copied"
+                raise unsupported(path, module, f"{reason}; store {name}.detach(), or compute it in forward")
+    around = nn.ModuleList([copy.deepcopy(model)])
+    for module in list(around.modules()):
+        for name, child in module.named_children():
+            if compiled(child):
+                setattr(module, name, child._orig_mod)
+    return around[0]
+
+
+def compiled(module: nn.Module) -> bool:
+    """Whether a module is what ``torch.compile`` makes of another one, which is its attribute ``_orig_mod``."""
+    return type(module).__name__ == "OptimizedModule"
+
+
+def joined(parts: Sequence[Batch]) -> Any:
+    """The rows of several batches, on the CPU."""
+    fields = [fields_of(part) for part in parts]
+    return of_fields({name: torch.cat([part[name].cpu() for part in fields]) for name in fields[0]})
+
+
+def codes(x: Tensor) -> Tensor:
+    """Where numbers are whole."""
+    return x == x.round() if x.is_floating_point() else x == x
+
+
+def smaller(x: Tensor, draw: torch.Generator) -> Tensor:
+    """Numbers up to 0.1 % smaller, but for whole ones."""
+    less = 1 - 1e-3 * torch.rand(x.shape, generator=draw, dtype=torch.float64)
+    return torch.where(codes(x), x, x * less).to(x.dtype)
+
+
+def forms(value: Any) -> str:
+    """Types and shapes of the tensors in a value, for messages. The type of floats is that of the check, float64."""
+    found = tensors_in(value)
+    named = (f"{'floats' if t.is_floating_point() else str(t.dtype)[6:]} {tuple(t.shape)}" for t in found)
+    return " and ".join(named) or type(value).__name__

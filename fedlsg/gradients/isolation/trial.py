@@ -1,0 +1,81 @@
+"""Whether torch can run a model's code under ``vmap``, and how much slower a pass then is: on made-up rows."""
+
+import random
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlsg.frame import Coordinates, Frame, Keep, make_blocks
+from fedlsg.gradients.isolation.levels import Isolation
+from fedlsg.gradients.isolation.passes import block_gradients, per_example_gradients
+from fedlsg.gradients.per_example import LossFunction
+from fedlsg.gradients.supported import trainable
+from fedlsg.tensors import spaced
+
+COMPARED = 4096
+"""Coordinates of a parameter that are compared."""
+CLOSE = 5e-3
+"""Largest difference of two gradients of a row, in float32, relative to their length: a ReLU may flip."""
+
+
+def level_of_own_code(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> Isolation:
+    """``isolated``, if the isolated pass runs and gives the gradients of rows alone; else ``rows``.
+
+    ``inputs``, ``targets``: made-up or public rows. Draws of the model are not compared, only made. Raises what model
+    and loss raise on rows alone.
+    """
+    frame = dense_frame(model, kept=COMPARED)
+    gradients = partial(per_example_gradients, model, loss_fn, inputs, targets, frame)
+    before = _generators()
+    alone = torch.cat(gradients(isolation="rows"), 1)
+    try:
+        isolated = torch.cat(gradients(isolation="isolated"), 1)
+    except Exception:  # torch has no rule for it under vmap
+        return "rows"
+    length = alone.norm(dim=1)
+    close = ((isolated - alone).norm(dim=1) <= CLOSE * length + 1e-6) | ~length.isfinite()
+    return "isolated" if before != _generators() or bool(close.all()) else "rows"
+
+
+def slowdown(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, level: Isolation) -> float | None:
+    """The time of a pass at a level over that of one over the batch; None where the batch cannot be passed at once."""
+    frame = dense_frame(model)
+    try:
+        seconds = [
+            min(_seconds(model, loss_fn, inputs, targets, frame, each) for _ in range(2)) for each in (level, "checked")
+        ]
+    except Exception:  # of the pass over the batch: a model that only runs on one example
+        return None
+    return seconds[0] / seconds[1]
+
+
+def _seconds(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, frame: Frame, level: Any) -> float:
+    start = time.perf_counter()
+    block_gradients(model, loss_fn, inputs, targets, frame, isolation=level)
+    return time.perf_counter() - start
+
+
+def dense_frame(model: nn.Module, kept: int | None = None) -> Frame:
+    """The frame of all trainable parameters, none carried; of each, ``kept`` coordinates at most."""
+    coordinates = tuple(Coordinates(name=n, shape=tuple(p.shape)) for n, p in trainable(model).items())
+    blocks = make_blocks(coordinates)
+    if kept is not None:
+        blocks = tuple(
+            type(block)(
+                parameter=block.parameter, part=block.part, shape=block.shape,
+                keep=Keep(axis=None, index=spaced(block.size, kept)),
+            )
+            for block in blocks
+        )  # fmt: skip
+    return Frame(coordinates=coordinates, blocks=blocks)
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of the generators of torch, python and numpy on the CPU."""
+    words: Any = np.random.get_state(legacy=False)
+    state: Tensor = torch.get_rng_state()
+    return random.getstate(), words["state"]["pos"], words["state"]["key"].tobytes(), state.numpy().tobytes()

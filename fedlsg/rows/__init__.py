@@ -1,0 +1,23 @@
+"""Rows of a user's data: made one at a time, with secret draws of their own, and put together by shape.
+
+User code that makes a row never sees another one, so nothing that it computes can depend on the
+company. Its random numbers come from a keyed stream (``draws``), whatever it seeds itself
+(``seeds``). Rows of one shape share a pass; with ``Padding`` a row grows to the next of a public
+list of lengths, by its own length alone. A row that the data hold more than once is refused
+(``origin``).
+
+    origin      where a row comes from, through Subset and ConcatDataset
+    seeds       seeds and states that user code sets, intercepted
+    draws       the random numbers of a row
+    padding     buckets and masks
+    collate     rows of one form -> a batch
+    one_by_one  the batch function of all this
+"""
+
+from fedlsg.rows.draws import RowDraws
+from fedlsg.rows.one_by_one import OneByOne
+from fedlsg.rows.origin import check_distinct
+from fedlsg.rows.padding import Padding
+from fedlsg.rows.seeds import seeds_replaced
+
+__all__ = ["OneByOne", "Padding", "RowDraws", "check_distinct", "seeds_replaced"]

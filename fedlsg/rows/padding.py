@@ -1,0 +1,92 @@
+"""Buckets: a row of any length grows to the next of a public list of lengths, by its own length alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlsg.rows.collate import tensors_of
+from fedlsg.tensors import fields_of, of_fields
+
+SHORTEST = 8
+"""The smallest power of two that rows are padded to."""
+
+Fill = float | Mapping[str, float] | None
+"""A number for every field, or for those that are named; None pads nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """Fields are padded at the end of their first dimension, which is the length of a text.
+
+    ``inputs``, ``targets``: the numbers to pad with. ``lengths``: the public list; by default
+    powers of two from 8 on.
+    ``mask``: the name of an input that is added, int64: 1 for what was there, 0 for padding.
+    Raises ValueError for lengths that are not ascending, and for a mask without padded inputs.
+    """
+
+    inputs: Fill = None
+    targets: Fill = None
+    lengths: tuple[int, ...] = ()
+    mask: str | None = None
+
+    def __post_init__(self) -> None:
+        if list(self.lengths) != sorted({*self.lengths}) or (self.lengths and self.lengths[0] < 1):
+            raise ValueError(f"expected lengths= of 1 or more in ascending order, got {list(self.lengths)}")
+        if self.mask is not None and self.inputs is None:
+            raise ValueError(f"mask={self.mask!r} marks what was padded: give pad=, too, such as pad=0")
+
+    def of_row(self, inputs: Any, targets: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+        """A row, padded; parts of it that are padded become tensors (``tensors_of``).
+
+        Raises ValueError for one that is longer than all ``lengths``, or has a mask already.
+        """
+        if self.targets is not None:
+            targets = _padded(tensors_of(targets, dtype), self.targets, self)
+        if self.inputs is not None:
+            given = tensors_of(inputs, dtype)
+            inputs = _padded(given, self.inputs, self)
+            if self.mask is not None:
+                inputs = self._with_mask(inputs, fields_of(given))
+        return inputs, targets
+
+    def length_of(self, length: int) -> int:
+        """The padded length."""
+        if not self.lengths:
+            return max(SHORTEST, 1 << max(length - 1, 0).bit_length())
+        for allowed in self.lengths:
+            if length <= allowed:
+                return allowed
+        raise ValueError(
+            f"a row is longer than the largest of lengths= ({self.lengths[-1]}): cut rows, or add a length"
+        )
+
+    def _with_mask(self, padded: Any, fields: Mapping[str, Tensor]) -> Any:
+        if not isinstance(padded, Mapping) or self.mask in padded:
+            raise ValueError(
+                f"mask={self.mask!r} needs inputs by name without this one: give each row as ({{'input_ids': ids}}, "
+                "target)"
+            )
+        name = next(name for name in fields if _fill_of(self.inputs, name, fields[name]) is not None)
+        mask = torch.zeros(len(padded[name]), dtype=torch.int64)
+        mask[: len(fields[name])] = 1
+        return {**padded, self.mask: mask}
+
+
+def _fill_of(fill: Fill, name: str, value: Tensor) -> float | None:
+    if value.ndim == 0:
+        return None
+    return fill.get(name) if isinstance(fill, Mapping) else fill
+
+
+def _padded(part: Any, fill: Fill, padding: Padding) -> Any:
+    fields = dict(fields_of(part))
+    for name, value in fields.items():
+        number = _fill_of(fill, name, value)
+        if number is not None:
+            length = len(value)
+            fields[name] = value.new_full((padding.length_of(length), *value.shape[1:]), number)
+            fields[name][:length] = value
+    return of_fields(fields)

@@ -1,0 +1,192 @@
+"""Whether all code that a pass runs is library code: as its distribution installed it.
+
+``own_code`` walks what a model or a loss is made of, and names the first part that is not:
+    classes      of every module, tensor and object: all functions of the class and its bases
+    instances    hooks, and functions and objects in attributes, ``forward`` among them
+    names        global functions next to these: a patched ``F.relu``, or one in an edited file
+    the process  hooks for all modules, and modes of torch that see every call
+
+Library code is a function that runs from a file of ``LIBRARIES`` which the RECORD of its
+distribution lists with an equal SHA-256, in the module of that file; code of fedlsg; and Python's.
+All else is own code: an override, a lambda, a notebook, code of a hub (``transformers_modules``),
+an editable install, what ``torch.jit`` and ``torch.fx`` made, and a whole library whose RECORD has
+no hashes, as Debian installs it. ``__init__`` may be own code, for no pass runs it. Configurations,
+and what library code names, may be of other installed packages, such as numpy.
+
+Not covered: compiled code, whatever its RECORD says; operators that ``torch.library`` added or
+replaced; functions that were replaced deeper inside a library; a RECORD written for own code.
+"""
+
+import base64
+import csv
+import functools
+import hashlib
+import os
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from importlib import metadata
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as of_all_modules
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fedlsg.user_code.digest import OURS, filled_cells
+from fedlsg.user_code.failure import OWN, is_users
+
+LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft")
+"""Distributions whose code is library code, as fedlsg's own is."""
+FEW = (*LIBRARIES[1:], *OURS)
+"""Those whose global objects are looked into: registries of attention functions, say."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GROUPS = ("_parameters", "_buffers", "_modules", *HOOKS)
+REST = (
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks", "_compiled_call_impl", *GROUPS,
+    "__init__", "__new__", "__annotations__", "__dict__", "__weakref__",
+)  # fmt: skip
+"""Names in modules and classes that no pass calls, or in place of ``forward``; and groups."""
+PLAIN = {
+    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size,
+    weakref.ref, weakref.ProxyType, weakref.CallableProxyType,
+}  # fmt: skip
+FUNCTIONS = (FunctionType, property, staticmethod, classmethod)
+HOLDERS: Mapping[type, tuple[str, ...]] = {
+    property: ("fget", "fset"), staticmethod: ("__func__",), classmethod: ("__func__",),
+    types.MethodType: ("__func__", "__self__"), functools._lru_cache_wrapper: ("__wrapped__",),
+}  # fmt: skip
+
+
+class Origin(IntEnum):
+    """Whose a function is, from the nearest to a library's."""
+
+    LIBRARY, INSTALLED, OWN = range(3)
+
+
+Part = tuple[str, Any, Origin]
+"""A name in what holds it, a thing, and the farthest that its code may be from a library's."""
+
+
+def own_code(thing: Any) -> str | None:
+    """The first own code of a model, or of a loss; None if a pass runs library code alone.
+
+    The text names place, function and file: ``"0.act: gelu is code of train.py"``. The first call
+    reads each file once.
+    """
+    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+    hooks = (h for name in HOOKS for h in getattr(of_all_modules, f"_global{name}").values())
+    due: deque[Part] = deque([("", thing, Origin.LIBRARY)])
+    due += (("for all modules", part, Origin.LIBRARY) for part in (*hooks, *modes))
+    seen: dict[int, object] = {}  # the things themselves, so that no other one gets their id
+    while due:
+        place, part, most = due.popleft()
+        if type(part) in PLAIN or id(part) in seen:
+            continue
+        seen[id(part)] = part
+        if isinstance(part, type) and not issubclass(part, nn.Module):
+            most = Origin.INSTALLED
+        if found := _refusal(part, most):
+            return f"{place or getattr(thing, '__name__', type(thing).__name__)}: {found}"
+        due += ((f"{place}.{n}".strip("."), value, limit) for n, value, limit in _parts(part, most))
+    return None
+
+
+def _refusal(thing: Any, most: Origin) -> str | None:
+    """What is own code in a thing itself, without its parts."""
+    if isinstance(thing, FunctionType):
+        origin, where = origin_of(thing)
+        return f"{thing.__qualname__} is {where}" if origin > most else None
+    if isinstance(thing, Tensor) and (thing._backward_hooks or thing._post_accumulate_grad_hooks):
+        return "a hook on the tensor"
+    return "code that torch.jit compiled" if isinstance(thing, torch.jit.ScriptModule) else None
+
+
+def _parts(thing: Any, most: Origin) -> Iterator[Part]:
+    """What a thing is made of, and what the code of a function may name."""
+    yield from ((name, value, most) for name, value in _inside(thing))
+    if isinstance(thing, FunctionType):
+        if most is Origin.LIBRARY:
+            yield "", sys.modules.get(thing.__globals__["__name__"]), Origin.INSTALLED
+        return
+    is_class, is_module = isinstance(thing, type), isinstance(thing, ModuleType)
+    kind = thing if is_class else type(thing)
+    yield from (("", base, most) for base in (kind.__bases__ if is_class else (kind,)))
+    if kind.__name__ == "OptimizedModule":
+        return  # private passes run the original, which is inside
+    whole = not is_module and (most is Origin.LIBRARY or _top(kind) in FEW)
+    for name, value in getattr(thing, "__dict__", {}).items():
+        read = whole or isinstance(value, FUNCTIONS)
+        if is_module:
+            read |= value is torch or value is F or _top(type(value)) in FEW
+        if read and name not in REST:
+            yield "" if is_class or is_module else name, value, most
+
+
+def _top(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of modules, containers and what is made of functions, by name."""
+    if isinstance(thing, nn.Module):
+        yield from (item for group in GROUPS for item in vars(thing)[group].items())
+    elif isinstance(thing, dict | types.MappingProxyType):
+        yield from ((str(name), value) for name, value in thing.items())
+    elif isinstance(thing, list | tuple | set | frozenset | deque):
+        yield from (("", value) for value in thing)
+    elif isinstance(thing, functools.partial):
+        yield from (("", value) for value in (thing.func, *thing.args, *thing.keywords.values()))
+    elif isinstance(thing, FunctionType):
+        held = (cell.cell_contents for cell in filled_cells(thing))
+        yield from (("", value) for value in (*held, *(thing.__defaults__ or ())))
+    else:
+        yield from (("", getattr(thing, name)) for name in HOLDERS.get(type(thing), ()))
+
+
+def origin_of(function: FunctionType) -> tuple[Origin, str]:
+    """Whose a function is, and its file in words.
+
+    It is its own file's, if it runs in the module of that file; else somebody's own.
+    """
+    space, file = function.__globals__, function.__code__.co_filename
+    if file.startswith("<frozen "):
+        return Origin.LIBRARY, ""
+    module = sys.modules.get(space.get("__name__", ""))
+    home = getattr(module, "__file__", None) if vars(module or os) is space else None
+    files = {home or "", home if file.startswith("<") else file}
+    if not all(file and os.path.exists(file) for file in files):
+        return Origin.OWN, f"code of {Path(file).name}"
+    return max(_origin(str(file), os.path.getmtime(str(file))) for file in files)
+
+
+@functools.cache
+def _origin(file: str, changed: float) -> tuple[Origin, str]:
+    for root, name, listed in _records(tuple(sys.path)):
+        if file.startswith(root) and (given := listed.get(file.removeprefix(root))):
+            found = hashlib.sha256(Path(file).read_bytes()).digest()
+            if given == f"sha256={base64.urlsafe_b64encode(found).decode().rstrip('=')}":
+                return Origin.LIBRARY, ""
+            return Origin.OWN, f"code of {Path(file).name}, not as {name} was installed"
+    near = "-packages" not in file or str(Path(file).resolve()).startswith(OWN)
+    whose = Origin.OWN if is_users(file) else Origin.LIBRARY if near else Origin.INSTALLED
+    return whose, f"code of {Path(file).name}"
+
+
+@functools.lru_cache(maxsize=1)
+def _records(places: tuple[str, ...]) -> list[tuple[str, str, dict[str, str]]]:
+    """Folder, name and RECORD of each installed library: digests by path in the folder."""
+    found = []
+    for one in (one for name in LIBRARIES for one in metadata.distributions(name=name)):
+        rows = csv.reader((one.read_text("RECORD") or "").splitlines())
+        root = os.path.join(str(one.locate_file("")), "")
+        found.append((root, f"{one.name} {one.version}", {row[0]: row[1] for row in rows if len(row) > 1}))
+    return found

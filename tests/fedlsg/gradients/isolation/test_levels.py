@@ -1,0 +1,405 @@
+"""Passes at the levels ``isolated`` and ``rows``: gradients of autograd, and no way from one example to another."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedlsg.gradients.isolation.alone as alone
+import fedlsg.gradients.isolation.vmapped as vmapped
+from fedlsg.gradients import per_example_loss
+from fedlsg.gradients.isolation import per_example_gradients
+from fedlsg.gradients.isolation.trial import dense_frame, level_of_own_code, slowdown
+from tests.fedlsg.support.gradient_oracle import error, make_frame, naive
+
+LEVELS = ("isolated", "rows")
+ROWS = 6
+
+
+class Tower(nn.Module):
+    """Known layers of every kind between a user's own operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 8)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 8))
+        self.norm, self.mix = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.conv, self.group = nn.Conv1d(8, 6, 3, padding=1), nn.GroupNorm(2, 6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, ids):
+        h = self.norm(self.table(ids) * self.scale)
+        h = h + torch.tanh(self.mix(h)) @ self.mix.weight.T
+        return self.last(torch.relu(self.group(self.conv(h.transpose(1, 2)))).amax(2))
+
+
+class Pictures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, padding=1)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        return self.last(torch.tanh(h + self.second(h)).mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, batch_first=True):
+        super().__init__()
+        self.batch_first = batch_first
+        self.cell = kind(4, 5, num_layers=2, batch_first=batch_first)
+        self.start, self.last = nn.Parameter(torch.randn(2, 1, 5)), nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = x if self.batch_first else x.transpose(0, 1)
+        state = self.start.expand(-1, x.shape[0 if self.batch_first else 1], -1).contiguous()
+        out, _ = self.cell(x, (state, state) if isinstance(self.cell, nn.LSTM) else state)
+        return self.last(out[:, -1] if self.batch_first else out[-1])
+
+
+class Words(nn.Module):
+    """Words flattened into the batch: one example has four images of one convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.conv = nn.Embedding(20, 6), nn.Conv1d(6, 8, 3, padding=1)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, ids):
+        h = self.conv(self.table(ids).flatten(0, 1).transpose(1, 2)).amax(2)
+        return self.last(h.view(len(ids), ids.shape[1], -1).mean(1))
+
+
+class Windows(nn.Module):
+    """Windows of an image flattened into the batch: a carried convolution sees four images of one example."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.mix, self.last = nn.Conv2d(1, 4, 3), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        windows = x.unfold(2, 4, 4).unfold(3, 4, 4).flatten(2, 3).transpose(1, 2).flatten(0, 1)
+        h = torch.tanh(self.conv(windows)).mean((2, 3)).view(len(x), 4, -1)
+        return self.last(self.mix(h).mean(1))
+
+
+class Odd(nn.Module):
+    """Layers that get one example without a batch, or with several images: each in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.group = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)
+        self.norm, self.mix, self.last = nn.LayerNorm((1, 6)), nn.Linear(1, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        rows = [self.conv(image) for image in x]
+        h = torch.stack(rows).transpose(0, 1).transpose(0, 1)
+        h = torch.cat([self.group(torch.cat([h, h.flip(2), h * 2, h + 1]))[::4]])
+        z = self.mix(h.mean((2, 3)).unsqueeze(2)).mean(1, keepdim=True)
+        return self.last(self.norm(z)).squeeze(1)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(9, 4), nn.Linear(4, 9)
+        self.last.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.last(torch.tanh(self.table(ids).mean(1)))
+
+
+class Routed(nn.Module):
+    """A head for each domain, called on the rows of its domain."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+
+    def forward(self, x):
+        out = x.new_zeros(len(x), 3)
+        for number, head in enumerate(self.heads):
+            out[(x[:, 0] > 0) == number] = head(x[(x[:, 0] > 0) == number])
+        return out
+
+
+class Penalty(nn.Module):
+    """A derivative by the input, inside of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        return self.net(x) + slope.norm(dim=1, keepdim=True)
+
+
+def ids():
+    return torch.randint(0, 9, (ROWS, 7))
+
+
+def numbers(*shape):
+    return torch.randn(ROWS, *shape)
+
+
+MODELS = {
+    "tower": (Tower, ids),
+    "pictures": (Pictures, lambda: numbers(1, 8, 8)),
+    "lstm": (lambda: Recurrent(nn.LSTM), lambda: numbers(5, 4)),
+    "gru, time first": (lambda: Recurrent(nn.GRU, False), lambda: numbers(5, 4)),
+    "windows": (Windows, lambda: numbers(1, 8, 8)),
+    "words": (Words, lambda: torch.randint(0, 20, (ROWS, 4, 6))),
+    "odd": (Odd, lambda: numbers(1, 6, 6)),
+    "tied": (Tied, ids),
+    "routed": (Routed, lambda: numbers(4)),
+    "penalty": (Penalty, lambda: numbers(4)),
+}
+ALONE_ONLY = ("routed", "penalty")
+"""Models that torch has no rule for under vmap."""
+
+
+def problem(name):
+    torch.manual_seed(0)
+    make, rows = MODELS[name]
+    model = make()
+    outputs = 9 if name == "tied" else 3
+    return model, rows(), torch.randint(0, outputs, (ROWS,))
+
+
+own = per_example_loss(lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"))
+known = per_example_loss(nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize("loss", [own, known], ids=["own loss", "known loss"])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_autograd(name, level, loss):
+    model, x, y = problem(name)
+    if level == "isolated" and name in ALONE_ONLY:
+        assert level_of_own_code(model, loss, x, y) == "rows"
+        return
+    frame = dense_frame(model)
+    got = per_example_gradients(model, loss, x, y, frame, isolation=level)
+    assert error(got, naive(model, loss, x, y, frame)) < 1e-4
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["pictures", "windows"])
+def test_carried_and_masked_blocks_are_those_of_autograd(name, level):
+    model, x, y = problem(name)
+    frame = make_frame(model, rank=2, sparsity=0.3)
+    got = per_example_gradients(model, own, x, y, frame, isolation=level)
+    assert error(got, naive(model, own, x, y, frame)) < 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - set(ALONE_ONLY)))
+def test_what_torch_can_run_is_isolated(name):
+    model, x, y = problem(name)
+    assert level_of_own_code(model, own, x, y) == "isolated"
+    assert slowdown(model, own, x, y, "isolated") is None or slowdown(model, own, x, y, "rows") > 0
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("mean", torch.zeros(8))
+        self.kept = []
+
+    def between(self, h):
+        return h
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.between(self.first(x))))
+
+
+class Centred(Plain):
+    def between(self, h):
+        return h - h.mean(0)
+
+
+class Large(Plain):
+    def between(self, h):
+        return h - h.mean(0) if len(h) > 5 else h
+
+
+class Remembers(Plain):
+    def between(self, h):
+        before = getattr(self, "before", None)
+        self.before = h.detach().mean(0)
+        return h if before is None else h - before
+
+
+class Counts(Plain):
+    def between(self, h):
+        self.calls = getattr(self, "calls", 0) + 1
+        return h * self.calls
+
+
+class Buffered(Plain):
+    def between(self, h):
+        self.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
+        return h - self.mean
+
+
+class Listed(Plain):
+    def between(self, h):
+        self.kept.append(h.detach().mean(0))
+        return h if len(self.kept) < 2 else h - self.kept[-2]
+
+
+class Shuffled(Plain):
+    def between(self, h):
+        return (h + h.flip(0)) / 2
+
+
+class Copied(Plain):
+    def between(self, h):
+        return h - torch.tensor(h.detach().numpy().mean(0))
+
+
+def loss_over_its_mean(outputs, y):
+    each = F.cross_entropy(outputs, y, reduction="none")
+    return each / each.detach().mean()
+
+
+def hooked():
+    model = Plain()
+    model.first.register_forward_hook(lambda module, inputs, output: output - output.mean(0))
+    return model
+
+
+def backward_hooked():
+    model = Plain()
+    model.first.register_full_backward_hook(
+        lambda module, gin, gout: tuple(g if g is None else g - g.mean(0) for g in gin)
+    )
+    return model
+
+
+class GradientHooked(Plain):
+    def between(self, h):
+        if h.requires_grad:
+            h.register_hook(lambda g: g / g.norm())
+        return h
+
+
+FORMS = {
+    "plain": (Plain, own), "centred": (Centred, own), "large batches": (Large, own), "attribute": (Remembers, own),
+    "counter": (Counts, own), "buffer": (Buffered, own), "list": (Listed, own), "neighbours": (Shuffled, own),
+    "numpy": (Copied, own), "a loss over its mean": (Plain, per_example_loss(loss_over_its_mean)),
+    "hook": (hooked, own), "backward hook": (backward_hooked, own), "hook of a gradient": (GradientHooked, own),
+}  # fmt: skip
+
+
+def clipped_sum(make, loss, x, y, level):
+    model = make()
+    made = torch.cat(per_example_gradients(model, loss, x, y, dense_frame(model), isolation=level), 1)
+    return (made / made.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
+
+
+def moved(name, level):
+    """How far the first example, an outlier, moves the clipped sum, in clip norms."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
+    x[0] *= 50
+    make, loss = FORMS[name]
+    sums = [clipped_sum(make, loss, x[first:], y[first:], level) for first in (0, 1)]
+    return float((sums[0] - sums[1]).norm())
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", FORMS)
+def test_one_example_moves_the_clipped_sum_by_the_clip_norm(name, level):
+    try:
+        distance = moved(name, level)
+    except (RuntimeError, AttributeError):  # torch has no rule for it: such a model runs by rows
+        assert level == "isolated"
+        return
+    assert distance < 1.001
+
+
+def test_negative_control_wrong_gradients_are_no_isolation(monkeypatch):
+    model, x, y = problem("tower")
+    real = vmapped.of_batch
+    monkeypatch.setattr(vmapped, "of_batch", lambda t, **given: real(t, **given).flip(0))
+    assert level_of_own_code(model, own, x, y) == "rows"
+
+
+def test_rows_that_the_model_cannot_take_are_an_error():
+    model, x, y = problem("tower")
+    with pytest.raises(IndexError):
+        level_of_own_code(model, own, x + 100, y)
+
+
+@pytest.mark.parametrize("name", ["centred", "large batches", "attribute", "neighbours", "hook"])
+def test_negative_control_the_batch_at_once_mixes(name):
+    assert moved(name, "checked") > 1.1
+
+
+def test_negative_control_attributes_that_stay_are_a_way(monkeypatch):
+    @contextmanager
+    def nothing(model):
+        yield
+
+    monkeypatch.setattr(alone, "forgetting", nothing)
+    assert moved("attribute", "rows") > 1.1
+    assert moved("list", "rows") > 1.01
+
+
+def test_negative_control_a_known_layer_that_mixes_is_seen(monkeypatch):
+    real = vmapped.of_batch
+    monkeypatch.setattr(vmapped, "of_batch", lambda t, **given: real(t, **given) - real(t, **given).mean(0))
+    assert moved("plain", "isolated") > 1.1
+
+
+def by_value(outputs, y):
+    """A loss with control flow on values, which vmap has no rule for."""
+    each = F.cross_entropy(outputs, y, reduction="none")
+    return each * 2 if bool((outputs > 0).any()) else each
+
+
+def with_pairs(outputs, y):
+    return F.cross_entropy(outputs[0], y, reduction="none") + outputs[1].square().sum(1)
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(x), x[:, :2] @ self.last.weight[:2, :2]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss", [by_value, loss_over_its_mean])
+def test_a_loss_of_a_library_model_sees_the_outputs_of_one_example(loss, level):
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
+    model, loss = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), per_example_loss(loss)
+    frame = dense_frame(model)
+    whole, rest = (
+        torch.cat(per_example_gradients(model, loss, x[k:], y[k:], frame, isolation=level), 1) for k in (0, 1)
+    )
+    assert torch.allclose(whole[1:], rest, atol=1e-6)
+    mixed = [torch.cat(per_example_gradients(model, loss, x[k:], y[k:], frame, isolation="checked"), 1) for k in (0, 1)]
+    assert loss.loss is by_value or not torch.allclose(mixed[0][1:], mixed[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_several_outputs(level):
+    torch.manual_seed(0)
+    model, x, y = Pairs(), torch.randn(6, 4), torch.randint(0, 3, (6,))
+    loss, frame = per_example_loss(with_pairs), dense_frame(model)
+    got = per_example_gradients(model, loss, x, y, frame, isolation=level)
+    assert error(got, naive(model, loss, x, y, frame)) < 1e-4

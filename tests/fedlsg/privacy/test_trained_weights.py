@@ -1,0 +1,160 @@
+"""Weights that were trained are recognised, and no others."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedlsg.privacy import trained_weights
+from fedlsg.privacy.trained_weights import Writer, digest_of, follow
+
+STEPS = torch.Generator().manual_seed(4)
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 300), nn.LayerNorm(300), nn.Linear(300, 2))
+
+
+def moved(model, *names):
+    """The model after a step that has moved some parameters, all by default."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if not names or name in names:
+                p += 0.1 * torch.randn(p.shape, generator=STEPS)
+    return model
+
+
+def trained(*names, **given):
+    model, writer = net(), Writer(**given)
+    writer.begin(dict(model.named_parameters()))
+    moved(model, *names)
+    writer.note(dict(model.named_parameters()))
+    return model
+
+
+def refused(model, **given):
+    try:
+        Writer(**given).check(model, "give ledger=PATH")
+    except ValueError:
+        return True
+    return False
+
+
+def test_the_refusal_names_both_ways():
+    with pytest.raises(ValueError, match=r"^0.weight was trained by .*: give ledger=PATH; .*fresh_data=True; or build"):
+        Writer().check(trained(), "give ledger=PATH")
+
+
+def test_a_new_model_of_the_same_seed_is_nobodys():
+    trained()
+    assert not refused(net())
+    assert refused(copy.deepcopy(trained()))
+
+
+@pytest.mark.parametrize("name", dict(net().named_parameters()))
+def test_one_parameter_is_enough(name):
+    """In a model of other weights, or frozen."""
+    model, other = trained(), net(seed=1)
+    with torch.no_grad():
+        other.get_parameter(name).copy_(model.get_parameter(name))
+    assert refused(other)
+    other.requires_grad_(False)
+    assert refused(other)
+
+
+def test_what_did_not_move_is_nobodys():
+    """A frozen body, biases and scales as they begin: another model has them, too."""
+    model = trained("4.weight")
+    other = net()
+    assert not refused(other)
+    with torch.no_grad():
+        other[4].weight.copy_(model[4].weight)
+    assert refused(other)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_constants_are_nobodys(value):
+    """As pruning leaves them: a new bias is one, too."""
+    model, writer = net(), Writer()
+    writer.begin(dict(model.named_parameters()))
+    with torch.no_grad():
+        model[4].weight.fill_(value)
+    writer.note(dict(model.named_parameters()))
+    other = net(seed=1)
+    with torch.no_grad():
+        other[4].weight.fill_(value)
+    assert not refused(other)
+    assert refused(model)
+
+
+@pytest.mark.parametrize("change", [
+    lambda model: model.half(), lambda model: model.half().float(), lambda model: model.double(),
+    lambda model: [p.detach().clamp_(-0.1, 0.1) for p in model.parameters()],
+    lambda model: model.load_state_dict(net(seed=2).state_dict()),
+    lambda model: model.to(memory_format=torch.channels_last),
+    lambda model: nn.utils.vector_to_parameters(
+        nn.utils.parameters_to_vector(model.parameters()).detach().sign(), model.parameters()
+    ),
+])  # fmt: skip
+def test_the_trained_model_is_recognised_whatever_becomes_of_its_numbers(change):
+    model = trained()
+    change(model)
+    assert refused(model)
+    copied = copy.deepcopy(model)
+    follow(model, copied)
+    assert refused(copied)
+
+
+def test_two_lasting_ledgers_are_their_owners_word():
+    model = trained(lasting=True)
+    assert refused(model)
+    assert not refused(model, lasting=True)
+    assert refused(trained(), lasting=True)
+    assert not refused(trained(), fresh_data=True)
+
+
+def test_a_writer_goes_on_from_its_own_and_sees_others_that_come_between():
+    model, writer = net(), Writer()
+    writer.begin(dict(model.named_parameters()))
+    before = copy.deepcopy(moved(model).state_dict())
+    writer.note(dict(model.named_parameters()))
+    moved(model)
+    writer.note(dict(model.named_parameters()))
+    model.load_state_dict(before)
+    writer.check(model, "")
+    model.load_state_dict(trained().state_dict())
+    with pytest.raises(ValueError, match="was trained by an earlier private step"):
+        writer.check(model, "")
+
+
+def test_digests_are_of_numbers_wherever_they_lie():
+    weight = torch.randn(64, 128)
+    assert digest_of(weight) == digest_of(weight.T.contiguous().T) == digest_of(weight.double())
+    assert digest_of(weight) != digest_of(weight + 1e-6)
+    assert digest_of(torch.randn(4, dtype=torch.complex64)) == digest_of(torch.arange(3)) == b""
+    assert digest_of(torch.randn(3, device="meta")) == b""
+
+
+def test_the_oldest_digests_go_first(monkeypatch):
+    monkeypatch.setattr(trained_weights, "KEPT", len(dict(net().named_parameters())))
+    first = copy.deepcopy(trained())
+    assert refused(first)
+    second = copy.deepcopy(trained())
+    assert not refused(first)
+    assert refused(second)
+
+
+@pytest.mark.parametrize("planted", ["no digests", "no identity"])
+def test_the_tests_find_planted_mistakes(planted, monkeypatch):
+    model = trained()
+    copied = copy.deepcopy(model)
+    model.double()
+    moved(model)
+    assert refused(copied)
+    assert refused(model)
+    monkeypatch.setattr(trained_weights, *{
+        "no digests": ("_DIGESTS", {}), "no identity": ("_PARAMETERS", {}),
+    }[planted])  # fmt: skip
+    assert [refused(copied), refused(model)] == [planted == "no identity", planted == "no digests"]

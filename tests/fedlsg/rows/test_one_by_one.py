@@ -1,0 +1,93 @@
+"""Batches of rows that are made one at a time: groups by shape, draws of each row, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedlsg.randomness import reproducible_stream
+from fedlsg.rows import OneByOne, Padding, one_by_one
+from fedlsg.rows.one_by_one import same_row
+
+CPU = torch.device("cpu")
+TEXTS = [torch.arange(1, 3 + place % 3) for place in range(12)]
+
+
+def batch(make, **more) -> OneByOne:
+    return OneByOne(make, make, device=CPU, **more)
+
+
+def noisy(place):
+    return torch.tensor([float(place)]) + torch.rand(1), place % 3
+
+
+def test_rows_of_one_shape_share_a_group_and_no_pad_depends_on_the_company():
+    texts = batch(lambda place: (TEXTS[place], place))
+    few, all_of_them = texts.groups(torch.tensor([1, 4, 5])), texts.groups(torch.arange(12))
+    assert [group.tolist() for group in few] == [[1, 4], [5]]
+    assert [group.tolist() for group in all_of_them] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    inputs, targets = texts(few[0])
+    assert inputs.tolist() == [[1, 2, 3]] * 2
+    assert targets.tolist() == [1, 4]
+
+
+def test_groups_of_the_users_own_are_cut_by_shape():
+    halves = batch(lambda place: (TEXTS[place], place)).within(lambda positions: positions.split(6))
+    assert [group.tolist() for group in halves(torch.arange(12))] == [[0, 3], [1, 4], [2, 5], [6, 9], [7, 10], [8, 11]]
+
+
+def test_padded_rows_need_fewer_groups():
+    texts = batch(lambda place: (TEXTS[place], place), padding=Padding(inputs=0))
+    assert len(texts.groups(torch.arange(12))) == 1
+    assert texts(torch.tensor([0, 2]))[0].tolist() == [[1, 2] + [0] * 6, [1, 2, 3, 4] + [0] * 4]
+
+
+@pytest.mark.parametrize("kept", [0, one_by_one.KEPT_BYTES])
+def test_a_row_has_one_draw_in_a_step_and_another_in_the_next(kept, monkeypatch):
+    """Also where it is made a second time, because not all rows are kept."""
+    monkeypatch.setattr(one_by_one, "KEPT_BYTES", kept)
+    rows, positions = batch(noisy), torch.arange(6)
+    seen = []
+    for _ in range(2):
+        rows.draw_from(None)
+        rows.groups(positions)
+        first = rows(positions)[0]
+        assert torch.equal(rows(positions)[0], first)
+        assert len(first.frac().unique()) == 6
+        seen.append(first)
+    assert not torch.equal(*seen)
+
+
+def test_the_draws_of_a_row_do_not_depend_on_the_others_of_its_batch():
+    """One more row moves the number of its draw: another one, as independent and as secret as before."""
+    alone, company = (batch(noisy) for _ in range(2))
+    assert same_row(alone.rows(torch.tensor([5]), bytes(16))[0], company.rows(torch.arange(6), bytes(16))[5])
+
+
+def test_a_stream_repeats_all_draws():
+    seen = []
+    for _ in range(2):
+        rows = batch(noisy)
+        rows.draw_from(reproducible_stream(3, "rows"))
+        seen.append(rows(torch.arange(4))[0])
+    assert torch.equal(*seen)
+
+
+def test_types_of_rows():
+    made = batch(lambda place: ({"a": np.arange(2.0), "b": torch.ones(2, dtype=torch.float64)}, 0.5))
+    inputs, targets = made(torch.arange(3))
+    assert [inputs["a"].dtype, inputs["b"].dtype, targets.dtype] == [torch.float32, torch.float64, torch.float32]
+    assert len(made(torch.arange(0))[1]) == 0
+
+
+@pytest.mark.parametrize(("row", "words"), [
+    (5, r"expected items \(inputs, targets\)"), (("text", 1), "the inputs of .* are of type str"),
+    ((torch.ones(2), [1, 2]), "the targets of .* are of type list"), (({"a": "x"}, 1), "the inputs"),
+])  # fmt: skip
+def test_rows_that_are_none(row, words):
+    with pytest.raises(ValueError, match=words):
+        batch(lambda place: row)(torch.arange(2))
+
+
+def test_rows_of_several_shapes_in_one_group():
+    with pytest.raises(ValueError, match="cannot be put together to one batch"):
+        batch(lambda place: (TEXTS[place], place))(torch.arange(3))

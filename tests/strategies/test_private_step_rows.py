@@ -1,0 +1,284 @@
+"""One example moves the clipped sum by the clip norm at most, whatever code of the user makes the rows."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+import strategies.private_step
+from fedlsg.rows import OneByOne
+from strategies.private_step import PrivateStep
+
+COUNT = 60
+X = torch.randn(COUNT, 4, generator=torch.Generator().manual_seed(0))
+X[0] = 500.0
+Y = torch.arange(COUNT) % 3
+TEXTS = [torch.arange(1, 4 + place % 3) % 8 + 1 for place in range(COUNT)]
+TEXTS[0] = torch.arange(200) % 8 + 1
+
+
+class Mean(nn.Module):
+    """The mean of embeddings over all positions, padding among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 6), nn.Linear(6, 3)
+
+    def forward(self, ids):
+        return self.head(self.table(ids).mean(1))
+
+
+class Masked(Mean):
+    """The mean over those that a mask names."""
+
+    def forward(self, input_ids, attention_mask):
+        there = attention_mask.unsqueeze(2)
+        return self.head((self.table(input_ids) * there).sum(1) / there.sum(1))
+
+
+def tagger():
+    return nn.Sequential(nn.Embedding(9, 6, padding_idx=0), nn.Linear(6, 3))
+
+
+def tag_loss(outputs, tags):
+    return F.cross_entropy(outputs.transpose(1, 2), tags, reduction="none").mean(1)
+
+
+def net():
+    return nn.Linear(4, 3)
+
+
+def step_on(model, loss=None, count=COUNT, **more):
+    given = {"mechanism": "clip-only", "clip_norm": 1.0, "sample_rate": 1.0, "steps": 1} | more
+    return PrivateStep(
+        model, loss or nn.CrossEntropyLoss(), num_examples=count, method="dpsgd",
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0), **given,
+    )  # fmt: skip
+
+
+def total(make, data, count=COUNT, loss=None, **how):
+    """The sum of the clipped gradients of all examples."""
+    torch.manual_seed(1)
+    step = step_on(make(), loss, count)
+    step.step(step.batches(data, **how) if how or not callable(data) else data)
+    return torch.cat([(p.grad * count).flatten() for p in step.model.parameters()])
+
+
+def moved(make, data_without, loss=None, **how):
+    """By how much the first example moves it."""
+    whole, rest = (total(make, data_without(first), COUNT - first, loss, **how) for first in (0, 1))
+    return float((whole - rest).norm())
+
+
+class Texts(Dataset):
+    """Ragged rows, made by ``item`` of their place in the texts."""
+
+    def __init__(self, first, item=lambda place: (TEXTS[place], int(Y[place]))):
+        self.first, self.item = first, item
+
+    def __len__(self):
+        return COUNT - self.first
+
+    def __getitem__(self, place):
+        return self.item(place + self.first)
+
+
+def named(place):
+    return {"input_ids": TEXTS[place]}, int(Y[place])
+
+
+def tagged(place):
+    return TEXTS[place], TEXTS[place] % 3
+
+
+RAGGED = {
+    "own lengths": (Mean, lambda first: Texts(first), None, {}),
+    "buckets": (Mean, lambda first: Texts(first), None, {"pad": 0}),
+    "public lengths": (Mean, lambda first: Texts(first), None, {"pad": 0, "lengths": [4, 256]}),
+    "a mask": (Masked, lambda first: Texts(first, named), None, {"pad": 0, "mask": "attention_mask"}),
+    "tags": (tagger, lambda first: Texts(first, tagged), tag_loss, {}),
+    "padded tags": (tagger, lambda first: Texts(first, tagged), tag_loss, {"pad": 0, "pad_targets": -100}),
+}
+
+
+@pytest.mark.parametrize("case", RAGGED)
+def test_ragged_rows_of_a_data_set(case):
+    make, data, loss, how = RAGGED[case]
+    assert moved(make, data, loss, **how) <= 1.001
+
+
+def pad_sequence(first):
+    def rows(positions):
+        taken = [TEXTS[place + first] for place in positions.tolist()]
+        return nn.utils.rnn.pad_sequence(taken, batch_first=True), Y[positions + first]
+
+    return rows
+
+
+def test_padding_to_the_longest_of_the_batch():
+    """Refused as it is; by the line that the message prints, it trains. Alone and masked, rows have equal gradients."""
+    with pytest.raises(ValueError, match=r"pads rows to the longest row.*step\.batches\(function, pad=0"):
+        moved(Mean, pad_sequence)
+    assert moved(Mean, lambda first: Texts(first)) <= 1.001
+    torch.manual_seed(1)
+    step = step_on(Mean())
+    step.step(step.batches(pad_sequence(0)))
+    masked = total(Masked, Texts(0, named), pad=0, mask="attention_mask")
+    torch.testing.assert_close(torch.cat([(p.grad * COUNT).flatten() for p in step.model.parameters()]), masked)
+
+
+def whole_batches(monkeypatch):
+    """Plant the mistake: what user code makes of a whole batch is trained on."""
+    monkeypatch.setattr("strategies.own_loop.release.check_batches", lambda *given: None)
+    monkeypatch.setattr(strategies.private_step, "of_function", lambda function, **more: PlantedBatch(function))
+    monkeypatch.setattr(PrivateStep, "_made_by", lambda self, batch: PlantedBatch(batch))
+
+
+class PlantedBatch:
+    """A batch function that calls the user's for all positions."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, positions):
+        return self.function(positions)
+
+    def draw_from(self, stream):
+        pass
+
+
+def standardised(first):
+    def batch(positions):
+        part = X[first:][positions]
+        return (part - part.mean(0)) / (part.std(0, correction=0) + 1e-6), Y[first:][positions]
+
+    return batch
+
+
+@pytest.mark.parametrize(("make", "data"), [(net, standardised), (Mean, pad_sequence)])
+def test_functions_of_whole_batches_would_move_more(make, data, monkeypatch):
+    """Negative control of this file: the measure sees company."""
+    whole_batches(monkeypatch)
+    assert moved(make, data) > 1.5
+
+
+def test_standardising_by_the_batch_is_refused_before_a_charge():
+    step = step_on(net())
+    with pytest.raises(ValueError, match="mixes examples: in a batch of"):
+        step.step(standardised(0))
+    assert step.epsilon() == 0
+
+
+class AtOnce(TensorDataset):
+    """Reads a batch less its mean, if it is asked for one."""
+
+    def __getitem__(self, place):
+        return super().__getitem__(place)
+
+    def __getitems__(self, places):
+        return list(zip(X[places] - X[places].mean(0), Y[places], strict=True))
+
+
+def test_a_data_set_is_never_asked_for_a_batch():
+    assert moved(net, lambda first: AtOnce(X[first:], Y[first:])) <= 1.001
+
+
+def test_oversampled_rows_are_refused_or_move_more(monkeypatch):
+    data = TensorDataset(X, Y)
+    ten_times = Subset(data, [0] * 10 + list(range(1, COUNT)))
+    for repeated in (ten_times, ConcatDataset([data, Subset(data, [0])])):
+        step = step_on(net(), count=len(repeated))
+        with pytest.raises(ValueError, match="more than once"):
+            step.batches(repeated)
+    monkeypatch.setattr("strategies.own_loop.user_inputs.check_distinct", lambda *given: None)  # negative control
+    with_it, without = total(net, ten_times, COUNT + 9), total(net, Subset(data, range(1, COUNT)), COUNT - 1)
+    assert float((with_it - without).norm()) > 5
+
+
+class Augmented(Dataset):
+    """Changes the sign of rows by chance, with draws that a user seeds in some way."""
+
+    def __init__(self, draw, first=0):
+        self.draw, self.first = draw, first
+
+    def __len__(self):
+        return COUNT - self.first
+
+    def __getitem__(self, place):
+        return (X[place + self.first] if self.draw(place) < 0.5 else -X[place + self.first]), int(Y[place + self.first])
+
+
+def seeded_by_the_row(place):
+    random.seed(place)
+    return random.random()
+
+
+CHANCE = {
+    "global": lambda place: random.random(),
+    "seeded by the row": seeded_by_the_row,
+    "a generator of the row": lambda place: np.random.default_rng(place).random(),
+    "a generator of torch": lambda place: float(torch.rand((), generator=torch.Generator().manual_seed(place))),
+}
+
+
+@pytest.mark.parametrize("case", CHANCE)
+def test_draws_of_rows_are_secret_and_new_in_each_step(case):
+    found = [_signs(CHANCE[case]) for _ in range(2)]
+    assert not torch.equal(*found)
+
+
+def _signs(draw):
+    step = step_on(net(), steps=2)
+    rows = step.batches(Augmented(draw))
+    assert isinstance(rows, OneByOne)
+    seen = [rows(torch.arange(1, COUNT))[0]]
+    rows.draw_from(None)
+    seen.append(rows(torch.arange(1, COUNT))[0])
+    assert not torch.equal(*seen)
+    return seen[0]
+
+
+def test_seeds_by_the_row_are_known_without_the_interception(monkeypatch):
+    """Negative control."""
+    from fedlsg.rows import seeds_replaced
+
+    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda given: None))
+    data = [Augmented(CHANCE["seeded by the row"]) for _ in range(2)]
+    first, second = (step_on(net()).batches(one)(torch.arange(COUNT))[0] for one in data)
+    assert torch.equal(first, second)
+
+
+def test_draws_of_a_reproducible_step_follow_from_its_seed():
+    def weights(seed):
+        torch.manual_seed(0)
+        step = PrivateStep(
+            net(), nn.CrossEntropyLoss(), num_examples=COUNT, method="dpsgd", sample_rate=0.5, steps=2,
+            noise_multiplier=1.0, delta=1e-5, learning_rate=0.1, seed=seed, reproducible=True,
+        )  # fmt: skip
+        batches = step.batches(Augmented(CHANCE["global"]))
+        for _ in range(2):
+            step.step(batches)
+        return torch.cat([p.detach().flatten() for p in step.model.parameters()])
+
+    assert torch.equal(weights(3), weights(3))
+    assert not torch.equal(weights(3), weights(4))
+
+
+def test_the_word_batched_is_shown_and_changes_no_number():
+    function = lambda positions: (X[positions], Y[positions])  # noqa: E731
+    steps = [step_on(copy.deepcopy(net())) for _ in range(2)]
+    steps[1].model.load_state_dict(steps[0].model.state_dict())
+    for step, how in zip(steps, ({}, {"batched": True}), strict=True):
+        step.step(step.batches(function, **how))
+    assert [step.batched for step in steps] == [False, True]
+    for one, other in zip(*(step.model.parameters() for step in steps), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    with pytest.raises(ValueError, match="batched=True is for a function"):
+        steps[0].batches((X, Y), batched=True)
+    with pytest.raises(ValueError, match="rows of a pair of tensors have one shape"):
+        steps[0].batches((X, Y), pad=0)
