@@ -101,7 +101,7 @@ def _name(method: str | Callable[..., Method], settings: dict[str, Any]) -> str:
     if method != AUTO:
         return method
     asked = settings.keys() - common_settings().keys()
-    return SPARSE if asked and asked <= own_settings(SPARSE) else DENSE
+    return SPARSE if asked & own_settings(SPARSE) else DENSE
 
 
 def _with_rule(

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import pytest
 
-from fedlsg.setting import REQUIRED, Setting, check_declared, declared
+from fedlsg.setting import REQUIRED, Setting, check_declared, declared, unknown
+from fedlsg.setting.foreign import NEEDLESS, OURS
 from fedlsg.setting.rules import Rule, check_rules, example, holds, idle_unless, needs, spell
 
 Share = Annotated[float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))]
@@ -149,3 +150,24 @@ def test_an_example_makes_its_condition_true():
     for condition in ("trust=server|secure and unit=client", "personal", "not personal", "steps>2"):
         assert holds(condition, example(condition)) is True
     assert spell("steps>1 or not personal", {"personal": "own parts"}) == "steps > 1 or no own parts"
+
+
+def test_names_of_other_libraries_are_named_in_our_words():
+    known = {"clip_norm": FOUND["rank"], "microbatch_size": FOUND["rank"]}
+    for name, said in (
+        ("max_grad_norm", "it is 'clip_norm' here"),
+        ("L2-norm-clip", "it is 'clip_norm' here"),
+        ("max_physical_batch_size", "it is 'microbatch_size' here"),
+        ("target_epsilon", "fedlsg calls it epsilon, an argument of PrivateStep or simulate"),
+        ("secure_mode", "leave it out: noise is drawn from a cryptographic generator"),
+        ("clip_nrm", "did you mean 'clip_norm'?"),
+    ):
+        assert str(unknown("setting", name, known)) == f"unknown setting {name!r}; {said}"
+
+
+def test_an_alias_of_a_declaration_comes_first():
+    assert str(unknown("setting", "lr", FOUND)).endswith("did you mean 'rate'?")
+
+
+def test_the_two_tables_of_other_names_are_apart():
+    assert not OURS.keys() & NEEDLESS.keys()

@@ -57,6 +57,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "misspelt option": (("run", "--sparcity", "0.3", *SMALL), "(?i)no such option.*--sparcity.*--sparsity"),
     "unknown workload": (("run", "digitz", *SMALL), "unknown workload 'digitz'.*did you mean 'digits'"),
     "sigma 0": (("run", *SMALL, "--noise-multiplier", "0"), "noise_multiplier=0.0 < inf"),
+    "a setting of Opacus": (("run", "-c", "max_grad_norm=1", *SMALL), "'max_grad_norm'; it is 'clip_norm' here"),
+    "an option of Opacus": (("run", "--max-grad-norm", "1", *SMALL), "it is 'clip_norm' here"),
     "misspelt setting": (("run", "-c", "sparcity=0.3", *SMALL), "unknown setting 'sparcity'; did you mean 'sparsity'"),
     "no value": (("run", "-c", "sparsity", *SMALL), "expected -c KEY=VALUE, got 'sparsity'"),
     "unknown command": (("train",), "(?i)no such command 'train'"),

@@ -126,6 +126,7 @@ def unlike():
 
 REFUSED = {
     "another framework's name": ({"num_rounds": 3}, "unknown setting 'num_rounds'; did you mean 'rounds'?"),
+    "a name of Opacus": ({"max_grad_norm": 1.0}, "unknown setting 'max_grad_norm'; it is 'clip_norm' here"),
     "an unknown method": ({"method": "fedavg"}, "fedavg is called 'sgd' here"),
     "a loss that averages": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "the loss averages over the batch"),
     "and without a clip": (
