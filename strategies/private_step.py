@@ -263,6 +263,7 @@ class PrivateStep:
         """
         self._account.writer.check(self.model, WAY)
         rows = self._rows = self._made_by(batch)
+        self._rounds.batched = self.batched
         self._rehearsals.before(rows, groups, self._terms)
         if batch is not self._read:
             self._account.spends.read(places_of(batch, self.num_examples), callers=3)

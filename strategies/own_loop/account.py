@@ -195,11 +195,11 @@ class Account:
                 "ledger"
             )
 
-    def entry(self, plan: RoundPlan, num_examples: int, *, reproducible: bool) -> Entry:
+    def entry(self, plan: RoundPlan, num_examples: int, *, reproducible: bool, batched: bool = False) -> Entry:
         """The entry of the next attempt at a round."""
         return Entry(
             client=CLIENT, attempt=self.ledger.next_attempt(plan.round, self.run), round=plan.round, run=self.run,
-            reproducible=reproducible, **plan.charge(num_examples),
+            reproducible=reproducible, batched=batched, **plan.charge(num_examples),
         )  # fmt: skip
 
     def epsilon(self, delta: float | None) -> float:

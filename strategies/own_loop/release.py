@@ -135,7 +135,8 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
 class Release:
     """What every round reads. ``reproducible``: batches and noise follow from the public seed, and nothing is private.
 
-    local: its level of isolation is chosen before the first step.
+    local: its level of isolation is chosen before the first step. batched: whether a user's function makes many rows at
+    once, which the ledger says.
     watchers: are given each round's plan, the rows of its batch, which are secret, and its noisy values, before the
     model moves. No secret is kept here: the streams of batches and noise are new in every round.
     """
@@ -146,6 +147,7 @@ class Release:
     account: Account
     spending: Spending
     reproducible: bool
+    batched: bool = False
     watchers: list[Watcher] = field(default_factory=list)
 
     def run(self, batch: Batch, groups: Groups, terms: ClientTerms) -> None:
@@ -202,7 +204,8 @@ class Release:
         self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
 
     def _entry(self, plan: RoundPlan) -> Entry:
-        return self.account.entry(plan, self.spending.num_examples, reproducible=self.reproducible)
+        how = {"reproducible": self.reproducible, "batched": self.batched}
+        return self.account.entry(plan, self.spending.num_examples, **how)
 
     def _plan(self, terms: ClientTerms) -> RoundPlan:
         common = self.state.plan(self.local)
