@@ -1,4 +1,4 @@
-"""Nanoseconds a value of the noise, next to torch's own generator, which is neither secret nor exact.
+"""Nanoseconds a value of the noise, next to torch's generator, which is not secret, nor exact.
 
 python -m benchmarks.speed.noise [--values 1000 62000 1000000 20000000] [--threads 1] [--pairs 15]
 """

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedlsg.noise.sampler import (
     BLOCK,
+    Draft,
     draft,
     envelope_of,
     in_blocks,
@@ -34,7 +35,7 @@ STEPS = 256
 """s, the deviation of the noise in grid steps."""
 ENLARGED = 1.0001
 """Drawn over claimed deviation. A part of 3.1e-5 pays for the rounding of Lemma 2 of
-docs/discrete-noise.md at r = 2; 3.9e-5 are left for the rounding of the sum itself."""
+docs/discrete-noise.md at r = 2; 6.9e-5 are left for the rounding of the sum itself."""
 SMALLEST_STD, LARGEST_STD = 1e-280, 1e280
 """Between them grid steps, and the noise, are normal numbers of float64."""
 
@@ -48,13 +49,17 @@ def check_std(std: float) -> None:
         )
 
 
-def add_gaussian(total: Float[Tensor, " count"], std: float, stream: SecretStream) -> Float[Tensor, " count"]:
+def add_gaussian(
+    total: Float[Tensor, " count"],
+    std: float,
+    stream: SecretStream,
+) -> Float[Tensor, " count"]:
     """The sum with noise of deviation ``std`` on every coordinate, in the type of the sum.
 
     Guarantee: coordinates are independent; each has exactly the law of ``discrete_gaussian`` around
     total / D as float64 divides. Up to a factor of 1 +- 1e-67 a coordinate in every probability,
-    the vector is post-processing of total + N(0, std^2 (1 + 3.9e-5)^2). The numbers do not depend on
-    the number of threads.
+    the vector is post-processing of total + N(0, std^2 (1 + 6.9e-5)^2). The numbers do not depend
+    on the number of threads.
     Differs from a Gaussian: values are multiples of D, before they are rounded to the type.
     A value that is not finite stays so. Raises ValueError for a deviation out of range.
     """
@@ -65,7 +70,7 @@ def add_gaussian(total: Float[Tensor, " count"], std: float, stream: SecretStrea
     noisy = torch.empty_like(total)
     if total.device.type == "cpu":
         _on_cpu(total, noisy, step, stream)
-    else:
+    elif len(total):
         _on_device(total, noisy, step, stream)
     return noisy
 
@@ -88,7 +93,11 @@ def _on_cpu(total: Tensor, noisy: Tensor, step: float, stream: SecretStream) -> 
 def _on_device(total: Tensor, noisy: Tensor, step: float, stream: SecretStream) -> None:
     """The same numbers. Drafts need no sum: they are made before the host waits for the device."""
     envelope = envelope_of(Fraction(STEPS))
-    drafts = in_blocks(len(total), stream, lambda place, own: draft(place.stop - place.start, envelope, own))
+
+    def start(place: slice, own: SecretStream) -> Draft:
+        return draft(place.stop - place.start, envelope, own)
+
+    drafts = in_blocks(len(total), stream, start)
     at_once = AT_ONCE_ON_DEVICE // BLOCK
     parts = zip(total.split(AT_ONCE_ON_DEVICE), noisy.split(AT_ONCE_ON_DEVICE), strict=True)
     for number, (values, out) in enumerate(parts):
@@ -98,11 +107,10 @@ def _on_device(total: Tensor, noisy: Tensor, step: float, stream: SecretStream) 
         centres.sub_(whole)  # exact
         places = np.concatenate([BLOCK * i + block.places for i, block in enumerate(blocks)])
         (there,) = to_device([torch.from_numpy(places)], total.device)
-        fractions = np.split(
-            centres[there].cpu().numpy(),
-            np.cumsum([len(block.places) for block in blocks])[:-1],
-        )
+        ends = np.cumsum([len(block.places) for block in blocks])
+        fractions = np.split(centres[there].cpu().numpy(), ends[:-1])
+        settled = in_threads(len(values), settle, blocks, fractions, [envelope] * len(blocks))
         k = np.concatenate([block.k.astype(np.int32) for block in blocks])
-        k[places] = np.concatenate(in_threads(len(values), settle, blocks, fractions, [envelope] * len(blocks)))
+        k[places] = np.concatenate(settled)
         (drawn,) = to_device([torch.from_numpy(k)], total.device)
         out.copy_(whole.add_(drawn).mul_(step))

@@ -5,15 +5,16 @@ object of a Dataset or a table; or the path of a file. Wrappers (``Subset``, ``C
 are seen through. Copies have another origin.
 """
 
-import inspect
 import math
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from threading import Lock
 from types import FunctionType
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch.utils.data import Dataset
 from fedlsg.accounting.population import spread
 from fedlsg.privacy.ledger_entry import Entry
 from fedlsg.privacy.totals import Totals
-from fedlsg.user_code.objects import walk
+from fedlsg.user_code.objects import constants_and_names, walk
 
 LEAST = 10
 """A tensor that data or functions hold is data itself if it has one row for so many of theirs, or more."""
@@ -71,7 +72,8 @@ class DataRun:
         ``callers``: functions from here to the user's line, which the warning names.
         """
         known = runs_on(places)
-        _READ.extend((place, self) for place in places if (place, self) not in _READ)
+        with _LOCK:
+            _READ.extend((place, self) for place in places if (place, self) not in _READ)
         others = [run for run in known if run.warns]
         if self.warns and len(others) == 1 and self.ledger not in {run.ledger for run in known}:
             warnings.warn(
@@ -85,12 +87,14 @@ class DataRun:
 
 _READ: list[tuple[Place, DataRun]] = []
 """Which run has read where."""
+_LOCK = Lock()
 
 
 def runs_on(places: Sequence[Place]) -> list[DataRun]:
     """The runs that have read any of the places, the last one of each ledger."""
-    _READ[:] = [(place, run) for place, run in _READ if place.life() is not None]
-    runs = (run for place, run in _READ if any(map(place.overlaps, places)))
+    with _LOCK:
+        _READ[:] = [(place, run) for place, run in _READ if place.life() is not None]
+        runs = [run for place, run in _READ if any(map(place.overlaps, places))]
     return list({run.ledger: run for run in runs}.values())
 
 
@@ -130,8 +134,10 @@ def places_of(data: Any, rows: int = 0) -> list[Place]:
         return [Place(str(Path(data).expanduser().resolve()), 0, 1, lambda: data)]
     if isinstance(data, Dataset) and hasattr(data, "__len__"):
         rows = len(data)
-    named = inspect.getclosurevars(data).globals.values() if isinstance(data, FunctionType) else ()
-    things = [thing for thing in walk((data, *named), set()) if thing is data or _is_data(thing, rows)]
+    start = [data]
+    if isinstance(data, FunctionType):
+        start += map(data.__globals__.get, constants_and_names(data.__code__)[1])
+    things = [thing for thing in walk(start, set()) if thing is data or _is_data(thing, rows)]
     return list(chain(*map(_places_of, things)))
 
 
@@ -153,7 +159,8 @@ def _places_of(thing: Any) -> Iterator[Place]:
     elif isinstance(thing, np.ndarray):
         start = thing.ctypes.data
         yield Place("cpu", start, start + thing.nbytes, weakref.ref(thing))
-    elif hasattr(type(thing), "__weakref__"):  # no pair, dict or number: their members count
-        yield Place("object", id(thing), id(thing) + 1, weakref.ref(thing))
-    if hasattr(type(thing), "columns"):
+    else:
+        with suppress(TypeError):  # a pair, a dict or a number: their members count
+            yield Place("object", id(thing), id(thing) + 1, weakref.ref(thing))
+    if hasattr(type(thing), "iterrows"):
         yield from chain(*(_places_of(column.to_numpy()) for _, column in thing.items()))

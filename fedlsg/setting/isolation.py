@@ -1,4 +1,4 @@
-"""The levels at which a private pass runs a model and its loss, by name. Nothing here imports torch.
+"""The levels at which a private pass runs a model and its loss. Nothing here imports torch.
 
 isolated    code of users runs under ``vmap`` on one example; known layers of torch run on the batch
 rows        each example has a pass of its own: whatever the code does, it does it to one example

@@ -26,7 +26,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from importlib import metadata
 from pathlib import Path
@@ -49,16 +49,9 @@ FEW = (*LIBRARIES[1:], *OURS)
 """Those whose global objects are looked into: registries of attention functions, say."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GROUPS = ("_parameters", "_buffers", "_modules", *HOOKS)
-REST = (
-    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks", "_compiled_call_impl", *GROUPS,
-    "__init__", "__new__", "__annotations__", "__dict__", "__weakref__",
-)  # fmt: skip
+REST = (*GROUPS, "_compiled_call_impl", "__init__", "__annotations__")
 """Names in modules and classes that no pass calls, or in place of ``forward``; and groups."""
-PLAIN = {
-    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size,
-    weakref.ref, weakref.ProxyType, weakref.CallableProxyType,
-}  # fmt: skip
+PLAIN = {type(None), bool, int, float, str, weakref.ProxyType, weakref.CallableProxyType}
 FUNCTIONS = (FunctionType, property, staticmethod, classmethod)
 HOLDERS: Mapping[type, tuple[str, ...]] = {
     property: ("fget", "fset"), staticmethod: ("__func__",), classmethod: ("__func__",),
@@ -72,7 +65,7 @@ class Origin(IntEnum):
     LIBRARY, INSTALLED, OWN = range(3)
 
 
-Part = tuple[str, Any, Origin]
+Part = tuple[object, Any, Origin]
 """A name in what holds it, a thing, and the farthest that its code may be from a library's."""
 
 
@@ -82,10 +75,9 @@ def own_code(thing: Any) -> str | None:
     The text names place, function and file: ``"0.act: gelu is code of train.py"``. The first call
     reads each file once.
     """
-    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
-    hooks = (h for name in HOOKS for h in getattr(of_all_modules, f"_global{name}").values())
-    due: deque[Part] = deque([("", thing, Origin.LIBRARY)])
-    due += (("for all modules", part, Origin.LIBRARY) for part in (*hooks, *modes))
+    of_all = [getattr(of_all_modules, f"_global{name}") for name in HOOKS]
+    of_all += [_get_current_function_mode_stack(), _get_current_dispatch_mode_stack()]
+    due: deque[Part] = deque([("", thing, Origin.LIBRARY), ("for all modules", of_all, Origin.LIBRARY)])
     seen: dict[int, object] = {}  # the things themselves, so that no other one gets their id
     while due:
         place, part, most = due.popleft()
@@ -135,21 +127,20 @@ def _top(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
+def _inside(thing: Any) -> Iterable[tuple[object, Any]]:
     """The parts of modules, containers and what is made of functions, by name."""
     if isinstance(thing, nn.Module):
-        yield from (item for group in GROUPS for item in vars(thing)[group].items())
-    elif isinstance(thing, dict | types.MappingProxyType):
-        yield from ((str(name), value) for name, value in thing.items())
-    elif isinstance(thing, list | tuple | set | frozenset | deque):
-        yield from (("", value) for value in thing)
+        return [item for group in GROUPS for item in vars(thing)[group].items()]
+    if isinstance(thing, dict):
+        return thing.items()
+    parts: Iterable[Any] = [getattr(thing, name) for name in HOLDERS.get(type(thing), ())]
+    if isinstance(thing, list | tuple | set | frozenset | deque):
+        parts = thing
     elif isinstance(thing, functools.partial):
-        yield from (("", value) for value in (thing.func, *thing.args, *thing.keywords.values()))
+        parts = (thing.func, thing.args, thing.keywords)
     elif isinstance(thing, FunctionType):
-        held = (cell.cell_contents for cell in filled_cells(thing))
-        yield from (("", value) for value in (*held, *(thing.__defaults__ or ())))
-    else:
-        yield from (("", getattr(thing, name)) for name in HOLDERS.get(type(thing), ()))
+        parts = [*(cell.cell_contents for cell in filled_cells(thing)), thing.__defaults__]
+    return [("", part) for part in parts]
 
 
 def origin_of(function: FunctionType) -> tuple[Origin, str]:

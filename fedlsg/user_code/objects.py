@@ -18,7 +18,7 @@ import math
 import random
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from numbers import Real
@@ -72,7 +72,7 @@ def _of_process() -> Iterator[Undo]:
     yield partial(random.setstate, random.getstate())
 
 
-def walk(start: tuple[object, ...], seen: set[int]) -> Iterator[Any]:
+def walk(start: Iterable[object], seen: set[int]) -> Iterator[Any]:
     """Every object that can be reached, once. ``seen`` has identities, also of earlier walks."""
     due: list[Any] = list(start)
     while due:
@@ -236,7 +236,7 @@ def _of_function(function: FunctionType) -> list[Any]:
     if not is_users(function.__code__.co_filename):
         wrapped = [function.__wrapped__] if hasattr(function, "__wrapped__") else []
         return [*wrapped, *(part for part in closure if isinstance(part, FunctionType) and wrapped)]
-    constants, names = _of_code(function.__code__)
+    constants, names = constants_and_names(function.__code__)
     named = [function.__globals__[name] for name in names if name in function.__globals__]
     modules = [
         vars(part)
@@ -247,14 +247,14 @@ def _of_function(function: FunctionType) -> list[Any]:
     return [*constants, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *closure, *named]
 
 
-def _of_code(code: CodeType) -> tuple[list[Any], list[str]]:
+def constants_and_names(code: CodeType) -> tuple[list[Any], list[str]]:
     """Constants and names of a function and of the functions inside it."""
     constants, names = [], []
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
             names.append(str(step.argval))
         elif isinstance(step.argval, CodeType):
-            inner = _of_code(step.argval)
+            inner = constants_and_names(step.argval)
             constants += inner[0]
             names += inner[1]
         elif step.opname.endswith(("_CONST", "_SMALL_INT")):

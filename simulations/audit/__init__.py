@@ -158,7 +158,7 @@ def audited_run(path: str, *, device: Device = "auto") -> Audited:
     epsilon, client, event = max(spent, key=lambda one: one[:2])
     reported = reported_epsilon(directory.summary)
     source = "the server's ledger" if client == SERVER else "the client's ledger"
-    if reported is not None and not base.method.prune.reads_data:
+    if reported is not None and not base.method.prune.reads_data and not reproducible:  # then it is infinite
         epsilon, source = reported, "summary.json of the run"
     stated = stated_of(base, epsilon=epsilon, delta=delta, sample_rate=event.sample_rate, steps=event.steps)
     own = terms[0 if client == SERVER else client]

@@ -95,11 +95,12 @@ def _rows(like: Tensor, name: str) -> Tensor:
 def check_synthetic(
     model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch, *, level: Isolation = "checked"
 ) -> None:
-    """Check on made-up examples of these shapes and types that model and loss mix none; no value of ``inputs`` is read.
+    """Check on made-up examples of these shapes and types that model and loss mix none.
 
-    ``check_model`` on one family, and all families of ``made_up`` that the model and the loss take.
-    Raises UnsupportedLayerError for a model that mixes examples; ValueError, asking for public examples, where the
-    model cannot be run on made-up ones, or on equal ones only.
+    ``check_model`` on one family, and on all families of ``made_up`` that the model and the loss take. No value of
+    ``inputs`` is read. ``level``: how a step will run this code.
+    Raises UnsupportedLayerError for a model that mixes examples, OwnDrawsError for one that seeds its random draws;
+    ValueError, asking for public examples, where the model cannot be run on made-up ones, or on equal ones only.
     """
     try:
         differ = check_rows(model, loss, made_up(inputs, targets), level)

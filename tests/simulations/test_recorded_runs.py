@@ -1,10 +1,9 @@
 """Reproducible steps and runs against recorded numbers, and with the old draws against older ones.
 
 ``NEW`` is of the commit that gave noise an exact law. ``OLD`` is of commit 2b19fbd6, whose noise was
-float64 normals. ``tests.noise.old_noise`` injects
-its draws, so that all else of a step is compared. Where this machine computes as that which recorded
-(``alike``), weights and payloads are equal bit for bit. Elsewhere products are rounded differently:
-one number of each run is compared up to that.
+float64 normals. ``tests.noise.old_noise`` injects its draws, so that all else of a step is compared.
+Where this machine computes as that which recorded (``alike``), weights and payloads are equal bit
+for bit. Elsewhere products are rounded differently: one number of each run is compared up to that.
 """
 
 import hashlib

@@ -153,6 +153,20 @@ def test_a_model_that_mixes_examples_is_refused_on_made_up_rows_before_anything_
     assert step._account.ledger.entries == ()
 
 
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [
+        (lambda x: F.dropout(x, 0.5 + 0 * torch.manual_seed(0).initial_seed()), "torch.manual_seed"),
+        (lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x), "generator= of randn"),
+    ],
+)
+def test_a_model_that_seeds_its_draws_is_refused_before_anything_is_charged(act, what):
+    step = private_step(with_layer(Failing(act)), method="dpsgd")
+    with pytest.raises(ValueError, match=rf"^1 \(Failing\): .*itself \({what}\).*remove the seed and the generator"):
+        step.step(batch)
+    assert step._account.ledger.entries == ()
+
+
 class MixerInTraining(Mixer):
     """Mixes in train mode only."""
 

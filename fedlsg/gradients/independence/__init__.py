@@ -1,4 +1,4 @@
-"""Check that a model and a loss treat the examples of a batch independently, on public or made-up rows."""
+"""Check that a model and a loss treat the examples of a batch independently, on public rows."""
 
 from fedlsg.gradients.independence.check import check_model
 

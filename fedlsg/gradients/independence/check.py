@@ -1,40 +1,47 @@
-"""Check that a model and a loss treat examples independently: public rows alone and in company, and compare.
+"""Check that a model and a loss treat examples independently: public rows alone and in company.
 
-The clip bounds what one example adds to the sum only if its gradient depends on no other example. ``check_supported``
-refuses layers that mix examples by their type. Here the model runs, and each row alone by torch.autograd is the
-reference: without hooks or formulas of fedlsg. In company a row must have the same loss and the same gradient:
-    checked            the gradient of each example as a step computes it (``per_example_gradients``). The guarantee of
-                       a step rests on this.
-    isolated, rows     the gradient of a weighted sum of losses, in an ordinary pass. A step gives this code one
-                       example at a time in any case; the check tells a user whose model would learn something else than
-                       he means. What fails in company is no fault here.
-Companies are of ``BATCHES`` rows with other neighbours, of the model's own small sizes (tokens, channels), where a
-layer with another first axis looks right, of ``LARGER`` rows where that is cheap, of each family of rows, and of rows
-of all of them. Afterwards, and after ``CALLS`` calls, row 0 must still be the same alone, and
-no buffer may have changed. Random draws are coupled by example, and must follow from the seed of the pass, under two
-seeds at least (``Draws``); a model or loss that draws one number for the whole batch runs under ``SEEDS``.
-A second pass, after a difference, names the layer where it begins: forward, loss, backward (``trace``).
+The clip bounds what one example adds to the sum only if its gradient depends on no other example.
+``check_supported`` refuses layers that mix examples by their type. Here the model runs. Each row
+alone by torch.autograd is the reference: without hooks or formulas of fedlsg. In company a row must
+have the same loss, the same outputs and the same gradient:
+    checked           the gradient of each example as a step computes it
+                      (``per_example_gradients``). The guarantee of a step rests on this.
+    isolated, rows    the gradient of a weighted sum of losses, in an ordinary pass. A step gives
+                      this code one example at a time in any case. The check is for a user whose
+                      model would learn something else than he means. What fails in company is no
+                      fault here.
 
-How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of 1e-15. ``TOLERANCE``
-is 1e-9 of a row's own length; for gradients, of the length of the example's whole one. A few units in the last place of a row's largest sum are added: a large number, such as a unix
-time, is rounded wherever it goes. So rows of several scales are needed (families). Trainable weights are moved a
-little, so that a branch after a weight of zero counts. One neighbour is large, one is a duplicate.
+Batches are of ``BATCHES`` rows with other neighbours, of the model's own small sizes (tokens,
+channels), where a layer with another first axis looks right, of ``LARGER`` rows where that is
+cheap, of each family of rows, and of rows of all families. Afterwards, and after ``CALLS`` calls,
+the first row must still be the same alone, and no buffer may have changed. Random draws are coupled
+by example, and must follow from the seed of the pass, under two seeds (``Draws``). A model or loss
+that draws one number for the whole batch runs under ``SEEDS`` of them.
+After a difference, a second pass names the layer where it begins: forward, loss, backward.
+
+How weak mixing is found: in float64 on a copy of the model, where rounding leaves differences of
+1e-15. ``TOLERANCE`` is 1e-9 of the length of a row's outputs, of its loss, or of its gradient. A
+few units in the last place of a row's largest sum are added: a large number, such as a unix time,
+is rounded wherever it goes. So rows of several scales are needed (families). Trainable weights are
+moved a little, so that a branch after a weight of zero counts. Some neighbours are large, some are
+duplicates.
 
 What it cannot find:
-    - mixing on a condition that no row meets: batches larger than those that are tried, other values, lengths or
-      labels, other weights, the hundredth call (of a model with large activations, an earlier one), another device,
-      precision or mode than that of the check;
-    - mixing below ``TOLERANCE``; in a loss that computes in float32, mixing below ``ROUNDED``; in a model that cannot
-      run in float64, or computes in float32 inside, mixing below ``COARSE``, and below ``KINK`` where only the gradient
-      mixes;
+    - mixing on a condition that no row meets: batches larger than those that are tried, other
+      values, lengths or labels, other weights, the hundredth call (of a model with large
+      activations, an earlier one), another device, precision or mode than that of the check;
+    - mixing below ``TOLERANCE``; in a loss that computes in float32, below ``ROUNDED``; in a model
+      that cannot run in float64, or computes in float32 inside, below ``COARSE``, and below
+      ``KINK`` where only the gradient mixes;
     - mixing by chance, in draws other than those of the check;
-    - effects of padding: all rows are padded alike, alone and in batches. Nor does it find that batches of other
-      sizes are rounded differently in a coarser precision (``precision``);
-    - a model or a loss that recognises the check. It finds mistakes. Nothing here helps against the author of the
-      model's code: that code sees the private rows and can send them elsewhere.
-It also refuses, although nothing is mixed: draws whose distribution depends on a tensor, draws from numpy by position
-in the batch, and a buffer or frozen parameter that every call changes. It needs memory for a copy of the model in
-float64.
+    - effects of padding: all rows are padded alike, alone and in batches. Nor does it find that
+      batches of other sizes are rounded differently in a coarser precision (``precision``);
+    - a model or a loss that recognises the check. It finds mistakes. Nothing here helps against the
+      author of the model's code: that code sees the private rows and can send them elsewhere.
+It also refuses, although nothing is mixed: draws whose distribution depends on a tensor, draws from
+numpy by position in the batch, a buffer or frozen parameter that every call changes, and gradients
+of a registered function that are not those of torch.autograd. It needs memory for a copy of the
+model in float64.
 Draws no noise and reads public inputs only.
 """
 
@@ -71,7 +78,7 @@ BATCHES = (2, 7)
 SMALL = 16
 """The largest batch that is tried because a dimension of the model has its size."""
 LARGER = (64, 301)
-"""Batches that are tried in any case, if they are cheap: code may mix from 40 or from 256 examples on."""
+"""Batches that are tried if they are cheap: code may mix from 40 or from 256 examples on."""
 SEEDS = 16
 """Seeds that are tried for a model or loss that draws one number for the whole batch."""
 ALLOWED = 20
@@ -79,27 +86,28 @@ ALLOWED = 20
 CALLS = 64
 """Calls after which a model must not have changed."""
 WORK = 2**19
-"""Numbers in the sums of one example's forward pass, above which batches are of the inputs' dimensions alone."""
+"""Numbers in the sums of one example's forward pass, above which large batches are left out."""
 TOLERANCE = 1e-9
 ROUNDINGS = 16
-"""Units in the last place of the largest sum that rounding may leave anywhere: a unix time in a sine, say."""
+"""Units in the last place of the largest sum that rounding may leave: a unix time in a sine."""
 ROUNDED = 1e-5
-"""Tolerance of a loss that computes in float32 next to a model in float64, and of gradients then."""
+"""Tolerance of a loss in float32 next to a model in float64, and of gradients then."""
 COARSE, KINK = 1e-4, 0.05
-"""Tolerances for a model that computes in float32: of an activation or loss, and of a gradient. Rounding may flip a
-unit at the kink of a ReLU, which moves a gradient of these networks by up to 0.008 of its length."""
+"""Tolerances for a model that computes in float32: of an activation or loss, and of a gradient.
+Rounding may flip a unit at the kink of a ReLU, which moves a gradient of these networks by up to
+0.008 of its length."""
 NAMED = 4
 """Rows of a batch in which the second pass looks for the layer."""
 FIX = (
-    "compute every example from itself alone, without a sum, mean, sort, softmax or recurrence over dimension 0, the "
-    f"batch, and without a memory of earlier batches; {NO_SEEDS}"
+    "compute every example from itself alone, without a sum, mean, sort, softmax or recurrence "
+    f"over dimension 0, the batch, and without a memory of earlier batches; {NO_SEEDS}"
 )
 WRONG = (
     "a step takes another {} of one example than torch.autograd: correct the function that register_layer got for it"
 )
 NO_GRADIENT = (
-    "its losses have no gradient of any trained parameter, so that a step would be noise alone; compute them from the "
-    "outputs without detach(), item(), argmax() or torch.no_grad()"
+    "its losses have no gradient of any trained parameter, so that a step would be noise alone; "
+    "compute them from the outputs without detach(), item(), argmax() or torch.no_grad()"
 )
 
 
@@ -110,46 +118,49 @@ def check_model(
     *,
     level: Isolation = "checked",
 ) -> list[int]:
-    """Raise UnsupportedLayerError, naming the layer, if the gradient of an example depends on other examples.
+    """Raise UnsupportedLayerError, naming the layer, if an example's gradient depends on others.
 
-    ``families``: inputs and targets, each of two or more public or made-up rows as they would be trained on, batch
-    first, all of one form; never private ones, because the answer depends on them. The first family gets most of the
-    batches: seven rows are good, the longest first. ``level``: see the module docstring.
-    The model is checked in the modes (train, eval) that its modules are in, on a copy in float64; it is not changed.
-    Returns the numbers of the rows that model and loss take alone, counted over all families: others are left out.
-    Raises UnsupportedLayerError or OwnDrawsError, ValueErrors both, for random draws that model or loss seed
-    themselves; ValueError for a single row; the error of row 0 if no row runs.
+    ``families``: inputs and targets, each of two or more public or made-up rows as they would be
+    trained on, batch first, all of one form; never private ones, because the answer depends on
+    them. The first family gets most of the batches: seven rows are good, the longest first.
+    ``level``: see the module docstring. The model is checked in the modes (train, eval) that its
+    modules are in, on a copy in float64; it is not changed.
+    Returns the numbers of the rows that model and loss take alone, counted over all families. The
+    others are left out.
+    Raises UnsupportedLayerError or OwnDrawsError, ValueErrors both, for random draws that model or
+    loss seed themselves; ValueError for a single row; the error of row 0 if no row runs.
     """
     refuse_layers(model, level)
     if sum(batch_size(*family) for family in families) < 2:
-        raise ValueError("expected two probe examples or more, to compare them alone and in batches, got one")
+        raise ValueError("expected two probe examples or more, to compare them in batches, got one")
     own = next(iter(trainable(model).values())).dtype
     for dtype, loss_dtype in ((torch.float64, None), (torch.float64, own), (None, None)):
         make = partial(prepare, model, loss, families, dtype, loss_dtype)
         check = Check(make=make, subject=make(), level=level)
         rows = check.run_alone(range(check.subject.families[-1].stop))
         if rows:
-            break  # a loss that holds float32 tensors cannot read float64, and some models cannot run in it
+            break  # a loss with float32 tensors cannot read float64, some models do not run in it
     else:
         check.refuse([0], check.failed[0])
     check.run()
-    draws = check.subject.draws
-    for number in range(1, SEEDS if draws.common else 2 if draws.first else 1):
-        other = replace(check, subject=replace(check.subject, draws=Draws(number)), alone={}, calls=0)
-        if other.run_alone(
-            [row for family in (check.subject.families[0], check.subject.families[-1]) for row in family if row in rows]
-        ):
+    subject = check.subject
+    count = SEEDS if subject.draws.common else 2 if subject.draws.first else 1
+    first = [row for row in rows if row in subject.families[0] or row in subject.families[-1]]
+    for number in range(1, count):
+        seeded = replace(subject, draws=Draws(number))
+        other = replace(check, subject=seeded, alone={}, calls=0)
+        if other.run_alone(first):
             other.run()
-    return [row for row in rows if row not in check.subject.families[-1]]
+    return [row for row in rows if row not in subject.families[-1]]
 
 
 def refuse_layers(model: nn.Module, level: Isolation) -> None:
-    """Raise UnsupportedLayerError for layers that are known to mix, or for which a step has no gradients."""
+    """Raise UnsupportedLayerError for layers that are known to mix, or have no gradients."""
     if level == "checked":
         return check_supported(model)
     check_initialized(model)
     if not trainable(model):
-        raise UnsupportedLayerError("nothing to train: every parameter of the model has requires_grad=False")
+        raise UnsupportedLayerError("nothing to train: every parameter has requires_grad=False")
     for path, module in model.named_modules():
         if isinstance(module, STATISTICS) and (reason := refusal(module)) is not None:
             raise unsupported(path, module, reason)
@@ -157,7 +168,11 @@ def refuse_layers(model: nn.Module, level: Isolation) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Check:
-    """One comparison of a subject's rows, ``alone``, with themselves in company. ``make``: a new subject."""
+    """One comparison of a subject's rows, alone and in company.
+
+    alone: the passes of rows that run; failed: why others do not. make: gives the subject anew.
+    calls: after which the first row is compared again.
+    """
 
     make: Callable[[], Subject]
     subject: Subject
@@ -180,8 +195,8 @@ class Check:
                 self.alone[row] = outcome
             else:
                 self.failed[row] = ValueError(
-                    "expected a finite loss and gradient of a public probe example alone, got a loss of "
-                    f"{outcome.losses.tolist()}: check inputs and weights"
+                    "expected a finite loss and gradient of a public probe example alone, got a "
+                    f"loss of {outcome.losses.tolist()}: check inputs and weights"
                 )
         if self.alone and not any(outcome.learns for outcome in self.alone.values()):
             raise UnsupportedLayerError(f"the loss function: {NO_GRADIENT}")
@@ -191,15 +206,17 @@ class Check:
         """Raise UnsupportedLayerError at the first difference."""
         model, row = self.subject.model, next(iter(self.alone))
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-        frozen = {name: p._version for name, p in model.named_parameters() if not p.requires_grad}
+        frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        versions = {name: p._version for name, p in frozen.items()}
         outcomes = self.outcomes()
         again = self.subject.run([row], ones(1))
         if (found := self.difference(again)) is not None:
             fresh = replace(self, subject=replace(self.make(), draws=self.subject.draws))
-            message = "depends on earlier batches: the same example alone gives another {} after them"
+            message = "depends on earlier batches: an example alone gives another {} after them"
             self.name(again, *found, message, fresh)
-        changed = [n for n, now in model.named_buffers() if not torch.equal(now, buffers.get(n, now))]
-        changed += [n for n, p in model.named_parameters() if frozen.get(n, p._version) != p._version]
+        now = dict(model.named_buffers())
+        changed = [name for name, b in buffers.items() if not torch.equal(now.get(name, b), b)]
+        changed += [name for name, p in frozen.items() if p._version != versions[name]]
         for name in changed:
             path, _, own = name.rpartition(".")
             what = f"{'frozen parameter' if name in frozen else 'buffer'} {own}"
@@ -207,7 +224,7 @@ class Check:
         for outcome in outcomes:
             if (found := self.difference(outcome)) is not None:
                 size = len(outcome.members)
-                message = f"mixes examples: in a batch of {size} an example has another {{}} than alone"
+                message = f"mixes examples: in a batch of {size} one has another {{}} than alone"
                 self.name(outcome, *found, message if size > 1 else WRONG, self)
 
     def outcomes(self) -> list[Outcome]:
@@ -227,7 +244,8 @@ class Check:
     def companies(self, work: int) -> Iterator[Sequence[int]]:
         """The rows of each batch; ``work`` is that of one example."""
         subject = self.subject
-        first, *others = ([row for row in family if row in self.alone] for family in subject.families)
+        running = ([row for row in family if row in self.alone] for family in subject.families)
+        first, *others = running
         shapes = [t.shape[1:] for t in fields_of(subject.inputs).values()]
         shapes += [p.shape for p in subject.model.parameters() if work <= WORK]
         large = [size for size in LARGER if size * (work + subject.frame.kept) <= 2 * WORK]
@@ -243,7 +261,8 @@ class Check:
     def together(self, members: Sequence[int]) -> Outcome | None:
         """The pass of a batch, as the level has it; None where it fails without a fault."""
         private, size = self.level == "checked", len(members)
-        weights = torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+        draw = torch.Generator().manual_seed(size)
+        weights = torch.randn(size, generator=draw, dtype=torch.float64)
         try:
             return self.subject.run(members, weights, private=private)
         except Exception as error:
@@ -268,17 +287,19 @@ class Check:
         return 1e-6 if self.later_tolerance == TOLERANCE else 1e-2
 
     def difference(self, outcome: Outcome) -> tuple[str, Sequence[int]] | None:
-        """What differs in a pass from its rows alone (an output, a loss, a gradient), and at which places."""
+        """What differs in a pass from its rows alone, and at which places."""
         alone = [self.alone[member] for member in outcome.members]
         noise = ROUNDINGS * torch.tensor([row.rounding for row in alone], dtype=torch.float64)
 
         def wrong(now: Tensor, own: Tensor, tolerance: float) -> list[int]:
-            allowed = tolerance * own.norm(dim=1).clamp(min=self.floor) + noise * own.shape[1] ** 0.5
-            places: list[int] = (~((now - own).norm(dim=1) <= allowed)).nonzero().flatten().tolist()
+            lengths, gaps = own.norm(dim=1).clamp(min=self.floor), (now - own).norm(dim=1)
+            right = gaps <= tolerance * lengths + noise * own.shape[1] ** 0.5
+            places: list[int] = (~right).nonzero().flatten().tolist()
             return places
 
-        own = [row.outputs for row in alone if row.outputs.shape[1] == outcome.outputs.shape[1]]
-        if len(own) == len(alone) and (places := wrong(outcome.outputs, torch.cat(own), self.tolerance)):
+        outputs = [row.outputs for row in alone]
+        fit = {len(row[0]) for row in outputs} == {outcome.outputs.shape[1]}
+        if fit and (places := wrong(outcome.outputs, torch.cat(outputs), self.tolerance)):
             return "output", places
         losses = torch.stack([row.losses for row in alone])
         if places := wrong(outcome.losses.unsqueeze(1), losses, self.later_tolerance):
@@ -298,7 +319,7 @@ class Check:
         """Whether a tensor of an example differs from its tensor alone."""
         now, own = (t.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0) for t in (now, own))
         noise = ROUNDINGS * max(row.rounding for row in self.alone.values()) * own.numel() ** 0.5
-        return float((now - own).norm()) > tolerance * max(float(own.norm()), self.floor) + noise
+        return bool(float((now - own).norm()) > tolerance * max(float(own.norm()), self.floor) + noise)
 
     def trace(self, members: Sequence[int]) -> Trace:
         """What passes through the modules, under the sum of the losses."""
@@ -307,25 +328,38 @@ class Check:
             self.subject.run(members, ones(len(members)))
         return trace
 
-    def name(self, outcome: Outcome, what: str, places: Sequence[int], message: str, before: "Check") -> NoReturn:
-        """Raise for the layer where a pass becomes another one than over its rows alone, before the other passes."""
+    def name(
+        self,
+        outcome: Outcome,
+        what: str,
+        places: Sequence[int],
+        message: str,
+        before: "Check",
+    ) -> NoReturn:
+        """Raise for the layer where a pass becomes another one than over its rows alone.
+
+        ``before``: a check whose subject gives the rows alone.
+        """
         size = len(outcome.members)
         alone = {place: before.trace([outcome.members[place]]) for place in places[:NAMED]}
         now = self.trace(outcome.members)
         for place, trace in alone.items():
-            key = first_apart(trace.forward, now.forward, place, size, partial(self.apart, self.tolerance))
+            apart = partial(self.apart, self.tolerance)
+            key = first_apart(trace.forward, now.forward, place, size, apart)
             if key is not None and key[1] == "input":
                 self.fail(now.around[key], message.format(f"input of its layer {key[0]}"))
             if key is not None:
-                number = "" if now.forward[key].ndim else " of shape (), one number for all examples,"
-                self.fail(key[0], message.format(f"output{number}"))
+                number = now.forward[key].ndim == 0
+                one = " of shape (), one number for all examples," if number else ""
+                self.fail(key[0], message.format(f"output{one}"))
         if not what.startswith("gradient"):
             self.fail(None if what == "loss" else "", message.format(what))
         for place, trace in alone.items():
-            key = first_apart(trace.backward, now.backward, place, size, partial(self.apart, self.later_tolerance))
+            apart = partial(self.apart, self.later_tolerance)
+            key = first_apart(trace.backward, now.backward, place, size, apart)
             if key is not None:
                 self.fail(now.mixes(key), message.format(what))
-        # A step's own code, or a registered function, gives a layer other gradients than torch.autograd.
+        # Only the code of a step, or a registered function, gives other gradients.
         blocks = self.subject.frame.blocks
         ends = torch.tensor([block.kept for block in blocks]).cumsum(0)
         block = blocks[int((ends <= self.gap(outcome).abs().argmax()).sum())]
@@ -343,8 +377,12 @@ class Check:
         if isinstance(error, UnsupportedLayerError) or (is_own(error) and not path):
             raise error
         inputs, targets = map(forms, self.subject.rows(members))
-        what = f"fails with {describe(error)}, on a batch of {len(members)} (inputs {inputs}, targets {targets})"
-        what = str(error) if isinstance(error, OwnDrawsError) else f"{what}; {FIX}" if len(members) > 1 else what
+        given = f"a batch of {len(members)} (inputs {inputs}, targets {targets})"
+        what = f"fails with {describe(error)}, on {given}"
+        if isinstance(error, OwnDrawsError):
+            what = str(error)
+        elif len(members) > 1:
+            what = f"{what}; {FIX}"
         if not path:
             raise UnsupportedLayerError(f"the backward pass {what}") from error
         raise unsupported(path[0], self.subject.model.get_submodule(path[0]), what) from error
@@ -357,4 +395,5 @@ def ones(count: int) -> Tensor:
 
 def final(error: Exception) -> bool:
     """Whether an error says that code is refused, and not that it does not take some rows."""
-    return isinstance(error, OwnDrawsError) or (isinstance(error, UnsupportedLayerError) and error.__cause__ is None)
+    refused = isinstance(error, UnsupportedLayerError) and error.__cause__ is None
+    return refused or isinstance(error, OwnDrawsError)

@@ -1,9 +1,10 @@
-"""Random draws of a forward pass, coupled by example: each example of a batch gets the draws that it gets alone.
+"""Random draws of a forward pass, coupled: each example of a batch gets those that it gets alone.
 
-Dropout masks and the like are drawn by position in the batch. Two passes over the same example in different batches
-would then differ although the model treats examples independently. ``Draws`` records what a pass over one example draws
-and gives every example of later passes the same numbers. The masks stay in force, so they hide no layer after them:
-the masks are equal for all examples, and the examples are not.
+Dropout masks and the like are drawn by position in the batch. Two passes over the same example in
+different batches would then differ although the model treats examples independently. ``Draws``
+records what a pass over one example draws and gives every example of later passes the same numbers.
+The masks stay in force, so they hide no layer after them: the masks are equal for all examples, and
+the examples are not.
 
 Draws no noise and reads public probe inputs only.
 """
@@ -26,9 +27,23 @@ from fedlsg.gradients.isolation.draws import own_seeds_refused, refuse
 from fedlsg.randomness import own_draws, seed_draws
 
 FIRST_SEED = 0x6665646C7368
-"""Seed of the first passes: none that a user's code would choose, so that a seed of its own shows."""
+"""Seed of the first passes. No user's code would choose it, so that a seed of its own shows."""
 RANDOM = torch.Tag.nondeterministic_seeded
-SUMS = ("mm", "conv", "norm", "sum", "mean", "var", "std", "softmax", "dot", "gru", "lstm", "rnn", "attention")
+SUMS = (
+    "mm",
+    "conv",
+    "norm",
+    "sum",
+    "mean",
+    "var",
+    "std",
+    "softmax",
+    "dot",
+    "gru",
+    "lstm",
+    "rnn",
+    "attention",
+)
 """Parts of the names of operations whose rounding may depend on how many examples there are."""
 
 
@@ -39,18 +54,18 @@ class UncoupledDrawError(ValueError):
 class Draws(TorchDispatchMode):
     """The random draws of one-example passes, repeated for each example of a batch.
 
-    Guarantee inside the context: the k-th draw of a pass has the numbers of the k-th draw of the first
-    pass, repeated along the one dimension that is longer. A draw of the same shape in every batch is
-    repeated unchanged.
+    Guarantee inside the context: the k-th draw of a pass has the numbers of the k-th draw of the
+    first pass, repeated along the one dimension that is longer. A draw of the same shape in every
+    batch is repeated unchanged.
     Differs from the distribution in training: all examples share one mask.
-    ``number``: of the seed, which is the same for all generators; ``batch``: examples of the pass.
-    ``common``: whether a batch had a draw that no example has for itself, such as a coin.
-    Of sums that the pass takes: ``coarsest`` is the largest unit in the last place of any of their types
-    in the model's forward pass, ``coarsest_later`` from the loss on, which ``in_loss`` says; ``largest``
-    is the root mean square of the largest of them, and ``work`` how many numbers they have.
-    Raises UncoupledDrawError for a draw whose distribution depends on a tensor, and OwnDrawsError for one
-    of a generator that the model or the loss brings, or that they seeded: its state does not follow from
-    the seed of the pass.
+    number: of the seed, which is the same for all generators. batch: examples of the pass.
+    common: whether a batch had a draw that no example has for itself, such as a coin.
+    coarsest: the largest unit in the last place of any type in which the forward pass took sums;
+        coarsest_later: the same from the loss on, which in_loss says.
+    largest, work: root mean square of the largest of these sums, and how many numbers they have.
+    Raises UncoupledDrawError for a draw whose distribution depends on a tensor. Raises
+    OwnDrawsError for a draw from a generator that the model or the loss brings, or that they
+    seeded: its state does not follow from the seed of the pass.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -81,8 +96,9 @@ class Draws(TorchDispatchMode):
         drawn = func(*args, **kwargs)
         if depends_on_data(func):
             raise UncoupledDrawError(
-                f"draws random numbers that depend on a tensor ({func}), which cannot be repeated by example; draw "
-                "them by dropout or torch.rand and compare, or freeze what draws them in eval() mode"
+                f"draws random numbers that depend on a tensor ({func}), which cannot be repeated "
+                "by example; draw them by dropout or torch.rand and compare, or freeze what draws "
+                "them in eval() mode"
             )
         again = self._again(drawn)
         return args[0].copy_(again) if func._schema.is_mutable else again
@@ -125,7 +141,7 @@ class Draws(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: otherwise torch would import its compiler at the first operation, which takes seconds."""
+        """No: otherwise torch would import its compiler, which takes seconds."""
         return False
 
 
@@ -138,8 +154,8 @@ def kind(func: Any) -> tuple[bool, bool]:
 def arguments_of(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
     """The arguments of a call of an operation by their names, defaults among them."""
     for number, argument in enumerate(func._schema.arguments):
-        given = args[number] if number < len(args) else kwargs.get(argument.name, argument.default_value)
-        yield argument.name, given
+        given = kwargs.get(argument.name, argument.default_value)
+        yield argument.name, args[number] if number < len(args) else given
 
 
 def draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
@@ -153,14 +169,15 @@ def draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def depends_on_data(func: Any) -> bool:
-    """Whether the distribution of a draw depends on the values of a tensor, and not only on its shape."""
-    tensors = sum(str(argument.type).startswith(("Tensor", "Optional[Tensor")) for argument in func._schema.arguments)
+    """Whether the distribution of a draw depends on the values of a tensor, not on its shape."""
+    types = [str(argument.type) for argument in func._schema.arguments]
+    tensors = sum(name.startswith(("Tensor", "Optional[Tensor")) for name in types)
     shape_only = func._schema.is_mutable or func._schema.name.endswith("_like")
     return tensors > (1 if shape_only else 0)
 
 
 def longer_dimension(alone: torch.Size, together: torch.Size) -> tuple[int, int] | None:
-    """The one dimension in which ``together`` is a multiple of ``alone``, and the factor; None if there is none."""
+    """The one dimension in which ``together`` is a multiple of ``alone``, and the factor."""
     if len(alone) != len(together):
         return None
     other = [d for d in range(len(alone)) if alone[d] != together[d]]

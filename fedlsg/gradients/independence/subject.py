@@ -1,7 +1,7 @@
-"""A copy of a model with public rows, and one pass over some of them, alone or as a step would make it.
+"""A copy of a model with public rows, and one pass over some of them, plain or as in a step.
 
-Gradients are taken in random carriers of rank 1 where a layer has them: a difference shows in any projection, and the
-gradient of a whole weight is kept for no example.
+Gradients are taken in random carriers of rank 1 where a layer has them: a difference shows in any
+projection, and the gradient of a whole weight is kept for no example.
 Symbols: B examples of a batch.
 """
 
@@ -23,7 +23,13 @@ from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.loss_contents import other_leaves, untrained
 from fedlsg.gradients.losses import PerExampleLoss
-from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, losses_of, per_example_gradients
+from fedlsg.gradients.per_example import (
+    Batch,
+    LossFunction,
+    batch_size,
+    losses_of,
+    per_example_gradients,
+)
 from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
@@ -42,8 +48,9 @@ COLUMNS = 8
 class Outcome:
     """One pass over the rows ``members``.
 
-    losses (B,); outputs (B, n), flattened, of those whose first dimension is the batch; gradient (kept,), the sum with
-    ``weights`` (B,). rounding: a unit in the last place of the largest sum. learns: whether losses depend on trained
+    losses (B,); outputs (B, n), flattened, of those whose first dimension is the batch; gradient
+    (kept,), the sum with ``weights`` (B,). rounding: a unit in the last place of the largest sum.
+    learns: whether losses depend on trained
     parameters.
     """
 
@@ -58,7 +65,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A copy of a model and the rows of all families; the last of these are rows with large numbers."""
+    """A copy of a model and the rows of all families. Those of the last have large numbers."""
 
     model: nn.Module
     loss_fn: LossFunction
@@ -74,11 +81,18 @@ class Subject:
         rows = torch.tensor(members)
         return rows_of(self.inputs, rows), rows_of(self.targets, rows)
 
-    def run(self, members: Sequence[int], weights: Tensor, *, private: bool = False, times: int = 1) -> Outcome:
-        """Forward and backward of a batch, coupled by example: losses, and the gradient of their weighted sum.
+    def run(
+        self,
+        members: Sequence[int],
+        weights: Tensor,
+        *,
+        private: bool = False,
+        times: int = 1,
+    ) -> Outcome:
+        """Losses of a batch, coupled by example, and the gradient of their weighted sum.
 
-        By torch.autograd, or with ``private`` of the gradients of each example as a step takes them.
-        ``times``: calls of the model and the loss, of which the last one counts.
+        By torch.autograd, or with ``private`` of the gradients of each example as a step takes
+        them. ``times``: calls of the model and the loss, of which the last one counts.
         """
         kept: list[tuple[Any, Tensor]] = []
 
@@ -87,22 +101,23 @@ class Subject:
             kept.append((outputs, self._losses(outputs, targets)))
             return kept[-1][1]
 
-        batch, p = self.rows(members), next(self.model.parameters())
-        self.draws.batch = len(members)
+        batch, p, size = self.rows(members), next(self.model.parameters()), len(members)
+        self.draws.batch = size
         with force_eager(), couple(self.draws, p.device), torch.enable_grad():
             if private:
                 each_one = torch.cat(per_example_gradients(self.model, loss, *batch, self.frame), 1)
                 gradient = weights.to(each_one) @ each_one
             else:
                 for _ in range(times):
-                    losses = losses_of(self.model, loss, *batch, FLOAT32, batch=len(members), like=p)
+                    losses = losses_of(self.model, loss, *batch, FLOAT32, batch=size, like=p)
                 gradient = self._gradient(losses, weights)
         outputs, losses = kept[-1]
-        own = (t for t in tensors_in(outputs) if t.is_floating_point() and t.shape[:1] == losses.shape)
+        own = [t.detach().cpu() for t in tensors_in(outputs) if t.is_floating_point()]
+        rows = [t.flatten(1) for t in own if t.shape[:1] == losses.shape and t.ndim > 1]
         return Outcome(
             members=members,
             losses=losses.detach().double().cpu(),
-            outputs=torch.cat([torch.zeros(len(members), 0), *(t.detach().cpu().flatten(1) for t in own)], 1),
+            outputs=torch.cat([torch.zeros(size, 0), *rows], 1),
             weights=weights,
             gradient=gradient.double().cpu(),
             rounding=self.draws.coarsest * self.draws.largest,
@@ -114,11 +129,14 @@ class Subject:
         if others := other_leaves(losses, self.model):
             raise UnsupportedLayerError(untrained(others))
         own = trainable(self.model)
-        found: Sequence[Tensor | None] = [None] * len(own)
+        gradients: dict[str, Tensor | None] = dict.fromkeys(own)
         if losses.requires_grad:
-            found = torch.autograd.grad(losses @ weights.to(losses), list(own.values()), allow_unused=True)
-        dense = [p.detach() * 0 if g is None else g.to_dense() for p, g in zip(own.values(), found, strict=True)]
-        return self.frame.project(dict(zip(own, dense, strict=True)))
+            total = losses @ weights.to(losses)
+            found = torch.autograd.grad(total, list(own.values()), allow_unused=True)
+            gradients = dict(zip(own, found, strict=True))
+        zeros = {name: torch.zeros_like(own[name]) for name, g in gradients.items() if g is None}
+        dense = {name: g.to_dense() for name, g in gradients.items() if g is not None}
+        return self.frame.project(zeros | dense)
 
     def _losses(self, outputs: Any, targets: Any) -> Tensor:
         """The losses. An error inside of a user's function names its line."""
@@ -130,7 +148,8 @@ class Subject:
             if is_own(error):
                 raise
             given = f"outputs {forms(outputs)}, targets {forms(targets)}"
-            raise UnsupportedLayerError(f"the loss function: fails with {describe(error)}, on {given}") from error
+            what = f"the loss function: fails with {describe(error)}, on {given}"
+            raise UnsupportedLayerError(what) from error
 
 
 def prepare(
@@ -140,9 +159,10 @@ def prepare(
     dtype: torch.dtype | None,
     loss_dtype: torch.dtype | None,
 ) -> Subject:
-    """The subject in ``dtype``, or in the model's own type if that is None; the loss reads ``loss_dtype``, or that.
+    """The subject in ``dtype``, or in its own types; the loss reads ``loss_dtype``, or that.
 
-    Weights are moved a little. Numbers of the inputs are made up to 0.1 % smaller, against ties, but for whole ones:
+    Weights are moved a little. Numbers of the inputs are made up to 0.1 % smaller, against ties,
+    but for whole ones:
     they may be masks, categories or lengths.
     """
     copied = copy_of(model)
@@ -162,34 +182,37 @@ def prepare(
     inputs, targets = (joined([family[side] for family in families]) for side in (0, 1))
     if dtype is not None:
         inputs, targets = in_type(inputs, dtype), in_type(targets, dtype)
-    place = next(copied.parameters()).device
+    place, ends = next(copied.parameters()).device, accumulate(counts)
     return Subject(
         model=copied,
         loss_fn=loss_fn,
         inputs=each(inputs, lambda t: smaller(t, draw).to(place)),
         targets=each(targets, lambda t: t.to(place)),
-        families=[range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)],
+        families=[range(end - count, end) for end, count in zip(ends, counts, strict=True)],
         frame=make_frame(copied, draw),
         loss_dtype=loss_dtype,
     )
 
 
 def make_frame(model: nn.Module, draw: torch.Generator) -> Frame:
-    """All trainable parameters: in carriers of rank 1 where these can be, of large tables some columns."""
+    """All trainable parameters: in carriers of rank 1 if they can be, some columns of tables."""
     others = ways_of(model).others
     coordinates = []
     for name, p in trainable(model).items():
         L = R = None
         owner, _, attribute = name.rpartition(".")
-        if attribute == "weight" and can_be_carried(model.get_submodule(owner)) and name not in others:
-            L, R = (torch.randn(shape, generator=draw).to(p) for shape in ((len(p), 1), (1, p[0].numel())))
+        fits = attribute == "weight" and can_be_carried(model.get_submodule(owner))
+        if fits and name not in others:
+            L = torch.randn(len(p), 1, generator=draw).to(p)
+            R = torch.randn(1, p[0].numel(), generator=draw).to(p)
             L, R = L / L.norm(), R / R.norm()
         coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=L, R=R))
-    return Frame(coordinates=tuple(coordinates), blocks=tuple(map(narrow, make_blocks(coordinates))))
+    blocks = tuple(map(narrow, make_blocks(coordinates)))
+    return Frame(coordinates=tuple(coordinates), blocks=blocks)
 
 
 def narrow(block: Block) -> Block:
-    """A few columns of a large dense matrix, such as an embedding: a whole one for each example needs much memory."""
+    """A few columns of a large table: a whole one for each example needs much memory."""
     if block.part != "dense" or len(block.shape) != 2 or block.size < 2**16:
         return block
     columns = torch.linspace(0, block.shape[1] - 1, min(COLUMNS, block.shape[1])).long().unique()
@@ -199,17 +222,19 @@ def narrow(block: Block) -> Block:
 def copy_of(model: nn.Module) -> nn.Module:
     """A copy of the model, without torch.compile around its modules.
 
-    Raises UnsupportedLayerError for what torch does not copy: a tensor that has a graph, a function in place of
-    ``forward``, which would call the module that it was made for.
+    Raises UnsupportedLayerError for what torch does not copy: a tensor that has a graph, a function
+    in place of ``forward``, which would call the module that it was made for.
     """
     for path, module in model.named_modules():
         if isinstance(vars(module).get("forward"), FunctionType) and not compiled(module):
             reason = "its forward was replaced by a function, which copies of the model share"
-            raise unsupported(path, module, f"{reason}; make it a method: types.MethodType(function, module)")
+            fix = "make it a method: types.MethodType(function, module)"
+            raise unsupported(path, module, f"{reason}; {fix}")
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
-                reason = f"its attribute {name} was computed from parameters, so that the model cannot be copied"
-                raise unsupported(path, module, f"{reason}; store {name}.detach(), or compute it in forward")
+                reason = f"its attribute {name} was computed from parameters and has no copy"
+                fix = f"store {name}.detach(), or compute it in forward"
+                raise unsupported(path, module, f"{reason}; {fix}")
     around = nn.ModuleList([copy.deepcopy(model)])
     for module in list(around.modules()):
         for name, child in module.named_children():
@@ -219,7 +244,7 @@ def copy_of(model: nn.Module) -> nn.Module:
 
 
 def compiled(module: nn.Module) -> bool:
-    """Whether a module is what ``torch.compile`` makes of another one, which is its attribute ``_orig_mod``."""
+    """Whether a module is what torch.compile makes of another one, its ``_orig_mod``."""
     return type(module).__name__ == "OptimizedModule"
 
 
@@ -241,7 +266,9 @@ def smaller(x: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def forms(value: Any) -> str:
-    """Types and shapes of the tensors in a value, for messages. The type of floats is that of the check, float64."""
-    found = tensors_in(value)
-    named = (f"{'floats' if t.is_floating_point() else str(t.dtype)[6:]} {tuple(t.shape)}" for t in found)
+    """Types and shapes of the tensors in a value. The type of floats is that of the check."""
+    named = []
+    for t in tensors_in(value):
+        kind = "floats" if t.is_floating_point() else str(t.dtype)[6:]
+        named.append(f"{kind} {tuple(t.shape)}")
     return " and ".join(named) or type(value).__name__

@@ -1,4 +1,4 @@
-"""The tensors that pass through a model's modules, by which two passes are compared in order to name a layer.
+"""The tensors that pass through a model's modules: where two passes differ, names the layer.
 
 Runs only after a difference was found, so it may keep whole tensors.
 """
@@ -21,9 +21,10 @@ Key = tuple[str, str, int]
 
 
 class Trace:
-    """One pass: tensors in the order of computation, and gradients in the order in which they arrive.
+    """One pass: tensors in the order of computation, gradients in the order of arrival.
 
-    around: the module that called a module. uses: for an output, the modules that gave it back or read it, in order.
+    around: the module that called a module. uses: for an output, the modules that gave it back or
+    read it, in order.
     running: the modules that are running; after an error, the last one raised it.
     """
 
@@ -59,22 +60,24 @@ class Trace:
 
     @contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
-        """Hook all modules of the model inside the context, which an error leaves without a word: it is at hand."""
+        """Hook all modules of the model inside. An error ends it without a word: it is at hand."""
         handles = []
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(Watching(self._enter, path), with_kwargs=True))
-            handles.append(module.register_forward_hook(Watching(self._leave, path)))
+            enter, leave = Watching(self._enter, path), Watching(self._leave, path)
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave))
         with suppress(Exception):
             yield
         for handle in handles:
             handle.remove()
 
     def mixes(self, key: Key) -> str | None:
-        """The module in whose backward pass the gradient at an output becomes another one; None for the loss."""
+        """The module whose backward pass mixes, by the first wrong output; None for the loss."""
         uses = self.uses[key]
         if any(path == "" for path, _, _ in uses):
             return None
-        return next((path for path, side, _ in reversed(uses) if side == "input"), self.around[uses[-1]])
+        readers = [path for path, side, _ in uses if side == "input"]
+        return readers[-1] if readers else self.around[uses[-1]]
 
 
 def first_apart(
@@ -84,7 +87,7 @@ def first_apart(
     batch: int,
     apart: Callable[[Tensor, Tensor], bool],
 ) -> Key | None:
-    """The first tensor of a batch that differs, for the example at a place, from that of the example alone.
+    """The first tensor of a batch that differs, for the example at a place, from that alone.
 
     A tensor in which no examples are found does not count.
     """
@@ -96,9 +99,11 @@ def first_apart(
 
 
 def by_example(tensor: Tensor, alone: torch.Size, place: int, batch: int) -> list[Tensor]:
-    """What a tensor has of the example at a place, for each way to find it; ``alone``: its shape for one example.
+    """What a tensor has of the example at a place, for each way to find it.
 
-    All rows of an example are together, or all first rows of the examples come first, then all second ones.
+    ``alone``: the shape of the tensor for one example.
+    All rows of an example are together, or all first rows of the examples come first, then all
+    second ones.
     """
     if tensor.shape == alone:
         return [tensor]

@@ -1,12 +1,14 @@
 """Nobody but fedlsg seeds the generators from which a model and a loss draw inside a pass.
 
-A step seeds the generators of torch, python and numpy in secret. A model that calls ``torch.manual_seed`` draws numbers
-that everybody knows, by place in the batch: one example that leaves moves the draws of all after it. So the functions
-that seed refuse inside ``own_seeds_refused``, and so do those that restore a state, unless that state follows from the
-seed of the pass: ``torch.utils.checkpoint`` repeats the draws of a forward pass, which stay secret.
+A step seeds the generators of torch, python and numpy in secret. A model that calls
+``torch.manual_seed`` draws numbers that everybody knows, by place in the batch: one example that
+leaves moves the draws of all after it. So the functions that seed refuse inside
+``own_seeds_refused``, and so do those that restore a state, unless that state follows from the seed
+of the pass: ``torch.utils.checkpoint`` repeats the draws of a forward pass, which stay secret.
 
-Not seen here: generators of a user's own, such as ``torch.Generator()`` and ``np.random.default_rng(0)``, and functions
-that were imported by name (``from random import seed``). The check of independence finds these (``independence``).
+Not seen here: generators of a user's own, such as ``torch.Generator()`` and
+``np.random.default_rng(0)``, and functions that were imported by name (``from random import
+seed``). The check of independence finds these (``independence``).
 """
 
 import random
@@ -20,8 +22,8 @@ import torch
 from torch import Tensor
 
 FIX = (
-    "remove the seed and the generator, and draw from torch's own generator (torch.rand, dropout), which each step "
-    "seeds in secret"
+    "remove the seed and the generator, and draw from torch's own generator (torch.rand, dropout), "
+    "which each step seeds in secret"
 )
 
 
@@ -32,13 +34,13 @@ class OwnDrawsError(ValueError):
 def refuse(what: str, *given: Any, **named: Any) -> NoReturn:
     """Raise OwnDrawsError for a call that seeds, restores a state or brings a generator."""
     raise OwnDrawsError(
-        f"the model or the loss sets its random draws itself ({what}), so that outsiders know them, and one example "
-        f"moves the draws of others; {FIX}"
+        f"the model or the loss sets its random draws itself ({what}), so that outsiders know "
+        f"them, and one example moves the draws of others; {FIX}"
     )
 
 
 class Guard:
-    """Stands for a generator of torch inside a pass: it gives states, and takes those of its own seed."""
+    """Stands for a generator of torch in a pass: gives states, and takes those of its own seed."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator, self.secret = generator, generator.initial_seed()
@@ -64,10 +66,11 @@ class Guard:
 
 @contextmanager
 def own_seeds_refused() -> Iterator[None]:
-    """Inside, whoever seeds a generator of torch, python or numpy, or sets a foreign state, gets an OwnDrawsError.
+    """Inside, calls that seed torch, python or numpy, or set a foreign state, raise OwnDrawsError.
 
-    To be entered after the secret seeds are set, around forward, loss and backward of a pass. Takes some microseconds;
-    inside of another one it does nothing. It holds for all threads of the process.
+    To be entered after the secret seeds are set, around forward, loss and backward of a pass. Takes
+    about ten microseconds. Inside of another one it does nothing. It holds for all threads of the
+    process. Raises OwnDrawsError at the end if a generator of torch has another seed than before.
     """
     if isinstance(torch.random.default_generator, Guard):
         yield

@@ -211,7 +211,7 @@ def test_threads_change_no_bit_in_inference_mode_either(monkeypatch):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("count", [7, 1000, 10_250])
+@pytest.mark.parametrize("count", [7, 1000, 9000, 10_250])
 def test_a_device_gets_the_numbers_of_the_cpu(count, monkeypatch):
     """The path of devices on a CPU, in blocks and parts of them."""
     monkeypatch.setattr(sampler, "BLOCK", 1000)

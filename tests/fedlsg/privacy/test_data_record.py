@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -92,6 +93,8 @@ SAME = {
     "a table and its targets": (FRAME, (FRAME[:20], FRAME["b"][:20])),
     "a path": ("rows.csv", "./rows.csv"),
     "a function of globals": (function_of_positions, (MANY, MANY)),
+    "a function that names them inside": (lambda positions: torch.stack([MANY[i] for i in positions]), (MANY, 0)),
+    "an object of another library": (pa.table({"a": [1, 2]}).column("a"), None),
     "a function of a closure": ((lambda x: lambda positions: x[positions])(X), (X, Y)),
     "a function of another one": ((lambda inner: lambda positions: inner(positions))(OWN.__getitem__), OWN),
 }
@@ -100,6 +103,7 @@ SAME = {
 @pytest.mark.parametrize("name", SAME)
 def test_rows_are_known_by_their_origin(name):
     read, asked = SAME[name]
+    asked = read if asked is None else asked
     run = reads(read, rows=40)
     assert run in runs_on(places_of(asked, 40))
 

@@ -99,6 +99,23 @@ def by_first(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none") * targets[0]
 
 
+class Seeded(nn.Linear):
+    """A planted mistake: draws that everybody knows."""
+
+    def __init__(self):
+        super().__init__(8, 3)
+
+    def forward(self, x):
+        torch.manual_seed(0)
+        return functional.dropout(super().forward(x), 0.5, training=True)
+
+
+def drawn(outputs, targets):
+    """A planted mistake: weights of examples by a generator that begins anew in each call."""
+    weights = torch.rand(len(targets), generator=torch.Generator().manual_seed(0))
+    return functional.cross_entropy(outputs, targets, reduction="none") * weights
+
+
 def unlike():
     """A planted mistake: weights by numpy's generator, which nothing seeds."""
     model = build()
@@ -122,6 +139,8 @@ REFUSED = {
         {"loss": lambda o, t: functional.cross_entropy(o - o.mean(0), t, reduction="none")},
         "mixes examples",
     ),
+    "a model that seeds its draws": ({"model": lambda: Seeded()}, "sets its random draws itself (torch.manual_seed)"),
+    "a loss with a generator of its own": ({"loss": drawn}, "generator= of rand", "remove the seed and the generator"),
     "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
     "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),

@@ -158,7 +158,9 @@ REMEMBERS = {
 @pytest.mark.parametrize("case", REMEMBERS)
 def test_what_mixes_later_or_in_large_batches_is_refused(case, level):
     model = Apply(
-        lambda m, x: m.last(torch.tanh(REMEMBERS[case](m, m.first(x)))), first=nn.Linear(4, 8), last=nn.Linear(8, 3)
+        lambda m, x: m.last(torch.tanh(REMEMBERS[case](m, m.first(x)))),
+        first=nn.Linear(4, 8),
+        last=nn.Linear(8, 3),
     )
     with pytest.raises(UnsupportedLayerError, match=r"mixes examples|depends on earlier batches"):
         check_model(model, cross_entropy, [(X, Y)], level=level)

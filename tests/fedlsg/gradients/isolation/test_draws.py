@@ -166,7 +166,13 @@ def test_inside_draws_and_their_states_go_on_as_outside():
 
 
 def test_an_error_inside_puts_everything_back():
-    functions = torch.default_generator, random.seed, random.setstate, np.random.seed, np.random.set_state
+    functions = (
+        torch.default_generator,
+        random.seed,
+        random.setstate,
+        np.random.seed,
+        np.random.set_state,
+    )
     with pytest.raises(ZeroDivisionError), own_seeds_refused():
         1 / 0  # noqa: B018
     assert functions == (
