@@ -1,14 +1,15 @@
 """What a model and a loss are made of, cheap enough to be compared before each step.
 
-A step is charged for what was checked. ``fingerprint`` reads what a user can change between two steps, and no value of
-a parameter, of a buffer or of a batch:
-    structure    modules, their classes, modes (train, eval) and forwards; hooks around calls, of gradients, and those
-                 of all modules of the process; parameters (object, type, shape, ``requires_grad``); which module is
-                 where; which buffers there are
+A step is charged for what was checked. ``fingerprint`` reads what a user can change between two
+steps, and no value of a parameter, of a buffer or of a batch:
+    structure    modules, their classes, modes (train, eval) and forwards; hooks around calls, of
+                 gradients, and those of all modules of the process; parameters (object, type,
+                 shape, ``requires_grad``); which module is where; which buffers there are
     numbers      numbers and words that modules and the loss keep
     objects      everything else that they keep, buffers, and methods of their classes, by identity
-Numbers and objects may be written by a forward pass itself, which is no change from outside: ``Followed`` tells them
-apart. Not covered: what is inside lists and other objects, global variables and closures of a forward, and code in C++.
+Numbers and objects may be written by a forward pass itself, which is no change from outside:
+``Followed`` tells them apart. Not covered: what is inside lists and other objects, global variables
+and closures of a forward, and code in C++.
 """
 
 from collections.abc import Hashable, Iterable
@@ -44,8 +45,8 @@ class Watching(partial[Any]):
 class Fingerprint:
     """Equal for equal structure of the same objects, while these live; see the module docstring.
 
-    parts: the modules, parameters and forwards whose ids are in ``structure``. held: the other objects whose ids are in
-    it. Whoever keeps both compares no id of an object that is gone.
+    parts: the modules, parameters and forwards whose ids are in ``structure``. held: the other
+    objects whose ids are in it. Whoever keeps both compares no id of an object that is gone.
     """
 
     structure: tuple[tuple[Any, ...], ...]
@@ -66,7 +67,7 @@ def fingerprint(model: nn.Module, loss: Any = None) -> Fingerprint:
 
 
 def fingerprint_of_modules(model: nn.Module) -> Fingerprint:
-    """As ``fingerprint``, without what classes define and hooks of all modules: for what is read in each pass."""
+    """As ``fingerprint``, without methods of classes and hooks of all modules: for each pass."""
     return _Walk(model).found
 
 
@@ -102,8 +103,9 @@ class _Walk:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            space, kind, hooks, parameters, layers, present = module.__dict__, type(module), NONE, NONE, NONE, NONE
-            own, children, buffers, forward = module._parameters, module._modules, module._buffers, None
+            space, kind, forward = module.__dict__, type(module), None
+            own, children, buffers = module._parameters, module._modules, module._buffers
+            hooks, parameters, layers, present = NONE, NONE, NONE, NONE
             self._kinds[kind] = None
             self.parts.append(module)
             if "forward" in space:
@@ -112,14 +114,16 @@ class _Walk:
             if space[BEFORE] or space[AFTER] or space[BACKWARD] or space[BEFORE_BACKWARD]:
                 hooks = self.hooks(space, HOOKS)
             if own:
-                parameters = tuple([self.parameter(name, p) for name, p in own.items() if p is not None])
+                named = [(name, p) for name, p in own.items() if p is not None]
+                parameters = tuple([self.parameter(name, p) for name, p in named])
             if children:
                 layers = tuple([(name, id(child)) for name, child in children.items()])
                 due += [child for child in children.values() if child is not None]
             if buffers:
                 present = tuple([(name, buffer is None) for name, buffer in buffers.items()])
                 self.values(buffers.items())
-            self.structure.append((id(module), kind, module.training, id(forward), hooks, parameters, layers, present))
+            state = kind, module.training, id(forward), hooks
+            self.structure.append((id(module), *state, parameters, layers, present))
             self.values(_own(space))
 
     def parameter(self, name: str, p: Tensor) -> tuple[Hashable, ...]:
@@ -127,7 +131,8 @@ class _Walk:
         self.parts.append(p)
         record = name, id(p), p.requires_grad, p.dtype, p.shape, p.device
         if p._backward_hooks or p._post_accumulate_grad_hooks:
-            return record, self.hooks({name: getattr(p, name) for name in HOOKS_OF_TENSORS}, HOOKS_OF_TENSORS)
+            hooks = {kind: getattr(p, kind) for kind in HOOKS_OF_TENSORS}
+            return record, self.hooks(hooks, HOOKS_OF_TENSORS)
         return record
 
     def hooks(self, space: Any, names: tuple[str, ...]) -> tuple[Hashable, ...]:
@@ -180,7 +185,7 @@ class _Walk:
 
 
 def _is_code(name: str, value: object) -> bool:
-    """Whether an attribute of a class may be code that runs in a call, or that a module is given by."""
+    """Whether an attribute of a class may be code that runs in a call."""
     return type(value) not in PLAIN and (name[:2] != "__" or name in CALLS)
 
 
@@ -194,7 +199,8 @@ def _own(space: dict[str, Any]) -> Iterable[tuple[str, Any]]:
 def _inside(thing: Any) -> dict[str, Any]:
     """What a loss that is no module is made of, by name."""
     if isinstance(thing, partial):
-        return {"func": thing.func, **{f"argument {n}": arg for n, arg in enumerate(thing.args)}, **thing.keywords}
+        arguments = {f"argument {place}": value for place, value in enumerate(thing.args)}
+        return {"func": thing.func, **arguments, **thing.keywords}
     if isinstance(thing, MethodType):
         return {"self": thing.__self__, "func": thing.__func__}
     if isinstance(thing, FunctionType):
@@ -225,7 +231,7 @@ class Followed:
         return self.checked if same and now.structure == self.checked.structure else now
 
     def change(self) -> str:
-        """What somebody changed since, for a message: layers by their paths, with what changed; empty for nothing."""
+        """What somebody changed since, for a message: layers by their paths; empty for nothing."""
         now = self.now()
         if now is self.checked:
             return ""
@@ -240,6 +246,7 @@ class Followed:
             if first is None:
                 said.append(f"{name} is new")
             elif first != second:
-                parts = [part for part, a, b in zip(PARTS, first[1:], second[1:], strict=True) if a != b]
+                pairs = zip(PARTS, first[1:], second[1:], strict=True)
+                parts = [part for part, old_part, new_part in pairs if old_part != new_part]
                 said.append(f"{' and '.join(parts)} of {name}")
         return "; ".join(said) or "the loss, or what modules and their classes keep"

@@ -50,6 +50,11 @@ def known(model: nn.Module) -> Known:
     return found
 
 
+def forget(model: nn.Module) -> None:
+    """What the answers do not see may have changed: methods of classes, functions and objects in attributes."""
+    _known.pop(model, None)
+
+
 def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
     """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be computed.
 

@@ -1,7 +1,7 @@
 """What other libraries call the settings of fedlsg, for messages: nothing accepts these names.
 
-From private training (Opacus, TensorFlow Privacy, fastDP, JAX Privacy), federated learning (Flower, pfl, FedML) and
-training (torch, the Trainer of transformers, Lightning).
+From private training (Opacus, TensorFlow Privacy, fastDP, JAX Privacy), federated learning (Flower,
+pfl, FedML) and training (torch, the Trainer of transformers, Lightning).
 """
 
 from collections.abc import Collection
@@ -73,4 +73,6 @@ def in_our_words(name: str, known: Collection[str]) -> str:
     here = [one for one in ours if one in known]
     if here:
         return f"; it is {here[0]!r} here"
-    return f"; fedlsg calls it {' or '.join(ours)}, an argument of PrivateStep or simulate" if ours else ""
+    if not ours:
+        return ""
+    return f"; fedlsg calls it {' or '.join(ours)}, an argument of PrivateStep or simulate"

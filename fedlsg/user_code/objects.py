@@ -160,6 +160,8 @@ def _identical(now: list[Any], before: list[Any]) -> bool:
 
 @torch.no_grad()
 def _of_tensor(t: Tensor) -> Undo | None:
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):  # kept by a loss that ran under vmap: nothing can read it
+        return None
     if is_lazy(t) or t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested or t.is_inference():
         return None
     before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None

@@ -1,9 +1,10 @@
-"""How rows are in memory: a model that calls ``view`` takes rows of one layout and fails on those of another.
+"""How rows are in memory: a model that calls ``view`` takes one layout and fails on another.
 
-Rows that were permuted, cut out or expanded stay so when a batch of them is indexed. Made-up rows get the layout of the
-data's, so that what fails on it fails before a charge.
+Rows that were permuted, cut out or expanded stay so when a batch of them is indexed. Made-up rows
+get the layout of the data's, so that what fails on it fails before a charge.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """order: axes from the widest stride to the narrowest. steps: of each, 1 if it is dense, 2 if there are gaps.
+    """order: axes from the widest stride to the narrowest.
 
-    A step of 0: one number is repeated along the axis.
+    steps: of each, 1 if it is dense, 2 if there are gaps, 0 if one number is repeated along it.
     """
 
     order: tuple[int, ...]
@@ -21,13 +22,13 @@ class Layout(NamedTuple):
 
 
 def layout_of(rows: Tensor) -> Layout:
-    """The layout of rows (B, ...), B >= 1. Axes of length 1, whose strides mean nothing, count as the widest."""
+    """The layout of rows (B, ...), B >= 1. Axes of length 1 count as the widest: no stride."""
     dense = Layout(tuple(range(rows.ndim)), (1,) * rows.ndim)
     if rows.layout != torch.strided or rows.is_contiguous():
         return dense
     strides, sizes = rows.stride(), rows.shape
-    widest = [sizes[axis] == 1 for axis in dense.order]
-    order = sorted(dense.order, key=lambda axis: (not widest[axis], -strides[axis] * (not widest[axis])))
+    stride = {axis: math.inf if sizes[axis] == 1 else strides[axis] for axis in dense.order}
+    order = sorted(dense.order, key=lambda axis: -stride[axis])
     steps, due = {}, 1
     for axis in reversed(order):
         if sizes[axis] == 1:
@@ -48,7 +49,9 @@ def laid_out(rows: Tensor, layout: Layout) -> Tensor:
     for axis, step in zip(*layout, strict=True):
         if step == 0:
             first = first.narrow(axis, 0, 1)
-    sizes = [size for axis, step in zip(*layout, strict=True) for size in (first.shape[axis], max(step, 1))]
+    sizes: list[int] = []
+    for axis, step in zip(*layout, strict=True):
+        sizes += [first.shape[axis], max(step, 1)]
     store = first.new_zeros(sizes)[(slice(None), 0) * rows.ndim]
     made = store.permute([layout.order.index(axis) for axis in range(rows.ndim)])
     return made.copy_(first).expand(rows.shape)

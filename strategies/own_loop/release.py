@@ -22,6 +22,7 @@ from fedlsg.gradients.fingerprint import Fingerprint, Followed
 from fedlsg.gradients.isolation.levels import Isolation, resolve, slow_word
 from fedlsg.gradients.isolation.passes import forget_loss
 from fedlsg.gradients.isolation.trial import level_of_own_code, slowdown
+from fedlsg.gradients.known import forget
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
 from fedlsg.privacy import BudgetError, Entry, LedgerError
@@ -281,7 +282,7 @@ class Rehearsals:
         self._trained = {name: (p, p.shape) for name, p in trainable(model).items()}
         self._followed = Followed(model, release.loss)
         self._batch: Any = None
-        self._checked: set[Fingerprint] = set()
+        self._checked: dict[Fingerprint, Isolation] = {}
         self._done: set[object] = set()
         self._last: object = None
 
@@ -295,6 +296,7 @@ class Rehearsals:
         now = self._followed.now()
         if self._last == (batch, groups, now):
             return
+        self._last = None  # also after a refusal: what was tried there is not what runs now
         check_trained(self._trained, self._release.state.model)
         self._release.check_budget(terms)
         if len(self._done) >= MOST_STATES:
@@ -329,7 +331,10 @@ class Rehearsals:
             with release.draws(), restored(generators_of=(batch,)):
                 check_batches(batch, count, release.device.type)
             self._batch = batch
+        forget(model)
+        forget_loss(release.loss)
         if now in self._checked:
+            release.local = replace(release.local, isolation=self._checked[now])
             return
         with release.draws():
             rows = self._example if batch is None else first_rows(batch, count)
@@ -341,7 +346,7 @@ class Rehearsals:
             elif rows is not None:
                 check_synthetic(model, release.loss, *rows, level=level)
         if batch is not None:
-            self._checked.add(now)
+            self._checked[now] = level
 
     def _choose_level(self, rows: tuple[Inputs, Inputs]) -> None:
         """The level of isolation for model and loss as they are now, tried on rows of the form of these.
@@ -358,7 +363,6 @@ class Rehearsals:
                         return self._tried(*made)
             return "rows"
 
-        forget_loss(loss)
         level = resolve(model, loss, self._wanted, trial)
         release.local = replace(release.local, isolation=level)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import fedlsg.gradients.fingerprint
 from fedlsg.gradients import block_gradients
+from fedlsg.gradients.isolation.passes import own_model
 from strategies.own_loop import release
 from strategies.private_step import PrivateStep
 
@@ -195,6 +196,23 @@ def test_weights_that_become_half_are_refused_free_with_their_type():
     with pytest.raises(ValueError, match="float16"):
         step.step(rows)
     assert step.epsilon() == spent
+
+
+def test_the_level_of_isolation_is_that_of_what_runs_now():
+    """Also after a state that was checked before, after a refusal, and for code that is in an attribute."""
+    model, tanh = net(nn.Tanh), nn.Tanh()
+    step, rows = started(model)
+    mine, levels = Activation(), list[object]()
+    for activation in (tanh, mine, tanh, mine, nn.BatchNorm1d(8, affine=False), mine, tanh):
+        model[1] = activation
+        try:
+            step.step(rows)
+        except ValueError:
+            levels.append("refused")
+        else:
+            levels.append((step.isolation, own_model(model)))
+    library, isolated = ("checked", False), ("isolated", True)
+    assert levels == [library, isolated, library, isolated, "refused", isolated, library]
 
 
 def count_rehearsals(monkeypatch) -> list[int]:
