@@ -21,6 +21,7 @@ from torch import nn
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
+from fedlsg.gradients.isolation.levels import resolve
 from fedlsg.gradients.precision import Bits
 from fedlsg.gradients.supported import check_initialized
 from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
@@ -133,7 +134,7 @@ class PrivateStep:
         check_spending(self.method, self._spending)
         local = LocalTraining(
             sample_rate=rate, expected_batch=rate * num_examples, microbatch_size=microbatch_size,
-            precision=Precision(precision=precision), isolation=CHECKED if isolation == "auto" else isolation,
+            precision=Precision(precision=precision), isolation=self._first_level(isolation),
         )  # fmt: skip
         self._account = Account(
             ledger, num_examples=num_examples, delta=delta, fresh_data=fresh_data,
@@ -174,9 +175,15 @@ class PrivateStep:
         """q: every example joins every batch with this probability."""
         return self._spending.sample_rate
 
+    def _first_level(self, wanted: Wanted) -> Isolation:
+        """The level until model and loss are tried on rows of the data's form, before the first step."""
+        if wanted == "auto" and not self.method.mechanism.clips:
+            return CHECKED
+        return resolve(self.model, self._loss, wanted, lambda: "isolated")
+
     @property
     def isolation(self) -> Isolation:
-        """The level at which passes run the model."""
+        """The level at which passes run the model; before the first step ``isolated`` for own code of any kind."""
         return self._rounds.local.isolation
 
     @property

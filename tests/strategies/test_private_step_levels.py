@@ -33,9 +33,20 @@ def test_library_models_are_checked_and_own_ones_isolated() -> None:
     assert step_of(net(OwnNet)).isolation == "isolated"
 
 
-def test_a_loss_of_ones_own_leaves_the_level_of_a_library_model() -> None:
+def test_a_loss_of_ones_own_is_isolated_with_a_library_model() -> None:
     loss = lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
-    assert PrivateStep(net(nn.Sequential), loss, **TERMS).isolation == "checked"  # type: ignore[arg-type]
+    assert PrivateStep(net(nn.Sequential), loss, **TERMS).isolation == "isolated"  # type: ignore[arg-type]
+
+
+def test_the_first_step_tries_own_code() -> None:
+    class ByValue(OwnNet):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (2 if bool((x > 0).all()) else 1)
+
+    step = step_of(net(ByValue))
+    assert step.isolation == "isolated"
+    step.step(step.batches((torch.randn(40, 12), torch.randint(0, 3, (40,)))))
+    assert step.isolation == "rows"
 
 
 @pytest.mark.parametrize("level", ["isolated", "rows", "checked"])

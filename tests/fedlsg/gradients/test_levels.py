@@ -12,7 +12,7 @@ from fedlsg.accounting import compose
 from fedlsg.gradients.isolation.levels import LEVELS, resolve, slow_word
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
-from fedlsg.setting.isolation import Wanted
+from fedlsg.setting.isolation import Isolation, Wanted
 
 
 class OwnNet(nn.Module):
@@ -24,23 +24,25 @@ class OwnNet(nn.Module):
         return self.head(x)
 
 
-def no_rule() -> None:
-    raise RuntimeError("vmap: no batching rule")
-
-
-def never() -> None:
+def never() -> Isolation:
     pytest.fail("nothing is tried for library code, nor for a level that was given")
+
+
+def own_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).square().mean(1)
 
 
 @pytest.mark.parametrize("wanted", LEVELS)
 def test_a_word_of_the_user_goes_before_the_rule(wanted: Wanted) -> None:
-    assert resolve(OwnNet(), wanted, never) == wanted
+    assert resolve(OwnNet(), own_loss, wanted, never) == wanted
 
 
-def test_library_code_is_checked_and_own_code_isolated_or_alone() -> None:
-    assert resolve(nn.Sequential(nn.Linear(3, 2)), "auto", never) == "checked"
-    assert resolve(OwnNet(), "auto", lambda: None) == "isolated"
-    assert resolve(OwnNet(), "auto", no_rule) == "rows"
+@pytest.mark.parametrize("tried", ["isolated", "rows"])
+def test_library_code_is_checked_and_own_code_is_tried(tried: Isolation) -> None:
+    library = nn.Sequential(nn.Linear(3, 2))
+    assert resolve(library, nn.MSELoss(), "auto", never) == "checked"
+    assert resolve(OwnNet(), nn.MSELoss(), "auto", lambda: tried) == tried
+    assert resolve(library, own_loss, "auto", lambda: tried) == tried
 
 
 def test_a_slow_level_names_the_word_that_avoids_it() -> None:

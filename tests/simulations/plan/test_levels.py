@@ -64,11 +64,11 @@ def test_own_code_is_isolated_and_named_before_the_run(tmp_path: Path) -> None:
     assert "isolation isolated: own code, OwnNet" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_loss_of_ones_own_is_named_and_leaves_the_model_checked(tmp_path: Path) -> None:
+def test_a_loss_of_ones_own_is_named_and_isolated(tmp_path: Path) -> None:
     loss = lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
     quick(tmp_path / "own", loss=loss)
     plan = make_plan(RunDir(tmp_path / "own").read_config())
-    assert plan.local.isolation == "checked"
+    assert plan.local.isolation == "isolated"
     assert "<lambda>" in str(isolation_line(plan, plan.public_state()))
 
 

@@ -1,0 +1,415 @@
+"""What one example moves, for forms of models, losses and data that users write; and what is refused before a charge.
+
+    python -m benchmarks.privacy.true_epsilon --out docs/results/true-epsilon.md
+
+Each form runs twice through ``fedlsg.PrivateStep`` with full batches and without noise: with and without its first
+example, an outlier. "right" is at most 1.001 clip norms between the two clipped sums, or, of a form that moves a weight
+from outside, a refusal. A refusal must come before a charge. Everything follows from one seed of torch.
+"""
+
+import argparse
+import copy
+import io
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+import fedlsg
+
+ROWS = 60
+Form = Callable[[], str]
+
+
+def tensors(first: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows (60, 4), of which the first is 50 times as large, without those before ``first``; classes 0 to 2."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(ROWS, 4, generator=draw), torch.randint(0, 3, (ROWS,), generator=draw)
+    x[0] *= 50
+    return x[first:], y[first:]
+
+
+def private_step(model: nn.Module, loss: Any, count: int, **settings: Any) -> fedlsg.PrivateStep:
+    """A step on full batches that clips to 1, adds no noise and moves no weight."""
+    usual: dict[str, Any] = {"mechanism": "clip-only", "sample_rate": 1.0, "steps": 3, "clip_norm": 1.0}
+    usual["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.0)
+    return fedlsg.PrivateStep(model, loss, num_examples=count, method="dpsgd", **usual | settings)
+
+
+class Net(nn.Module):
+    """A small model, the same in each call; ``between`` is where a form does what it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.first, self.last = nn.Linear(4, 32), nn.Linear(32, 3)
+        self.register_buffer("mean", torch.zeros(32))
+        self.kept: list[Tensor] = []
+        self.calls = 0
+        self.own = torch.Generator().manual_seed(0)
+        self.state = torch.random.get_rng_state()
+
+    def between(self, h: Tensor) -> Tensor:
+        return h
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(torch.tanh(self.between(self.first(x))))
+
+
+def net(between: Callable[[Any, Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """A builder of the model with a ``between`` of its own."""
+    return type("Form", (Net,), {"between": between})
+
+
+def moved(
+    make: Callable[[], nn.Module],
+    loss: Any = None,
+    data: Callable[[int], Any] = tensors,
+    later: Callable[[nn.Module], None] | None = None,
+) -> str:
+    """How far the first example moves the clipped sum; ``later``: changes the model after a first step."""
+    sums = []
+    for first in (0, 1):
+        model, rows = make(), data(first)
+        count = ROWS - first if callable(rows) else len(rows[1] if isinstance(rows, tuple) else rows)
+        step = private_step(model, loss or nn.CrossEntropyLoss(), count)
+        try:
+            given = rows if callable(rows) else step.batches(rows)
+            if later is not None:
+                step.step(given)
+                later(model)
+            charged = step.epsilon()
+            step.step(given)
+        except ValueError as error:
+            if later is None and step.epsilon() != 0 or later is not None and step.epsilon() != charged:
+                return f"WRONG: charged, then refused: {error}"
+            return f"refused: {' '.join(str(error).split())[:100]}"
+        sums.append(torch.cat([(p.grad * count).flatten() for p in model.parameters() if p.grad is not None]))
+    distance = float((sums[0] - sums[1]).norm())
+    return f"{'right' if distance <= 1.001 else 'WRONG'}: moves it by {distance:.2f} C, at {step.isolation}"
+
+
+def dropped(h: Tensor) -> Tensor:
+    return F.dropout(h, 0.5, True)
+
+
+def seeded(seed: Callable[[Any], object]) -> Callable[[], nn.Module]:
+    def between(self: Any, h: Tensor) -> Tensor:
+        seed(self)
+        return dropped(h)
+
+    return net(between)
+
+
+def forked(self: Any, h: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return dropped(h)
+
+
+def remembers(self: Any, h: Tensor) -> Tensor:
+    before, self.before = getattr(self, "before", None), h.detach().mean(0)
+    return h if before is None else h - before
+
+
+def counts(self: Any, h: Tensor) -> Tensor:
+    self.calls += 1
+    return h - h.mean(0) if self.calls > 60 else h
+
+
+def lists(self: Any, h: Tensor) -> Tensor:
+    self.kept.append(h.detach().mean(0))
+    return h if len(self.kept) < 2 else h - self.kept[-2]
+
+
+KEPT: list[Tensor] = []
+
+
+def globals_(self: Any, h: Tensor) -> Tensor:
+    KEPT.append(h.detach().mean(0))
+    return h if len(KEPT) < 2 else h - KEPT[-2]
+
+
+def averages(self: Any, h: Tensor) -> Tensor:
+    self.mean.mul_(0.9).add_(0.1 * h.detach().mean(0))
+    return h - self.mean
+
+
+def by_rows(outputs: Any, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+def over_mean(outputs: Any, y: Tensor) -> Tensor:
+    each = by_rows(outputs, y)
+    return each / each.detach().mean()
+
+
+def seeded_loss(outputs: Any, y: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return by_rows(dropped(outputs), y)
+
+
+def hooked() -> nn.Module:
+    model = Net()
+    model.first.register_forward_hook(lambda module, inputs, output: output - output.mean(0))
+    return model
+
+
+class Flipped(Dataset):  # type: ignore[type-arg]
+    """Rows that change their sign by a draw."""
+
+    def __init__(self, first: int, draw: Callable[[], bool], *, seed: Callable[[int], object] = lambda i: None) -> None:
+        self.x, self.y = tensors(first)
+        self.draw, self.seed = draw, seed
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        self.seed(i)
+        return (self.x[i] if self.draw() else -self.x[i]), int(self.y[i])
+
+
+TEXTS = [torch.arange(1, 4 + i % 3) for i in range(ROWS)]
+TEXTS[0] = torch.arange(200) % 8 + 1
+
+
+def padded(first: int) -> Callable[[Tensor], Any]:
+    def rows(positions: Tensor) -> Any:
+        texts = [TEXTS[int(i) + first] for i in positions]
+        return nn.utils.rnn.pad_sequence(texts, batch_first=True), tensors(first)[1][positions]
+
+    return rows
+
+
+def standardised(first: int) -> Callable[[Tensor], Any]:
+    x, y = tensors(first)
+
+    def rows(positions: Tensor) -> Any:
+        part = x[positions]
+        return (part - part.mean(0)) / (part.std(0, correction=0) + 1e-6), y[positions]
+
+    return rows
+
+
+class Texts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.table, self.last = nn.Embedding(9, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.last(self.table(ids).mean(1))
+
+
+def routed() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 3)
+        for place in (x[:, 0] > 0, x[:, 0] <= 0):
+            out[place] = self.last(torch.tanh(self.first(x[place])))
+        return out
+
+    made: nn.Module = type("Routed", (Net,), {"forward": forward})()
+    return made
+
+
+def repeated(first: int) -> Any:
+    data = TensorDataset(*tensors())
+    places = [0] * (10 if first == 0 else 1) + list(range(1, ROWS))
+    return Subset(data, places)
+
+
+def twice(first: int) -> Any:
+    data = TensorDataset(*tensors())
+    return ConcatDataset([Subset(data, range(first, ROWS)), Subset(data, range(5))])
+
+
+def replaced(name: str) -> Callable[[nn.Module], None]:
+    def change(model: nn.Module) -> None:
+        setattr(model, name, nn.Linear(32, 3) if name == "last" else nn.Linear(4, 32))
+
+    return change
+
+
+def centred_forward(model: nn.Module) -> None:
+    model.first.forward = lambda x: F.linear(x - x.mean(0), model.first.weight)  # type: ignore
+
+
+def goes_on(change: Callable[[nn.Module], nn.Module]) -> Form:
+    """A second private step, without the ledger of the first, from weights that the first one wrote."""
+
+    def form() -> str:
+        model, data = Net(), tensors()
+        usual: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-5, "mechanism": "dp", "optimizer": None}
+        usual |= {"learning_rate": 0.5, "sample_rate": 0.5}
+        step = private_step(model, nn.CrossEntropyLoss(), ROWS, **usual)
+        step.step(step.batches(data))
+        try:
+            again = private_step(change(model), nn.CrossEntropyLoss(), ROWS, **usual)
+            again.step(again.batches(data))
+        except ValueError as error:
+            return f"refused: {' '.join(str(error).split())[:100]}"
+        counted = fedlsg.epsilon_of_data(data) if again.epsilon() <= step.epsilon() else again.epsilon()
+        return f"WRONG: epsilon {again.epsilon():.2f} after two steps, {counted:.2f} on the data"
+
+    return form
+
+
+def from_file(model: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    loaded = Net()
+    loaded.load_state_dict(torch.load(buffer))
+    return loaded
+
+
+@torch.no_grad()
+def clamped(model: nn.Module) -> nn.Module:
+    for p in model.parameters():
+        p.clamp_(-0.2, 0.2)
+    return model
+
+
+G = np.random.default_rng(0)
+FORMS: dict[str, dict[str, Form]] = {
+    "Random draws of a model or a loss": {
+        "torch.manual_seed in forward": lambda: moved(seeded(lambda m: torch.manual_seed(0))),
+        "a state that is restored in forward": lambda: moved(seeded(lambda m: torch.set_rng_state(m.state))),
+        "default_generator.manual_seed": lambda: moved(seeded(lambda m: torch.default_generator.manual_seed(0))),
+        "fork_rng and a seed": lambda: moved(net(forked)),
+        "a generator of the model's own": lambda: moved(
+            net(lambda m, h: h + torch.randn(h.shape, generator=m.own.manual_seed(0)))
+        ),
+        "a generator that is never seeded again": lambda: moved(
+            net(lambda m, h: h + torch.rand(h.shape, generator=m.own))
+        ),
+        "np.random.default_rng(0) in forward": lambda: moved(
+            net(lambda m, h: h * torch.from_numpy(np.random.default_rng(0).random(tuple(h.shape)) > 0.5))
+        ),
+        "np.random.seed in forward": lambda: moved(
+            net(lambda m, h: (np.random.seed(0), h * torch.from_numpy(np.random.rand(*h.shape) > 0.5))[1])
+        ),
+        "random.seed in forward": lambda: moved(
+            net(lambda m, h: (random.seed(0), h * torch.tensor([[random.random()] for _ in h]))[1])
+        ),
+        "a loss that seeds": lambda: moved(Net, seeded_loss),
+        "dropout": lambda: moved(net(lambda m, h: F.dropout(h, 0.0, True))),
+    },
+    "Models and losses that mix": {
+        "a mean over the batch": lambda: moved(net(lambda m, h: h - h.mean(0))),
+        "only where a number is large": lambda: moved(
+            net(lambda m, h: h - h.mean(0) if bool((h.abs() > 37.123).any()) else h)
+        ),
+        "the same by torch.where": lambda: moved(
+            net(lambda m, h: torch.where((h.abs() > 37.123).any(), h - h.mean(0), h))
+        ),
+        "only in batches over 40": lambda: moved(net(lambda m, h: h - h.mean(0) if len(h) > 40 else h)),
+        "an attribute of the call before": lambda: moved(net(remembers)),
+        "a running mean in a buffer": lambda: moved(net(averages)),
+        "from the 60th call on": lambda: moved(net(counts)),
+        "a list of the calls before": lambda: moved(net(lists)),
+        "a global list": lambda: moved(net(globals_)),
+        "mixup": lambda: moved(net(lambda m, h: (h + h[torch.randperm(len(h))]) / 2)),
+        "the neighbour": lambda: moved(net(lambda m, h: (h + h.roll(1, 0)) / 2)),
+        "a softmax over the batch": lambda: moved(net(lambda m, h: h * h.softmax(0))),
+        "the largest of the batch": lambda: moved(net(lambda m, h: h - h.detach().amax(0))),
+        "a mean by numpy": lambda: moved(net(lambda m, h: h - torch.from_numpy(h.detach().numpy().mean(0)))),
+        "a hook that centres": lambda: moved(hooked),
+        "a loss over its mean": lambda: moved(Net, over_mean),
+        "a loss that adds the batch's mean": lambda: moved(Net, lambda o, y: by_rows(o, y) + by_rows(o, y).mean()),
+        "a loss of a library model that mixes": lambda: moved(
+            lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), over_mean
+        ),
+        "BatchNorm": lambda: moved(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))),
+    },
+    "Models that are unlikely": {
+        "a layer for some rows": lambda: moved(routed),
+        "torch.compile": lambda: moved(lambda: torch.compile(Net(), backend="eager")),  # type: ignore
+        "signs straight through": lambda: moved(net(lambda m, h: h + (h.sign() - h).detach())),
+        "a derivative by the input": lambda: moved(
+            net(lambda m, h: h + torch.autograd.grad(m.last(h).sum(), h, create_graph=True)[0])
+        ),
+        "a weight read next to its layer": lambda: moved(net(lambda m, h: h @ m.last.weight.T @ m.last.weight)),
+        "texts of their own lengths": lambda: moved(
+            Texts, None, lambda first: list(zip(TEXTS[first:], tensors(first)[1].tolist(), strict=True))
+        ),
+    },
+    "Data": {
+        "a batch function that pads to the longest": lambda: moved(Texts, None, padded),
+        "a batch function that standardises": lambda: moved(Net, None, standardised),
+        "random() in __getitem__": lambda: moved(Net, None, lambda f: Flipped(f, lambda: random.random() < 2)),
+        "a seed by the row's number": lambda: moved(
+            Net, None, lambda f: Flipped(f, lambda: random.random() < 2, seed=random.seed)
+        ),
+        "a global default_rng in __getitem__": lambda: moved(Net, None, lambda f: Flipped(f, lambda: G.random() < 0.5)),
+        "a row ten times in a Subset": lambda: moved(Net, None, repeated),
+        "a row in two parts of a ConcatDataset": lambda: moved(Net, None, twice),
+    },
+    "Changes after the first step": {
+        "a hook that centres": lambda: moved(
+            Net,
+            later=lambda m: m.first.register_forward_hook(lambda k, i, o: o - o.mean(0)) and None,  # type: ignore
+        ),
+        "a hook for all modules": lambda: moved(Net, later=lambda m: None),
+        "a layer": lambda: moved(Net, later=replaced("first")),
+        "a head": lambda: moved(Net, later=replaced("last")),
+        "a forward of an instance": lambda: moved(Net, later=centred_forward),
+        "a method of the class": lambda: moved(
+            lambda: type("Own", (Net,), {})(),
+            later=lambda m: setattr(type(m), "between", lambda self, h: h - h.mean(0)),
+        ),
+        "weights in half precision": lambda: moved(Net, later=lambda m: m.half() and None),  # type: ignore
+        "a frozen layer": lambda: moved(Net, later=lambda m: m.last.requires_grad_(False) and None),  # type: ignore
+    },
+    "Going on without the ledger": {
+        "the model itself": goes_on(lambda m: m),
+        "a copy": goes_on(copy.deepcopy),
+        "a file": goes_on(from_file),
+        "clamped in place": goes_on(clamped),
+        "cast to float64": goes_on(lambda m: m.double().float()),
+        "a model that holds it": goes_on(lambda m: nn.Sequential(m)),
+    },
+}
+
+
+def table() -> str:
+    """The results in Markdown. Prints each line as it is found."""
+    lines, counts = [], {"right": 0, "refused": 0, "WRONG": 0, "other": 0}
+    for group, forms in FORMS.items():
+        lines += [f"\n## {group}\n", "| form | result |", "|---|---|"]
+        for name, form in forms.items():
+            torch.manual_seed(0)
+            KEPT.clear()
+            try:
+                result = form()
+            except Exception as error:  # a crash is a result, too
+                result = f"other: {type(error).__name__}: {' '.join(str(error).split())[:100]}"
+            counts[result.partition(":")[0]] += 1
+            lines.append(f"| {name} | {result.replace('|', '/')} |")
+            print(lines[-1], flush=True)
+    said = ", ".join(f"{count} {word}" for word, count in counts.items())
+    return f"{said}, of {sum(counts.values())} forms.\n" + "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    out = parser.parse_args().out
+    text = "# What one example moves\n\n" + str(__doc__).partition("\n\n")[2] + "\n" + table() + "\n"
+    out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
