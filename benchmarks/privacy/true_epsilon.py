@@ -89,7 +89,7 @@ def moved(
             charged = step.epsilon()
             step.step(given)
         except ValueError as error:
-            if later is None and step.epsilon() != 0 or later is not None and step.epsilon() != charged:
+            if (later is None and step.epsilon() != 0) or (later is not None and step.epsilon() != charged):
                 return f"WRONG: charged, then refused: {error}"
             return f"refused: {' '.join(str(error).split())[:100]}"
         sums.append(torch.cat([(p.grad * count).flatten() for p in model.parameters() if p.grad is not None]))

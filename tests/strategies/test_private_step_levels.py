@@ -41,7 +41,7 @@ def test_a_loss_of_ones_own_is_isolated_with_a_library_model() -> None:
 def test_the_first_step_tries_own_code() -> None:
     class ByValue(OwnNet):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) * (2 if bool((x > 0).all()) else 1)
+            return super().forward(x) * (2 if bool((x == x).all()) else 1)
 
     step = step_of(net(ByValue))
     assert step.isolation == "isolated"

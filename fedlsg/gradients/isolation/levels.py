@@ -24,6 +24,8 @@ def resolve(model: nn.Module, loss: object, wanted: Wanted, trial: Callable[[], 
     ``rows``. At both levels a model of libraries runs on the batch, and a user's own loss on the outputs of one
     example.
     """
+    if wanted not in ("auto", *LEVELS):
+        raise ValueError(f"expected isolation in {('auto', *LEVELS)}, got {wanted!r}")
     if wanted != "auto":
         return wanted
     library = own_code(model) is None and own_code(loss) is None
