@@ -20,7 +20,7 @@ from torch import nn
 from benchmarks.privacy import adversaries
 from benchmarks.privacy.adversaries import align, image_cases, made_images, made_texts, summed_in, text_cases
 from benchmarks.privacy.neighbours import BOUND, Moved, Subject, move, subject
-from fedlsg.gradients.known import Watching
+from fedlsg.gradients.fingerprint import Watching
 from fedlsg.gradients.precision import Precision
 from fedlsg.training import local as microbatches
 from fedlsg.training.local import ROWS_ON_CPU, LocalTraining, shape_of

@@ -69,6 +69,9 @@ def reused_noise():
     return plant
 
 
+LOSS = problem().loss_fn
+
+
 def mean_of_the_batch(gradients, mechanism, **options):
     """The realised batch size as divisor."""
     return clipped_sum(gradients, mechanism) / max(1, len(gradients[0]))
@@ -80,7 +83,7 @@ def mean_of_those_who_answered(updates):
 
 def mean_loss(outputs, targets):
     """The share of each example in the mean over its batch."""
-    return problem().loss_fn(outputs, targets) / len(targets)
+    return LOSS(outputs, targets) / len(targets)
 
 
 def factor_to_nearest(norms, clip_norm, dtype, coordinates):

@@ -81,7 +81,7 @@ METHODS = ("lsg", "dpsgd", "sgd", "lora", "lsg-lora", "rs")
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_says_in_which_bits_it_was_made(method, tmp_path):
-    noise = {"noise_multiplier": None} if method == "sgd" else {}
+    noise = {"noise_multiplier": None, **({} if method == "sgd" else {"mechanism": "clip-only"})}
     given = {"method": method, "local_steps": 1 if "lora" in method else 2, **noise}
     exact, fewer = (run_local(tmp_path / name, **given, **bits) for name, bits in (("exact", {}), ("fewer", FEWER)))
     assert {fewer.summary[name] for name in FEWER} == {fewer.config[name.replace("_", "-")] for name in FEWER}

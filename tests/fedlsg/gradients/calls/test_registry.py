@@ -95,7 +95,7 @@ def test_a_function_that_mixes_examples_is_found_by_the_check():
         return {**found, "a": found["a"] + 1e-3 * found["a"].mean(0)}
 
     fedlsg.register_layer(Bend, mixed)
-    with pytest.raises(UnsupportedLayerError, match="mixes examples"):
+    with pytest.raises(UnsupportedLayerError, match="its backward pass mixes"):
         check_model(*problem()[:1], squared_error, [problem()[1:]])
 
 

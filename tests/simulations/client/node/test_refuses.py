@@ -151,7 +151,7 @@ def own_code(monkeypatch):
 
     def start(folder, **node):
         server = Server.start(terms(folder / "node", **node), folder / "copy")
-        rule = lambda model, wanted, tried: "isolated" if wanted == "auto" else wanted  # noqa: E731
+        rule = lambda model, loss, wanted, trial: "isolated" if wanted == "auto" else wanted  # noqa: E731
         monkeypatch.setattr("simulations.plan.base.resolve", rule)
         return server
 
