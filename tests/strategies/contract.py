@@ -269,7 +269,7 @@ def plausible(squares: Tensor, count: int) -> bool:
 
 def lift_defects(s: Subject) -> list[str]:
     """What is wrong with where the server's gradients are zero, from a payload that is zero nowhere."""
-    normal = reproducible_stream(1).normal(s.derived.kept)
+    normal = torch.randn(s.derived.kept, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     lifted = s.frame.gradients(received(s, s.mechanism.clip_norm * normal / normal.norm()).double())
     return [
         f"{block.parameter} moves elsewhere than where the mask keeps it"

@@ -170,7 +170,7 @@ def test_noise_lies_on_the_kept_coordinates_of_every_block_and_nowhere_else(name
         assert abs(float(part.square().mean()) - 1) < 7 * math.sqrt(2 / part.numel())
         start += block.kept
     assert float(noise.std()) == pytest.approx(1, rel=0.02)  # 9 standard errors: 100,000 numbers
-    full = torch.cat([block.flatten() for block in p.frame.unflatten(noise[0])])
+    full = torch.cat([block.flatten() for block in p.frame.unflatten(noise.abs().sum(0))])
     frozen = torch.ones(p.frame.size, dtype=torch.bool).index_fill(0, p.frame.indices, False)
     assert frozen.any()
     assert (full[frozen] == 0).all()

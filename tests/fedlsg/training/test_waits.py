@@ -22,7 +22,7 @@ from fedlsg.training import make_optimizer
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
 MOST = 7
-"""Importance of units, shortcuts, rows of the batch (2), the clip, the sum, and one more."""
+"""Importance of units, shortcuts, rows of the batch (2), the clip, fractions for the noise, the sum."""
 
 
 def model_of(layers: int, device: str) -> nn.Module:

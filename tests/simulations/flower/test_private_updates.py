@@ -15,6 +15,7 @@ from torch import nn
 import fedlsg
 import simulations.flower.private_update as door
 from fedlsg.accounting import epsilon as epsilon_of
+from fedlsg.noise import add_gaussian
 from fedlsg.privacy import LedgerError
 from fedlsg.secure_sum.discrete.release import plan_release
 from simulations.client.virtual import FIRST_NODE
@@ -129,7 +130,7 @@ def test_the_noise_is_what_the_ledger_says(tmp_path, trust):
 
 
 PLANTS = {
-    "halved": lambda stream, count: stream.normal(count) / 2,
+    "halved": lambda stream, count: add_gaussian(torch.zeros(count), 0.5, stream),
     "reused": lambda stream, count: torch.randn(count, generator=torch.Generator().manual_seed(0)),
 }
 
