@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,15 +185,13 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Bat
     with alone(), restored(model, loss), own_draws("cpu"):
         here = model if cpu else deepcopy(model).cpu()
         first = _rows(inputs, torch.arange(1)), _rows(targets, torch.arange(1))
-        made, wanted = made_up(*first)
-        try:
-            outputs = model_outputs(here, made)
-        except Exception:
-            rows = accepted(here, loss, *first)
-            if rows is None:
-                return
-            made, wanted = rows
-            outputs = model_outputs(here, made)
+        outputs = wanted = None
+        for make in (partial(made_up, *first), partial(accepted, here, loss, *first)):
+            with suppress(Exception):
+                if outputs is None and (made := make()) is not None:
+                    outputs, wanted = model_outputs(here, made[0]), made[1]
+        if outputs is None:
+            return
         known = False
         with suppress(Exception):
             known = bool(on_cpu(loss)(outputs, wanted).isfinite().all())
