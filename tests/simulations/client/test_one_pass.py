@@ -199,7 +199,7 @@ def test_a_reproducible_run_and_several_steps_share_no_pass(tmp_path, shared):
 def test_a_model_that_draws_numbers_shares_no_draws(draw, tmp_path, by_itself, monkeypatch, shared):
     honest = nn.Linear.forward
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: honest(self, x + 0 * draw()))
-    run = run_local(tmp_path / "run", **SMALL)
+    run = run_local(tmp_path / "run", **SMALL, isolation="checked")  # as the run that it is compared with
     assert len(shared) == 1, "seen in the first pass"
     assert_equal(run, by_itself)
 

@@ -108,8 +108,8 @@ def charged(folder: Path) -> bool:
 
 
 def crowded(folder: Path) -> fedlsg.Run:
-    """A run of a model that fails on a full batch."""
-    return quick(folder, model=Crowded, sample_rate=1.0, clients=1)
+    """A run of a model that fails on a full batch, passed at once: isolated, it sees one row at a time."""
+    return quick(folder, model=Crowded, sample_rate=1.0, clients=1, isolation="checked")
 
 
 def test_a_failure_of_a_full_batch_is_free_and_says_where(tmp_path):
