@@ -162,7 +162,7 @@ def one_draw_for_two_halves(total, mechanism, noise):
 @pytest.mark.parametrize("case", ["lsg", "dp-ssgd: pruning round"])
 def test_less_noise_than_accounted_is_caught(case, plant, monkeypatch):
     monkeypatch.setattr(CLIENT, "add_noise", plant)
-    assert noise_defects(of(case), LEAST_DRAWS // 4) != [], "with the draws of the contract"
+    assert noise_defects(of(case), LEAST_DRAWS // 2) != [], "with the draws of the contract"
 
 
 @pytest.mark.parametrize("case", ["lsg", "rgp-random", "rs: new mask every step", "dp-powersgd"])
