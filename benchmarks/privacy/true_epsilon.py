@@ -360,7 +360,6 @@ FORMS: dict[str, dict[str, Form]] = {
             Net,
             later=lambda m: m.first.register_forward_hook(lambda k, i, o: o - o.mean(0)) and None,  # type: ignore
         ),
-        "a hook for all modules": lambda: moved(Net, later=lambda m: None),
         "a layer": lambda: moved(Net, later=replaced("first")),
         "a head": lambda: moved(Net, later=replaced("last")),
         "a forward of an instance": lambda: moved(Net, later=centred_forward),

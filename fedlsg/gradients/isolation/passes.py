@@ -22,7 +22,7 @@ from fedlsg.gradients.isolation.alone import gradients_of_rows
 from fedlsg.gradients.isolation.draws import own_seeds_refused
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.isolation.whole import kept_of_whole
-from fedlsg.gradients.known import check, known, prepare
+from fedlsg.gradients.known import Prepared, check, known, prepare
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, losses_of
 from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32, Precision
@@ -151,6 +151,18 @@ def run_on_batch(
     per_example.run_pass(step, model, loss_fn, inputs, targets, frame, parameters, read)
 
 
+def patched_layers(prepared: Prepared) -> set[str]:
+    """Parameters of known layers whose class was patched: their code is a user's, and may not see the batch."""
+    answers, names = prepared.known.answers, set[str]()
+    for layer in vmapped.layers_of(prepared):
+        kind = type(layer.module)
+        if ("patched", kind) not in answers:
+            answers["patched", kind] = own_code(kind) is not None
+        if answers["patched", kind]:
+            names |= {slot.block.parameter for slot in vmapped.slots_of(layer)}
+    return names
+
+
 def run_isolated(
     step: Pass,
     model: nn.Module,
@@ -165,7 +177,7 @@ def run_isolated(
     prepared = prepare(model, frame, step.precision, read)
     step.ways, step.parameters = prepared.ways, prepared.parameters
     places = vmapped.copied_places(prepared)
-    if more := vmapped.read_with(prepared, places):
+    if more := vmapped.read_with(prepared, places) | patched_layers(prepared):
         raise ReadElsewhereError(sorted(more))
     rounds = step.precision.rounds_activations
     rounding = round_activations(model, inputs) if rounds else nullcontext()

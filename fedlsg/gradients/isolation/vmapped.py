@@ -38,11 +38,15 @@ CALLS = (nn.Embedding, *RECURRENT, nn.Conv1d, nn.Conv3d)
 """Known layers whose gradients are a function of one call; others are copied."""
 
 
+def layers_of(prepared: Prepared) -> list[Layer | CallLayer]:
+    """The layers that run on the batch."""
+    return [*prepared.layers, *(call for call in prepared.calls if type(call.module) in CALLS)]
+
+
 @contextmanager
 def known_layers(step: Pass, prepared: Prepared) -> Iterator[None]:
     """Inside, known layers run on the batch, and give their blocks to the pass."""
-    layers: list[Layer | CallLayer] = [*prepared.layers]
-    layers += [call for call in prepared.calls if type(call.module) in CALLS]
+    layers = layers_of(prepared)
     try:
         for layer in layers:
             layer.module.__dict__["forward"] = _forward(step, layer)
@@ -62,7 +66,7 @@ def _forward(step: Pass, layer: Layer | CallLayer) -> Callable[..., Any]:
     Raises ReadElsewhereError, so that the parameters are copied in another pass, where that is not possible: of a
     value that all examples share, inside another ``vmap``, or of several images of one example.
     """
-    names = [slot.block.parameter for slot in _slots(layer)]
+    names = [slot.block.parameter for slot in slots_of(layer)]
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs["input"]
@@ -76,7 +80,7 @@ def _forward(step: Pass, layer: Layer | CallLayer) -> Callable[..., Any]:
     return forward
 
 
-def _slots(layer: Layer | CallLayer) -> Sequence[Any]:
+def slots_of(layer: Layer | CallLayer) -> Sequence[Any]:
     return layer.slots if isinstance(layer, Layer) else list(layer.slots.values())
 
 
@@ -168,7 +172,7 @@ def read_with(prepared: Prepared, places: Mapping[str, list[Place]]) -> set[str]
     copied = {id(module) for found in places.values() for module, _ in found}
     known: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
     layers = [layer for layer in known if id(layer.module) in copied]
-    return {slot.block.parameter for layer in layers for slot in _slots(layer)} - places.keys()
+    return {slot.block.parameter for layer in layers for slot in slots_of(layer)} - places.keys()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedlsg.gradients.isolation.alone as alone
+import fedlsg.gradients.isolation.passes as passes
 import fedlsg.gradients.isolation.vmapped as vmapped
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.isolation import per_example_gradients
@@ -403,3 +404,11 @@ def test_several_outputs(level):
     loss, frame = per_example_loss(with_pairs), dense_frame(model)
     got = per_example_gradients(model, loss, x, y, frame, isolation=level)
     assert error(got, naive(model, loss, x, y, frame)) < 1e-4
+
+
+def test_a_patched_layer_of_torch_does_not_see_the_batch(monkeypatch):
+    honest = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: honest(self, x - x.mean(0)))
+    assert moved("plain", "isolated") < 1.001
+    monkeypatch.setattr(passes, "patched_layers", lambda prepared: set())  # a negative control
+    assert moved("plain", "isolated") > 1.1
