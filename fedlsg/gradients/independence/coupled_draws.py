@@ -193,13 +193,11 @@ def couple(draws: Draws, device: torch.device) -> Iterator[None]:
     Fused attention draws inside its kernel, so torch computes attention from its parts here.
     Raises OwnDrawsError if somebody seeds a generator inside.
     """
-    on_device = device.type == "cuda"
     with own_draws(device.type):
         seed_draws(draws.seed, device.type)
         draws.start()
-        draws.generators = [torch._C.default_generator]
-        if on_device:
-            draws.generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        everywhere = (torch._C.default_generator, *torch.cuda.default_generators)
+        draws.generators = [each for each in everywhere if each.initial_seed() == draws.seed]
         before = _uncoupled()
         with sdpa_kernel(SDPBackend.MATH), own_seeds_refused(), draws:
             yield
