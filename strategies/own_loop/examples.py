@@ -26,7 +26,7 @@ from fedlsg.randomness import own_draws, public_generator
 from fedlsg.tensors import each, fields_of, of_fields
 from fedlsg.user_code.failure import depends_on_values, describe
 from fedlsg.user_code.objects import restored, written
-from strategies.own_loop.made_up import IGNORED, Maker, Takes
+from strategies.own_loop.made_up import Maker, Takes
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def _rows(like: Tensor, name: str) -> Tensor:
     if like.is_floating_point():
         return torch.randn(shape, generator=generator).to(like)
     drawn = torch.randint(2, shape, generator=generator)
-    if drawn.ndim > 1:
+    if drawn.ndim > 1 and drawn.shape[1] > 1:
         drawn[:, 0] = 1  # no mask of tokens is empty
     return drawn.to(like)
 
@@ -97,10 +97,11 @@ def check_synthetic(
 ) -> None:
     """Check on made-up examples of these shapes and types that model and loss mix none.
 
-    ``check_model`` on one family, and on all families of ``made_up`` that the model and the loss take. No value of
-    ``inputs`` is read. ``level``: how a step will run this code.
+    ``check_model`` on random rows, and on plain ones that the model and the loss take. No value of ``inputs`` is read.
+    ``level``: how a step will run this code.
     Raises UnsupportedLayerError for a model that mixes examples, OwnDrawsError for one that seeds its random draws;
-    ValueError, asking for public examples, where the model cannot be run on made-up ones, or on equal ones only.
+    ValueError, asking for public examples, where the model cannot be run on made-up ones; or, at ``checked``, on equal
+    ones only.
     """
     try:
         differ = check_rows(model, loss, made_up(inputs, targets), level)
@@ -111,7 +112,7 @@ def check_synthetic(
             f"{describe(error)}; this was on made-up examples of the data's shape: if real ones would not fail, "
             f"{GIVE_EXAMPLE}"
         ) from error
-    if not differ:
+    if not differ and level == "checked":
         raise ValueError(
             "it cannot be checked whether examples mix: the model takes no made-up examples of the data's shape and "
             f"types that differ from each other; {GIVE_EXAMPLE}"
@@ -121,7 +122,7 @@ def check_synthetic(
 def check_example(
     model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch, *, level: Isolation = "checked"
 ) -> None:
-    """Check on public rows of the owner, and on the made-up families that the model takes, that no examples mix.
+    """Check on public rows of the owner, and on plain made-up ones that the model takes, that no examples mix.
 
     Raises UnsupportedLayerError for a model that mixes examples, ValueError for rows that cannot show it.
     """
@@ -132,41 +133,13 @@ def check_example(
 
 
 def check_rows(model: nn.Module, loss: LossFunction, rows: tuple[Batch, Batch], level: Isolation) -> bool:
-    """``check_model`` on rows and on made-up families of their form; whether different rows ran.
-
-    Rows run where the model is. Families run on the CPU: a class number that does not exist would end the process's
-    use of a GPU.
-    """
+    """``check_model`` on rows, and on plain ones of their form; whether rows ran that differ."""
     with restored(loss), checked_ctc():
-        families = [rows, *made_up_families(model, loss, *rows)]
-        if next(model.parameters()).device.type != "cpu":
-            ran = check_model(model, loss, [rows], level=level)
-            if len(families) == 1:
-                return len(ran) > 1 and _differ(each(rows[0], lambda t: t[ran]))
-            model, families = copy_of(model).cpu(), families[1:]
+        plain = accepted(model, loss, *rows)
+        families = [rows] if plain is None else [rows, plain]
         ran = check_model(model, loss, families, level=level)
     inputs = joined([family[0] for family in families])
     return len(ran) > 1 and _differ(each(inputs, lambda t: t[ran]))
-
-
-def made_up_families(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> list[tuple[Batch, Batch]]:
-    """Made-up families of the form of these rows, of which the model and the loss take some."""
-    return maker_of(model, loss, inputs, targets).families()
-
-
-def maker_of(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> Maker:
-    """The maker of rows of the form of ``inputs`` and ``targets`` that a model and a loss take."""
-    sizes = {size for t in (*model.parameters(), *model.buffers()) for size in t.shape}
-    sizes |= {size + 1 for part in (inputs, targets) for t in fields_of(part).values() for size in t.shape[1:]}
-    ignored = {getattr(loss, "ignored", IGNORED[0]): None, **dict.fromkeys(IGNORED)}
-    return Maker(
-        inputs=inputs,
-        targets=targets,
-        takes=takes(model, loss),
-        sizes=frozenset(sizes),
-        ignored=tuple(ignored),
-        written=written(getattr(loss, "loss", loss), model),
-    )
 
 
 def takes(model: nn.Module, loss: LossFunction) -> Takes:
@@ -197,8 +170,9 @@ def made_up(inputs: Batch, targets: Batch) -> tuple[Any, Any]:
 
 def accepted(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> tuple[Any, Any] | None:
     """Plain made-up rows of these shapes and types that model and loss take, each alone; None where none is found."""
+    code = written(getattr(loss, "loss", loss), model)
     with restored(loss), checked_ctc():
-        rows = maker_of(model, loss, inputs, targets).rows()
+        rows = Maker(inputs=inputs, targets=targets, takes=takes(model, loss), written=code).rows()
     if rows is None:
         return None
     device = next(model.parameters()).device

@@ -151,12 +151,12 @@ def test_made_up_rows_are_within_what_the_model_takes():
 def test_negative_control_without_plain_rows_the_rehearsal_fails(monkeypatch):
     monkeypatch.setattr(release, "accepted", lambda *given: None)
     step = step_of(Shifted(1))
-    with pytest.raises(ValueError, match=r"index out of range.*give example="):
+    with pytest.raises(ValueError, match=r"index out of range|give example="):
         step.step(step.batches((integers(1, 6), TARGETS)))
 
 
 def test_negative_control_zeros_and_ones_alone_find_no_rows(monkeypatch):
-    monkeypatch.setattr(Maker, "_plain_fills", lambda self: iter(()))
+    monkeypatch.setattr(Maker, "fills", lambda self: iter(()))
     step = step_of(Shifted(100))
     with pytest.raises(ValueError, match="give example="):
         step.step(step.batches((integers(100, 105), TARGETS)))

@@ -1,9 +1,7 @@
 """A transform of a user's own: what it makes of rows, and the check that it makes each row from itself alone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -15,13 +13,9 @@ from torch import Tensor
 from fedlsg.gradients.independence.same_rows import differing
 from fedlsg.randomness import own_draws
 from fedlsg.tensors import each
-from fedlsg.user_code.objects import written
 from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Inputs, Stored
 from strategies.own_loop.alone import LARGEST
-from strategies.own_loop.fills import ROWS
-from strategies.own_loop.made_up import Maker, of_fields
-from strategies.own_loop.made_up import fields_of as made_fields
 
 AT_ONCE = 1024
 """Rows that a transform is given at a time while data are read."""
@@ -201,9 +195,8 @@ def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
 def check_transform(inputs: Stored, prepare: Callable[[Any], Inputs], count: int, what: str) -> None:
     """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance; for complex rows.
 
-    The clip bounds what one example adds only if its inputs depend on no other example. A few rows are prepared alone
-    and together; so are made-up rows of the same form, in all families that the transform takes. The ``count`` rows are
-    public. All random generators are left as they were.
+    These are rows of test, which are public, and transformed in batches; those that are trained on are transformed one
+    at a time, whatever is found here. All random generators are left as they were.
     """
     stored = inputs[np.zeros(1, dtype=np.int64)]
     for value in stored.values() if isinstance(stored, Mapping) else [stored]:
@@ -214,13 +207,6 @@ def check_transform(inputs: Stored, prepare: Callable[[Any], Inputs], count: int
     with own_draws("cpu"):
         places = np.linspace(0, count - 1, min(PROBES, count)).astype(np.int64)
         _check_rows(lambda chosen: prepared(inputs, prepare, places[chosen]), len(places), what)
-        for made in _made_up(stored, prepare):
-            with suppress(_CannotTakeError):
-                _check_rows(partial(_of_made_up, prepare, made), ROWS, f"made-up {what}")
-
-
-class _CannotTakeError(Exception):
-    """A transform that fails on made-up rows."""
 
 
 def _check_rows(make: Callable[[Any], Inputs], count: int, what: str) -> None:
@@ -237,37 +223,6 @@ def _check_rows(make: Callable[[Any], Inputs], count: int, what: str) -> None:
                     f"rows: {ONE_SHAPE}"
                 )
             check_same_rows([alone[row] for row in together], made, range(len(together)), what)
-
-
-def _made_up(stored: Any, prepare: Any) -> list[Any]:
-    """Stored rows in families, for a transform of numbers."""
-    if not isinstance(prepare, Prepare) or prepare.transform is None:
-        return []
-    like = (
-        {name: torch.as_tensor(value) for name, value in stored.items()}
-        if isinstance(stored, Mapping)
-        else torch.as_tensor(stored)
-    )
-
-    def takes(inputs: Any, targets: Any) -> bool:
-        try:
-            return bool(dict(fields_of(prepare(inputs))))
-        except Exception:  # whatever a user's transform raises on such values
-            return False
-
-    maker = Maker(inputs=like, targets={}, takes=takes, sizes=frozenset(), written=written(prepare.transform))
-    return [inputs for inputs, _ in maker.families()]
-
-
-def _of_made_up(prepare: Callable[[Any], Inputs], made: Any, chosen: Sequence[int]) -> Inputs:
-    part = {name: value[list(chosen)] for name, value in made_fields(made).items()}
-    try:
-        found: Inputs = run_transform(prepare, of_fields(part))
-        return found
-    except ValueError as error:
-        if len(chosen) == 1:
-            raise _CannotTakeError from error
-        raise
 
 
 def prepared(inputs: Stored, prepare: Callable[[Any], Inputs], places: Any) -> Inputs:
