@@ -1,4 +1,4 @@
-"""The papers' table rows as named presets (``Published``), one module a paper, and how they enter a run.
+"""The papers' table rows as named presets (``Published``), a table a paper, and how they enter a run.
 
     settings = resolve({"preset": "lsg-cifar10-eps3.3", "seed": 1})
 
@@ -17,20 +17,18 @@ from types import MappingProxyType
 
 from fedlsg.setting.mechanisms import is_silent
 from fedlsg.user_code import is_reference
-from simulations.settings.published import dp_ssgd, lsg, rgp, rs
-from simulations.settings.published.preset import GROUP_RATES, Published
+from simulations.settings.published.preset import GROUP_RATES, Published, rows_of
 from simulations.settings.run import void
 from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_values, parse
 
-PAPERS = (
-    lsg.presets, rgp.presets, lsg.lora_presets, rs.presets, dp_ssgd.presets, dp_ssgd.de_et_al_presets,
-)  # fmt: skip
+TABLES = Path(__file__).parent / "tables"
 
 
 @cache
 def presets() -> tuple[Published, ...]:
     """All presets, sorted by name, the numbers in it by size."""
-    return tuple(sorted((preset for paper in PAPERS for preset in paper()), key=lambda p: by_size(p.name)))
+    found = (preset for path in sorted(TABLES.glob("*.toml")) for preset in rows_of(path))
+    return tuple(sorted(found, key=lambda preset: by_size(preset.name)))
 
 
 @cache

@@ -1,12 +1,17 @@
-"""One row of a paper's table as settings: what a preset is, how it is named, and what all of them share.
+"""One row of a paper's table as settings: what a preset is, how it is named, what all of them share.
+
+Rows are in ``tables/*.toml``, a file for each paper: groups of rows with common settings and notes, and for each row
+the cells of its ``columns``. A cell "" says that the paper prints none. Notes are named by their keys.
 
 The papers train on one machine: one client that takes one step a round. With N examples, batch B and E epochs that is
 ``sample_rate`` = B / N and ``rounds`` = round(E N / B). Every setting of the server is written out, so that no
 default of a workload changes a paper's row.
 """
 
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 Value = str | int | float | bool
@@ -30,12 +35,9 @@ UNSAID_MODELS = frozenset({"wrn-28-4", "roberta-base", "resnet-50"})
 """Models that a preset's name leaves out: most rows have one of them."""
 
 GROUP_RATES = ("norms_learning_rate", "classifier_learning_rate")
-NOTHING: Mapping[str, Value] = MappingProxyType({})
 
-QNLI_DELTA = 9e-6
-QNLI = "delta is 9e-6. The papers' 1e-5 is above 1/N = 9.55e-6 for QNLI, and such a delta gives no protection."
-POISSON = "Batches are Poisson-sampled, as the accountant assumes. The paper's code shuffles."
-SIGMA = "fedlsg calibrates the noise for this epsilon (PLD, add/remove). The paper's accountant may differ."
+FACTS = frozenset({"where", "accuracy", "spread", "aliases", "suffix", "notes"})
+"""Columns that are no settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +87,36 @@ class Published:
         return f"{self.paper}, {self.where}"
 
 
-def central(
-    workload: str,
-    method: str,
-    *,
-    batch: int,
-    epochs: float = 0.0,
-    rounds: int | None = None,
-    epsilon: float | None,
-    more: Mapping[str, Value] = NOTHING,
-    **settings: Value,
-) -> dict[str, Value]:
-    """Settings of a centralised run; give ``epochs`` or ``rounds``. ``epsilon=None`` is a run without noise.
+def rows_of(path: Path) -> Iterator[Published]:
+    """The presets of a paper's file. Raises ValueError for a cell too many or too few, KeyError for an unknown note."""
+    table = tomllib.loads(path.read_text("utf-8"))
+    for group in table["group"]:
+        columns = group.get("columns", [])
+        for row in group.get("rows", [[]]):
+            cells = dict(zip(columns, row, strict=True))
+            own = {name: cell for name, cell in cells.items() if name not in FACTS}
+            facts = group | {name: cell for name, cell in cells.items() if name in FACTS and cell != ""}
+            settings = completed(group["settings"] | own)
+            notes = [*cells.get("notes", ()), *group["notes"]]
+            yield Published(
+                name=name_of(settings) + facts.get("suffix", ""),
+                aliases=tuple(facts.get("aliases", ())),
+                settings=settings,
+                paper=table["paper"],
+                where=facts["where"],
+                accuracy=facts.get("accuracy"),
+                spread=facts.get("spread"),
+                notes=tuple(table["notes"][note] for note in dict.fromkeys(notes)),
+            )
 
-    ``settings`` overrides what all presets share, and ``more`` overrides both.
+
+def completed(row: Mapping[str, Value]) -> dict[str, Value]:
+    """Settings of a centralised run, from those of a row: with ``batch``, and ``epochs`` or ``rounds``.
+
+    A row overrides what all presets share. One without epsilon is a run without noise.
     """
+    given = dict(row)
+    workload, method, batch = str(given["workload"]), given["method"], int(given.pop("batch"))
     n = EXAMPLES[workload]
     shared: dict[str, Value] = {
         "workload": workload,
@@ -107,7 +124,7 @@ def central(
         "clients": 1,
         "clients_per_round": 1,
         "local_steps": 1,
-        "rounds": round(epochs * n / batch) if rounds is None else rounds,
+        "rounds": round(float(given.pop("epochs", 0)) * n / batch),
         "sample_rate": batch / n,
         "evaluate_every": max(1, round(n / batch)),  # once an epoch
         "partition": "iid",
@@ -118,33 +135,25 @@ def central(
         "weight_decay": 0.0,
         "ema": 0.0,
     }
-    if epsilon is not None:
-        shared |= {"clip": "joint", "epsilon": epsilon}
+    if given.get("sampling") == "shuffle":
+        del shared["sample_rate"]
+        shared["batch_size"] = batch
+    if "epsilon" in given:
+        shared["clip"] = "joint"
     elif method != "sgd":
         shared["mechanism"] = "none"
-    merged = {**shared, **settings, **more}
+    merged = {**shared, **given}
     return {**merged, **dict.fromkeys(GROUP_RATES, merged["learning_rate"])}  # no paper has more than one
 
 
-def published(
-    settings: Mapping[str, Value], paper: str, where: str, notes: Iterable[str], *, accuracy: float | None = None,
-    spread: float | None = None, aliases: tuple[str, ...] = (), suffix: str = "",
-) -> Published:  # fmt: skip
-    """The preset of these settings, under their name."""
-    return Published(
-        name=name_of(settings, suffix=suffix), aliases=aliases, settings=settings, paper=paper, where=where,
-        accuracy=accuracy, spread=spread, notes=tuple(notes),
-    )  # fmt: skip
-
-
-def name_of(settings: Mapping[str, Value], *, suffix: str = "") -> str:
+def name_of(settings: Mapping[str, Value]) -> str:
     """``method-workload[-model]-eps3.3[-r4][-p0.5]``; the model only where it is not in ``UNSAID_MODELS``."""
     parts = [str(settings["method"]), str(settings["workload"]).removeprefix("glue-")]
     if settings["model"] not in UNSAID_MODELS:
         parts.append(model_of(settings).removesuffix("-base").removesuffix("-ws").removesuffix("-gain"))
     parts.append(f"eps{settings['epsilon']:g}" if "epsilon" in settings else "nonprivate")
     parts += [f"{mark}{settings[key]:g}" for mark, key in (("r", "rank"), ("p", "sparsity")) if key in settings]
-    return "-".join(parts) + suffix
+    return "-".join(parts)
 
 
 def model_of(settings: Mapping[str, Value]) -> str:

@@ -7,7 +7,6 @@ import pytest
 from docs._sphinx.settings import presets_page
 from fedlsg.accounting.bounds import epsilon as epsilon_of
 from simulations.settings.published import Published, find, presets, resolve
-from simulations.settings.published.rs import PAPERS_NOISE
 from simulations.settings.resolve import build_method
 from simulations.settings.settings import Settings, values_of
 from tests.places import REPOSITORY
@@ -92,6 +91,16 @@ def test_the_page_is_current():
     assert page != presets_page((replace(ALL[0], accuracy=1.0), *ALL[1:]))
 
 
+PAPERS_NOISE = {
+    ("rs", 3): (1.5591, 28.2),
+    ("rs", 1): (3.7722, 9.1),
+    ("dpsgd", 3): (1.4549, 27.4),
+    ("dpsgd", 1): (3.4615, 9.0),
+}
+"""By method and epsilon: the noise multiplier of the Poisson bound, and what it is proved to cost in shuffled batches,
+rounded up (``fedlsg calibrate --epoch-batches 50``); the presets' notes name both."""
+
+
 @pytest.mark.parametrize(
     ("method", "epsilon"),
     [c if n == 0 else pytest.param(*c, marks=pytest.mark.slow) for n, c in enumerate(PAPERS_NOISE)],
@@ -100,6 +109,7 @@ def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
     preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffle")
     assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
     sigma, proved = PAPERS_NOISE[method, epsilon]
+    assert f"noise_multiplier={sigma}, which this bound gives epsilon {proved}." in preset.notes[0]
     steps, one = int(preset.settings["rounds"]), {"noise_multiplier": sigma, "delta": 1e-5}
     poisson = epsilon_of(sample_rate=0.02, steps=steps, **one).upper
     assert epsilon * 0.994 <= poisson <= epsilon * 1.001, "these multipliers were calibrated to prv's upper end"
