@@ -5,16 +5,15 @@ from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.formulas.layers import LAYERS, Factors, kept_values
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
+from fedlsg.gradients.isolation.passes import block_gradients, per_example_gradients
 from fedlsg.gradients.known import check
 from fedlsg.gradients.losses import per_example_loss
 from fedlsg.gradients.per_example import (
     Batch,
     LossFunction,
     batch_size,
-    block_gradients,
     call,
     factored_gradients,
-    per_example_gradients,
     summable,
     summed_gradient,
     summed_gradients,

@@ -17,7 +17,8 @@ Reads private data, and what it returns is not private: clip it and add noise be
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +29,6 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import round_activations
-from fedlsg.gradients.blocks import embed
 from fedlsg.gradients.calls.registry import ReadElsewhereError
 from fedlsg.gradients.calls.survey import Survey, copies_of, survey
 from fedlsg.gradients.formulas.ghost import GhostGradients
@@ -46,57 +46,43 @@ LossFunction = Callable[[Any, Any], Tensor]
 """``loss_fn(outputs, targets)``: one loss for each example, shape (B,)."""
 
 
-def per_example_gradients(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    inputs: Batch,
-    targets: Batch,
-    frame: Frame,
-    *,
-    checked: Checked | None = None,
-    precision: Precision = FLOAT32,
-) -> list[Float[Tensor, "batch kept"]]:
-    """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """What a private pass is given.
 
-    ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)`` must give one
-    loss an example, shape (B,): a mean would scale every gradient by 1 / B.
-    Guarantee, for a model that treats examples independently (``check_independent``): row i is a function of example i
-    alone. The (m, n) gradient of a carried weight is never formed. No parameter's ``.grad`` or ``requires_grad``
-    changes, even if an error is raised. A layer that the forward pass does not reach gives zeros. An empty batch gives
-    tensors of shape (0, kept), and the model is not called. A loss that is not finite affects its own row only.
-    The gradients of several calls of a layer are added, and the sum is clipped. Raises UnsupportedLayerError for what
-    ``check`` refuses, and for a layer whose input is not batch first or changes in place after the call; ValueError for
-    losses of another shape.
-    ``checked``: the result of ``check(model, frame)``, if neither has changed since; by default it is called here.
-    ``precision``: the precision of the pass. The blocks have the type of the parameters in any case.
+    ``parameters``: the trainable ones, checked. ``ghost``: whether blocks may be ``GhostGradients`` where these are
+    cheaper. ``factored``: weights, dense in the frame, whose gradients are wanted as ``Factors``.
     """
-    blocks = block_gradients(model, loss_fn, inputs, targets, frame, ghost=False, checked=checked, precision=precision)
-    return [block.flatten(1) for block in blocks if isinstance(block, Tensor)]
 
+    model: nn.Module
+    loss_fn: LossFunction
+    inputs: Batch
+    targets: Batch
+    frame: Frame
+    parameters: Checked
+    precision: Precision = FLOAT32
+    ghost: bool = True
+    factored: Collection[str] = ()
 
-def block_gradients(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    inputs: Batch,
-    targets: Batch,
-    frame: Frame,
-    *,
-    ghost: bool = True,
-    checked: Checked | None = None,
-    precision: Precision = FLOAT32,
-) -> list[Float[Tensor, "batch *kept"] | GhostGradients]:
-    """As ``per_example_gradients``, but not flattened: each block has the memory order that its product gave it.
+    @property
+    def batch(self) -> int:
+        """The number of examples."""
+        return batch_size(self.inputs, self.targets)
 
-    With ``ghost=True``, blocks for which ghost clipping is cheaper are returned as ``GhostGradients``.
-    """
-    parameters = check(model, frame) if checked is None else checked
-    if frame.embedded is not None:
-        dense = per_example_gradients(
-            model, loss_fn, inputs, targets, frame.embedded, checked=parameters, precision=precision
+    @property
+    def like(self) -> Tensor:
+        """A parameter, for the device and the type of what is made."""
+        return next(iter(self.parameters.values()))
+
+    def new_pass(self) -> Pass:
+        """A pass without any value."""
+        return Pass(
+            batch=self.batch,
+            values=[None] * len(self.frame.blocks),
+            ghost=self.ghost,
+            precision=self.precision,
+            factored=self.factored,
         )
-        return list(embed(dense, frame))
-    make = partial(Pass, ghost=ghost, precision=precision)
-    return run(make, model, loss_fn, inputs, targets, frame, parameters)
 
 
 def factored_gradients(
@@ -113,77 +99,64 @@ def factored_gradients(
 
     A layer that the forward pass does not reach gives zeros, factored or not.
     """
-    parameters = check(model, frame) if checked is None else checked
-    make = partial(Pass, ghost=True, precision=FLOAT32, factored=factored)
-    return run(make, model, loss_fn, inputs, targets, frame, parameters)
+    given = Given(
+        model=model,
+        loss_fn=loss_fn,
+        inputs=inputs,
+        targets=targets,
+        frame=frame,
+        parameters=check(model, frame) if checked is None else checked,
+        factored=factored,
+    )
+    return run(given)
 
 
 _read: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 """Parameters that a model reads next to their layers' calls (``F.linear(x, layer.weight)``), where a pass met any."""
 
+PassFunction = Callable[[Pass, Given, Collection[str]], None]
+"""A pass, as ``run_pass``: its last argument are the parameters that are read next to their layers' calls."""
 
-def run(
-    make: Callable[..., Pass],
-    model: nn.Module,
-    loss_fn: LossFunction,
-    inputs: Batch,
-    targets: Batch,
-    frame: Frame,
-    parameters: Checked,
-    *,
-    passed: "PassFunction | None" = None,
-    copies: bool = False,
-) -> list[Any]:
+
+def run(given: Given, *, passed: PassFunction | None = None, copies: bool = False) -> list[Any]:
     """The values of the frame's blocks by a forward and a backward pass.
 
     If a gradient arrives next to a layer's call, the pass is thrown away. In the next one these parameters are followed
     by their uses. ``passed``: another pass than ``run_pass``; ``copies``: whether it copies such parameters for each
     example, carried ones as well.
     """
-    batch = batch_size(inputs, targets)
-    like = next(iter(parameters.values()))
-    step = make(batch=batch, values=[None] * len(frame.blocks))
-    while batch:
+    model, frame, step = given.model, given.frame, given.new_pass()
+    while step.batch:
         read = _read.get(model, frozenset())
         try:
-            (passed or run_pass)(step, model, loss_fn, inputs, targets, frame, parameters, read)
+            (passed or run_pass)(step, given, read)
             break
         except ReadElsewhereError as error:
-            carried = {c.name for c in frame.coordinates if c.carried} | set(step.factored)
-            takes = parameters.keys() - read - (set() if copies else carried)
+            carried = {c.name for c in frame.coordinates if c.carried} | set(given.factored)
+            takes = given.parameters.keys() - read - (set() if copies else carried)
             if not error.names or not set(error.names) <= takes:
                 raise
-            step = make(batch=batch, values=[None] * len(frame.blocks))
+            step = given.new_pass()
             _read[model] = read | set(error.names)
-    return [like.new_zeros(batch, b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
+    zeros = partial(given.like.new_zeros, step.batch)
+    return [zeros(b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
 
 
-PassFunction = Callable[[Pass, nn.Module, LossFunction, Batch, Batch, Frame, Checked, Collection[str]], None]
-"""A pass, as ``run_pass``: its last argument are the parameters that are read next to their layers' calls."""
-
-
-def run_pass(
-    step: Pass,
-    model: nn.Module,
-    loss_fn: LossFunction,
-    inputs: Batch,
-    targets: Batch,
-    frame: Frame,
-    parameters: Checked,
-    read: Collection[str],
-) -> None:
+def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
     """One pass, in which the parameters ``read`` are followed by their uses."""
-    precision = step.precision
-    prepared = prepare(model, frame, precision, read)
+    precision, parameters = given.precision, given.parameters
+    prepared = prepare(given.model, given.frame, precision, read)
     step.ways, step.parameters = prepared.ways, prepared.parameters
     with force_eager():
-        step.survey = survey_of(model, inputs, parameters, prepared.known.answers)
+        step.survey = survey_of(given.model, given.inputs, parameters, prepared.known.answers)
     if step.ways.calls or step.ways.uses or any(None in axes for axes in step.survey.layers.values()):
         step.uses = Uses(step=step, starts=step.starts)
-    rounding = round_activations(model, inputs) if precision.rounds_activations else nullcontext()
-    like = next(iter(parameters.values()))
-    with force_eager(), rounding as step.storage, hook_layers(model, step, prepared), torch.enable_grad():
-        losses = losses_of(model, loss_fn, inputs, targets, precision, batch=step.batch, like=like)
+    hooked = hook_layers(given.model, step, prepared)
+    with force_eager(), rounding(given) as step.storage, hooked, torch.enable_grad():
+        losses = losses_of(
+            given.model, given.loss_fn, given.inputs, given.targets, precision,
+            batch=step.batch, like=given.like,
+        )  # fmt: skip
         followed = step.uses is not None
         step.backward(losses, parameters)
     if followed and step.survey.failure:
@@ -191,6 +164,12 @@ def run_pass(
             f"the model runs on the batch of {step.batch}, but not on one and on three copies of a row in eval mode "
             f"({step.survey.failure}), so that it is not known which dimension has the examples; make it run on them"
         )
+
+
+def rounding(given: Given) -> AbstractContextManager[Any]:
+    """Inside, activations are stored in fewer bits, where the precision says so."""
+    rounds = given.precision.rounds_activations
+    return round_activations(given.model, given.inputs) if rounds else nullcontext()
 
 
 def survey_of(model: nn.Module, inputs: Batch, parameters: Checked, answers: dict[Hashable, Any]) -> Survey:

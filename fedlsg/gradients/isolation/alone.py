@@ -1,37 +1,28 @@
 """The pass of each example by itself: whatever a model and a loss do, they do it to one example."""
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedlsg.frame import Frame
 from fedlsg.gradients.isolation.state import forgetting
 from fedlsg.gradients.isolation.whole import kept_of_whole
+from fedlsg.gradients.per_example import Given, losses_of
 from fedlsg.tensors import each
 
 
-def gradients_of_rows(
-    model: nn.Module,
-    losses_of: Callable[..., Tensor],
-    inputs: Any,
-    targets: Any,
-    frame: Frame,
-    parameters: Mapping[str, nn.Parameter],
-    count: int,
-) -> list[Tensor]:
+def gradients_of_rows(given: Given) -> list[Tensor]:
     """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
 
-    ``losses_of(inputs, targets)``: the losses of a batch of one. Autograd differentiates it: no layer is hooked.
+    Autograd differentiates the losses of batches of one: no layer is hooked.
     """
-    like = next(iter(parameters.values()))
-    blocks = [like.new_zeros(count, block.kept) for block in frame.blocks]
-    for row in range(count):
-        given, target = (each(part, partial(_row, number=row)) for part in (inputs, targets))
-        with forgetting(model), torch.enable_grad():
-            losses = losses_of(given, target)
+    frame, parameters, like = given.frame, given.parameters, given.like
+    blocks = [like.new_zeros(given.batch, block.kept) for block in frame.blocks]
+    for row in range(given.batch):
+        inputs, targets = (each(part, partial(row_of, number=row)) for part in (given.inputs, given.targets))
+        with forgetting(given.model), torch.enable_grad():
+            losses = losses_of(given.model, given.loss_fn, inputs, targets, given.precision, batch=1, like=like)
             if not losses.requires_grad:
                 continue
             gradients = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
@@ -44,5 +35,6 @@ def gradients_of_rows(
     return blocks
 
 
-def _row(t: Tensor, number: int) -> Tensor:
-    return t[number : number + 1]
+def row_of(batch: Any, number: int) -> Any:
+    """A row of a tensor, as a batch of one."""
+    return batch[number : number + 1]

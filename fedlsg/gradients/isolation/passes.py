@@ -1,7 +1,7 @@
 """The gradient of each example at a level of isolation, in the coordinates of a frame."""
 
 from collections.abc import Collection
-from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,8 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients import per_example
-from fedlsg.gradients.activation_storage import round_activations
 from fedlsg.gradients.blocks import embed
 from fedlsg.gradients.calls.registry import ReadElsewhereError
 from fedlsg.gradients.formulas.ghost import GhostGradients
@@ -23,7 +21,7 @@ from fedlsg.gradients.isolation.draws import own_seeds_refused
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.isolation.whole import kept_of_whole
 from fedlsg.gradients.known import Prepared, check, known, prepare
-from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, losses_of
+from fedlsg.gradients.per_example import Batch, Given, LossFunction, rounding, run, run_pass
 from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.supported import Checked
@@ -41,11 +39,22 @@ def per_example_gradients(
     precision: Precision = FLOAT32,
     isolation: Isolation = "checked",
 ) -> list[Float[Tensor, "batch kept"]]:
-    """As ``fedlsg.gradients.per_example_gradients``, at a level of isolation.
+    """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
 
-    Guarantee at ``isolated`` and ``rows``: row i is a function of example i alone, for every model and loss. Left to
-    the one check are traces in global variables, closures and objects of other classes.
-    Raises, at ``isolated``, what torch raises for code that it has no rule for under ``vmap``.
+    ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)`` must give one
+    loss an example, shape (B,): a mean would scale every gradient by 1 / B.
+    Guarantee: row i is a function of example i alone. At ``isolated`` and ``rows`` for every model and loss; left to
+    the one check (``independence``) are traces in global variables, closures and objects of other classes. At
+    ``checked`` for a model and a loss that treat examples independently, which that check tries.
+    The (m, n) gradient of a carried weight is never formed. No parameter's ``.grad`` or ``requires_grad`` changes, even
+    if an error is raised. A layer that the forward pass does not reach gives zeros. An empty batch gives tensors of
+    shape (0, kept), and the model is not called. A loss that is not finite affects its own row only. The gradients of
+    several calls of a layer are added, and the sum is clipped.
+    Raises UnsupportedLayerError for what ``check`` refuses, and for a layer whose input is not batch first or changes
+    in place after the call; OwnDrawsError for a model or loss that seeds random draws itself (``draws``); ValueError
+    for losses of another shape; at ``isolated``, what torch raises for code that it has no rule for under ``vmap``.
+    ``checked``: the result of ``check(model, frame)``, if neither has changed since; by default it is called here.
+    ``precision``: the precision of the pass. The blocks have the type of the parameters in any case.
     """
     blocks = block_gradients(
         model, loss_fn, inputs, targets, frame,
@@ -66,49 +75,36 @@ def block_gradients(
     precision: Precision = FLOAT32,
     isolation: Isolation = "checked",
 ) -> list[Float[Tensor, "batch *kept"] | GhostGradients]:
-    """As ``fedlsg.gradients.block_gradients``, at a level of isolation; guarantee as above.
+    """As ``per_example_gradients``, but not flattened: each block has the memory order that its product gave it.
 
-    Raises OwnDrawsError, a ValueError, for a model or loss that seeds random draws itself (``draws``).
+    With ``ghost=True``, blocks for which ghost clipping is cheaper are returned as ``GhostGradients``.
     """
+    given = Given(
+        model=model,
+        loss_fn=loss_fn,
+        inputs=inputs,
+        targets=targets,
+        frame=frame,
+        parameters=check(model, frame) if checked is None else checked,
+        precision=precision,
+        ghost=ghost,
+    )
     with own_seeds_refused():
-        if isolation == "checked":
-            return per_example.block_gradients(
-                model, loss_fn, inputs, targets, frame,
-                ghost=ghost, checked=checked, precision=precision,
-            )  # fmt: skip
-        parameters = check(model, frame) if checked is None else checked
-        return _isolated(model, loss_fn, inputs, targets, frame, parameters, precision, ghost, isolation)
+        if frame.embedded is None:
+            return _at_level(given, isolation)
+        dense = _at_level(replace(given, frame=frame.embedded, ghost=False), isolation)
+        return list(embed([block.flatten(1) for block in dense], frame))
 
 
-def _isolated(
-    model: nn.Module,
-    loss_fn: LossFunction,
-    inputs: Batch,
-    targets: Batch,
-    frame: Frame,
-    parameters: Checked,
-    precision: Precision,
-    ghost: bool,
-    isolation: Isolation,
-) -> list[Any]:
-    if frame.embedded is not None:
-        dense = per_example_gradients(
-            model, loss_fn, inputs, targets, frame.embedded,
-            checked=parameters, precision=precision, isolation=isolation,
-        )  # fmt: skip
-        return list(embed(dense, frame))
+def _at_level(given: Given, isolation: Isolation) -> list[Any]:
+    if isolation == "checked":
+        return run(given)
     if isolation == "rows":
-        like = next(iter(parameters.values()))
-        losses = partial(losses_of, model, loss_fn, precision=precision, batch=1, like=like)
-        count = batch_size(inputs, targets)
         with force_eager():
-            rows = gradients_of_rows(model, losses, inputs, targets, frame, parameters, count)
-        return list(rows)
-    make = partial(Pass, ghost=ghost, precision=precision)
-    given: Any = (make, model, loss_fn, inputs, targets, frame, parameters)
-    if own_model(model):
-        return per_example.run(*given, passed=run_isolated, copies=True)
-    return per_example.run(*given, passed=run_on_batch)
+            return gradients_of_rows(given)
+    if own_model(given.model):
+        return run(given, passed=run_isolated, copies=True)
+    return run(given, passed=run_on_batch)
 
 
 def own_model(model: nn.Module) -> bool:
@@ -135,20 +131,11 @@ def forget_loss(loss_fn: LossFunction) -> None:
     _own_losses.pop(loss_fn, None)
 
 
-def run_on_batch(
-    step: Pass,
-    model: nn.Module,
-    loss_fn: LossFunction,
-    inputs: Batch,
-    targets: Batch,
-    frame: Frame,
-    parameters: Checked,
-    read: Collection[str],
-) -> None:
+def run_on_batch(step: Pass, given: Given, read: Collection[str]) -> None:
     """One pass of a model of a library over the batch; a user's loss sees the outputs of one example."""
-    if own_loss(loss_fn):
-        loss_fn = partial(vmapped.losses_on_outputs, loss_fn)
-    per_example.run_pass(step, model, loss_fn, inputs, targets, frame, parameters, read)
+    if own_loss(given.loss_fn):
+        given = replace(given, loss_fn=partial(vmapped.losses_on_outputs, given.loss_fn))
+    run_pass(step, given, read)
 
 
 def patched_layers(prepared: Prepared) -> set[str]:
@@ -163,39 +150,25 @@ def patched_layers(prepared: Prepared) -> set[str]:
     return names
 
 
-def run_isolated(
-    step: Pass,
-    model: nn.Module,
-    loss_fn: LossFunction,
-    inputs: Batch,
-    targets: Batch,
-    frame: Frame,
-    parameters: Checked,
-    read: Collection[str],
-) -> None:
+def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
     """One pass of a model whose code sees one example; parameters ``read`` are copied for each example."""
-    prepared = prepare(model, frame, step.precision, read)
+    prepared = prepare(given.model, given.frame, given.precision, read)
     step.ways, step.parameters = prepared.ways, prepared.parameters
     places = vmapped.copied_places(prepared)
     if more := vmapped.read_with(prepared, places) | patched_layers(prepared):
         raise ReadElsewhereError(sorted(more))
-    rounds = step.precision.rounds_activations
-    rounding = round_activations(model, inputs) if rounds else nullcontext()
     with (
         force_eager(),
-        rounding as step.storage,
+        rounding(given) as step.storage,
         vmapped.known_layers(step, prepared),
         vmapped.own_copies(places, step.batch) as copies,
         torch.enable_grad(),
     ):
         step.starts += copies.values()
-        losses = vmapped.isolated_losses(
-            step, model, loss_fn, inputs, targets, places, copies,
-            own_loss=own_loss(loss_fn), like=next(iter(parameters.values())),
-        )  # fmt: skip
-        gradients = step.backward(losses, parameters)
-    coordinates = {c.name: c for c in frame.coordinates}
+        losses = vmapped.isolated_losses(given, places, copies, own_loss=own_loss(given.loss_fn))
+        gradients = step.backward(losses, given.parameters)
+    coordinates = {c.name: c for c in given.frame.coordinates}
     for name, gradient in zip(copies, gradients, strict=False):
         if gradient is not None:
-            for position, kept in kept_of_whole(frame, coordinates[name], gradient):
+            for position, kept in kept_of_whole(given.frame, coordinates[name], gradient):
                 step.add(position, kept)

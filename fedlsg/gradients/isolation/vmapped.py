@@ -25,9 +25,11 @@ from fedlsg.gradients.called import CallLayer, watch_call
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.torch_func import map_tensors
 from fedlsg.gradients.hooks import Pass, freeze
+from fedlsg.gradients.isolation.alone import row_of
 from fedlsg.gradients.isolation.batched import examples_alone, of_batch, of_example, outside
 from fedlsg.gradients.isolation.state import forgetting
 from fedlsg.gradients.known import Prepared
+from fedlsg.gradients.per_example import Given
 from fedlsg.gradients.plan import Layer
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.tensors import each, fields_of
@@ -192,22 +194,14 @@ def own_copies(places: Mapping[str, list[Place]], batch: int) -> Iterator[dict[s
 
 
 def isolated_losses(
-    step: Pass,
-    model: nn.Module,
-    loss_fn: Callable[[Any, Any], Tensor],
-    inputs: Any,
-    targets: Any,
-    places: Mapping[str, list[Place]],
-    copies: Mapping[str, Tensor],
-    *,
-    own_loss: bool,
-    like: Tensor,
+    given: Given, places: Mapping[str, list[Place]], copies: Mapping[str, Tensor], *, own_loss: bool
 ) -> Tensor:
     """The loss of each example, (B,), from passes of one example each.
 
     ``own_loss``: whether the loss is a user's code, which sees one example as well. torch's own losses get the outputs
     of the batch where these are one tensor with the batch first.
     """
+    model, loss_fn = given.model, given.loss_fn
     whole: list[bool] = []
 
     def of_one(copy: Mapping[str, Tensor], x: Any, y: Any) -> Tensor:
@@ -220,18 +214,18 @@ def isolated_losses(
             made: Tensor = outputs if whole[0] else _one_loss(loss_fn, outputs, one_target)
             return made
 
-        given, target = (each(part, lambda t: t.unsqueeze(0)) for part in (x, y))
-        call = (lambda: model(**given)) if isinstance(given, dict) else (lambda: model(given))
-        made: Tensor = step.precision.losses(call, ending, target, like)
+        inputs, target = (each(part, lambda t: t.unsqueeze(0)) for part in (x, y))
+        forward = (lambda: model(**inputs)) if isinstance(inputs, dict) else (lambda: model(inputs))
+        made: Tensor = given.precision.losses(forward, ending, target, given.like)
         return made
 
-    given = each(inputs, Tensor.detach)
+    detached = each(given.inputs, Tensor.detach)
     with forgetting(model), sdpa_kernel(SDPBackend.MATH):
-        made: Tensor = vmap(of_one, randomness="different")(dict(copies), given, targets)
+        made: Tensor = vmap(of_one, randomness="different")(dict(copies), detached, given.targets)
     if not whole[0]:
         return made
     with without_autocast(made.device.type):
-        return loss_fn(made.squeeze(1), targets)
+        return loss_fn(made.squeeze(1), given.targets)
 
 
 def _one_row(outputs: Tensor) -> bool:
@@ -279,9 +273,5 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
             return made
         except RuntimeError:
             _by_rows.add(loss_fn)
-    rows = [([t[b : b + 1] for t in tensors], each(targets, partial(_row, number=b))) for b in range(count)]
+    rows = [([row_of(t, b) for t in tensors], each(targets, partial(row_of, number=b))) for b in range(count)]
     return torch.stack([of_one(*row) for row in rows])
-
-
-def _row(t: Tensor, number: int) -> Tensor:
-    return t[number : number + 1]
