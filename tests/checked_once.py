@@ -1,4 +1,4 @@
-"""A model is checked for independent examples once a process and not once a run: most of a small run's time.
+"""A model is checked, and its level of isolation tried, once a process and not once a run: most of a small run's time.
 
 The check is a function of what it is given. What is known of an answer is everything that the model, the loss and the
 rows hold. Where one of them holds something of another kind (a closure, a generator, a hook), it is checked each time.
@@ -63,7 +63,12 @@ def once(check: Callable[..., Any]) -> Callable[..., Any]:
     return asked
 
 
+TRIALS = ("check_model", "level_of_own_code", "slowdown")
+
+
 def check_once(patch: pytest.MonkeyPatch, *places: Any) -> None:
-    """In these modules, until the patch is undone."""
+    """Trials of these modules, until the patch is undone."""
     for place in places:
-        patch.setattr(place, "check_model", once(place.check_model))
+        for name in TRIALS:
+            if hasattr(place, name):
+                patch.setattr(place, name, once(getattr(place, name)))

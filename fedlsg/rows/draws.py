@@ -59,7 +59,7 @@ class RowDraws:
             seed_generator(generator, _bits(key, f"held {place}"))
         self._salt = key
 
-    def _replacement(self, given: tuple[Any, ...]) -> int | None:
+    def _replacement(self, generator: Any, given: tuple[Any, ...]) -> int | None:
         if not self._salt:
             return None
         if given in ((), (None,)):  # to be seeded anew: each time otherwise

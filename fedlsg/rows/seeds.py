@@ -3,7 +3,7 @@
 Code may seed by a name that it imported long before (``from torch import manual_seed``), so names
 are of no use. Intercepted are the methods of C types in which every way to seed ends:
 
-    torch    ``Generator.manual_seed``, ``set_state``, ``graphsafe_set_state``
+    torch    ``Generator.manual_seed``, ``seed``, ``set_state``, ``graphsafe_set_state``
     python   ``seed`` and ``setstate`` of the base of ``random.Random``
     numpy    the seeding of ``RandomState``; entropy of ``SeedSequence``, from which ``default_rng`` and the bit
              generators seed themselves; the ``state`` of bit generators
@@ -17,94 +17,129 @@ import ctypes
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, Philox, bit_generator
 
-Replace = Callable[[tuple[Any, ...]], int | None]
-"""From the arguments of a seed or a state to 63 bits in their place; None leaves it as it is."""
+Replace = Callable[[Any, tuple[Any, ...]], int | None]
+"""From a generator, and the seed or state that it is given, to 63 bits in its place; None leaves it as it is."""
 
 Method = Callable[..., Any]
+BITS: tuple[Any, ...] = (MT19937, PCG64, PCG64DXSM, Philox, SFC64)
+KINDS = (torch.Generator, _random.Random, *BITS)
+"""Types whose methods seed."""
+
+
+class _Deciding(threading.local):
+    """Who decides in a thread."""
+
+    replace: Replace | None = None
+
+
+_deciding = _Deciding()
+_installing, _inside = threading.Lock(), [0]
+"""How many are inside, in all threads: with the first one methods are replaced, and put back with the last."""
 
 
 @contextmanager
 def seeds_replaced(replace: Replace) -> Iterator[None]:
     """Inside, ``replace`` decides about every seed and state that this thread sets.
 
-    Everything is as before afterwards. May be nested: the inner one decides.
+    Everything is as before afterwards. May be nested: the inner one decides. Takes some microseconds.
     """
-    thread = threading.get_ident()
-
-    def replacement(*given: Any) -> int | None:
-        return replace(given) if threading.get_ident() == thread else None
-
-    with ExitStack() as stack:
-        for kind, name, method in _methods(replacement):
-            stack.callback(_set, kind, name, vars(kind)[name])
-            _set(kind, name, method)
-        for name, function in _functions(replacement):
-            stack.enter_context(patch.object(bit_generator, name, function))
+    before, _deciding.replace = _deciding.replace, replace
+    _enter(1)
+    try:
         yield
+    finally:
+        _enter(-1)
+        _deciding.replace = before
 
 
-def _methods(replacement: Callable[..., int | None]) -> Iterator[tuple[type, str, Any]]:
-    """Type, name and what stands there inside."""
+def _enter(change: int) -> None:
+    with _installing:
+        was, _inside[0] = _inside[0], _inside[0] + change
+        if not was or not _inside[0]:
+            _install(now=not was)
+
+
+def _install(*, now: bool) -> None:
+    for space, name, original, method in _methods():
+        space[name] = method if now else original
+    for kind in KINDS:
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+    for name, original, function in _functions():
+        setattr(bit_generator, name, function if now else original)
+
+
+def _decided(generator: Any, *given: Any) -> int | None:
+    replace = _deciding.replace
+    return None if replace is None else replace(generator, given)
+
+
+@cache
+def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
+    """The dictionary of a type, a name, what stands there, and what stands there inside.
+
+    A type of C refuses ``setattr``: its dictionary is changed, and its cache is told.
+    """
+    found: list[tuple[dict[str, Any], str, Any, Any]] = []
     torch_seed, python_seed = vars(torch.Generator)["manual_seed"], vars(_random.Random)["seed"]
-    for name in ("manual_seed", "set_state", "graphsafe_set_state"):
-        if name in vars(torch.Generator):
-            original = vars(torch.Generator)[name]
-            yield torch.Generator, name, _seeding(original, torch_seed, replacement)
-    for name in ("seed", "setstate"):
-        yield _random.Random, name, _seeding(vars(_random.Random)[name], python_seed, replacement)
-    legacy = vars(MT19937)["_legacy_seeding"]
+    numpy_seed = vars(MT19937)["_legacy_seeding"]
 
-    def numpy_seed(generator: Any, secret: int) -> None:
-        legacy(generator, [secret & 0xFFFFFFFF, secret >> 32])
+    def seed_numpy(generator: Any, secret: int) -> None:
+        numpy_seed(generator, [secret & 0xFFFFFFFF, secret >> 32])
 
-    yield MT19937, "_legacy_seeding", _seeding(legacy, numpy_seed, replacement)
-    for kind in (MT19937, PCG64, PCG64DXSM, Philox, SFC64):
-        yield kind, "state", _state_of(kind, replacement)
+    for kind, names, seed in (
+        (torch.Generator, ("manual_seed", "seed", "set_state", "graphsafe_set_state"), torch_seed),
+        (_random.Random, ("seed", "setstate"), python_seed),
+        (MT19937, ("_legacy_seeding",), seed_numpy),
+    ):
+        for name in names:
+            if (original := vars(kind).get(name)) is not None:
+                found.append((_space_of(kind), name, original, _seeding(original, seed)))
+    for bits in BITS:
+        original = vars(bits)["state"]
+        found.append((_space_of(bits), "state", original, _state_of(bits, original)))
+    return found
 
 
-def _seeding(original: Method, seed: Method, replacement: Callable[..., int | None]) -> Method:
+def _space_of(kind: type) -> dict[str, Any]:
+    space: dict[str, Any] = gc.get_referents(vars(kind))[0]
+    return space
+
+
+def _seeding(original: Method, seed: Method) -> Method:
     def method(generator: Any, *given: Any) -> Any:
-        secret = replacement(*given)
+        secret = _decided(generator, *given)
         return original(generator, *given) if secret is None else seed(generator, secret)
 
     return method
 
 
-def _state_of(kind: Any, replacement: Callable[..., int | None]) -> property:
-    original = vars(kind)["state"]
-
+def _state_of(kind: Any, original: Any) -> property:
     def set_state(generator: Any, state: Any) -> None:
-        secret = replacement(state)
+        secret = _decided(generator, state)
         original.__set__(generator, state if secret is None else original.__get__(kind(secret)))
 
     return property(original.__get__, set_state)
 
 
-def _functions(replacement: Callable[..., int | None]) -> Iterator[tuple[str, Any]]:
-    """The functions of numpy that ``SeedSequence`` calls for its entropy."""
+@cache
+def _functions() -> list[tuple[str, Any, Any]]:
+    """The functions of numpy that ``SeedSequence`` calls for its entropy: name, what stands there, what does inside."""
     module: Any = bit_generator
     as_words, random_bits = module._coerce_to_uint32_array, module.randbits
 
     def words_of(entropy: Any) -> Any:
-        secret = replacement(entropy)
+        secret = _decided(None, entropy)
         return as_words(entropy if secret is None else secret)
 
     def bits(count: int) -> int:
-        secret = replacement()
+        secret = _decided(None)
         return int(random_bits(count) if secret is None else secret)
 
-    yield "_coerce_to_uint32_array", words_of
-    yield "randbits", bits
-
-
-def _set(kind: type, name: str, value: Any) -> None:
-    """Set an attribute of a type of C, which refuses ``setattr``: in its dictionary, and its cache is told."""
-    gc.get_referents(vars(kind))[0][name] = value
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+    return [("_coerce_to_uint32_array", as_words, words_of), ("randbits", random_bits, bits)]

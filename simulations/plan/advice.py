@@ -21,12 +21,15 @@ from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import measure
 from fedlsg.gradients.isolation.levels import slow_word
+from fedlsg.gradients.isolation.trial import slowdown
 from fedlsg.privacy import rho
+from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import plan_release
 from fedlsg.setting.units import UNITS
 from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame
 from fedlsg.training.auto import FEWEST_UPDATES
 from fedlsg.user_code.library import own_code
+from fedlsg.user_code.objects import restored
 from simulations.plan.base import Base
 from simulations.plan.plan import Plan, count_blocks, events_of, probes
 from simulations.settings.run import Resolved
@@ -160,14 +163,16 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
     return min(1.0, s.batch_size / terms.num_examples), batches
 
 
-def isolation_line(plan: Plan, public: PublicState, factor: float = 1.0) -> str | None:
-    """The level at which passes run own code, and what it costs above twice the time; None for library code alone.
-
-    ``factor``: time of a step at this level over that at isolation=checked.
-    """
+def isolation_line(plan: Plan, public: PublicState) -> str | None:
+    """The level at which passes run own code, and what it costs above twice the time; None for library code alone."""
     own = own_code(public.model) or own_code(plan.workload.loss)
-    slow = slow_word(plan.local.isolation, factor)
-    return None if own is None else f"isolation {plan.local.isolation}: own code, {own}{slow and '; '}{slow}"
+    if own is None:
+        return None
+    level, loss = plan.local.isolation, plan.workload.loss
+    with own_draws(plan.device), restored(loss):
+        factor = slowdown(public.model, loss, *plan.tried_rows(), level, round(plan.local.expected_batch))
+    slow = slow_word(level, factor or 1.0)
+    return f"isolation {level}: own code, {own}{slow and '; '}{slow}"
 
 
 FEW_UPDATES = 10

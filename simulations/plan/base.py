@@ -187,16 +187,19 @@ class Base:
         model, loss = self.build_model(), self.workload.loss
 
         def trial() -> Isolation:
-            test = self.workload.test
-            inputs, targets = test.batch(spaced(len(test), TRIED))
-            rows = to_device(inputs, self.device), targets.to(self.device)
             try:
                 with own_draws(self.device), restored(loss):
-                    return level_of_own_code(model, loss, *rows)
+                    return level_of_own_code(model, loss, *self.tried_rows())
             except Exception:  # the check of the model says why
                 return "rows"
 
         return resolve(model, loss, "auto", trial)
+
+    def tried_rows(self) -> tuple[Any, Any]:
+        """A few public rows, on the model's device."""
+        test = self.workload.test
+        inputs, targets = test.batch(spaced(len(test), TRIED))
+        return to_device(inputs, self.device), targets.to(self.device)
 
     @property
     def index_mode(self) -> IndexMode:

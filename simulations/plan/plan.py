@@ -38,7 +38,6 @@ from simulations.plan.start import check_source
 from simulations.settings.participation import adaptive_clip
 from simulations.settings.settings import Settings
 from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
-from strategies.own_loop import examples
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 
@@ -242,11 +241,7 @@ def count_blocks(base: Base) -> int:
         )
     make_optimizer(trainable(model), base.method.server, updates=1)  # refuses now what it cannot step
     if base.method.mechanism.clips:
-        own = workloads.own(base.settings.workload) is not None
-        check_independent(
-            model, base.workload.test, base.workload.loss,
-            device=base.device, families=own, level=base.local.isolation,
-        )  # fmt: skip
+        check_independent(model, base.workload.test, base.workload.loss, device=base.device, level=base.local.isolation)
     else:
         check_runs(model, base.workload.test, base.workload.loss, device=base.device)
     carried = carried_parameters(model, base.method.carrier, classifier=base.workload.classifier)
@@ -273,21 +268,17 @@ def same_bits(a: object, b: object) -> bool:
 
 
 def check_independent(
-    model: nn.Module, test: Split, loss: LossFunction, *, device: str, families: bool, level: Isolation = "checked"
+    model: nn.Module, test: Split, loss: LossFunction, *, device: str, level: Isolation = "checked"
 ) -> None:
     """Raise ``UnsupportedLayerError``, naming the layer, if the model mixes the examples of a batch.
 
-    ``families``: whether made-up rows are tried as well. The texts of a batch have the same padded length here, alone
-    and together: effects of padding are not checked.
+    The texts of a batch have the same padded length here, alone and together: effects of padding are not checked.
     """
     inputs, targets = test.batch(probes(test))
     with naming_failures(inputs, targets, "test"):
         rows = to_device(inputs, device), targets.to(device)
-        if families:
-            examples.check_rows(model, loss, rows, level)
-        else:
-            with restored(loss):
-                check_model(model, loss, [rows], level=level)
+        with restored(loss):
+            check_model(model, loss, [rows], level=level)
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ class Maker:
         """For floats, for each field of integers, and for targets."""
         fields = fields_of(self.inputs).items()
         names = [name for name, field in fields if not field.is_floating_point()]
-        alike = [dict.fromkeys(names, fill) for fill in INTEGERS]
+        alike: list[Mapping[str, Fill]] = [dict.fromkeys(names, fill) for fill in INTEGERS]
         for floats, integers, target in product(FLOATS, alike, TARGETS):
             yield floats, integers, target
         whole = [int(number) for number in self.written if number == int(number)]

@@ -370,7 +370,7 @@ class Rehearsals:
         release = self._release
         given = release.state.model, release.loss, inputs, targets
         level = level_of_own_code(*given)
-        factor = slowdown(*given, level)
+        factor = slowdown(*given, level, round(release.local.sample_rate * release.spending.num_examples))
         if factor is not None and (said := slow_word(level, factor)):
             logging.getLogger("fedlsg").warning("isolation=%s: %s", level, said)
         return level

@@ -13,8 +13,8 @@ import torch
 
 from simulations.cli import app as cli
 from simulations.engines import cluster
-from simulations.plan import plan
-from strategies.own_loop import examples
+from simulations.plan import advice, base, plan
+from strategies.own_loop import examples, release
 from tests.checked_once import check_once
 from tests.simulations.support.own import fresh
 from tests.simulations.support.runs import Run, pages, run_local, stopped_after
@@ -42,7 +42,7 @@ def forgotten_code() -> Iterator[None]:
 def checked_once() -> Iterator[None]:
     """The small models of many runs are equal."""
     with pytest.MonkeyPatch.context() as patch:
-        check_once(patch, examples, plan)
+        check_once(patch, examples, plan, base, release, advice)
         yield
 
 

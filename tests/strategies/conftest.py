@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 
 from simulations.engines.local import task_identity
-from strategies.own_loop import examples
+from strategies.own_loop import examples, release
 from tests.checked_once import check_once
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
@@ -17,7 +17,7 @@ hypothesis.settings.load_profile("deterministic")
 def checked_once() -> Iterator[None]:
     """The small models of many tests are equal."""
     with pytest.MonkeyPatch.context() as patch:
-        check_once(patch, examples)
+        check_once(patch, examples, release)
         yield
 
 

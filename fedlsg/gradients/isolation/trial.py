@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from fedlsg.frame import Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.isolation.passes import block_gradients, per_example_gradients
-from fedlsg.gradients.per_example import LossFunction
+from fedlsg.gradients.per_example import LossFunction, batch_size
 from fedlsg.gradients.supported import trainable
+from fedlsg.tensors import each as each_field
 from fedlsg.tensors import spaced
 
 COMPARED = 4096
 """Coordinates of a parameter that are compared."""
+LONG, GROWS = 0.02, 4
+"""Seconds of a pass that say enough, and by how much a batch grows below them."""
 CLOSE = 5e-3
 """Largest difference of two gradients of a row, in float32, relative to their length: a ReLU may flip."""
 
@@ -41,16 +44,23 @@ def level_of_own_code(model: nn.Module, loss_fn: LossFunction, inputs: Any, targ
     return "isolated" if before != _generators() or bool(close.all()) else "rows"
 
 
-def slowdown(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, level: Isolation) -> float | None:
-    """The time of a pass at a level over that of one over the batch; None where the batch cannot be passed at once."""
+def slowdown(
+    model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, level: Isolation, most: int
+) -> float | None:
+    """The time of a pass at a level over that of one over the batch; None where the batch cannot be passed at once.
+
+    Of these rows, repeated until a pass takes ``LONG`` or has ``most`` examples.
+    """
     frame = dense_frame(model)
-    try:
-        seconds = [
-            min(_seconds(model, loss_fn, inputs, targets, frame, each) for _ in range(2)) for each in (level, "checked")
-        ]
-    except Exception:  # of the pass over the batch: a model that only runs on one example
-        return None
-    return seconds[0] / seconds[1]
+    while True:
+        given = model, loss_fn, inputs, targets, frame
+        try:
+            at_level, at_once = (min(_seconds(*given, each) for _ in range(2)) for each in (level, "checked"))
+        except Exception:  # of the pass over the batch: a model that only runs on one example
+            return None
+        if at_once >= LONG or batch_size(inputs, targets) >= most:
+            return at_level / at_once
+        inputs, targets = (each_field(part, lambda t: torch.cat([t] * GROWS)[:most]) for part in (inputs, targets))
 
 
 def _seconds(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, frame: Frame, level: Any) -> float:

@@ -204,7 +204,7 @@ def test_carried_and_masked_blocks_are_those_of_autograd(name, level):
 def test_what_torch_can_run_is_isolated(name):
     model, x, y = problem(name)
     assert level_of_own_code(model, own, x, y) == "isolated"
-    assert slowdown(model, own, x, y, "isolated") is None or slowdown(model, own, x, y, "rows") > 0
+    assert slowdown(model, own, x, y, "isolated", 8) is None or slowdown(model, own, x, y, "rows", 8) > 0
 
 
 class Plain(nn.Module):
