@@ -17,7 +17,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -26,7 +25,7 @@ from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.torch_func import map_tensors
 from fedlsg.gradients.hooks import Pass, freeze
 from fedlsg.gradients.isolation.alone import row_of
-from fedlsg.gradients.isolation.batched import examples_alone, of_batch, of_example, outside
+from fedlsg.gradients.isolation.batched import examples_alone, for_each_example, of_batch, of_example, outside
 from fedlsg.gradients.isolation.state import forgetting
 from fedlsg.gradients.known import Prepared
 from fedlsg.gradients.per_example import Given
@@ -221,7 +220,7 @@ def isolated_losses(
 
     detached = each(given.inputs, Tensor.detach)
     with forgetting(model), sdpa_kernel(SDPBackend.MATH):
-        made: Tensor = vmap(of_one, randomness="different")(dict(copies), detached, given.targets)
+        made: Tensor = for_each_example(of_one)(dict(copies), detached, given.targets)
     if not whole[0]:
         return made
     with without_autocast(made.device.type):
@@ -269,7 +268,7 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
     if loss_fn not in _by_rows:
         alone = [t.unsqueeze(1) for t in tensors], each(targets, lambda t: t.unsqueeze(1))
         try:
-            made: Tensor = vmap(of_one, randomness="different")(*alone)
+            made: Tensor = for_each_example(of_one)(*alone)
             return made
         except RuntimeError:
             _by_rows.add(loss_fn)

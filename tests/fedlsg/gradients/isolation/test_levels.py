@@ -11,7 +11,7 @@ import fedlsg.gradients.isolation.alone as alone
 import fedlsg.gradients.isolation.passes as passes
 import fedlsg.gradients.isolation.vmapped as vmapped
 from fedlsg.gradients import per_example_loss
-from fedlsg.gradients.isolation import per_example_gradients
+from fedlsg.gradients.isolation import batched, per_example_gradients
 from fedlsg.gradients.isolation.trial import dense_frame, level_of_own_code, slowdown
 from tests.fedlsg.support.gradient_oracle import error, make_frame, naive
 
@@ -293,7 +293,46 @@ class GradientHooked(Plain):
         return h
 
 
+class Identity(torch.autograd.Function):
+    """Its gradient is less the mean over all rows that it gets."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean(0)
+
+
+class Mapped(Identity):
+    generate_vmap_rule = True
+
+
+class OwnRule(Identity):
+    """Runs on all examples at once under ``vmap``."""
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Identity.apply(x), in_dims[0]
+
+
+class ByFunction(Plain):
+    def between(self, h):
+        return Mapped.apply(h)
+
+
+class ByOwnRule(Plain):
+    def between(self, h):
+        return OwnRule.apply(h)
+
+
 FORMS = {
+    "a function": (ByFunction, own), "a function with a rule of its own": (ByOwnRule, own),
     "plain": (Plain, own), "centred": (Centred, own), "large batches": (Large, own), "attribute": (Remembers, own),
     "counter": (Counts, own), "buffer": (Buffered, own), "list": (Listed, own), "neighbours": (Shuffled, own),
     "numpy": (Copied, own), "a loss over its mean": (Plain, per_example_loss(loss_over_its_mean)),
@@ -327,6 +366,11 @@ def test_one_example_moves_the_clipped_sum_by_the_clip_norm(name, level):
         assert level == "isolated"
         return
     assert distance < 1.001
+
+
+def test_negative_control_a_rule_of_ones_own_would_see_all_examples(monkeypatch):
+    monkeypatch.setattr(batched, "_own_code", lambda rule: None)
+    assert moved("a function with a rule of its own", "isolated") > 1.01
 
 
 def test_negative_control_wrong_gradients_are_no_isolation(monkeypatch):
