@@ -4,15 +4,19 @@
 
 Two arms train the same model by ``PrivateStep``, a step each in turn: ``one by one``, and
 ``before``: all items of a batch, or one call of the function, and ``default_collate``, without
-seeds of a row. A ratio is that of the medians over the steps. Data: tensors; tensors by
+seeds of a row. A third one, where Opacus is installed, is its ``make_private`` with Poisson batches
+on a DataLoader of the same items, in this process, which ``before`` puts together. A ratio is the
+median over the steps of ``one by one`` over the other arm. Data: tensors; tensors by
 ``__getitem__``; images with a random flip and crop; ragged texts, padded to the longest of the
 batch before, in buckets now; a function of positions, for one position and ``batched``.
 """
 
 import argparse
+import importlib.util
 import json
 import random
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from benchmarks.pairs import Estimate, estimate
 from fedlsg import PrivateStep
@@ -127,26 +131,65 @@ def trained(make: Callable[[], nn.Module], example: Tensor, batch: int, steps: i
     )  # fmt: skip
 
 
+def by_opacus(
+    make: Callable[[], nn.Module], example: Tensor, before: Callable[[Tensor], Any], batch: int
+) -> Callable[[], None] | None:
+    """A step of Opacus; None where it is not installed."""
+    if importlib.util.find_spec("opacus") is None:
+        return None
+    from opacus import PrivacyEngine
+
+    model = make()
+    model(example)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(
+        TensorDataset(torch.arange(COUNT)),
+        batch_size=batch,
+        collate_fn=lambda places: before(torch.stack([place for (place,) in places])),
+    )
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+    )
+    batches = iter(batch for _ in iter(int, 1) for batch in loader)
+
+    def step() -> None:
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
 def measure(name: str, batch: int, steps: int) -> dict[str, Any]:
-    """Milliseconds of a step of both arms, their ratio, and microseconds of a row."""
+    """Milliseconds of a step of each arm, ratios, and microseconds of a row."""
     make, data, how, before = CASES[name]
     example = before(torch.arange(2))[0]
-    arms = {arm: trained(make, example, batch, steps + 2) for arm in ("one by one", "before")}
-    batches = {"one by one": arms["one by one"].batches(data, **how), "before": Whole(before, CPU)}
-    arms["before"]._rehearsals.before = lambda *given: None  # type: ignore[method-assign]
+    own, whole = (trained(make, example, batch, steps + 2) for _ in range(2))
+    rows = own.batches(data, **how)
+    whole._rehearsals.before = lambda *given: None  # type: ignore[method-assign]
+    arms: dict[str, Callable[[], Any]] = {
+        "one by one": lambda: own.step(rows),
+        "before": lambda: whole.step(Whole(before, CPU)),
+    }
+    if (opacus := by_opacus(make, example, before, batch)) is not None:
+        arms["opacus"] = opacus
     spent: dict[str, list[float]] = {arm: [] for arm in arms}
     for number in range(steps + 2):
         for arm, step in arms.items():
             start = time.process_time()
-            step.step(batches[arm])
+            step()
             if number >= 2:
                 spent[arm].append(time.process_time() - start)
-    pairs = zip(spent["one by one"], spent["before"], strict=True)
     medians: dict[str, Estimate] = {arm: estimate(seconds) for arm, seconds in spent.items()}
+    ratios = {}
+    for arm in list(arms)[1:]:
+        pairs = zip(spent["one by one"], spent[arm], strict=True)
+        ratios[arm] = str(estimate([now / other for now, other in pairs]))
     now, then = medians["one by one"].median, medians["before"].median
     return {
         "milliseconds": {arm: 1e3 * found.median for arm, found in medians.items()},
-        "ratio": str(estimate([one / other for one, other in pairs])),
+        "ratios": ratios,
         "microseconds_a_row": 1e6 * (now - then) / batch,
     }
 
@@ -159,6 +202,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     found = {}
     for name in CASES:
         found[name] = measure(name, given.batch, given.steps)
