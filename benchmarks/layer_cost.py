@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from benchmarks.layer_grid import Around, loss, plainly
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients import per_example_gradients, trainable
+from fedlsg.gradients import trainable
+from fedlsg.gradients.isolation import per_example_gradients
 
 BATCH = 16
 LAYERS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -20,8 +20,9 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients import per_example_gradients, trainable
+from fedlsg.gradients import trainable
 from fedlsg.gradients.calls import UnsupportedLayerError
+from fedlsg.gradients.isolation import per_example_gradients
 
 BATCHES = (1, 4)
 Forward = Callable[[nn.Module, Tensor], Tensor]

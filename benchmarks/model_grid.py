@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 import fedlsg
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients import per_example_gradients, trainable
+from fedlsg.gradients import trainable
 from fedlsg.gradients.calls import UnsupportedLayerError
+from fedlsg.gradients.isolation import per_example_gradients
 
 WORDS, LENGTH, CLASSES, BATCH = 30, 6, 3, 4
 SIZE = {

@@ -20,7 +20,7 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.membership import Membership, play, rates
 from fedlsg.attacks.metrics import mean_interval
 from fedlsg.attacks.observation import Observation
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch import manual_seed as SEED
+from torch.nn.utils import parametrize
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import fedlsg
@@ -280,6 +282,91 @@ def clamped(model: nn.Module) -> nn.Module:
     return model
 
 
+class Mixed(Dataset):  # type: ignore[type-arg]
+    """Each row is put together with the row that was read before it."""
+
+    def __init__(self, first: int) -> None:
+        self.x, self.y = tensors(first)
+        self.before = torch.zeros(4)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        row = (self.x[i] + self.before) / 2
+        self.before = self.x[i]
+        return row, int(self.y[i])
+
+
+class Centring(torch.autograd.Function):
+    """The identity, whose gradient is less the mean over the rows that it gets."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient - gradient.mean(0)
+
+
+class OwnRule(Centring):
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return Centring.apply(x), in_dims[0]
+
+
+def gradient_hooked(self: Any, h: Tensor) -> Tensor:
+    if h.requires_grad:
+        h.register_hook(lambda gradient: gradient - gradient.mean(0))
+    return h
+
+
+def late_hook(self: Any, h: Tensor) -> Tensor:
+    if h.requires_grad:
+        h.register_hook(lambda g: g - g.mean(0) if bool((g.abs() > 1e-3).all()) else g)
+    return h
+
+
+def unknown_labels(outputs: Any, y: Tensor) -> Tensor:
+    return by_rows(outputs, y) * len(y) / (y != 1).sum().clamp(min=1)
+
+
+class Sequences(nn.Module):
+    """An LSTM over four steps of one number, centred over the batch between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.lstm, self.last = nn.LSTM(1, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.lstm(x.clamp(-3, 3).unsqueeze(-1))[1][0][0]
+        return self.last(h - 0.5 * h.mean(0))
+
+
+def windows(self: Any, x: Tensor) -> Tensor:
+    """Each number of a row is an example of its own for the layers."""
+    h = torch.tanh(self.first(x.reshape(-1, 1).expand(-1, 4)))
+    return self.last(h).view(len(x), 4, 3).mean(1)
+
+
+class Scaled(Net):
+    """A parameter that is expanded to the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, 32))
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * self.scale.expand(len(h), -1)
+
+
 G = np.random.default_rng(0)
 FORMS: dict[str, dict[str, Form]] = {
     "Random draws of a model or a loss": {
@@ -302,6 +389,10 @@ FORMS: dict[str, dict[str, Form]] = {
         "random.seed in forward": lambda: moved(
             net(lambda m, h: (random.seed(0), h * torch.tensor([[random.random()] for _ in h]))[1])
         ),
+        "random.Random(0) in forward": lambda: moved(
+            net(lambda m, h: h * torch.tensor([[random.Random(0).random()] for _ in h]))
+        ),
+        "a seed by a name that was imported": lambda: moved(seeded(lambda m: SEED(0))),
         "a loss that seeds": lambda: moved(Net, seeded_loss),
         "dropout": lambda: moved(net(lambda m, h: F.dropout(h, 0.0, True))),
     },
@@ -325,6 +416,13 @@ FORMS: dict[str, dict[str, Form]] = {
         "the largest of the batch": lambda: moved(net(lambda m, h: h - h.detach().amax(0))),
         "a mean by numpy": lambda: moved(net(lambda m, h: h - torch.from_numpy(h.detach().numpy().mean(0)))),
         "a hook that centres": lambda: moved(hooked),
+        "a hook on a gradient": lambda: moved(net(gradient_hooked)),
+        "a hook on a gradient, where numbers are large": lambda: moved(net(late_hook)),
+        "an autograd.Function": lambda: moved(net(lambda m, h: Centring.apply(h))),
+        "one with a rule for vmap of its own": lambda: moved(net(lambda m, h: OwnRule.apply(h))),
+        "a mean after an LSTM": lambda: moved(Sequences),
+        "a missing number": lambda: moved(net(lambda m, h: h - h.mean(0) if bool(h.isnan().any()) else h)),
+        "a loss over the number of labels that count": lambda: moved(Net, unknown_labels),
         "a loss over its mean": lambda: moved(Net, over_mean),
         "a loss that adds the batch's mean": lambda: moved(Net, lambda o, y: by_rows(o, y) + by_rows(o, y).mean()),
         "a loss of a library model that mixes": lambda: moved(
@@ -340,6 +438,8 @@ FORMS: dict[str, dict[str, Form]] = {
             net(lambda m, h: h + torch.autograd.grad(m.last(h).sum(), h, create_graph=True)[0])
         ),
         "a weight read next to its layer": lambda: moved(net(lambda m, h: h @ m.last.weight.T @ m.last.weight)),
+        "windows of a row as examples": lambda: moved(lambda: type("Windows", (Net,), {"forward": windows})()),
+        "a parameter expanded to the batch": lambda: moved(Scaled),
         "texts of their own lengths": lambda: moved(
             Texts, None, lambda first: list(zip(TEXTS[first:], tensors(first)[1].tolist(), strict=True))
         ),
@@ -352,6 +452,7 @@ FORMS: dict[str, dict[str, Form]] = {
             Net, None, lambda f: Flipped(f, lambda: random.random() < 2, seed=random.seed)
         ),
         "a global default_rng in __getitem__": lambda: moved(Net, None, lambda f: Flipped(f, lambda: G.random() < 0.5)),
+        "a row with the one that was read before": lambda: moved(Net, None, Mixed),
         "a row ten times in a Subset": lambda: moved(Net, None, repeated),
         "a row in two parts of a ConcatDataset": lambda: moved(Net, None, twice),
     },
@@ -368,6 +469,11 @@ FORMS: dict[str, dict[str, Form]] = {
             later=lambda m: setattr(type(m), "between", lambda self, h: h - h.mean(0)),
         ),
         "weights in half precision": lambda: moved(Net, later=lambda m: m.half() and None),  # type: ignore
+        "an activation": lambda: moved(Net, later=lambda m: setattr(m, "between", lambda h: h - h.mean(0))),
+        "a parametrization": lambda: moved(
+            Net,
+            later=lambda m: parametrize.register_parametrization(m.first, "weight", nn.Identity()) and None,  # type: ignore
+        ),
         "a frozen layer": lambda: moved(Net, later=lambda m: m.last.requires_grad_(False) and None),  # type: ignore
     },
     "Going on without the ledger": {

@@ -5,7 +5,6 @@ from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.formulas.layers import LAYERS, Factors, kept_values
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
-from fedlsg.gradients.isolation.passes import block_gradients, per_example_gradients
 from fedlsg.gradients.known import check
 from fedlsg.gradients.losses import per_example_loss
 from fedlsg.gradients.per_example import (
@@ -23,7 +22,7 @@ from fedlsg.gradients.supported import Checked, check_initialized, check_support
 
 __all__ = [
     "FLOAT32", "LAYERS", "Batch", "Checked", "Factors", "GhostGradients", "LossFunction", "NormGradients", "Precision",
-    "StandardizedConv2d", "batch_size", "block_gradients", "call", "check", "check_initialized", "check_supported",
-    "factored_gradients", "keeps_float32_digits", "kept_values", "per_example_gradients", "per_example_loss",
+    "StandardizedConv2d", "batch_size", "call", "check", "check_initialized", "check_supported",
+    "factored_gradients", "keeps_float32_digits", "kept_values", "per_example_loss",
     "registered_layers", "summable", "summed_gradient", "summed_gradients", "trainable", "without_autocast",
 ]  # fmt: skip

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from fedlsg.carriers import find_output_layer
 from fedlsg.frame import EVERYTHING, Frame
-from fedlsg.gradients import call, per_example_gradients, trainable
+from fedlsg.gradients import call, trainable
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.state import ServerState

@@ -16,10 +16,10 @@ import torch
 from fedlsg.accounting import max_steps
 from fedlsg.accounting.bounds import certified_or_inf, rough
 from fedlsg.carriers import Lora, embeddings_of
-from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import measure
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.isolation.levels import slow_word
 from fedlsg.gradients.isolation.trial import slowdown
 from fedlsg.privacy import rho

@@ -3,8 +3,8 @@
 from benchmarks.walks import RUN, WALKS, files_of, walk
 
 MOST = {
-    "a batch through client_step": 31,
-    "a payload from client to server": 76,
+    "a batch through client_step": 32,
+    "a payload from client to server": 77,
     "the payload alone, from packing to the sum": 39,
     "a ledger entry": 16,
     "sparsity from the command line to the mask": 101,

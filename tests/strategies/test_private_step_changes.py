@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.gradients.fingerprint
-from fedlsg.gradients import block_gradients
+from fedlsg.gradients.isolation import block_gradients
 from fedlsg.gradients.isolation.passes import own_model
 from strategies.own_loop import release
 from strategies.private_step import PrivateStep

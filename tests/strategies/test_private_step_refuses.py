@@ -157,7 +157,10 @@ def test_a_model_that_mixes_examples_is_refused_on_made_up_rows_before_anything_
     ("act", "what"),
     [
         (lambda x: F.dropout(x, 0.5 + 0 * torch.manual_seed(0).initial_seed()), "torch.manual_seed"),
-        (lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x), "generator= of randn"),
+        (
+            lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x),
+            "a generator of its own",
+        ),
     ],
 )
 def test_a_model_that_seeds_its_draws_is_refused_before_anything_is_charged(act, what):

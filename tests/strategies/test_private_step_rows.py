@@ -247,7 +247,7 @@ def test_seeds_by_the_row_are_known_without_the_interception(monkeypatch):
     """Negative control."""
     from fedlsg.rows import seeds_replaced
 
-    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda given: None))
+    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda *given: None))
     data = [Augmented(CHANCE["seeded by the row"]) for _ in range(2)]
     first, second = (step_on(net()).batches(one)(torch.arange(COUNT))[0] for one in data)
     assert torch.equal(first, second)

@@ -18,7 +18,8 @@ from fedlsg.attacks.audit.checks import SIGNIFICANCE, Check
 from fedlsg.attacks.audit.setting import step_weights
 from fedlsg.attacks.audit.unit_mode import log_ratios
 from fedlsg.attacks.observation import Observation
-from fedlsg.gradients import Batch, per_example_gradients
+from fedlsg.gradients import Batch
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy import clipped_sum
 from fedlsg.tensors import each
 from fedlsg.training import per_unit

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fedlsg.carriers.probe.moments import part_of
 from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients import Batch, LossFunction, batch_size, check, per_example_gradients, trainable
+from fedlsg.gradients import Batch, LossFunction, batch_size, check, trainable
+from fedlsg.gradients.isolation import per_example_gradients
 
 WHOLE_UP_TO = 256
 """Sides up to which the whole decomposition takes less than 5 ms on a CPU."""

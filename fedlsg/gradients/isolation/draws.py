@@ -56,7 +56,8 @@ def own_seeds_refused() -> Iterator[None]:
         if isinstance(generator, torch.Generator):
             states = [value for value in given if isinstance(value, Tensor)]
             if not any(seed_of(state) in secret for state in states):
-                refuse("torch.manual_seed, torch.set_rng_state or a generator of its own")
+                own = "a generator of its own" if generator not in generators else None
+                refuse(own or ("torch.set_rng_state" if states else "torch.manual_seed"))
         elif generator in global_ones:
             refuse("random.seed, np.random.seed or a state")
 

@@ -16,7 +16,7 @@ from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.shipped import output
 from fedlsg.attacks.membership import Membership, closed_form_tpr, play, rates
 from fedlsg.attacks.metrics import LOW_RATES
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import client_step
 from fedlsg.privacy import clipped_sum
 from fedlsg.randomness import SecretStream, own_draws, reproducible_stream

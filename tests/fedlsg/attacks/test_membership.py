@@ -19,7 +19,7 @@ from fedlsg.attacks.membership import (
     loss_threshold,
 )
 from fedlsg.attacks.metrics import roc
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.randomness import reproducible_stream

@@ -9,7 +9,7 @@ from torch import nn
 from fedlsg.carriers import Lora, prepare_model
 from fedlsg.carriers.lora import BASE, Adapted, adapted_layers, effective_weight, frozen_bases, merge
 from fedlsg.frame import Frame
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.supported import trainable
 from fedlsg.masks.mask import Mask
 from fedlsg.masks.rules import keep_units, unit_importance

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedlsg.gradients.activation_storage
-from fedlsg.gradients import activation_storage, per_example_gradients
+from fedlsg.gradients import activation_storage
 from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, Rematerialized
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
+from fedlsg.gradients.isolation import per_example_gradients
 from tests.fedlsg.gradients.test_per_example_pass import failing_loss, state
 from tests.fedlsg.gradients.test_precision import STORED
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, cross_entropy, error, make_frame, naive

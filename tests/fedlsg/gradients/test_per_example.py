@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedlsg.gradients.blocks as blocks
 from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.frame.forms import FORMS
-from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.formulas.layers import LinearGradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.known import prepare
 from fedlsg.gradients.per_example import summed_gradient
 from fedlsg.gradients.precision import FLOAT32

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedlsg.frame import Frame
-from fedlsg.gradients import per_example_gradients
 from fedlsg.gradients.hooks import Pass
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import fedlsg.privacy.clip
 import fedlsg.training.client
 from fedlsg.frame import Frame
-from fedlsg.gradients import block_gradients, per_example_gradients
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
+from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.gradients.per_example import summable, summed_gradient
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.privacy.clip import clip_factors, clipped_sum

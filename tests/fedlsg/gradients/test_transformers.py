@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlsg.frame import Frame
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.gradient_oracle import make_frame
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedlsg.carriers import OwnCarriers
 from fedlsg.frame import Block, Coordinates, Frame, make_blocks
 from fedlsg.frame.public import Public
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.lowrank import orthonormal_columns
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method

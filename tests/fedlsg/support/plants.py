@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.frame import make_blocks
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy.clip import clip_factors
 
 CLIP_NORM = 0.3

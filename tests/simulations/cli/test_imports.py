@@ -64,7 +64,7 @@ def entry(steps):
 assert Ledger({path!r}, client=0).would_exceed(entry({steps}), 8.0, 1e-5) is {exceeds}
 """
 STEP = """
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from tests.fedlsg.support.step_oracle import problem
 p = problem()
 per_example_gradients(p.model, p.loss_fn, p.inputs, p.targets, p.frame)

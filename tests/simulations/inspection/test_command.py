@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import strategies
 from fedlsg.frame import Frame, make_blocks
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.lowrank import project
 from fedlsg.privacy.clip import clipped_sum
 from simulations.cli import app as cli

@@ -140,7 +140,11 @@ REFUSED = {
         "mixes examples",
     ),
     "a model that seeds its draws": ({"model": lambda: Seeded()}, "sets its random draws itself (torch.manual_seed)"),
-    "a loss with a generator of its own": ({"loss": drawn}, "generator= of rand", "remove the seed and the generator"),
+    "a loss with a generator of its own": (
+        {"loss": drawn},
+        "a generator of its own",
+        "remove the seed and the generator",
+    ),
     "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
     "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from fedlsg.carriers import LowRank, carried_parameters
 from fedlsg.frame import Frame
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.supported import check_supported, trainable
 from fedlsg.method import Method, Schedule, make_frame
 from simulations.models.encoder import TextClassifier, build_encoder

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fedlsg.accounting import Event, compose
 from fedlsg.carriers import Dense, carried_parameters, prepare_model
 from fedlsg.frame import Frame
-from fedlsg.gradients import per_example_gradients, trainable
+from fedlsg.gradients import trainable
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import per_unit

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.gradients import block_gradients, per_example_gradients
 from fedlsg.gradients.calls import recurrent, registry
 from fedlsg.gradients.calls.registry import BUILT_IN
 from fedlsg.gradients.formulas import rows
 from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable
 from fedlsg.privacy import Mechanism, clipped_sum
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedlsg.gradients.formulas.ghost as ghost
-from fedlsg.gradients import block_gradients, per_example_gradients
 from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
+from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.client import allows_ghost_clipping

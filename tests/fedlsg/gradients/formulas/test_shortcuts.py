@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import fedlsg.gradients.known as known
 import fedlsg.gradients.plan as planning
-from fedlsg.gradients import per_example_gradients
+from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.known import prepare
 from fedlsg.gradients.precision import FLOAT32
 from fedlsg.privacy.clip import clipped_sum

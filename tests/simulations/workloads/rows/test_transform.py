@@ -171,7 +171,7 @@ def test_draws_of_a_reproducible_run_follow_from_its_seed(draw):
 
 def test_a_seed_of_the_row_is_known_without_the_interception(monkeypatch):
     """Negative control."""
-    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda given: None))
+    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda *given: None))
     first, second = (inputs_of(seeded)[0] for _ in range(2))
     assert torch.equal(first, second)
 
