@@ -33,10 +33,10 @@ def resolve(model: nn.Module, loss: object, wanted: Wanted, trial: Callable[[], 
 
 
 def slow_word(level: Isolation, factor: float) -> str:
-    """What to say of a step that a level makes ``factor`` times as slow; empty up to twice."""
+    """What to say of a pass that a level makes ``factor`` times as slow; empty up to twice."""
     if factor <= SLOW:
         return ""
     return (
-        f"{factor:.1f} times the time of a step at isolation=checked, which trusts your own code "
+        f"{factor:.1f} times the time of a pass at isolation=checked, which trusts your own code "
         "as far as one check on made-up rows goes"
     )
