@@ -60,6 +60,7 @@ def test_every_arm_steps_a_tiny_model(name, tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["results"][name]["cpu"]["median"] >= 0
 
 
+@pytest.mark.slow
 def test_a_measured_run_can_be_resumed_and_reported(tmp_path):
     folder = str(tmp_path)
     assert len(scale.process(f"measure(200, 4, {folder!r})", folder)["rounds"]) == 3

@@ -72,6 +72,7 @@ def test_a_file_counts_whole_and_so_do_the_neighbours_that_it_imports(folder):
     assert of_file(mine, **code) != first
 
 
+@pytest.mark.slow
 def test_another_process_has_the_same_digest():
     """Python orders the strings of a set anew in each process."""
     code = "def f(x): return x in {'a', 'b', 'c', 'd'} or 1"

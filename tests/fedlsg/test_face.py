@@ -129,6 +129,7 @@ def trained(seed: int, model: nn.Module) -> list[float]:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
 
 
+@pytest.mark.slow
 def test_private_steps_in_threads_give_what_they_give_alone():
     one_by_one = list(map(trained, range(4), untrained()))
     with ThreadPoolExecutor(4) as pool:

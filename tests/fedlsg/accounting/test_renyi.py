@@ -39,6 +39,7 @@ def test_order_two_by_hand():
     assert closed_forms._log_moments(q, sigma)[0] == pytest.approx(by_hand, rel=1e-12)
 
 
+@pytest.mark.slow
 @given(rates, noises, steps, steps)
 @settings(deadline=None, max_examples=40)
 def test_it_is_dp_accountings(q, sigma, some, more):

@@ -58,6 +58,7 @@ def check_rounds(rounds: int, most: int) -> Counter[str]:
     return Counter(end for end, _ in ended)
 
 
+@pytest.mark.slow
 def test_two_hundred_rounds_with_dropouts_at_each_stage():
     """Also: as many dropouts as planned never end an attempt (alive < survivors above, whenever one is given up)."""
     ended = check_rounds(200, 30)

@@ -129,6 +129,7 @@ def nobody(share: float, text: str) -> None:
     """A bar that nobody watches."""
 
 
+@pytest.mark.slow
 def test_a_leaky_model_is_found():
     """60 examples, no noise, everything learnt by heart."""
     models = train_all(plan_of(**LEAKY), shadows=6, seed=0, tick=nobody)
@@ -149,6 +150,7 @@ def command(tmp_path: Path, run: str | None = None, **given) -> tuple[dict, str,
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_attacked_with_its_settings(tmp_path, small):
     before = {path: path.read_bytes() for path in small.path.rglob("*") if path.is_file()}
     found, page, text = command(tmp_path, str(small.path))

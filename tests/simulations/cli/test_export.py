@@ -81,6 +81,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", "pooled"])
 def test_transformers_computes_the_logits_of_the_evaluated_model(kind, texts):
     run = texts[kind]

@@ -159,6 +159,7 @@ def test_an_interrupted_round_is_a_new_attempt_with_new_noise_and_a_new_charge(t
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_sums_the_same_bit_for_bit(tmp_path, on_ray, whole):
     plan, directory = plan_at(tmp_path / "ray", **(FIVE | {"engine": "ray", "rounds": 2}))

@@ -56,6 +56,7 @@ def test_digits_pass_in_a_plan(method):
         plan_of(model=model, method=method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_an_encoder_passes_with_its_dropout_and_without(tmp_path, training):
     pytest.importorskip("transformers", reason="text models need the text extra")

@@ -145,6 +145,7 @@ def only_run(client):
     return run
 
 
+@pytest.mark.slow
 def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
     found = quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine")], reproducible=False)
     run = only_run(tracking)

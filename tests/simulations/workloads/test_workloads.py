@@ -174,6 +174,7 @@ def test_damaged_data_is_named_and_leaves_no_cache(mirror, plant, error, message
     assert not cache.exists() or not list(cache.iterdir())
 
 
+@pytest.mark.slow
 def test_processes_at_once_agree(tmp_path):
     make_mirror(tmp_path / "data")
     program = (

@@ -201,6 +201,7 @@ def test_an_interrupted_beginning_is_a_beginning(tmp_path):
     assert (node / "secret.key").read_bytes() == bytes(32)
 
 
+@pytest.mark.slow
 def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch):
     """Before, the refusals of two class counts revealed whether the largest value of a column was between them."""
     columns = {"text": sentences(20, 1), "age": list(range(20, 40)), "sick": [row % 2 for row in range(20)]}
