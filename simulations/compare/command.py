@@ -171,7 +171,7 @@ def _run(
         console.print("the same command continues this grid", markup=False)
         raise
     finally:
-        finished = output.finish()
+        finished = output.update(ended=True)
     show(finished, folder.path, console, view=view)
     return int(any(result.status == "failed" for result in finished))
 

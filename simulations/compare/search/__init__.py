@@ -8,10 +8,9 @@ trials   methods and their trials, in turn
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from rich.console import Console
@@ -20,7 +19,7 @@ from fedlsg import user_code
 from fedlsg.setting.choices import choose
 from simulations.compare.bytes_axis import View
 from simulations.compare.command import accepted, compare_command, published
-from simulations.compare.grid import Entry, Grid, dropped_lines
+from simulations.compare.grid import Grid, dropped_lines
 from simulations.compare.grid_file import as_toml, check_cells
 from simulations.compare.progress import GridDisplay, ask_above_an_hour
 from simulations.compare.runner import Folder
@@ -135,8 +134,7 @@ def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: boo
     asked = pickers_of(job, varied)
     done = sum(one.outcome is not None for picker in asked.values() for one in picker.asked())
     ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=place.budget_seconds)
-    planned = sum(arm.trials for arm in varied)
-    display = GridDisplay(console, job.folder, planned, done, what="all trials", on_estimate=ask)
+    display = GridDisplay(console, job.folder, job.planned, done, what="all trials", on_estimate=ask)
     runner = Runner(
         folder=job.folder, arms=varied, pickers=asked, jobs=jobs, place=place, display=display,
         after=lambda: _after(job, runner, console),
@@ -158,7 +156,7 @@ def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: boo
     best = best_grid(job, found) if finished else None
     if best is not None:
         write_atomically(job.folder.path / BEST, tomli_w.dumps(as_toml(published(best))).encode())
-    failed = any(found.outcome(arm).best is None for arm in varied)
+    failed = any(one.best is None for one in found.outcomes if one.arm.space)
     return int(failed), best
 
 
@@ -188,7 +186,7 @@ def announce(job: Job, console: Console) -> None:
         print_line(f"  {arm.label}: {space}", console)
     for line in job.notices:
         print_line(line, console, "yellow")
-    print_line(f"{sum(arm.trials for arm in job.arms)} trials, compared on {job.rows.words}", console)
+    print_line(f"{job.planned} trials, compared on {job.rows.words}", console)
     if job.rows.private:
         print_line(job.rows.cost, console, "bold red")
     else:
@@ -200,10 +198,10 @@ def _after(job: Job, runner: Runner, console: Console) -> None:
     found = describe(job, runner)
     output.write_tables(job.folder.path, found)
     if job.rows.private and len(found.trials) == 1:
-        planned = sum(arm.trials for arm in runner.arms)
-        least = epsilon_of(read_trials(job.folder.path / "cells")[:1] * planned, delta=job.delta)
+        least = epsilon_of(read_trials(job.folder.path / "cells")[:1] * job.planned, delta=job.delta)
         print_note(
-            f"the epsilon of choosing by {planned} trials like this one: {epsilon_words(least)} at delta {job.delta:g}",
+            f"the epsilon of choosing by {job.planned} trials like this one: "
+            f"{epsilon_words(least)} at delta {job.delta:g}",
             console,
         )
 
@@ -247,13 +245,11 @@ def best_grid(job: Job, found: output.Found) -> Grid | None:
 
     Its note says how its settings were chosen, and what that cost: a comparison shows it.
     """
-    entries = []
-    for arm, entry in zip(job.arms, job.grid.entries, strict=True):
-        best: Mapping[str, Any] | None = {} if not arm.space else None
-        if (trial := found.outcome(arm).best) is not None:
-            best = trial.params
-        if best is not None:
-            entries.append(Entry(label=entry.label, method=entry.method, settings={**entry.settings, **best}))
+    entries = [
+        replace(entry, settings={**entry.settings, **(one.best.params if one.best else {})})
+        for one, entry in zip(found.outcomes, job.grid.entries, strict=True)
+        if one.best or not one.arm.space
+    ]
     if not entries:
         return None
     settings = {name: value for name, value in job.grid.settings.items() if name != "holdout"}

@@ -103,6 +103,12 @@ class Trial:
         return Line(runs=(self.result,))
 
     @property
+    def score(self) -> float:
+        """Of a finished one: its accuracy, or the loss below 0; higher is better."""
+        (score,) = self.line.scores
+        return -score if self.line.by_loss else score
+
+    @property
     def diverged(self) -> bool:
         """Whether it has a summary that says so."""
         return bool(self.result.summary.get("diverged"))
@@ -126,17 +132,10 @@ def bases(grid: Grid) -> dict[str, dict[str, Any]]:
     return {cell.label: {name: value for name, value in cell.given.items() if name != "seed"} for cell in first}
 
 
-def best_of(trials: list[Trial]) -> Trial | None:
-    """The finished trial with the highest accuracy, or the lowest loss; the earliest of equals; None without any."""
-    done = [trial for trial in trials if trial.line.mean is not None]
-    return max(done, key=lambda trial: (score_of(trial), -trial.number), default=None)
-
-
-def score_of(trial: Trial) -> float:
-    """Accuracy, or the loss with its sign changed: higher is better."""
-    mean = trial.line.mean
-    assert mean is not None, "of finished trials only"
-    return -mean if trial.line.by_loss else mean
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The finished trial with the best score, the earliest of equals; None without any."""
+    done = [trial for trial in trials if trial.result.done]
+    return min(done, key=lambda trial: (trial.line.deficit, trial.number), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +151,20 @@ class Job:
     notices: tuple[str, ...]
 
     @property
+    def dimensions(self) -> dict[str, Dimension]:
+        """The settings that at least one method varies, by name."""
+        return {one.name: one for arm in self.arms for one in arm.space}
+
+    @property
+    def planned(self) -> int:
+        """The trials of all methods."""
+        return sum(arm.trials for arm in self.arms)
+
+    @property
     def title(self) -> str:
-        names = list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
-        return f"{user_code.shown(self.grid.workload)}: {', '.join(names)} of {len(self.arms)} methods chosen by trials"
+        names = ", ".join(self.dimensions)
+        workload = user_code.shown(self.grid.workload)
+        return f"{workload}: {names} of {len(self.arms)} methods chosen by trials"
 
 
 class Place(NamedTuple):
@@ -237,21 +247,18 @@ class Runner:
     def _next(self) -> list[tuple[Arm, Asked]]:
         """The next trials, at most as many as run at a time: those that were interrupted first, then new ones."""
         room = self.jobs or (1 if self.place.ray is None else processors())
-        asked = {arm.label: self.pickers[arm.label].asked() for arm in self._open()}
-        waiting = [(arm, one) for arm in self._open() for one in asked[arm.label] if one.outcome is None]
+        arms = [arm for arm in self.arms if arm.label not in self.given_up]
+        asked = {arm.label: self.pickers[arm.label].asked() for arm in arms}
+        waiting = [(arm, one) for arm in arms for one in asked[arm.label] if one.outcome is None]
         batch = waiting[:room]
-        counts = {label: len(own) for label, own in asked.items()}
         while len(batch) < room:
-            left = [arm for arm in self._open() if counts[arm.label] < arm.trials]
+            left = [arm for arm in arms if len(asked[arm.label]) < arm.trials]
             if not left:
                 break
-            arm = min(left, key=lambda arm: counts[arm.label])
-            counts[arm.label] += 1
-            batch.append((arm, self.pickers[arm.label].ask()))
+            arm = min(left, key=lambda arm: len(asked[arm.label]))
+            asked[arm.label].append(self.pickers[arm.label].ask())
+            batch.append((arm, asked[arm.label][-1]))
         return batch
-
-    def _open(self) -> list[Arm]:
-        return [arm for arm in self.arms if arm.space and arm.label not in self.given_up]
 
     def _run(self, batch: Sequence[tuple[Arm, Asked]]) -> None:
         cells = [arm.cell(asked.number, asked.params) for arm, asked in batch]
@@ -275,7 +282,7 @@ class Runner:
             if trial.result.status in GOING:
                 whole = False
             elif trial.result.done:
-                picker.tell(asked.number, "done", score_of(trial))
+                picker.tell(asked.number, "done", trial.score)
             else:
                 picker.tell(asked.number, "diverged" if trial.diverged else "failed")
                 self._give_up(arm, trial)

@@ -10,6 +10,7 @@ import pytest
 from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
 from simulations.compare.output import page
+from simulations.compare.plots import figures
 from simulations.report.run_page import command, run_page
 from simulations.report.tiles import check_against, run_tiles
 from simulations.rundir.rundir import RunDir
@@ -61,7 +62,8 @@ def usual_page() -> str:
 
 
 def made(results: list[object] = RESULTS, **more: str) -> str:
-    return page("digits", results, lines(results), **more)
+    table = lines(results)
+    return page("digits", results, table, figures(table), **more)
 
 
 def test_the_page_says_what_a_reader_must_know():
