@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from simulations.compare.grid import Cell, word
-from simulations.compare.lines import grouped
+from simulations.compare.grid import Cell, grouped, word
 from simulations.compare.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.examined import RESULTS, Say, open_run

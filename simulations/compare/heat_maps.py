@@ -3,16 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulations.compare.lines import (
-    SAME,
-    Line,
-    grouped,
-    in_legend_order,
-    is_number,
-    measured,
-    score_words,
-    value_words,
-)
+from simulations.compare.grid import grouped, is_number
+from simulations.compare.lines import SAME, Line, in_legend_order, measured, score_words, value_words
 from simulations.report.colours import RED, contrast
 from simulations.report.figure import panel_grid, use_style
 from simulations.report.words import epsilon_words

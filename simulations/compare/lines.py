@@ -8,9 +8,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from fedlsg.setting.units import Unit, unit_in
+from simulations.compare.grid import grouped
 from simulations.report.colours import canonical
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.results import Result
@@ -21,16 +22,6 @@ SHORT = {"rank": "r", "sparsity": "p"}
 """Settings that the name of a line has under a letter."""
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it of its target."""
-T = TypeVar("T")
-K = TypeVar("K")
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by their key, in the order of the first one of each."""
-    found: dict[K, list[T]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,8 +278,3 @@ def measured(table: Iterable[Line]) -> str:
 def value_words(value: Any) -> str:
     """A varied value for people."""
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a varied value is a number: True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

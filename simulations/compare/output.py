@@ -5,7 +5,8 @@ The page has the table, the figures, what failed, and what the numbers do and do
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,26 +61,42 @@ CAPTIONS = {
 GRID = "The grid; fedlsg compare --grid grid.toml runs it again:"
 
 
-def write_tables(folder: Path, results: Sequence[Result], view: View = PLAIN) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What an output folder shows.
+
+    ``command`` made it; ``grid`` is the text of its grid.toml.
+    """
+
+    title: str
+    results: Sequence[Result]
+    command: str = ""
+    grid: str = ""
+    view: View = PLAIN
+
+    @cached_property
+    def table(self) -> list[Line]:
+        """Its runs as lines."""
+        return lines(self.results)
+
+
+def write_tables(folder: Path, made: Comparison) -> None:
     """results.csv, table.csv and table.md, and bytes.md on the bytes axis: milliseconds."""
-    table = lines(results)
     texts = {
-        "results.csv": results_csv(results),
-        "table.csv": table_csv(table),
-        "table.md": table_markdown(table, view.notes),
+        "results.csv": results_csv(made.results),
+        "table.csv": table_csv(made.table),
+        "table.md": table_markdown(made.table, made.view.notes),
     }
-    texts |= {"bytes.md": bytes_markdown(table)} if view.bytes else {}
+    if made.view.bytes:
+        texts["bytes.md"] = bytes_markdown(made.table)
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
 
 
-def write_page(
-    folder: Path, title: str, results: Sequence[Result], *, command: str = "", grid: str = "", view: View = PLAIN
-) -> None:
+def write_page(folder: Path, made: Comparison) -> None:
     """plots/*.png and report.html: a second or two."""
-    table = lines(results)
-    made = figures(table, view)
-    write_report(folder, page(title, results, table, made, command=command, grid=grid, view=view), made)
+    drawn = figures(made.table, made.view)
+    write_report(folder, page(made, drawn), drawn)
 
 
 def write_report(folder: Path, html: str, made: "Mapping[str, Charts | Figure]") -> None:
@@ -90,7 +107,6 @@ def write_report(folder: Path, html: str, made: "Mapping[str, Charts | Figure]")
         write_atomically(folder / "plots" / f"{name}.png", image)
 
 
-@dataclass(kw_only=True)
 class Output:
     """Writes tables and page again while results come in.
 
@@ -98,66 +114,47 @@ class Output:
     and are written at the end.
     """
 
-    folder: Path
-    title: str
-    results: Callable[[], Sequence[Result]]
-    command: str
-    grid: str
-    view: View = PLAIN
-    pause: float = 2.0 / SHARE
-    drawn: float = field(default_factory=time.monotonic)
+    def __init__(self, folder: Path, compared: Callable[[], Comparison]) -> None:
+        self.folder, self.compared = folder, compared
+        self.drawn, self.pause = time.monotonic(), 2.0 / SHARE
 
-    def update(self, *, ended: bool = False) -> Sequence[Result]:
-        """After a cell, or when all have ``ended``; returns the results."""
-        results = self.results()
-        write_tables(self.folder, results, self.view)
-        began = time.monotonic()
+    def update(self, *, ended: bool = False) -> Comparison:
+        """After a cell, or when all have ``ended``."""
+        made, began = self.compared(), time.monotonic()
+        write_tables(self.folder, made)
         if ended or began - self.drawn > self.pause:
-            write_page(
-                self.folder,
-                self.title,
-                results,
-                command=self.command,
-                grid=self.grid,
-                view=self.view,
-            )
+            write_page(self.folder, made)
             self.drawn = time.monotonic()
             self.pause = (self.drawn - began) / SHARE
-        return results
+        return made
 
 
-def page(
-    title: str,
-    results: Sequence[Result],
-    table: Sequence[Line],
-    made: "Mapping[str, Charts | Figure]",
-    *,
-    command: str = "",
-    grid: str = "",
-    view: View = PLAIN,
-) -> str:
-    """The page of a comparison, with the figures ``made``.
-
-    ``command`` made it; ``grid`` is the text of its grid.toml.
-    """
-    done = [run for run in results if run.done]
+def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
+    """The page of a comparison, with its figures."""
+    results, table, view = made.results, made.table, made.view
     first, *others = sentences(table)
-    more = [" ".join(others)] if others else []
+    more = [Text(words=" ".join(others))] if others else []
+    dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
+    left = unfinished(table)
     return render(
         Page(
             kind="fedlsg compare",
-            title=title,
+            title=made.title,
             lead=lead(results, table),
             headline=first,
             warnings=tuple(warnings(table)),
-            advice=(*advice(table), *view.notes, *(f"{line[0].upper()}{line[1:]}." for line in view.left_out)),
+            advice=(*advice(table), *view.notes, *dropped),
             sections=sections(
-                ("All methods", [*(Text(words=words) for words in more), *_table(table)]),
-                ("Figures", [_figure(name, one, table) for name, one in made.items()]),
+                ("All methods", [*more, *_table(table)]),
+                ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),
                 ("Accuracy against bytes", _panels(table) if view.bytes else []),
                 epsilon_section(results),
-                ("Not in the means", [facts_of(left)] if (left := unfinished(table)) else []),
-                made_section(done, Code(text=command), Code(text=grid, note=GRID)),
+                ("Not in the means", [facts_of(left)] if left else []),
+                made_section(
+                    [run for run in results if run.done],
+                    Code(text=made.command),
+                    Code(text=made.grid, note=GRID),
+                ),
                 data_section(
                     download("table.csv", table_csv(table).encode(), "a row for each line of the table"),
                     download("results.csv", results_csv(results).encode(), "a row for each run"),

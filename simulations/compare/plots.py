@@ -12,8 +12,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.bytes_axis import PLAIN, View, panels
+from simulations.compare.grid import grouped, is_number
 from simulations.compare.heat_maps import heat_maps, value_words_of, values_of, varied_names
-from simulations.compare.lines import Line, grouped, in_legend_order, is_number, measured, order
+from simulations.compare.lines import Line, in_legend_order, measured, order
 from simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
 from simulations.report.colours import GREY, looks
 

@@ -13,14 +13,8 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 from fedlsg.setting.units import EXAMPLE, UNITS
-from simulations.compare.lines import (
-    PROBE,
-    Line,
-    grouped,
-    measured,
-    score_words,
-    value_words,
-)
+from simulations.compare.grid import grouped
+from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
 from simulations.plan.advice import RHO_MEANING
 from simulations.report.colours import looks
 from simulations.report.facts import trust_words

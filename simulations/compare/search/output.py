@@ -6,7 +6,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulations.compare.lines import grouped, is_number, measured, score_words
+from simulations.compare.grid import grouped, is_number
+from simulations.compare.lines import measured, score_words
 from simulations.compare.output import write_report
 from simulations.compare.plots import Charts
 from simulations.compare.search.space import Choices, Dimension, value_words

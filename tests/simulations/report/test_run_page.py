@@ -8,8 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from simulations.compare.collect import read_runs
-from simulations.compare.lines import lines
-from simulations.compare.output import page
+from simulations.compare.output import Comparison, page
 from simulations.compare.plots import figures
 from simulations.report.run_page import command, run_page
 from simulations.report.tiles import check_against, run_tiles
@@ -62,8 +61,8 @@ def usual_page() -> str:
 
 
 def made(results: list[object] = RESULTS, **more: str) -> str:
-    table = lines(results)
-    return page("digits", results, table, figures(table), **more)
+    comparison = Comparison(title="digits", results=results, **more)
+    return page(comparison, figures(comparison.table))
 
 
 def test_the_page_says_what_a_reader_must_know():

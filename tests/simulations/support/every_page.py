@@ -18,7 +18,7 @@ from simulations.attack.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
 from simulations.compare.grid_file import from_toml
-from simulations.compare.lines import lines
+from simulations.compare.output import Comparison
 from simulations.compare.output import page as compare_page
 from simulations.compare.plots import figures
 from simulations.compare.runner import Folder
@@ -49,9 +49,9 @@ RESULTS: list[Result] = [
 def compared(axis: str) -> str:
     """The page of ``fedlsg compare``."""
     command = "fedlsg compare digits --methods lsg,linear-probe --out " + "a-long-folder/" * 20
-    table, view = lines(RESULTS), View(bytes=axis == "bytes")
-    made = figures(table, view)
-    return compare_page("digits", RESULTS, table, made, command=command, grid="seeds = [0]", view=view)
+    view = View(bytes=axis == "bytes")
+    made = Comparison(title="digits", results=RESULTS, command=command, grid="seeds = [0]", view=view)
+    return compare_page(made, figures(made.table, view))
 
 
 def searched() -> str:
