@@ -101,9 +101,15 @@ def _each(varied: object) -> list[dict[str, Any]]:
 
 
 def compare_command(
-    grid: Grid, out: str | None, *, jobs: int | None, budget_minutes: float | None, console: Console,
-    view: View = PLAIN, yes: bool = False,
-) -> int:  # fmt: skip
+    grid: Grid,
+    out: str | None,
+    *,
+    jobs: int | None,
+    budget_minutes: float | None,
+    console: Console,
+    view: View = PLAIN,
+    yes: bool = False,
+) -> int:
     """Run or resume a grid; returns the exit status: 1 where a cell failed. ``jobs``: see ``share_out``.
 
     Where it takes more than an hour, a terminal is asked whether to go on, unless ``yes``.

@@ -82,10 +82,10 @@ def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> Charts:
     families = grouped(aimed, lambda line: line.name)
     middle = (len(families) - 1) / 2
     series = []
-    for at, (name, own) in enumerate(families.items()):
+    for at, own in enumerate(families.values()):
         shift = 1 + 0.015 * (at - middle)  # so that error bars do not cover each other
         places = [shift * (line.epsilon_target or 0.0) for line in own]
-        series.append(marks(places, own, looks[name], own[0].marked))
+        series.append(marks(places, own, looks[own[0].name], own[0].marked))
     free = [line for line in table if line.epsilon_target is None]
     series += [level(line.height, line.marked, looks[line.name][0]) for line in free]
     of = " or ".join(dict.fromkeys(line.unit.protects for line in table))

@@ -56,9 +56,14 @@ BEST, FINAL = "best.toml", "final"
 
 
 def make_job(
-    grid: Grid, search: Sequence[str], *, sampler: str | None = None, trials: int | None = None, on: str | None,
+    grid: Grid,
+    search: Sequence[str],
+    *,
+    sampler: str | None = None,
+    trials: int | None = None,
+    on: str | None,
     out: str | None,
-) -> Job:  # fmt: skip
+) -> Job:
     """The search that the options describe; reads the data, and writes nothing.
 
     Raises ValueError, naming the option and the fix, for what no trial accepts.
@@ -109,9 +114,15 @@ def make_job(
 
 
 def search_and_runs(
-    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, runs: bool, view: View,
+    job: Job,
+    console: Console,
+    *,
+    jobs: int | None,
+    budget_minutes: float | None,
+    runs: bool,
+    view: View,
     yes: bool = False,
-) -> int:  # fmt: skip
+) -> int:
     """The search; if it is finished and ``runs`` says so, the comparison with the best settings, in its folder FINAL.
 
     The time that the search took counts. Returns the exit status.
@@ -125,7 +136,7 @@ def search_and_runs(
     out = str(job.folder.path / FINAL)
     return status or compare_command(
         best, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes
-    )  # fmt: skip
+    )
 
 
 def search_command(
