@@ -18,7 +18,7 @@ from rich.console import Console
 from fedlsg.owner_only import make_parents
 from simulations.compare.collect import read_runs
 from simulations.compare.lines import lines
-from simulations.compare.output import PLAIN, drawn
+from simulations.compare.plots import figures
 from simulations.models.encoder import save_pretrained
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.report.chart import Chart, keys
@@ -138,7 +138,7 @@ def charts_of(path: Path, console: Console) -> dict[str, Chart]:
         (run,) = results
         found = {"": course(run.rows, None if run.chance is None else run.chance.level)} if run.rows else {}
     else:
-        found = {name: made for name, made in drawn(lines(results), PLAIN).items() if isinstance(made, tuple)}
+        found = {name: made for name, made in figures(lines(results)).items() if isinstance(made, tuple)}
     named: dict[str, Chart] = {}
     for group, charts in found.items():
         for chart in charts:

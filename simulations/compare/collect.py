@@ -1,13 +1,13 @@
 """Results of the cells of a grid and of given run directories, with labels that distinguish them."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from simulations.compare.grid import Cell, word
+from simulations.compare.grid import Cell, grouped, word
 from simulations.compare.runner import Ended, Folder
 from simulations.plan.continuity import HARMLESS
 from simulations.rundir.examined import RESULTS, Say, open_run
@@ -24,80 +24,113 @@ LABELLED = 2
 
 def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: Link | None = None) -> Result:
     """The state of a cell as a result; a run directory that cannot be read is a failed cell."""
-    group = (cell.label, repr({**cell.given, "seed": None}))
-    state = folder.status(cell, record)
-    status, reason = state.status, state.reason
-    if folder.run(cell).config.exists():
+    state, run = folder.status(cell, record), folder.run(cell)
+    found = Result(
+        name=cell.name,
+        label=cell.label,
+        status=state.status,
+        reason=state.reason,
+        settings=cell.given,
+        summary={},
+    )
+    if run.config.exists():
         try:
-            if status == "done":
-                open_run(folder.run(cell).path, RESULTS, warn)
-            found = read_run(folder.run(cell).path, label=cell.label, status=status, reason=reason, link=link)
-            return replace(found, group=group, varied=cell.varied)
+            if state.status == "done":
+                open_run(run.path, RESULTS, warn)
+            found = read_run(run.path, status=state.status, reason=state.reason, link=link)
         except ValueError as error:
-            status, reason = "failed", str(error)
-    return Result(
-        name=cell.name, label=cell.label, status=status, reason=reason, settings=cell.given, summary={}, group=group,
-        varied=cell.varied,
-    )  # fmt: skip
+            found = replace(found, status="failed", reason=str(error))
+    group = (cell.label, repr({**cell.given, "seed": None}))
+    return replace(found, label=cell.label, group=group, varied=cell.varied)
 
 
 def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) -> list[Result]:
     """Run directories; the folder of a comparison means all of its runs.
 
-    Runs that differ in their seed only form a group. If a method comes with several settings, its groups keep the
-    labels of their grids, provided that each has one and none is ambiguous. Otherwise a label names the settings that
-    differ, or a number if they are many; ``detail`` names all of them. Raises ValueError for a folder that is neither,
-    and if there is no run at all.
+    Runs that differ in their seed only form a group. If a method comes with several settings, its
+    groups keep the labels of their grids, provided that each has one and none is ambiguous.
+    Otherwise a label names the settings that differ, or a number if they are many; ``detail`` names
+    all of them. Raises ValueError for a folder that is neither, and if there is no run at all.
     """
     found: dict[Path, Result] = {}
     for path in paths:
-        cells = path / CELLS
-        inside = sorted(cell for cell in cells.iterdir() if (cell / "config.toml").exists()) if cells.is_dir() else []
+        cells = (path / CELLS).iterdir() if (path / CELLS).is_dir() else ()
+        inside = sorted(cell for cell in cells if (cell / "config.toml").exists())
         for run in inside or [path]:
             result = read_run(open_run(run, RESULTS, say).path, link=link)
-            found[run.expanduser().resolve()] = replace(result, varied=_varied(run, result) if inside else ())
+            place = run.expanduser().resolve()
+            varied = _varied(run, result) if inside else ()
+            found[place] = replace(result, label=_grid_label(place), varied=varied)
     if not found:
         raise ValueError("expected at least one run directory")
-    results = list(found.values())
-    labels = _grid_labels(found)
-    several = len({run.settings.get("workload") for run in results}) > 1
-    names = _names(results, labels)
-    return [
-        replace(
-            run, label=f"{run.settings['workload']} {label}" if several else label, detail=detail, group=_group(run)
-        )
-        for run in results
-        for label, detail in [names[_group(run)]]
-    ]
-
-
-def _grid_labels(found: Mapping[Path, Result]) -> dict[tuple[Any, ...], str]:
-    """The labels of groups in their grids, if no other group of the workload has the same label."""
-    called: dict[tuple[Any, ...], set[str | None]] = {}
-    meant: dict[tuple[Any, str | None], set[tuple[Any, ...]]] = {}
-    for path, run in found.items():
-        given = [name for name in _grid_of(path).get("methods", ()) if path.name.startswith(f"{name}-")]
-        label = max(given, key=len, default=None)
-        called.setdefault(_group(run), set()).add(label)
-        meant.setdefault((run.settings.get("workload"), label), set()).add((run.method, str(_hidden(run))))
-    return {
-        _group(run): label
-        for run in found.values()
-        for label in called[_group(run)]
-        if label is not None and len(called[_group(run)]) == len(meant[run.settings.get("workload"), label]) == 1
+    meant = grouped(found.values(), lambda run: (_workload(run), run.label))
+    clear = {
+        called
+        for called, own in meant.items()
+        if called[1] and len({(run.method, str(_hidden(run))) for run in own}) == 1
     }
+    families = grouped(found, lambda path: (_workload(found[path]), found[path].method))
+    for (workload, _), family in families.items():
+        names = _names([found[path] for path in family], clear)
+        for place, (label, detail) in zip(family, names, strict=True):
+            label = f"{workload} {label}" if len({name for name, _ in families}) > 1 else label
+            own = found[place]
+            found[place] = replace(own, label=label, detail=detail, group=_group(own))
+    return list(found.values())
+
+
+def _workload(run: Result) -> Any:
+    return run.settings.get("workload")
+
+
+def _names(own: Sequence[Result], clear: Set[tuple[Any, str]]) -> list[tuple[str, str]]:
+    """(label, detail) of the runs of one method on one workload.
+
+    Those of their grids where all are ``clear``; else by the settings that have no column.
+    """
+    groups = grouped(own, _group).values()
+    kept = all((_workload(run), run.label) in clear for run in own)
+    kept = kept and all(len({run.label for run in group}) == 1 for group in groups)
+    hidden = [_hidden(run) for run in own]
+    variants = list({str(one): one for one in hidden}.values())
+    names = {name for one in variants for name in one}
+    differing = [name for name in sorted(names) if len({str(one.get(name)) for one in variants}) > 1]
+    found = []
+    for run, mine in zip(own, hidden, strict=True):
+        said = [f"{name}={mine[name]}" for name in differing if mine.get(name) is not None]
+        detail = ", ".join(said)
+        if kept:
+            label = run.label
+        elif len(differing) > LABELLED:
+            label = f"{run.method} #{variants.index(mine) + 1}"
+        else:
+            label = f"{run.method} ({detail})" if detail else run.method
+        found.append((label, detail))
+    return found
+
+
+def _grid_label(cell: Path) -> str:
+    """What a run is called in its grid; empty if there is none."""
+    methods = _grid_of(cell).get("methods", ())
+    return max((name for name in methods if cell.name.startswith(f"{name}-")), key=len, default="")
 
 
 def _varied(cell: Path, result: Result) -> tuple[tuple[str, Any], ...]:
     """The settings that a grid varies for a cell, which its name has, and their values."""
-    said = {name: result.settings[name] for name in _grid_of(cell).get("vary", ()) if name in result.settings}
-    return tuple((name, value) for name, value in said.items() if f"-{word(name, value)}-" in f"{cell.name}-")
+    own = result.settings
+    varied = [(name, own[name]) for name in _grid_of(cell).get("vary", ()) if name in own]
+    return tuple(one for one in varied if f"-{word(*one)}-" in f"{cell.name}-")
 
 
 def _grid_of(cell: Path) -> dict[str, Any]:
-    """What grid.toml says of a cell's comparison; empty where it cannot be read. No method that it names is loaded."""
+    """The tables of grid.toml of a cell's comparison; empty where it cannot be read.
+
+    No method that it names is loaded.
+    """
+    if cell.parent.name != CELLS:
+        return {}
     try:
-        table = tomllib.loads((cell.parent.parent / "grid.toml").read_text()) if cell.parent.name == CELLS else {}
+        table = tomllib.loads((cell.parent.parent / "grid.toml").read_text())
     except (OSError, ValueError):
         return {}
     return {key: value for key, value in table.items() if isinstance(value, dict)}
@@ -108,32 +141,19 @@ def _group(run: Result) -> tuple[Any, ...]:
 
 
 def _binding(run: Result) -> dict[str, Any]:
-    """The settings that decide the outcome of a run, except its seed, those that follow from others and unused ones."""
-    follows = {"noise_multiplier"} if run.settings.get("epsilon") is not None else set()
-    follows |= {"local_learning_rate"} if run.settings.get("local_steps", 1) == 1 else set()
-    harmless = HARMLESS | {"seed"} | follows
-    return {name: value for name, value in run.settings.items() if name not in harmless}
+    """The settings that decide the outcome of a run.
+
+    Except its seed, those that follow from others and unused ones.
+    """
+    follows = {"seed"}
+    if run.settings.get("epsilon") is not None:
+        follows.add("noise_multiplier")
+    if run.settings.get("local_steps", 1) == 1:
+        follows.add("local_learning_rate")
+    return {k: value for k, value in run.settings.items() if k not in HARMLESS | follows}
 
 
 def _hidden(run: Result) -> dict[str, Any]:
     """The binding settings that have no column, in the order of their names."""
     shown = SHOWN | {name for name, _ in run.varied}
     return {name: value for name, value in sorted(_binding(run).items()) if name not in shown}
-
-
-def _names(results: Sequence[Result], labels: Mapping[tuple[Any, ...], str]) -> dict[tuple[Any, ...], tuple[str, str]]:
-    """(label, detail) of every group: within one method and workload, by the settings that have no column."""
-    families: dict[tuple[Any, ...], dict[tuple[Any, ...], dict[str, Any]]] = {}
-    for run in results:
-        family = (run.settings.get("workload"), run.method)
-        families.setdefault(family, {})[_group(run)] = _hidden(run)
-    found = {}
-    for (_, method), groups in families.items():
-        variants = list({str(own): own for own in groups.values()}.values())
-        differing = sorted({k for own in variants for k in own if any(o.get(k) != own[k] for o in variants)})
-        for group, own in groups.items():
-            detail = ", ".join(f"{name}={own[name]}" for name in differing if own.get(name) is not None)
-            short = f"{method} ({detail})" if len(differing) <= LABELLED else f"{method} #{variants.index(own) + 1}"
-            own_name = short if detail or len(differing) > LABELLED else method
-            found[group] = (labels[group] if groups.keys() <= labels.keys() else own_name, detail)
-    return found

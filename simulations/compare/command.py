@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -17,11 +16,20 @@ from fedlsg import user_code
 from simulations import workloads
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
 from simulations.compare.collect import cell_result, read_runs
-from simulations.compare.grid import Cell, Grid, dropped_lines
-from simulations.compare.grid_file import as_toml, check_cells, from_toml, numbers, read_varied, split_settings, words
-from simulations.compare.lines import Line, lines
-from simulations.compare.output import Output, write_page, write_tables
-from simulations.compare.progress import GridDisplay, ask_above_an_hour
+from simulations.compare.grid import Cell, Grid, dropped_lines, grouped
+from simulations.compare.grid_file import (
+    KINDS,
+    as_toml,
+    check_cells,
+    from_toml,
+    numbers,
+    read_toml,
+    read_varied,
+    split_settings,
+    words,
+)
+from simulations.compare.output import Comparison, Output, write_page, write_tables
+from simulations.compare.progress import GridDisplay
 from simulations.compare.runner import Folder, Ray, check_limits, check_same_settings, one_ray, run_cells, share_out
 from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.compare.worker import Outcome
@@ -32,7 +40,6 @@ from simulations.report.tiles import check_against
 from simulations.rundir.files import write_atomically, writing_to
 from simulations.rundir.lock import exclusive
 from simulations.rundir.manifest import accept
-from simulations.rundir.results import Result
 from simulations.rundir.rundir import RunDir
 from simulations.settings.checks import all_refused, left_out, refusal
 from simulations.settings.settings import permit_code
@@ -46,41 +53,40 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
     pairs: ``-c`` settings, of one method where the name has a dot.
     Raises ValueError naming the option, or the key of the file.
     """
-    base = {} if file is None else _read(file)
+    base = {} if file is None else read_toml(file, "grid file")
     listed, said = base.get("methods", {}), base.get("settings", {})
     if (
         not isinstance(said, dict)
         or not isinstance(listed, dict)
-        or any(not isinstance(m, dict) for m in listed.values())
+        or not all(isinstance(own, dict) for own in listed.values())
     ):
         raise ValueError(f"{file}: expected [settings] and [methods.NAME] as tables")
-    names = strategies.names() if axes["methods"] == "all" else tuple(words(axes["methods"])) or tuple(listed)
-    references = {user_code.short(name): user_code.absolute(name) for name in names if user_code.is_reference(name)}
-    listed = {short: {"method": name} for short, name in references.items()} | listed
-    names = tuple(user_code.short(name) for name in names)
-    for method in references.values():
+    every = strategies.names() if axes["methods"] == "all" else ()
+    names = tuple(every or words(axes["methods"])) or tuple(listed)
+    for name in filter(user_code.is_reference, names):
+        method = user_code.absolute(name)
         user_code.permit(method)
         strategies.check_name(method)
+        listed = {user_code.short(name): {"method": method}} | listed
+    names = tuple(map(user_code.short, names))
     common, own = split_settings(pairs, names)
     given: dict[str, Any] = {
-        name: list(numbers(f"--{name}", axes[name], kind))
-        for name, kind in {"epsilons": float, "ranks": int, "sparsities": float}.items()
-        if axes[name] is not None
+        name: numbers(f"--{name}", axes[name], kind) for name, kind in KINDS.items() if axes[name] is not None
     }
-    given |= {
-        name: value
-        for name, value in (("seeds", axes["seeds"]), ("workload", workload and user_code.absolute(workload)))
-        if value is not None
-    }
-    if axes.get("vary"):
+    if axes["seeds"] is not None:
+        given["seeds"] = axes["seeds"]
+    if workload is not None:
+        given["workload"] = user_code.absolute(workload)
+    if axes["vary"]:
         given["vary"] = dict(base.get("vary", {})) | read_varied(axes["vary"])
     methods = {
         name: {key: value for key, value in listed.get(name, {}).items() if key.replace("-", "_") not in common}
         | own[name]
         for name in names
     }
-    table = base | given | {"settings": dict(said) | common, "methods": methods}
-    for part in (table, table["settings"], *methods.values(), *_each(table.get("vary"))):
+    said = said | common
+    table = base | given | {"settings": said, "methods": methods}
+    for part in (table, said, *methods.values(), *_each(table.get("vary"))):
         permit_code(part)  # the user named the file as well
     grid = from_toml(table)
     workloads.presets(grid.workload)  # refuses an unknown one
@@ -90,13 +96,20 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
 def _each(varied: object) -> list[dict[str, Any]]:
     """Each value that is varied, as a setting; of what is no table, none."""
     table = varied if isinstance(varied, Mapping) else {}
-    return [{name: value} for name, values in table.items() if isinstance(values, list | tuple) for value in values]
+    lists = {name: values for name, values in table.items() if isinstance(values, list | tuple)}
+    return [{name: value} for name, values in lists.items() for value in values]
 
 
 def compare_command(
-    grid: Grid, out: str | None, *, jobs: int | None, budget_minutes: float | None, console: Console,
-    view: View = PLAIN, yes: bool = False,
-) -> int:  # fmt: skip
+    grid: Grid,
+    out: str | None,
+    *,
+    jobs: int | None,
+    budget_minutes: float | None,
+    console: Console,
+    view: View = PLAIN,
+    yes: bool = False,
+) -> int:
     """Run or resume a grid; returns the exit status: 1 where a cell failed. ``jobs``: see ``share_out``.
 
     Where it takes more than an hour, a terminal is asked whether to go on, unless ``yes``.
@@ -128,86 +141,104 @@ def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
 
     Raises ValueError, with the reasons, if no method is left.
     """
-    reasons: dict[str, list[str | None]] = {}
-    for cell in grid.cells():
-        reasons.setdefault(cell.label, []).append(refusal(cell.given))
-    refused = {label: str(own[-1]) for label, own in reasons.items() if None not in own}
+    cells = grouped(grid.cells(), lambda cell: cell.label)
+    refused = {}
+    for label, own in cells.items():
+        reasons = [refusal(cell.given) for cell in own]
+        if None not in reasons:
+            refused[label] = str(reasons[-1])
     if len(refused) == len(grid.entries):
         raise all_refused(refused)
     kept = tuple(entry for entry in grid.entries if entry.label not in refused)
-    return replace(grid, entries=kept) if refused else grid, refused
+    return replace(grid, entries=kept), refused
 
 
 def _run(
-    cells: Sequence[Cell], folder: Folder, text: str, jobs: int | None, ray: Ray, budget_seconds: float | None,
-    console: Console, view: View, yes: bool,
-) -> int:  # fmt: skip
-    def results() -> list[Result]:
-        record = folder.record()
-        return [cell_result(folder, cell, record, view.link) for cell in cells]
+    cells: Sequence[Cell],
+    folder: Folder,
+    text: str,
+    jobs: int | None,
+    ray: Ray,
+    budget_seconds: float | None,
+    console: Console,
+    view: View,
+    yes: bool,
+) -> int:
+    workload = user_code.shown(str(cells[0].given["workload"]))
+    title = f"{workload}: {len({cell.label for cell in cells})} methods compared"
 
-    before = results()
-    done = sum(result.done for result in before)
-    known = [float(result.summary["wall_seconds"]) for result in before if "wall_seconds" in result.summary]
-    print_whole(f"{len(cells)} cells, {done} done before, folder {folder.path}", console)
-    title = (
-        f"{user_code.shown(str(cells[0].given['workload']))}: {len({cell.label for cell in cells})} methods compared"
-    )
-    output = Output(folder=folder.path, title=title, results=results, command=_command(), grid=text, view=view)
-    ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=budget_seconds)
-    display = GridDisplay(console, folder, len(cells), done, known=known, on_estimate=ask)
+    def compared() -> Comparison:
+        record = folder.record()
+        results = [cell_result(folder, cell, record, view.link) for cell in cells]
+        return Comparison(title=title, results=results, command=_command(), grid=text, view=view)
 
     def ended(cell: Cell, outcome: Outcome) -> None:
         display.ended(cell, outcome)
         output.update()
 
+    before = compared().results
+    done = sum(result.done for result in before)
+    summaries = [result.summary for result in before]
+    print_whole(f"{len(cells)} cells, {done} done before, folder {folder.path}", console)
+    output = Output(folder.path, compared)
+    display = GridDisplay(
+        console,
+        folder,
+        len(cells),
+        done,
+        known=[float(summary["wall_seconds"]) for summary in summaries if "wall_seconds" in summary],
+        budget_seconds=budget_seconds,
+        yes=yes,
+    )
     try:
-        with display.progress, share_out(folder.unfinished(cells), jobs, ray) as (shared, at_a_time):
+        with (
+            display.progress,
+            share_out(folder.unfinished(cells), jobs, ray) as (shared, at_a_time),
+        ):
             run_cells(
-                shared, folder, jobs=at_a_time, budget_seconds=budget_seconds,
-                started=display.started, running=display.running, ended=ended,
-            )  # fmt: skip
+                shared,
+                folder,
+                jobs=at_a_time,
+                budget_seconds=budget_seconds,
+                started=display.started,
+                running=display.running,
+                ended=ended,
+            )
     except (KeyboardInterrupt, SystemExit):
         console.print("the same command continues this grid", markup=False)
         raise
     finally:
-        finished = output.finish()
-    show(finished, folder.path, console, view=view)
-    return int(any(result.status == "failed" for result in finished))
+        finished = output.update(ended=True)
+    show(finished, folder.path, console)
+    return int(any(result.status == "failed" for result in finished.results))
 
 
 CELLS_LEFT = "cells are left; the same command continues"
 RUNS_LEFT = "runs are not finished; continue with fedlsg resume RUN, or with the compare that started them"
 
 
-def show(results: Sequence[Result], folder: Path, console: Console, more: str = CELLS_LEFT, view: View = PLAIN) -> None:
-    """The table on the terminal, what is not in it, how to continue (``more``), and where the page is."""
-    table = lines(results)
+def show(made: Comparison, folder: Path, console: Console, more: str = CELLS_LEFT) -> None:
+    """The table on the terminal, what is not in it, how to continue (``more``), and the page."""
+    table, results = made.table, made.results
     print_table(comparison_table(table), console)
     for note in notes(table):
         print_note(note, console)
-    if view.bytes:
-        print_panels(table, console)
+    if made.view.bytes:
+        for panel in panels(table):
+            print_table(panel_table(panel), console)
+        print_note(NOTE, console)
     for label, text in variants(table).items():
         print_note(f"{label}: {text}", console)
-    for note in view.notes:
+    for note in made.view.notes:
         print_note(note, console, style="yellow")
     for name, text in unfinished(table).items():
-        if text == "not run":
-            continue  # counted below; a large grid has hundreds
-        style = "red" if text.startswith("failed") else "yellow"
-        print_whole(f"{name}: {text}", console, style)
+        if text != "not run":  # counted below; a large grid has hundreds
+            style = "red" if text.startswith("failed") else "yellow"
+            print_whole(f"{name}: {text}", console, style)
     left = sum(result.status in ("not run", "interrupted") for result in results)
     if left:
         console.print(f"{left} of {len(results)} {more}", style="yellow")
     print_whole(f"report  {folder / 'report.html'}", console)
-
-
-def print_panels(table: Sequence[Line], console: Console) -> None:
-    """The tables of the bytes axis."""
-    for panel in panels(table):
-        print_table(panel_table(panel), console)
-    print_note(NOTE, console)
 
 
 def report_command(
@@ -222,26 +253,26 @@ def report_command(
     def say(line: str) -> None:
         print_line(line, console, "yellow")
 
-    results = read_runs([Path(run) for run in runs], view.link, say)
-    single, other = len(results) == 1, None
-    if against is not None:
-        if not single:
+    results = read_runs(map(Path, runs), view.link, say)
+    if len(results) > 1:
+        if against is not None:
             raise ValueError("--against belongs to the page of one run: several runs are compared with each other")
+        folder = Path(out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-report").expanduser().resolve()
+        made = Comparison(title=f"{len(results)} runs compared", results=results, command=_command(), view=view)
+        with writing_to(folder):
+            write_tables(folder, made)
+            write_page(folder, made)
+        show(made, folder, console, RUNS_LEFT)
+        return
+    other = None
+    if against is not None:
         (other,) = read_runs([Path(against)], view.link, say)
         check_against(results[0], other)
-    place = out or (runs[0] if single else f"runs/{datetime.now():%Y%m%d-%H%M%S}-report")
-    folder = Path(place).expanduser().resolve()
+    folder = Path(out or runs[0]).expanduser().resolve()
     with writing_to(folder):
-        if single:
-            write_atomically(folder / "report.html", run_page(results[0], against=other).encode())
-            accept(RunDir(folder), ["report.html"])
-        else:
-            write_tables(folder, results, view)
-            write_page(folder, f"{len(results)} runs compared", results, command=_command(), view=view)
-    if single:
-        print_whole(f"report  {folder / 'report.html'}", console)
-    else:
-        show(results, folder, console, RUNS_LEFT, view)
+        write_atomically(folder / "report.html", run_page(results[0], against=other).encode())
+        accept(RunDir(folder), ["report.html"])
+    print_whole(f"report  {folder / 'report.html'}", console)
 
 
 def _command() -> str:
@@ -254,12 +285,3 @@ def published(grid: Grid) -> Grid:
     return replace(
         grid, settings={name: value for name, value in grid.settings.items() if name not in ("data_dir", "data_root")}
     )
-
-
-def _read(file: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(file).expanduser().read_text())
-    except OSError as error:
-        raise ValueError(f"cannot read the grid file {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is no TOML file: {error}") from None

@@ -5,10 +5,11 @@ A comparison drops settings that a method lacks, and says so.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import strategies
 from fedlsg.setting.mechanisms import KINDS, is_silent
@@ -48,15 +49,29 @@ def _looks_at(method: str, name: str, settings: Mapping[str, Any], values: Seque
 
 def dropped_lines(dropped: Iterable[tuple[str, str]]) -> list[str]:
     """A line for each method that lacks settings, from (label, setting) pairs."""
-    found: dict[str, list[str]] = {}
-    for label, name in dropped:
-        found.setdefault(label, []).append(name)
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for label, names in found.items():
-        groups.setdefault(tuple(dict.fromkeys(names)), []).append(label)
+    pairs = grouped(dropped, itemgetter(0))
+    lacking = {label: tuple(dict.fromkeys(name for _, name in own)) for label, own in pairs.items()}
     return [
-        f"{', '.join(names)}: no setting of {', '.join(labels)}, left out there" for names, labels in groups.items()
+        f"{', '.join(names)}: no setting of {', '.join(labels)}, left out there"
+        for names, labels in grouped(lacking, lacking.__getitem__).items()
     ]
+
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by their key, in the order of the first one of each."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a setting is a number: True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 OPTIONS = {"rank": "--ranks", "sparsity": "--sparsities"}
@@ -168,20 +183,21 @@ class Grid:
                 raise ValueError(f"none of the methods {labels} has a setting {name}: leave {option} out")
 
     def cells(self) -> list[Cell]:
-        """All cells, seeds outermost, then epsilons: whenever a run stops, all methods have got equally far.
+        """All cells, seeds outermost, then epsilons: when a run stops, all methods got equally far.
 
-        A method without noise runs once a seed. A setting that only some recipes have goes to those recipes.
+        A method without noise runs once a seed. A setting that only some recipes have goes to those
+        recipes, and what would repeat a run of the others is none.
         """
-        own = {entry.label: self._own(entry) for entry in self.entries}
-        has = {entry.label: self._has(entry, own[entry.label]) for entry in self.entries}
+        has = {entry.label: self._has(entry) for entry in self.entries}
         return [
-            self._cell(entry, seed, epsilon, varied)
+            self._cell(entry, seed, epsilon, {name: at[name] for name in at if name in has[entry.label]})
             for seed in self.seeds
-            for position, epsilon in enumerate(self.epsilons or (None,))
-            for combination in product(*(enumerate(values) for values in self.axes.values()))
+            for epsilon in self.epsilons or (None,)
+            for values in product(*self.axes.values())
+            for at in [dict(zip(self.axes, values, strict=True))]
             for entry in self.entries
-            if position == 0 or self._adds_noise(entry)
-            for varied in self._varied(has[entry.label], combination)
+            if self._adds_noise(entry) or epsilon in (None, *self.epsilons[:1])
+            if all(at[name] is self.axes[name][0] for name in at.keys() - has[entry.label])
         ]
 
     def dropped(self) -> list[tuple[str, str]]:
@@ -201,20 +217,14 @@ class Grid:
         common = {name: value for name, value in self.settings.items() if name not in recipes or entry.has(name)}
         return common | dict(entry.settings)
 
-    def _has(self, entry: Entry, own: Mapping[str, Any]) -> set[str]:
+    def _has(self, entry: Entry) -> set[str]:
         """The varied settings that an entry has and does not fix itself."""
+        own = self._own(entry)
         return {
             name
             for name, values in self.axes.items()
             if name not in entry.settings and not lacks(entry.method, name, own, values)
         }
-
-    def _varied(self, has: set[str], combination: Sequence[tuple[int, Any]]) -> Sequence[tuple[tuple[str, Any], ...]]:
-        """What an entry varies at a combination of (position, value); nothing at those that would repeat a run."""
-        at = list(zip(self.axes, combination, strict=True))
-        if any(position for name, (position, _) in at if name not in has):
-            return ()
-        return (tuple((name, value) for name, (_, value) in at if name in has),)
 
     def _adds_noise(self, entry: Entry) -> bool:
         kind = entry.settings.get("mechanism", self.settings.get("mechanism"))
@@ -222,21 +232,23 @@ class Grid:
             return strategies.recipe(entry.method).mechanism.adds_noise
         return not is_silent(kind)
 
-    def _cell(self, entry: Entry, seed: int, epsilon: float | None, varied: tuple[tuple[str, Any], ...]) -> Cell:
-        noisy = self._adds_noise(entry)
-        epsilon = epsilon if noisy else None
-        own = {
-            name: value
-            for name, value in self._own(entry).items()
-            if noisy or name != "noise_multiplier" or name in entry.settings
-        }
-        coordinates = ({} if epsilon is None else {"epsilon": epsilon}) | dict(varied)
-        fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
+    def _cell(self, entry: Entry, seed: int, epsilon: float | None, varied: Mapping[str, Any]) -> Cell:
+        own, coordinates = self._own(entry), dict(varied)
+        if not self._adds_noise(entry):
+            if "noise_multiplier" not in entry.settings:
+                own.pop("noise_multiplier", None)
+        elif epsilon is not None:
+            coordinates = {"epsilon": epsilon, **varied}
         if own.get("engine") == "auto":  # cells share the processors among them
             own["engine"] = "local"
-        words = [entry.label, *(word(name, value) for name, value in coordinates.items()), f"seed{seed}"]
-        shown = tuple((name, value) for name, value in varied if name in self.vary)
-        return Cell(name="-".join(words), label=entry.label, given={**fixed, **own, **coordinates}, varied=shown)
+        fixed = {"workload": self.workload, "method": entry.method, "seed": seed, "engine": "local"}
+        words = [entry.label, *(word(*one) for one in coordinates.items()), f"seed{seed}"]
+        return Cell(
+            name="-".join(words),
+            label=entry.label,
+            given={**fixed, **own, **coordinates},
+            varied=tuple(one for one in varied.items() if one[0] in self.vary),
+        )
 
 
 def word(name: str, value: Any) -> str:

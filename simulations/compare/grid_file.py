@@ -18,19 +18,35 @@ The file:
     direction = "bottom"
 """
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from fedlsg.setting.choices import choose
 from fedlsg.user_code.failure import without_exit
-from simulations.compare.grid import AXES, Cell, Entry, Grid
+from simulations.compare.grid import AXES, Cell, Entry, Grid, grouped, is_number
 from simulations.plan.base import Base
 from simulations.plan.plan import client_terms, count_blocks
 from simulations.plan.prepare import data_key, prepare
 from simulations.settings.checks import idle
 from simulations.settings.settings import RUN, Settings, declarations, from_mapping, names_given, parse
 from simulations.workloads import LoadedWorkload
+
+KINDS: Mapping[str, type] = {"epsilons": float, "ranks": int, "sparsities": float}
+"""The axes of numbers."""
+
+
+def read_toml(path: str, what: str, more: str = "") -> dict[str, Any]:
+    """The table of a file. Raises ValueError naming it, and ``more``, if it cannot be read."""
+    try:
+        return tomllib.loads(Path(path).expanduser().read_text())
+    except OSError as error:
+        raise ValueError(f"cannot read the {what} {path}: {error.strerror}{more}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
 
 
 def split_settings(pairs: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -52,10 +68,7 @@ def as_toml(grid: Grid) -> dict[str, Any]:
     """The grid as grid.toml holds it; ``from_toml`` is its inverse."""
     return {
         "workload": grid.workload,
-        "seeds": list(grid.seeds),
-        "epsilons": list(grid.epsilons),
-        "ranks": list(grid.ranks),
-        "sparsities": list(grid.sparsities),
+        **{name: list(getattr(grid, name)) for name in ("seeds", *KINDS)},
         **({"vary": {name: list(values) for name, values in grid.vary.items()}} if grid.vary else {}),
         **({"notes": list(grid.notes)} if grid.notes else {}),
         "settings": dict(grid.settings),
@@ -71,19 +84,14 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
 
     Raises ValueError for an unknown key or a value of the wrong type.
     """
-    known = {"workload", "seeds", "epsilons", "ranks", "sparsities", "notes", "vary", "settings", "methods"}
+    known = ("workload", "seeds", *KINDS, "notes", "vary", "settings", "methods")
     for key in table:
         choose("key of a grid file", key, dict.fromkeys(known))
-    methods = table.get("methods", {})
-    if not isinstance(methods, Mapping) or not all(isinstance(own, Mapping) for own in methods.values()):
-        raise ValueError("expected a grid file to name its methods as [methods.NAME] tables")
     return Grid(
         workload=str(table.get("workload", RUN["workload"].default)),
-        entries=tuple(_entry(label, own) for label, own in methods.items()),
+        entries=tuple(_entry(label, own) for label, own in table.get("methods", {}).items()),
         seeds=_seeds(table.get("seeds", 1)),
-        epsilons=_numbers("epsilons", table.get("epsilons", []), float),
-        ranks=_numbers("ranks", table.get("ranks", []), int),
-        sparsities=_numbers("sparsities", table.get("sparsities", []), float),
+        **{name: _numbers(name, table.get(name, []), kind) for name, kind in KINDS.items()},
         settings=parse(table.get("settings", {})),
         vary=parse_varied(table.get("vary", {})),
         notes=tuple(map(str, table.get("notes", ()))),
@@ -113,11 +121,7 @@ def parse_varied(table: object) -> dict[str, tuple[Any, ...]]:
             raise ValueError(f"{name} is an axis of its own: give it as {option}, not with --vary")
     known = declarations(table)
     found = {name.replace("-", "_"): tuple(known[name].parse(value) for value in table[name]) for name in table}
-    return {name: tuple(sorted(values)) if _numeric(values) else values for name, values in found.items()}
-
-
-def _numeric(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return {name: tuple(sorted(values)) if all(map(is_number, values)) else values for name, values in found.items()}
 
 
 def _entry(label: str, own: Mapping[str, Any]) -> Entry:
@@ -126,7 +130,7 @@ def _entry(label: str, own: Mapping[str, Any]) -> Entry:
 
 
 def _seeds(value: object) -> tuple[int, ...]:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if is_number(value) and isinstance(value, int):
         return tuple(range(value))
     return _numbers("seeds", value, int)
 
@@ -134,7 +138,7 @@ def _seeds(value: object) -> tuple[int, ...]:
 def _numbers(name: str, values: object, kind: type) -> tuple[Any, ...]:
     """Numbers of an axis, each of ``kind``. Raises ValueError naming the axis."""
     listed = values if isinstance(values, list | tuple) else [None]
-    if any(isinstance(v, bool) or not isinstance(v, int | float) or kind(v) != v for v in listed):
+    if not all(is_number(v) and kind(v) == v for v in listed):
         raise ValueError(f"expected {name} as a list of numbers ({kind.__name__}), got {values!r}")
     return tuple(kind(value) for value in listed)
 
@@ -166,20 +170,17 @@ def check_cells(cells: Iterable[Cell]) -> None:
     here: too little memory, a loss that diverges, and errors of a user's code, whose traceback is in the log of its
     cell.
     """
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(repr({**cell.given, "seed": None}), []).append(cell)
+    groups = grouped(cells, lambda cell: repr({**cell.given, "seed": None})).values()
     check = _Check()
-    refused: dict[str, list[str]] = {}
-    for alike in groups.values():
-        if (reason := check.reason(alike[0].given)) is not None:
-            refused.setdefault(reason, []).extend(cell.name for cell in alike)
-    for name in set.intersection(*(set(found) for found in check.idle)) if check.idle and not refused else ():
-        raise ValueError(f"in every cell, {check.idle[0][name]}")
+    found = [(reason, cell) for alike in groups for reason in [check.reason(alike[0].given)] for cell in alike]
+    refused = grouped((one for one in found if one[0] is not None), itemgetter(0))
+    if check.idle and not refused:
+        for name in set.intersection(*map(set, check.idle)):
+            raise ValueError(f"in every cell, {check.idle[0][name]}")
     if refused:
-        count, every = (sum(map(len, group)) for group in (refused.values(), groups.values()))
-        reasons = "; ".join(f"{_some(names)}: {reason}" for reason, names in refused.items())
-        raise ValueError(f"{count} of {every} cells cannot run, so none was started: {reasons}")
+        count = sum(map(len, refused.values()))
+        reasons = [f"{_some([cell.name for _, cell in own])}: {reason}" for reason, own in refused.items()]
+        raise ValueError(f"{count} of {len(found)} cells cannot run, so none was started: {'; '.join(reasons)}")
 
 
 class _Check:
@@ -189,7 +190,7 @@ class _Check:
     """
 
     def __init__(self) -> None:
-        self.data: tuple[Any, LoadedWorkload] | None = None
+        self.data: dict[Any, LoadedWorkload] = {}
         self.blocks: dict[Any, int] = {}
         self.idle: list[dict[str, str]] = []
 
@@ -207,9 +208,8 @@ class _Check:
 
     def _prepare(self, settings: Settings) -> Base:
         key = data_key(settings)
-        kept = self.data[1] if self.data is not None and self.data[0] == key else None
-        base = prepare(settings, loaded=kept)
-        self.data = (key, base.workload)
+        base = prepare(settings, loaded=self.data.get(key))
+        self.data = {key: base.workload}
         model = (key, base.settings.method, base.settings.model, repr(base.method.carrier), base.method.mechanism.clips)
         here = replace(base, settings=replace(base.settings, device="cpu"))
         if model not in self.blocks:

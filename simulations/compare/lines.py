@@ -1,20 +1,27 @@
 """Means over seeds: runs that differ in their seed only are one line.
 
-An accuracy is mean ± sample standard deviation over seeds, on the public test split. Its standard error, and whether
-it is better than guessing, are those of ``workloads.chance``.
+An accuracy is mean ± sample standard deviation over seeds, on the public test split. Its standard
+error, and whether it is better than guessing, are those of ``workloads.chance``.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedlsg.setting.units import Unit, unit_in
+from simulations.compare.grid import grouped
+from simulations.report.colours import canonical
+from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.results import Result
 from simulations.workloads.base.split import Chance, beats_chance, standard_error
 
 PROBE = "linear-probe"
+SHORT = {"rank": "r", "sparsity": "p"}
+"""Settings that the name of a line has under a letter."""
+SAME = 0.01
+"""Relative difference of epsilons that count as equal: calibration ends within it of its target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +30,7 @@ class Line:
 
     runs: tuple[Result, ...]
     probe: float | None = None
-    """Mean accuracy of the private linear probe at the same epsilon target."""
+    """Mean accuracy of the private linear probe at the same epsilon target; None for itself."""
 
     @property
     def label(self) -> str:
@@ -52,33 +59,26 @@ class Line:
         return str(self.setting("trust") or "client")
 
     @property
-    def unit(self) -> str:
-        """The name of what the epsilon protects."""
-        return self.of_unit.name
-
-    @property
-    def of_unit(self) -> Unit:
+    def unit(self) -> Unit:
         """What the epsilon protects."""
         return unit_in({"unit": self.setting("unit")})
 
     @property
     def task(self) -> tuple[Any, ...]:
         """What lines need in common to be compared: the evaluated rows of one workload."""
-        return tuple(self.setting(name) for name in ("workload", "dataset", "subset", "holdout", "public_rows"))
-
-    @property
-    def accuracies(self) -> list[float]:
-        return [run.accuracy for run in self.done if run.accuracy is not None]
+        names = ("workload", "dataset", "subset", "holdout", "public_rows")
+        return tuple(map(self.setting, names))
 
     @property
     def by_loss(self) -> bool:
-        """Whether the workload has no accuracy: then scores are losses, and the lowest is the best."""
-        return bool(self.done) and not self.accuracies
+        """Whether its workload has no accuracy: then scores are losses, the lowest is the best."""
+        return bool(self.done) and not self.numbers(lambda run: run.accuracy)
 
     @property
     def scores(self) -> list[float]:
         """Final accuracies, or losses, of the seeds."""
-        return [float(run.summary["loss"]) for run in self.done] if self.by_loss else self.accuracies
+        by_loss = self.by_loss
+        return self.numbers(lambda run: run.summary["loss"] if by_loss else run.accuracy)
 
     @property
     def scale(self) -> float:
@@ -87,7 +87,7 @@ class Line:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.scores) if self.done else None
+        return _mean(self.scores)
 
     @property
     def sd(self) -> float | None:
@@ -95,17 +95,32 @@ class Line:
         return statistics.stdev(self.scores) if len(self.done) > 1 else None
 
     @property
+    def height(self) -> float:
+        """The mean as it is shown."""
+        return self.scale * (self.mean or 0.0)
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation as it is shown."""
+        return self.scale * (self.sd or 0.0)
+
+    @property
+    def deficit(self) -> float:
+        """Of which the best line has the lowest: the mean loss, or the accuracy below 0."""
+        return self.height if self.by_loss else -self.height
+
+    @property
     def chance(self) -> Chance | None:
+        """None if nothing is done, or the accuracy of guessing is not on record."""
         return self.done[0].chance if self.done else None
 
     @property
     def standard_error(self) -> float | None:
-        return None if self.chance is None else standard_error(self.accuracies, self.chance)
+        return None if self.chance is None else standard_error(self.scores, self.chance)
 
     @property
     def beats_chance(self) -> bool | None:
-        """None if nothing is done, or the accuracy of guessing is not on record."""
-        return None if self.chance is None else beats_chance(self.accuracies, self.chance)
+        return None if self.chance is None else beats_chance(self.scores, self.chance)
 
     @property
     def private(self) -> bool | None:
@@ -119,79 +134,91 @@ class Line:
     @property
     def epsilon(self) -> float | None:
         """The largest epsilon of its runs; inf if nothing is claimed."""
-        return max((run.epsilon_max for run in self.done if run.epsilon_max is not None), default=None)
+        return max(self.numbers(lambda run: run.epsilon_max), default=None)
 
-    def _of_all(self, of: Callable[[Result], float | None]) -> list[float]:
-        """A number of each finished run; none if one has none on record."""
-        found = [value for run in self.done if (value := of(run)) is not None]
-        return found if len(found) == len(self.done) else []
+    @property
+    def bounded(self) -> bool:
+        """Whether its epsilon is finite."""
+        return self.epsilon is not None and math.isfinite(self.epsilon)
 
     @property
     def epsilon_outside(self) -> float | None:
-        """The largest epsilon of its runs against a reader of the weights alone; None if a run has none on record."""
-        return max(self._of_all(lambda run: run.epsilon_outside), default=None)
+        """As ``epsilon``, against a reader of the weights alone."""
+        return max(self.numbers(lambda run: run.epsilon_outside), default=None)
+
+    def numbers(self, of: Callable[[Result], float | None]) -> list[float]:
+        """A number of each finished run; none if one of them has none on record."""
+        found = [float(value) for run in self.done if (value := of(run)) is not None]
+        return found if len(found) == len(self.done) else []
+
+    def mean_of(self, name: str) -> float | None:
+        """Mean of a number in summary.json; None where it may not be seen (trust=server)."""
+        return _mean(self.numbers(lambda run: run.summary.get(name)))
 
     @property
-    def rho(self) -> float | None:
-        """Norm of a step's noise over the clip norm, mean over seeds; None if a run has none on record."""
-        return _mean(self._of_all(lambda run: run.summary.get("rho")))
+    def training_seconds(self) -> float | None:
+        """In which clients trained; the rest is a cell's start, accounting and evaluation."""
+        return _mean(self.numbers(lambda run: run.summary.get("seconds", {}).get("training")))
+
+    @property
+    def transfer(self) -> float | None:
+        """Seconds on a link, mean over seeds; None if no link is given."""
+        return _mean(self.numbers(lambda run: run.transfer))
 
     @property
     def uplink(self) -> float | None:
         """Payload bytes of a client in a round."""
         messages = sum(run.messages for run in self.done)
-        return sum(run.summary.get("uplink_bytes", 0) for run in self.done) / messages if messages else None
-
-    def mean_of(self, name: str) -> float | None:
-        """Mean over finished seeds of a number in summary.json; None where it may not be seen (trust=server)."""
-        return _mean([run.summary[name] for run in self.done if name in run.summary])
-
-    @property
-    def total_uplink(self) -> float | None:
-        """Payload bytes of a whole run, mean over seeds."""
-        return self.mean_of("uplink_bytes")
-
-    @property
-    def total_downlink(self) -> float | None:
-        """As ``total_uplink``, to the clients."""
-        return self.mean_of("downlink_bytes")
-
-    @property
-    def transfer(self) -> float | None:
-        """Seconds on a link, mean over seeds; None if no link is given."""
-        return _mean(self._of_all(lambda run: run.transfer))
+        sent = sum(run.summary.get("uplink_bytes", 0) for run in self.done)
+        return sent / messages if messages else None
 
     @property
     def saved(self) -> float | None:
-        """How many times smaller the payloads are than dense updates."""
-        up = sum(run.summary.get("uplink_bytes", 0) for run in self.done)
-        return sum(run.summary["uplink_bytes_dense"] for run in self.done) / up if up else None
+        """How many times smaller the payloads that are sent are than dense updates."""
+        return self.compression("uplink")
 
-    @property
-    def seconds(self) -> float | None:
-        return self.mean_of("wall_seconds")
-
-    @property
-    def training_seconds(self) -> float | None:
-        """Seconds in which clients trained, mean over seeds; the rest is a cell's start, accounting and evaluation."""
-        return _mean(self._of_all(lambda run: run.summary.get("seconds", {}).get("training")))
+    def compression(self, *ways: str) -> float | None:
+        """Dense updates over payloads, in bytes of the directions ``uplink`` and ``downlink``."""
+        dense, used = (
+            sum(run.summary.get(f"{way}_{kind}", 0) for run in self.done for way in ways)
+            for kind in ("bytes_dense", "bytes")
+        )
+        return dense / used if used else None
 
     @property
     def over_probe(self) -> float | None:
         """Mean accuracy minus that of the private linear probe."""
-        if self.mean is None or self.probe is None or self.method == PROBE or self.by_loss:
-            return None
-        return self.mean - self.probe
+        return None if self.mean is None or self.probe is None else self.mean - self.probe
 
     @property
     def name(self) -> str:
         """Label with rank, sparsity and varied settings, for legends."""
-        own = [f"r {self.setting('rank')}"] if self.setting("rank") else []
-        own += [f"p {self.setting('sparsity'):g}"] if self.setting("sparsity") is not None else []
-        others = {name: value for name, value in self.varied.items() if name not in ("rank", "sparsity")}
-        own += [f"{name} {value_words(value)}" for name, value in others.items()]
-        own += [self.of_unit.level] if self.of_unit.level and "unit" not in self.varied else []
-        return f"{self.label} ({', '.join(own)})" if own else self.label
+        varied = {name: value for name, value in self.varied.items() if name not in SHORT}
+        return self._called(self.label, SHORT, varied)
+
+    @property
+    def marked(self) -> str:
+        """The name; one that is not private says so."""
+        return self.name if self.private else f"{self.name}, {NOT_PRIVATE}"
+
+    def family(self, axes: Sequence[str], *, marked: bool = False) -> str:
+        """What it shares with the lines that differ in the settings ``axes`` alone."""
+        varied = {name: value for name, value in self.varied.items() if name not in axes}
+        if self.epsilon_target is not None:
+            varied["epsilon"] = self.epsilon_target
+        label = f"{self.label}, {NOT_PRIVATE}" if marked and self.private is False else self.label
+        return self._called(label, SHORT.keys() - self.varied.keys(), varied)
+
+    def _called(self, label: str, short: Iterable[str], varied: dict[str, Any]) -> str:
+        own = {name: self.setting(name) for name in SHORT if name in short}
+        words = [
+            f"{SHORT[name]} {value_words(value)}"
+            for name, value in own.items()
+            if value is not None and (name, value) != ("rank", 0)
+        ]
+        words += [f"{name} {value_words(value)}" for name, value in varied.items()]
+        words += [self.unit.level] if self.unit.level and "unit" not in self.varied else []
+        return f"{label} ({', '.join(words)})" if words else label
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -199,25 +226,37 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def lines(results: Iterable[Result]) -> list[Line]:
-    """Results by group: epsilon targets ascending, no target last, the best mean first, unfinished ones last."""
-    groups: dict[tuple[Any, ...], list[Result]] = {}
-    for result in results:
-        groups.setdefault(result.group or (result.name,), []).append(result)
+    """Results by group: epsilon targets ascending, no target last, then the best mean first.
+
+    Unfinished ones are the last.
+    """
+    groups = grouped(results, lambda run: run.group or (run.name,))
     found = [Line(runs=tuple(runs)) for runs in groups.values()]
     probes: dict[tuple[Any, ...], float] = {}
     for line in found:
         if line.method == PROBE and line.mean is not None and line.private and not line.by_loss:
-            target = (line.task, line.unit, line.epsilon_target)
-            probes[target] = max(line.mean, probes.get(target, 0.0))
-    found = [Line(runs=line.runs, probe=probes.get((line.task, line.unit, line.epsilon_target))) for line in found]
-    return sorted(found, key=order)
+            probes[_rivals(line)] = max(line.mean, probes.get(_rivals(line), 0.0))
+    compared = [
+        line if line.method == PROBE or line.by_loss else replace(line, probe=probes.get(_rivals(line)))
+        for line in found
+    ]
+    return sorted(compared, key=order)
+
+
+def _rivals(line: Line) -> tuple[Any, ...]:
+    """What a line shares with the probe that it is compared with."""
+    return line.task, line.unit.name, line.epsilon_target
 
 
 def order(line: Line) -> tuple[Any, ...]:
     """The place of a line in a table."""
     target = math.inf if line.epsilon_target is None else line.epsilon_target
-    score = line.mean or 0.0
-    return (target, line.mean is None, score if line.by_loss else -score, line.name)
+    return (target, line.mean is None, line.deficit, line.name)
+
+
+def in_legend_order(table: Iterable[Line]) -> list[Line]:
+    """Lines in the order of every legend: by method, then by name, the smallest epsilon first."""
+    return sorted(table, key=lambda line: (canonical(line.method), line.name, order(line)))
 
 
 def shown(line: Line, value: float) -> str:
@@ -239,8 +278,3 @@ def measured(table: Iterable[Line]) -> str:
 def value_words(value: Any) -> str:
     """A varied value for people."""
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a varied value is a number: True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)

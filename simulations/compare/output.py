@@ -5,13 +5,14 @@ The page has the table, the figures, what failed, and what the numbers do and do
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulations.compare.bytes_axis import NOTE, PLAIN, View, bytes_markdown, panel_table, panels
 from simulations.compare.lines import PROBE, Line, lines
-from simulations.compare.plots import Charts, figures
+from simulations.compare.plots import Charts, figures, targets_of
 from simulations.compare.table import (
     comparison_table,
     notes,
@@ -21,8 +22,6 @@ from simulations.compare.table import (
     unfinished,
     variants,
 )
-from simulations.compare.vary_plots import CAPTIONS as VARIED
-from simulations.compare.vary_plots import varied_figures
 from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import interactive, picture, png
 from simulations.report.page import Code, Page, Part, Text, data_section, download, facts_of, sections
@@ -51,32 +50,53 @@ CAPTIONS = {
     "accuracy-total-bytes": "How accurate each method is for the bytes that it sends, at equal epsilon. Further up is "
     "more accurate, further left is cheaper. One panel counts what clients sent, the other also what they received. "
     f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",
+    "accuracy-varied": "How the accuracy depends on the varied setting. A mark is the mean over seeds; bars show one "
+    "standard deviation. Dashed horizontal lines, if there are any, are methods without the setting.",
+    "accuracy-heat": "The accuracy for each pair of values: mean over seeds, and below it one standard deviation. All "
+    "panels have the same colours; lighter is better. A frame marks the best pair of a panel. Methods that lack one of "
+    "the settings are in the table alone. The table above has the numbers.",
     "learning-curves": "Test accuracy after each round. A line is the mean over seeds; the band around it reaches from "
     "the worst to the best seed. If all runs have a simulated clock, rounds are at their mean simulated time.",
 }
 GRID = "The grid; fedlsg compare --grid grid.toml runs it again:"
 
 
-def write_tables(folder: Path, results: Sequence[Result], view: View = PLAIN) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What an output folder shows.
+
+    ``command`` made it; ``grid`` is the text of its grid.toml.
+    """
+
+    title: str
+    results: Sequence[Result]
+    command: str = ""
+    grid: str = ""
+    view: View = PLAIN
+
+    @cached_property
+    def table(self) -> list[Line]:
+        """Its runs as lines."""
+        return lines(self.results)
+
+
+def write_tables(folder: Path, made: Comparison) -> None:
     """results.csv, table.csv and table.md, and bytes.md on the bytes axis: milliseconds."""
-    table = lines(results)
     texts = {
-        "results.csv": results_csv(results),
-        "table.csv": table_csv(table),
-        "table.md": table_markdown(table, view.notes),
+        "results.csv": results_csv(made.results),
+        "table.csv": table_csv(made.table),
+        "table.md": table_markdown(made.table, made.view.notes),
     }
-    texts |= {"bytes.md": bytes_markdown(table)} if view.bytes else {}
+    if made.view.bytes:
+        texts["bytes.md"] = bytes_markdown(made.table)
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
 
 
-def write_page(
-    folder: Path, title: str, results: Sequence[Result], *, command: str = "", grid: str = "", view: View = PLAIN
-) -> None:
+def write_page(folder: Path, made: Comparison) -> None:
     """plots/*.png and report.html: a second or two."""
-    table = lines(results)
-    made = drawn(table, view)
-    write_report(folder, page(title, results, table, command=command, grid=grid, view=view, figures=made), made)
+    drawn = figures(made.table, made.view)
+    write_report(folder, page(made, drawn), drawn)
 
 
 def write_report(folder: Path, html: str, made: "Mapping[str, Charts | Figure]") -> None:
@@ -87,65 +107,54 @@ def write_report(folder: Path, html: str, made: "Mapping[str, Charts | Figure]")
         write_atomically(folder / "plots" / f"{name}.png", image)
 
 
-@dataclass(kw_only=True)
 class Output:
     """Writes tables and page again while results come in.
 
-    Guarantee: the tables follow every result. Page and plots take a twentieth of the time at most, and are written at
-    the end.
+    Guarantee: the tables follow every result. Page and plots take a twentieth of the time at most,
+    and are written at the end.
     """
 
-    folder: Path
-    title: str
-    results: Callable[[], Sequence[Result]]
-    command: str
-    grid: str
-    view: View = PLAIN
-    drawn: float = field(default_factory=time.monotonic)
-    cost: float = 2.0
+    def __init__(self, folder: Path, compared: Callable[[], Comparison]) -> None:
+        self.folder, self.compared = folder, compared
+        self.drawn, self.pause = time.monotonic(), 2.0 / SHARE
 
-    def update(self) -> None:
-        """After a cell."""
-        write_tables(self.folder, self.results(), self.view)
-        if time.monotonic() - self.drawn > self.cost / SHARE:
-            self._draw()
-
-    def finish(self) -> Sequence[Result]:
-        """Everything, at the end; returns the results."""
-        write_tables(self.folder, self.results(), self.view)
-        self._draw()
-        return self.results()
-
-    def _draw(self) -> None:
-        began = time.monotonic()
-        write_page(self.folder, self.title, self.results(), command=self.command, grid=self.grid, view=self.view)
-        self.drawn = time.monotonic()
-        self.cost = self.drawn - began
+    def update(self, *, ended: bool = False) -> Comparison:
+        """After a cell, or when all have ``ended``."""
+        made, began = self.compared(), time.monotonic()
+        write_tables(self.folder, made)
+        if ended or began - self.drawn > self.pause:
+            write_page(self.folder, made)
+            self.drawn = time.monotonic()
+            self.pause = (self.drawn - began) / SHARE
+        return made
 
 
-def page(
-    title: str, results: Sequence[Result], table: Sequence[Line], *, command: str = "", grid: str = "",
-    view: View = PLAIN, figures: "Mapping[str, Charts | Figure] | None" = None,
-) -> str:  # fmt: skip
-    """The page of a comparison. ``command`` made it; ``grid`` is the text of its grid.toml; ``figures``: by name."""
-    done = [run for run in results if run.done]
+def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
+    """The page of a comparison, with its figures."""
+    results, table, view = made.results, made.table, made.view
     first, *others = sentences(table)
-    more = [" ".join(others)] if others else []
+    more = [Text(words=" ".join(others))] if others else []
+    dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
+    left = unfinished(table)
     return render(
         Page(
             kind="fedlsg compare",
-            title=title,
+            title=made.title,
             lead=lead(results, table),
             headline=first,
             warnings=tuple(warnings(table)),
-            advice=(*advice(table), *view.notes, *(f"{line[0].upper()}{line[1:]}." for line in view.left_out)),
+            advice=(*advice(table), *view.notes, *dropped),
             sections=sections(
-                ("All methods", [*(Text(words=words) for words in more), *_table(table)]),
-                ("Figures", _figures(table, drawn(table, view) if figures is None else figures)),
-                ("Accuracy against bytes", _panels(table, view)),
+                ("All methods", [*more, *_table(table)]),
+                ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),
+                ("Accuracy against bytes", _panels(table) if view.bytes else []),
                 epsilon_section(results),
-                ("Not in the means", [facts_of(left)] if (left := unfinished(table)) else []),
-                made_section(done, Code(text=command), Code(text=grid, note=GRID)),
+                ("Not in the means", [facts_of(left)] if left else []),
+                made_section(
+                    [run for run in results if run.done],
+                    Code(text=made.command),
+                    Code(text=made.grid, note=GRID),
+                ),
                 data_section(
                     download("table.csv", table_csv(table).encode(), "a row for each line of the table"),
                     download("results.csv", results_csv(results).encode(), "a row for each run"),
@@ -157,33 +166,23 @@ def page(
 
 def _table(table: Sequence[Line]) -> list[Part]:
     """The table, what its columns mean, and what numbered labels stand for."""
-    parts: list[Part] = [comparison_table(table), *(Text(words=note, style="note") for note in notes(table))]
     named = variants(table)
-    return [*parts, facts_of(named)] if named else parts
+    text = [Text(words=note, style="note") for note in notes(table)]
+    return [comparison_table(table), *text, *([facts_of(named)] if named else [])]
 
 
-def _figures(table: Sequence[Line], made: "Mapping[str, Charts | Figure]") -> list[Part]:
-    """The figures, if a run is finished."""
-    one = len({line.epsilon_target for line in table if line.epsilon_target is not None}) < 2  # a row for each method
-    captions = {**CAPTIONS, **VARIED, **({"accuracy-epsilon": CAPTIONS["accuracy"]} if one else {})}
-    return [shown(figure, captions[name]) for name, figure in made.items()]
-
-
-def shown(figure: "Charts | Figure", caption: str) -> Part:
+def _figure(name: str, made: "Charts | Figure", table: Sequence[Line]) -> Part:
     """Charts, or a heat map as it is."""
-    if isinstance(figure, tuple):
-        return interactive(figure, caption, columns=3 if len(figure) % 2 else 2)
-    return picture(figure, f"{caption} The table above has the numbers.")
+    single = name == "accuracy-epsilon" and len(targets_of(table)) < 2  # a row for each method
+    caption = CAPTIONS["accuracy" if single else name]
+    if isinstance(made, tuple):
+        return interactive(made, caption, columns=3 if len(made) % 2 else 2)
+    return picture(made, caption)
 
 
-def drawn(table: Sequence[Line], view: View) -> "dict[str, Charts | Figure]":
-    """All figures by file name: of varied settings first."""
-    return varied_figures(table) | figures(table, view)
-
-
-def _panels(table: Sequence[Line], view: View) -> list[Part]:
-    """The tables of the bytes axis, if the view has it."""
-    tables = [panel_table(panel) for panel in (panels(table) if view.bytes else [])]
+def _panels(table: Sequence[Line]) -> list[Part]:
+    """The tables of the bytes axis."""
+    tables = [panel_table(panel) for panel in panels(table)]
     return [*tables, Text(words=NOTE, style="note")] if tables else []
 
 
@@ -191,35 +190,35 @@ def lead(results: Sequence[Result], table: Sequence[Line]) -> str:
     """How many runs, settings and seeds."""
     done = sum(run.done for run in results)
     seeds = sorted({run.settings["seed"] for run in results if "seed" in run.settings})
-    shown_seeds = ", ".join(map(str, seeds)) if len(seeds) <= 12 else f"{seeds[0]} to {seeds[-1]}"
-    return f"{done} of {len(results)} runs finished, {len(table)} settings, seeds {shown_seeds or '--'}."
+    words = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 12 else ", ".join(map(str, seeds))
+    return f"{done} of {len(results)} runs finished, {len(table)} settings, seeds {words or '--'}."
 
 
 def warnings(table: Sequence[Line]) -> list[str]:
     """What nobody may overlook: no privacy, no better than guessing, held-out accuracy."""
-    found = []
-    public = list(dict.fromkeys(line.name for line in table if line.private is False))
-    if public:
-        found.append(f"{NOT_PRIVATE}: {', '.join(public)}. No privacy is claimed for these runs.")
-    lost = [
-        line.name if line.epsilon_target is None else f"{line.name} at epsilon {line.epsilon_target:g}"
-        for line in table
-        if line.beats_chance is False
-    ]
-    if lost:
-        found.append(f"Not better than guessing by three standard errors: {', '.join(lost)}.")
-    stopped = [run.name for line in table for run in line.runs if run.done and run.reason]
-    if stopped:
-        found.append(f"Stopped before their last round, with the epsilon of the rounds that ran: {', '.join(stopped)}.")
-    return [*found, *row_warnings([run for line in table for run in line.runs])]
+    runs = [run for line in table for run in line.runs]
+    public = dict.fromkeys(line.name for line in table if line.private is False)
+    lost = [_at_target(line) for line in table if line.beats_chance is False]
+    stopped = [run.name for run in runs if run.done and run.reason]
+    found = {
+        f"{NOT_PRIVATE}: {', '.join(public)}. No privacy is claimed for these runs.": public,
+        f"Not better than guessing by three standard errors: {', '.join(lost)}.": lost,
+        f"Stopped before their last round, with the epsilon of the rounds that ran: {', '.join(stopped)}.": stopped,
+    }
+    return [*(words for words, said in found.items() if said), *row_warnings(runs)]
+
+
+def _at_target(line: Line) -> str:
+    target = line.epsilon_target
+    return line.name if target is None else f"{line.name} at epsilon {target:g}"
 
 
 def advice(table: Sequence[Line]) -> list[str]:
     """What would make the comparison more useful: the private linear probe."""
-    private = [line for line in table if line.private]
-    if not private or any(line.method == PROBE for line in private):
+    methods = {line.method for line in table if line.private}
+    if not methods or PROBE in methods:
         return []
     return [
-        f"The private linear probe is missing. A private method is useful only if it is better: add {PROBE} to the "
-        "methods."
+        "The private linear probe is missing. A private method is useful only if it is better: add "
+        f"{PROBE} to the methods."
     ]

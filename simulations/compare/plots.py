@@ -1,251 +1,300 @@
-"""The charts of a comparison: accuracy against epsilon and against bytes, the Pareto front, and learning curves."""
+"""The figures of a comparison, by file name: charts, which a page draws, and heat maps of pairs.
+
+Charts are accuracy against epsilon, against bytes with the Pareto front, or against one varied
+setting, and learning curves.
+"""
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
-from simulations.compare.bytes_axis import PLAIN, Panel, View, marked, panels
-from simulations.compare.lines import Line, measured, order
+from simulations.compare.bytes_axis import PLAIN, View, panels
+from simulations.compare.grid import grouped, is_number
+from simulations.compare.heat_maps import heat_maps, value_words_of, values_of, varied_names
+from simulations.compare.lines import Line, in_legend_order, measured, order
 from simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
-from simulations.report.colours import GREY, canonical, looks
+from simulations.report.colours import GREY, looks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NEAR = 0.1
-"""The line of guessing is drawn if it is at most this far below what the means already span, in accuracy."""
+"""The line of guessing is drawn if it is at most this far, in accuracy, below all that is drawn."""
 CURVES = 10
 """So many learning curves, at most, are drawn of settings that are varied."""
+WIDE = 8.0
+"""Numbers whose largest is so many times the smallest have a logarithmic scale."""
 DASHES = ("-", "--", ":", "-.")
 FRONT = "Pareto front"
+WAYS = {"sent": ("uplink_bytes",), "sent and received": ("uplink_bytes", "downlink_bytes")}
+"""Which bytes of summary.json an axis counts."""
 Charts = tuple[Chart, ...]
+Looks = Mapping[str, tuple[str, str, str]]
+Place = tuple[float, Line]
+"""A line, and where it is across."""
 
 
-def figures(table: Sequence[Line], view: View = PLAIN) -> dict[str, Charts]:
-    """The figures of a comparison by file name; none if no run is done."""
+def figures(table: Sequence[Line], view: View = PLAIN) -> "dict[str, Charts | Figure]":
+    """The figures of a comparison by file name, of varied settings first; none if no run is done.
+
+    Curves for one varied setting, heat maps for two.
+    """
     finished = in_legend_order(line for line in table if line.done)
     if not finished:
         return {}
+    found: dict[str, Charts | Figure] = {}
     looks = looks_of(table)
-    if any(line.varied for line in finished) and not view.bytes:  # vary_plots has figures that fit
-        return {"learning-curves": learning_curves(finished, looks)} if len(table) <= CURVES else {}
+    varied = varied_names(table) if any(line.varied for line in finished) else []
+    if len(varied) == 1:
+        found["accuracy-varied"] = accuracy_by_setting(finished, varied[0])
+    elif varied and (heat := heat_maps(table, varied)):
+        found["accuracy-heat"] = heat
     if view.bytes:
-        by_bytes = {"accuracy-total-bytes": accuracy_by_total_bytes(panels(finished))}
-        return by_bytes | {"learning-curves": learning_curves(finished, looks)}
+        found["accuracy-total-bytes"] = accuracy_by_total_bytes(finished)
+    elif not varied:
+        found["accuracy-epsilon"] = accuracy_by_epsilon(finished, looks)
+        found["accuracy-bytes"] = accuracy_by_bytes(finished, looks)
+    if view.bytes or not varied or len(table) <= CURVES:
+        found["learning-curves"] = learning_curves(finished, looks)
+    return found
+
+
+def looks_of(table: Iterable[Line]) -> Looks:
+    """(colour, marker, dashes) by the name of a line; variants of a method share the colour only."""
+    names = sorted({(line.method, line.name) for line in table})
+    found = looks(names)
     return {
-        "accuracy-epsilon": accuracy_by_epsilon(finished, looks),
-        "accuracy-bytes": accuracy_by_bytes(finished, looks),
-        "learning-curves": learning_curves(finished, looks),
+        name: (*found[name], DASHES[at % len(DASHES)])
+        for own in grouped(names, lambda one: one[0]).values()
+        for at, (_, name) in enumerate(own)
     }
 
 
-def in_legend_order(table: Iterable[Line]) -> list[Line]:
-    """Lines in the order of every legend: by method, then by name, the smallest epsilon first."""
-    return sorted(table, key=lambda line: (canonical(line.method), line.name, order(line)))
-
-
-def looks_of(table: Sequence[Line]) -> dict[str, tuple[str, str, str]]:
-    """(colour, marker, dashes) by the name of a line; variants of a method share the colour only."""
-    names = sorted({(line.method, line.name) for line in table})
-    methods = [method for method, _ in names]
-    variants = {name: position - methods.index(method) for position, (method, name) in enumerate(names)}
-    return {name: (*look, DASHES[variants[name] % len(DASHES)]) for name, look in looks(names).items()}
-
-
-Looks = Mapping[str, tuple[str, str, str]]
-
-
 def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> Charts:
-    """Mean accuracy ± standard deviation at each epsilon; with one epsilon only, a row for each method."""
-    targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
-    return _curves_over_epsilon(table, looks, targets) if len(targets) > 1 else _dots(table, looks)
-
-
-def _curves_over_epsilon(table: Sequence[Line], looks: Looks, targets: Sequence[float]) -> Charts:
-    families: dict[str, list[tuple[float, Line]]] = {}
-    for line in table:
-        if line.epsilon_target is not None:
-            families.setdefault(line.name, []).append((line.epsilon_target, line))
+    """Mean accuracy ± standard deviation at each epsilon; of one epsilon only, a row a method."""
+    aimed = [line for line in table if line.epsilon_target is not None]
+    targets = targets_of(aimed)
+    if len(targets) < 2:
+        return _dots(table, looks)
+    families = grouped(aimed, lambda line: line.name)
+    middle = (len(families) - 1) / 2
     series = []
-    for position, (name, points) in enumerate(families.items()):
-        shift = 1 + 0.015 * (position - (len(families) - 1) / 2)  # so that error bars do not cover each other
-        series.append(marks([shift * target for target, _ in points], [line for _, line in points], looks[name]))
-    series += levels((line for line in table if line.epsilon_target is None), looks)
-    of = " or ".join(dict.fromkeys(line.of_unit.protects for line in table))
+    for at, own in enumerate(families.values()):
+        shift = 1 + 0.015 * (at - middle)  # so that error bars do not cover each other
+        places = [shift * (line.epsilon_target or 0.0) for line in own]
+        series.append(marks(places, own, looks[own[0].name], own[0].marked))
+    free = [line for line in table if line.epsilon_target is None]
+    series += [level(line.height, line.marked, looks[line.name][0]) for line in free]
+    of = " or ".join(dict.fromkeys(line.unit.protects for line in table))
     ticks = spaced([(target, f"{target:g}") for target in targets], log=True)
     x = Axis(label=f"epsilon of {of} (target, logarithmic)", log=True, ticks=ticks)
     return (_accuracy("Accuracy at each epsilon", x, [*series, *chance(table)], table),)
 
 
+def targets_of(table: Iterable[Line]) -> list[float]:
+    """The epsilon targets, ascending."""
+    return sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
+
+
+def accuracy_by_setting(done: Sequence[Line], name: str) -> Charts:
+    """Mean accuracy ± standard deviation against the values of one varied setting."""
+    values = values_of(done, name)
+    numbers = all(map(is_number, values))
+    places = values if numbers else range(len(values))
+    families = grouped(done, lambda line: line.family([name]))
+    looks = looks_of(own[0] for own in families.values())
+    series = []
+    for own in families.values():
+        first, called = own[0], own[0].family([name], marked=True)
+        if name in first.varied:
+            own = sorted(own, key=lambda line: values.index(line.varied[name]))
+            x = [places[values.index(line.varied[name])] for line in own]
+            series.append(marks(x, own, looks[first.name], called))
+        else:
+            series.append(level(first.height, called, looks[first.name][0]))
+    log = bool(numbers and values[0] > 0 and values[-1] / values[0] >= WIDE)
+    words = value_words_of(done, name, values)
+    ticks = spaced(list(zip(map(float, places), words, strict=True)), log=log)
+    across = Axis(label=name, log=log, ticks=ticks)
+    return (_accuracy(f"Accuracy over {name}", across, [*series, *chance(done)], done),)
+
+
 def _accuracy(title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 420) -> Chart:
-    y = Axis(label=measured(table), unit=unit_of(table))
+    y = _scores(table, measured(table))
     return Chart(title=title, x=x, y=y, series=tuple(series), height=height)
 
 
-def unit_of(table: Iterable[Line]) -> Any:
-    """Of the scores of these lines."""
-    return "" if any(line.by_loss for line in table) else "%"
+def _scores(table: Iterable[Line], label: str = "") -> Axis:
+    """An axis of the scores of these lines."""
+    return Axis(label=label, unit="" if any(line.by_loss for line in table) else "%")
 
 
 def _dots(table: Sequence[Line], looks: Looks) -> Charts:
     ordered = sorted(table, key=order, reverse=True)
-    series = []
-    for place, line in enumerate(ordered):
-        (mean,), (sd,) = heights([line])
-        colour, marker, _ = looks[line.name]
-        series.append(
-            Series(
-                x=(mean,), y=(place,), left=(mean - sd,), right=(mean + sd,), colour=colour, marker=marker, line=False,
-                filled=line.private is not False,
-            )
-        )  # fmt: skip
-    epsilon = next((f", epsilon {line.epsilon_target:g}" for line in table if line.epsilon_target is not None), "")
-    names = tuple((float(place), marked(line)) for place, line in enumerate(ordered))
-    x = Axis(label=f"{measured(table)}{epsilon}", unit=unit_of(table))
-    y = Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4)
-    levels = chance(table, upright=True)
-    return (Chart(title="Accuracy", x=x, y=y, series=(*series, *levels), height=90 + 34 * len(ordered)),)
+    series = [
+        Series(
+            x=(line.height,),
+            y=(place,),
+            left=(line.height - line.spread,),
+            right=(line.height + line.spread,),
+            colour=looks[line.name][0],
+            marker=looks[line.name][1],
+            line=False,
+            filled=line.private is not False,
+        )
+        for place, line in enumerate(ordered)
+    ]
+    epsilon = "".join(f", epsilon {target:g}" for target in targets_of(table))
+    names = tuple((float(place), line.marked) for place, line in enumerate(ordered))
+    return (
+        Chart(
+            title="Accuracy",
+            x=_scores(table, f"{measured(table)}{epsilon}"),
+            y=Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4),
+            series=(*series, *chance(table, upright=True)),
+            height=90 + 34 * len(ordered),
+        ),
+    )
 
 
 def accuracy_by_bytes(table: Sequence[Line], looks: Looks) -> Charts:
-    """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic, and the Pareto front."""
-    series = []
-    targets = sorted({line.epsilon_target for line in table if line.epsilon_target is not None})
-    places = _move_apart([line.total_uplink or 0.0 for line in table])
-    for line, place in zip(table, places, strict=True):
-        if place:
-            last = line.epsilon_target is None or line.epsilon_target == targets[-1]
-            series.append(_mark(line, place, looks[line.name][:2], filled=last, named=last))
-    sent = [(place, line) for line, place in zip(table, places, strict=True) if place]
+    """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic.
+
+    Filled: the largest epsilon, or none. With the Pareto front of each epsilon.
+    """
+    bytes_sent = [line.mean_of("uplink_bytes") or 0.0 for line in table]
+    sent = [one for one in zip(_move_apart(bytes_sent), table, strict=True) if one[0]]
+    last = (None, *targets_of(table)[-1:])
+    series = [
+        _mark(one, looks, filled=one[1].epsilon_target in last, named=one[1].epsilon_target in last) for one in sent
+    ]
     x = Axis(label="bytes sent, all clients, whole run (logarithmic)", unit="bytes", log=True)
     return (_accuracy("Accuracy for bytes", x, [*fronts(sent), *series, *chance(table)], table),)
 
 
-def _mark(line: Line, place: float, look: tuple[str, str], *, filled: bool, named: bool = True) -> Series:
-    """One line as a mark whose words name it."""
-    at = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
-    plain = marks([place], [line], (*look, "-"), filled=filled)
-    return replace(plain, line=False, name=plain.name if named else "", words=(f"{marked(line)}{at}",))
+def accuracy_by_total_bytes(table: Sequence[Line]) -> Charts:
+    """Mean accuracy ± standard deviation against payload bytes of a whole run, logarithmic.
 
-
-def fronts(sent: Sequence[tuple[float, Line]]) -> list[Series]:
-    """The lines that no other line beats in accuracy and in bytes, of each epsilon target; none of fewer than three."""
-    found = []
-    for target in dict.fromkeys(line.epsilon_target for _, line in sent if line.private):
-        own = [(place, line) for place, line in sent if line.private and line.epsilon_target == target]
-        best = pareto([(place, line.scale * (line.mean or 0.0)) for place, line in own], least=own[0][1].by_loss)
-        if len(own) > 2 and len(best) > 1:
-            x, y = zip(*best, strict=True)
-            words = tuple("" if target is None else f"epsilon {target:g}" for _ in x)
-            found.append(Series(name=FRONT, x=x, y=y, colour=GREY, dashes="--", words=words))
-    return found
-
-
-def pareto(points: Sequence[tuple[float, float]], *, least: bool = False) -> list[tuple[float, float]]:
-    """(cost, score) of the points that no other point beats: cheaper ones all have a worse score."""
-    best: list[tuple[float, float]] = []
-    for cost, score in sorted(points, key=lambda one: (one[0], one[1] if least else -one[1])):
-        if not best or (score < best[-1][1] if least else score > best[-1][1]):
-            best.append((cost, score))
-    return best
-
-
-def _move_apart(places: Sequence[float]) -> list[float]:
-    """Move equal places of a logarithmic axis 2 % apart, so that marks do not cover each other."""
-    found = []
-    for index, place in enumerate(places):
-        before, count = places[:index].count(place), places.count(place)
-        found.append(place * 1.02 ** (before - (count - 1) / 2))
-    return found
-
-
-def accuracy_by_total_bytes(panels: Sequence[Panel]) -> Charts:
-    """Mean accuracy ± standard deviation over seeds against payload bytes of a whole run, logarithmic.
-
-    Filled marks are private, hollow ones are not. Each epsilon has two charts: bytes sent, and both ways.
+    Filled marks are private, hollow ones are not. Each epsilon has two charts: bytes sent, and both
+    ways.
     """
-    shapes = looks([(line.method, line.name) for panel in panels for line in panel.lines])
-    charts = []
-    for panel in panels:
-        for ways in ("sent", "sent and received"):
-            series, sent = [], []
-            for line in panel.lines:
-                place = (line.total_uplink or 0.0) + (line.total_downlink or 0.0 if ways != "sent" else 0.0)
-                series.append(_mark(line, place, shapes[line.name], filled=bool(line.private)))
-                sent.append((place, line))
+    charts, found = [], panels(table)
+    looks = looks_of(line for panel in found for line in panel.lines)
+    for panel in found:
+        for ways, names in WAYS.items():
+            places = [sum(line.mean_of(name) or 0.0 for name in names) for line in panel.lines]
+            sent = list(zip(places, panel.lines, strict=True))
+            series = [_mark(one, looks, filled=bool(one[1].private)) for one in sent]
             x = Axis(label=f"bytes {ways}, all clients, whole run", unit="bytes", log=True)
             charts.append(_accuracy(panel.title, x, [*fronts(sent), *series], panel.lines, 340))
     return tuple(charts)
 
 
-def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
-    """Accuracy after each round: mean over seeds, band from the worst to the best seed; a chart for each epsilon.
+def _mark(one: Place, looks: Looks, *, filled: bool, named: bool = True) -> Series:
+    """One line as a mark whose words name it."""
+    place, line = one
+    at = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
+    name, look = line.marked if named else "", (*looks[line.name][:2], "-")
+    words = (f"{line.marked}{at}",)
+    return marks([place], [line], look, name, filled=filled, line=False, words=words)
 
-    Where every run has a simulated clock, the rounds are at their mean simulated time.
+
+def fronts(sent: Iterable[Place]) -> list[Series]:
+    """The lines that no other one beats in accuracy and in bytes, of each epsilon target.
+
+    None of fewer than three lines.
     """
-    timed = all(row.simulated is not None for line in table for run in line.done for row in run.rows)
-    targets = sorted({line.epsilon_target for line in table}, key=lambda target: target or math.inf)
+    found = []
+    private = [one for one in sent if one[1].private]
+    for target, own in grouped(private, lambda one: one[1].epsilon_target).items():
+        best = pareto(own)
+        if len(own) > 2 and len(best) > 1:
+            x, y = zip(*((place, line.height) for place, line in best), strict=True)
+            words = ("" if target is None else f"epsilon {target:g}",) * len(best)
+            found.append(Series(name=FRONT, x=x, y=y, colour=GREY, dashes="--", words=words))
+    return found
+
+
+def pareto(sent: Sequence[Place]) -> list[Place]:
+    """The lines that no other line beats: cheaper ones all have a worse score."""
+    best: list[Place] = []
+    for place, line in sorted(sent, key=lambda one: (one[0], one[1].deficit)):
+        if not best or line.deficit < best[-1][1].deficit:
+            best.append((place, line))
+    return best
+
+
+def _move_apart(places: Sequence[float]) -> list[float]:
+    """Equal places of a logarithmic axis 2 % apart, so that marks do not cover each other."""
+    return [
+        place * 1.02 ** (places[:at].count(place) - (places.count(place) - 1) / 2) for at, place in enumerate(places)
+    ]
+
+
+def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
+    """Accuracy after each round: mean over seeds, band from the worst to the best seed.
+
+    A chart for each epsilon. Where every run has a simulated clock, the rounds are at their mean
+    simulated time.
+    """
+    timed = all(row.simulated for line in table for run in line.done for row in run.rows)
     charts = []
-    for target in targets:
-        own = [one for line in table if line.epsilon_target == target for one in _curve(line, looks, timed=timed)]
+    groups = grouped(table, lambda line: line.epsilon_target)
+    for target in sorted(groups, key=lambda target: target or math.inf):
+        own = groups[target]
         at = "no epsilon target" if target is None else f"epsilon {target:g}"
-        x = Axis(label="simulated seconds" if timed else "round", whole=not timed)
-        y = Axis(unit=unit_of(table))
-        charts.append(Chart(title=f"{measured(table)}; {at}", x=x, y=y, series=tuple(own), height=320))
+        charts.append(
+            Chart(
+                title=f"{measured(table)}; {at}",
+                x=Axis(label="simulated seconds" if timed else "round", whole=not timed),
+                y=_scores(table),
+                series=tuple(one for line in own for one in _curve(line, looks, timed=timed)),
+                height=320,
+            )
+        )
     return tuple(charts)
 
 
 def _curve(line: Line, looks: Looks, *, timed: bool) -> list[Series]:
+    """The rounds that all finished seeds have, as a line and a band."""
+    score = "loss" if line.by_loss else "accuracy"
+    seeds = [{row.round: row for row in run.rows if getattr(row, score) is not None} for run in line.done]
+    rounds = sorted(set.intersection(*map(set, seeds)))
+    rows = [[seed[round] for seed in seeds] for round in rounds]
+    scores = [[line.scale * getattr(row, score) for row in own] for own in rows]
+    at = attrgetter("simulated.simulated_clock" if timed else "round")
+    clocks = [map(at, own) for own in rows]
+    x, y = (list(map(statistics.fmean, numbers)) for numbers in (clocks, scores))
     colour, marker, dashes = looks[line.name]
-    rounds, mean, low, high = curve(line)
-    places = clock_times(line, rounds) if timed else rounds
-    mark = marker if len(rounds) == 1 else ""
-    found = [Series(name=line.name, x=places, y=mean, colour=colour, marker=mark, dashes=dashes)]
+    marker = marker if len(rounds) == 1 else ""
+    found = [Series(name=line.name, x=x, y=y, colour=colour, marker=marker, dashes=dashes)]
     if len(line.done) > 1:
-        found.append(Series(name=line.name, x=places, y=mean, low=low, high=high, kind="band", colour=colour))
+        low, high = list(map(min, scores)), list(map(max, scores))
+        found.append(replace(found[0], low=low, high=high, kind="band", marker="", dashes="-"))
     return found
 
 
-def curve(line: Line) -> tuple[list[int], list[float], list[float], list[float]]:
-    """(rounds, mean, smallest, largest) of accuracy in percent, or loss, over the rounds of all finished seeds."""
-    name = "loss" if line.by_loss else "accuracy"
-    rows = [[(row.round, getattr(row, name)) for row in run.rows] for run in line.done]
-    seeds = [{round: line.scale * value for round, value in own if value is not None} for own in rows]
-    rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
-    values = [[seed[round] for seed in seeds] for round in rounds]
-    return rounds, [statistics.fmean(v) for v in values], [min(v) for v in values], [max(v) for v in values]
-
-
-def clock_times(line: Line, rounds: Sequence[int]) -> list[float]:
-    """Simulated seconds at the ends of rounds, mean over the finished seeds, which all have a clock."""
-    clocks = [{row.round: row.simulated.simulated_clock for row in run.rows if row.simulated} for run in line.done]
-    return [statistics.fmean(clock[round] for clock in clocks) for round in rounds]
-
-
-def heights(own: Sequence[Line]) -> tuple[list[float], list[float]]:
-    """Means and standard deviations as they are shown."""
-    return [line.scale * (line.mean or 0.0) for line in own], [line.scale * (line.sd or 0.0) for line in own]
-
-
-def marks(
-    places: Sequence[float], own: Sequence[Line], look: tuple[str, str, str], *, filled: bool = True, name: str = ""
-) -> Series:
-    """Means ± standard deviations of lines at these places; ``name``: by default that of the first line."""
+def marks(places: Sequence[float], own: Sequence[Line], look: Sequence[str], name: str, **more: Any) -> Series:
+    """Means ± standard deviations of lines at these places."""
     colour, marker, dashes = look
-    means, sds = heights(own)
     return Series(
-        name=name or marked(own[0]), x=tuple(places), y=tuple(means), colour=colour, marker=marker, dashes=dashes,
-        low=tuple(mean - sd for mean, sd in zip(means, sds, strict=True)), filled=filled,
-        high=tuple(mean + sd for mean, sd in zip(means, sds, strict=True)),
-    )  # fmt: skip
-
-
-def levels(own: Iterable[Line], looks: Looks) -> list[Series]:
-    """A dashed line across at the mean of each line."""
-    return [level(line.scale * line.mean, marked(line), looks[line.name][0]) for line in own if line.mean is not None]
+        name=name,
+        x=tuple(places),
+        y=tuple(line.height for line in own),
+        low=tuple(line.height - line.spread for line in own),
+        high=tuple(line.height + line.spread for line in own),
+        colour=colour,
+        marker=marker,
+        dashes=dashes,
+        **more,
+    )
 
 
 def chance(table: Sequence[Line], *, upright: bool = False) -> list[Series]:
-    """A dotted line at guessing, if all runs share it and it is near enough not to flatten everything else."""
+    """A dotted line at guessing, if all runs share it and it is near enough to what is drawn."""
     known = {line.chance.level for line in table if line.chance is not None}
     means = [line.mean for line in table if line.mean is not None]
     if len(known) == 1 and min(means) - max(known) < NEAR + max(means) - min(means):

@@ -3,14 +3,15 @@
 Only a terminal is asked before what takes long, because a log or a pipe cannot answer.
 """
 
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
 from simulations.compare.grid import Cell
 from simulations.compare.runner import Folder
@@ -22,29 +23,6 @@ from simulations.rundir.results import Result, read_run
 
 HOUR = 3600.0
 """Seconds above which a terminal is asked."""
-
-
-def ask_above_an_hour(
-    console: Console, progress: Callable[[], Progress], *, yes: bool, budget_seconds: float | None
-) -> Callable[[float], None]:
-    """What to call with an estimate of the seconds left: goes on, or raises KeyboardInterrupt if the answer is no.
-
-    Nothing is asked with ``yes``, with a budget of an hour at most, or where nobody can answer. The runs that have
-    begun go on during the question, and ``progress`` pauses.
-    """
-
-    def ask(seconds: float) -> None:
-        short = min(seconds, seconds if budget_seconds is None else budget_seconds) <= HOUR
-        if short or yes or not (console.is_terminal and sys.stdin.isatty()):
-            return
-        shown = progress()
-        shown.stop()
-        answer = console.input(f"This takes about {duration(seconds)}. Go on? \\[y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
-            raise KeyboardInterrupt
-        shown.start()
-
-    return ask
 
 
 WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
@@ -66,15 +44,25 @@ class Running:
 class GridDisplay:
     """Counts cells; ``started``, ``running`` and ``ended`` are the callbacks of ``run_cells``.
 
-    known: seconds of cells that were done before, for the estimate. ``on_estimate`` is called once with the first
-    estimate, in seconds, while the first cells run.
+    known: seconds of cells that were done before, for the estimate. A terminal is asked once whether
+    to go on, with the first estimate, while the first cells run: not with ``yes``, nor with a budget
+    of an hour at most.
     """
 
     def __init__(
-        self, console: Console, folder: Folder, cells: int, done: int, what: str = "all runs",
-        *, known: Sequence[float] = (), on_estimate: Callable[[float], None] = lambda seconds: None,
-    ) -> None:  # fmt: skip
-        self.console, self.folder, self.cells, self.on_estimate = console, folder, cells, on_estimate
+        self,
+        console: Console,
+        folder: Folder,
+        cells: int,
+        done: int,
+        what: str = "all runs",
+        *,
+        known: Sequence[float] = (),
+        budget_seconds: float | None = None,
+        yes: bool = False,
+    ) -> None:
+        self.console, self.folder, self.cells = console, folder, cells
+        self.most = 0.0 if yes else math.inf if budget_seconds is None else budget_seconds
         self.finished, self.began = done, time.monotonic()
         self.estimated = False
         self.whole: dict[int | str, float] = dict(enumerate(known))  # seconds of all rounds of the cells seen so far
@@ -131,7 +119,18 @@ class GridDisplay:
             self.estimated = True
             if seconds and not is_live(self.console):
                 announce_estimate(self.console, seconds)
-            self.on_estimate(seconds)
+            self._ask(seconds)
+
+    def _ask(self, seconds: float) -> None:
+        """Go on, or raise KeyboardInterrupt if the answer is no; the runs that have begun go on."""
+        answers = self.console.is_terminal and sys.stdin.isatty()
+        if not answers or min(seconds, self.most) <= HOUR:
+            return
+        self.progress.stop()
+        answer = self.console.input(f"This takes about {duration(seconds)}. Go on? \\[y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            raise KeyboardInterrupt
+        self.progress.start()
 
     def _look(self, cell: Cell) -> Result | None:
         """A cell as it is on disk; its worker reports a damaged one, which must not end the others."""

@@ -1,17 +1,19 @@
-"""The lines of a comparison as a table, for pages, terminals, CSV and Markdown; and its result in sentences.
+"""The lines of a comparison as a table, for pages, terminals, CSV and Markdown; and in sentences.
 
-The sentences name the best mean and the fewest bytes at each epsilon, and what is not sure. A mean that leads is the
-highest mean, no more: it is said whether its lead over the next one is larger than its standard error, paired by seed.
+The sentences name the best mean and the fewest bytes at each epsilon, and what is not sure. A mean
+that leads is the highest mean, no more: it is said whether its lead over the next one is larger
+than its standard error, paired by seed.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter, methodcaller
 from typing import Any
 
 from fedlsg.setting.units import EXAMPLE, UNITS
+from simulations.compare.grid import grouped
 from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
 from simulations.plan.advice import RHO_MEANING
 from simulations.report.colours import looks
@@ -19,75 +21,93 @@ from simulations.report.facts import trust_words
 from simulations.report.page import RowKind, Table, cell_text
 from simulations.report.table import Column, make_table, records
 from simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
-from simulations.rundir.results import as_csv
+from simulations.rundir.results import Result, as_csv
 from simulations.workloads.base.split import STANDARD_ERRORS
 
 CHANCE_MARK = "†"
 CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"
-
-
-RARE = frozenset({"rank", "sparsity", "rho", "over_linear_probe", "transfer_seconds"})
-"""Columns that a page leaves out if no line says anything there."""
+OWN = ("rank", "sparsity", "unit", "trust", "rho", "epsilon")
+"""Settings that have a column in every comparison."""
 SETTINGS = ("workload", "model", "rank", "sparsity", "delta")
+"""Settings that have a column in every table.csv."""
+RARE = ("rank", "sparsity", "rho", "over_linear_probe", "transfer_seconds")
+DULL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(RARE, "--")
+"""A page leaves out a column that says this of every line, by its key."""
+CROWDED = 2
+"""Columns that are optional beyond this place are so only beside settings that are varied."""
+
+
+_rho, _delta = methodcaller("mean_of", "rho"), methodcaller("setting", "delta")
 
 
 def columns_of(table: Sequence[Line]) -> list[Column]:
     """Every fact of a line: in tables under its heading, in table.csv under its key."""
-    more = [name for name in dict.fromkeys(name for line in table for name in line.varied) if name not in OWN]
     by_loss = any(line.by_loss for line in table)
     score = measured(table) if by_loss else "accuracy, %"
-
-    def less(place: int) -> int:
-        """Whether a narrow terminal leaves a column out for settings that are varied."""
-        return place if more else 0
-
-    def percent(name: str, form: str) -> Callable[[Any], str]:
-        return lambda line: "--" if (share := getattr(line, name)) is None else format(100 * share, form)
-
-    def of(name: str, heading: str = "", form: str | Callable[[Any], str] = "", key: str = "", **more: Any) -> Column:
-        return Column(heading, attrgetter(name), form, key or name, **more)
-
-    def setting(name: str, heading: str = "", form: str | Callable[[Any], str] = "", optional: int = 0) -> Column:
-        return Column(heading, methodcaller("setting", name), form, name, optional=optional)
-
     return [
-        of("label", "method"),
-        of("method"),
-        setting("workload"),
-        setting("model"),
-        setting("rank", "r", lambda rank: f"{rank or '--'}"),
-        setting("sparsity", "p", "g", optional=less(6)),
-        setting("delta"),
-        *(Column(name, partial(_varied, name), value_words, "" if name in SETTINGS else name) for name in more),
-        of("epsilon_target"),
-        of("epsilon", "epsilon", key="epsilon_max", words=_epsilon),
-        of("epsilon_outside", "outside", words=_outside),
-        of("private"),
-        of("unit", "unit"),
-        of("trust", "trust"),
-        of("rho", "rho", lambda rho: f"{rho:.2f}" if rho else "--", optional=less(4)),
+        _fact("label", "method"),
+        _fact("method"),
+        _setting("workload"),
+        _setting("model"),
+        _setting("rank", "r", lambda rank: f"{rank or '--'}"),
+        _setting("sparsity", "p", "g", optional=6),
+        _setting("delta"),
+        *(_varied(name) for name in dict.fromkeys(n for line in table for n in line.varied) if name not in OWN),
+        _fact("epsilon_target"),
+        _fact("epsilon", "epsilon", key="epsilon_max", words=_epsilon),
+        _fact("epsilon_outside", "outside", words=_outside),
+        _fact("private"),
+        _fact("unit.name", "unit", key="unit"),
+        _fact("trust", "trust"),
+        Column("rho", _rho, lambda rho: f"{rho:.2f}" if rho else "--", "rho", optional=4),
         Column(score, attrgetter("mean"), words=_score, best="least" if by_loss else "most"),
         Column("", lambda line: None if line.by_loss else line.mean, key="accuracy_mean"),
         Column("", lambda line: None if line.by_loss else line.sd, key="accuracy_sd"),
-        Column("", methodcaller("mean_of", "loss"), key="loss_mean"),
-        of("standard_error", "s.e.", words=percent("standard_error", ".1f"), optional=1),
+        _mean("loss", "loss_mean"),
+        _fact("standard_error", "s.e.", lambda share: f"{100 * share:.1f}", optional=1),
         Column("n", lambda line: len(line.done), key="n", words=_seeds),
         Column("", lambda line: len(line.runs), key="planned"),
-        Column("", lambda line: None if line.chance is None else line.chance.level, key="chance"),
-        of("beats_chance"),
-        of("over_probe", "over probe", key="over_linear_probe", words=percent("over_probe", "+.1f"), optional=less(7)),
-        of("uplink", "uplink", human_bytes, "uplink_bytes_per_client_round", optional=less(5), best="least"),
-        of("saved", "saved", "{:.1f}x".format, "saved_ratio", optional=less(3), best="most"),
-        of("total_uplink", key="uplink_bytes_total"),
-        of("total_downlink", key="downlink_bytes_total"),
-        of("transfer", "transfer, s", ".3g", "transfer_seconds", best="least"),
-        of("seconds", key="wall_seconds"),
-        of("training_seconds", "training, s", ".3g", optional=2),
-    ]  # fmt: skip
+        Column("", lambda line: line.chance and line.chance.level, key="chance"),
+        _fact("beats_chance"),
+        _fact(
+            "over_probe",
+            "over probe",
+            lambda share: f"{100 * share:+.1f}",
+            key="over_linear_probe",
+            optional=7,
+        ),
+        _fact(
+            "uplink",
+            "uplink",
+            human_bytes,
+            key="uplink_bytes_per_client_round",
+            optional=5,
+            best="least",
+        ),
+        _fact("saved", "saved", "{:.1f}x".format, key="saved_ratio", optional=3, best="most"),
+        _mean("uplink_bytes", "uplink_bytes_total"),
+        _mean("downlink_bytes", "downlink_bytes_total"),
+        _fact("transfer", "transfer, s", ".3g", key="transfer_seconds", best="least"),
+        _mean("wall_seconds", "wall_seconds"),
+        _fact("training_seconds", "training, s", ".3g", optional=2),
+    ]
 
 
-OWN = ("rank", "sparsity", "unit", "trust", "rho", "epsilon")
-"""Settings that have a column in every comparison."""
+def _fact(name: str, heading: str = "", form: Any = "", *, key: str = "", **more: Any) -> Column:
+    return Column(heading, attrgetter(name), form, key or name, **more)
+
+
+def _setting(name: str, heading: str = "", form: Any = "", **more: Any) -> Column:
+    return Column(heading, methodcaller("setting", name), form, name, **more)
+
+
+def _mean(name: str, key: str) -> Column:
+    return Column("", methodcaller("mean_of", name), key=key)
+
+
+def _varied(name: str) -> Column:
+    key = "" if name in SETTINGS else name
+    return Column(name, lambda line: line.varied.get(name), value_words, key)
 
 
 def table_csv(table: Sequence[Line]) -> str:
@@ -96,18 +116,23 @@ def table_csv(table: Sequence[Line]) -> str:
 
 
 def comparison_table(table: Sequence[Line]) -> Table:
-    """One row a line, in groups of one epsilon target; columns in which no line says anything are left out."""
-    columns = columns_of(table)
-    silent = {one.key for one in columns if one.key in RARE and all(one.shown(line) == "--" for line in table)}
-    silent |= {"trust"} if {line.trust for line in table} == {"client"} else set()
-    silent |= {"unit"} if {line.unit for line in table} == {EXAMPLE.name} else set()
-    silent |= set() if any(map(_differs_outside, table)) else {"epsilon_outside"}
+    """One row a line, in groups of one epsilon target, without columns that say nothing."""
+    columns = [
+        one
+        for one in columns_of(table)
+        if any(one.shown(line) != DULL.get(one.key) for line in table)
+        and (one.key != "epsilon_outside" or any(map(_differs_outside, table)))
+    ]
+    if not any(line.varied.keys() - set(OWN) for line in table):
+        columns = [replace(one, optional=one.optional * (one.optional <= CROWDED)) for one in columns]
     colours = looks([(line.method, line.name) for line in table])
     return make_table(
-        [one for one in columns if one.key not in silent], table, style=_style,
+        columns,
+        table,
+        style=_style,
         colour=lambda line: colours[line.name][0],
         group=lambda line: "no epsilon target" if line.epsilon_target is None else f"epsilon {line.epsilon_target:g}",
-    )  # fmt: skip
+    )
 
 
 def _style(line: Line) -> RowKind:
@@ -116,60 +141,60 @@ def _style(line: Line) -> RowKind:
     return "reference" if line.method == PROBE else ""
 
 
-def _varied(name: str, line: Line) -> Any:
-    return line.varied.get(name)
-
-
 def _score(line: Line) -> str:
-    return "--" if line.mean is None else score_words(line) + (f" {CHANCE_MARK}" if line.beats_chance is False else "")
+    if line.mean is None:
+        return "--"
+    return score_words(line) + (f" {CHANCE_MARK}" if line.beats_chance is False else "")
 
 
 def _seeds(line: Line) -> str:
-    done, planned = len(line.done), len(line.runs)
-    return str(done) if done == planned else f"{done}/{planned}"
+    return "/".join(dict.fromkeys((str(len(line.done)), str(len(line.runs)))))
 
 
 def _epsilon(line: Line) -> str:
     if line.private is None:
         return "--" if line.epsilon_target is None else f"({line.epsilon_target:g})"
-    return NOT_PRIVATE if not line.private or line.epsilon is None else epsilon_words(line.epsilon)
+    return epsilon_words(line.epsilon or 0.0) if line.private else NOT_PRIVATE
 
 
 def _outside(line: Line) -> str:
-    return "--" if not line.private or line.epsilon_outside is None else epsilon_words(line.epsilon_outside)
+    outside = line.epsilon_outside
+    return "--" if outside is None or not line.private else epsilon_words(outside)
 
 
 def _differs_outside(line: Line) -> bool:
     """Whether a reader outside has a smaller epsilon than the clients of a sum."""
-    return bool(line.private) and line.epsilon_outside is not None and line.epsilon_outside != line.epsilon
+    return _outside(line) != "--" and line.epsilon_outside != line.epsilon
 
 
 def notes(table: Sequence[Line]) -> list[str]:
     """What the columns and marks mean, in sentences."""
-    kinds = {run.held_out for line in table for run in line.runs}
-    splits = [] if kinds == {True} else ["the public test split"]
-    splits += ["held-out training rows, which no epsilon covers"] if True in kinds else []
+    runs = [run for line in table for run in line.runs]
+    splits = ("the public test split", "held-out training rows, which no epsilon covers")
+    rows = " or ".join(splits[held_out] for held_out in sorted({run.held_out for run in runs}))
     word = "Loss" if any(line.by_loss for line in table) else "Accuracy"
     found = [
-        f"{word}: mean ± standard deviation over n seeds on {' or '.join(splits)}; s.e.: its standard error in "
-        "points, from the spread over seeds and the size of the test split.",
+        f"{word}: mean ± standard deviation over n seeds on {rows}; "
+        "s.e.: its standard error in points, from the spread over seeds and the size of the test "
+        "split.",
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
     ]
-    found += [unit.meaning for unit in UNITS.values() if unit.level and unit.name in {line.unit for line in table}]
+    units = {line.unit.name for line in table}
+    found += [unit.meaning for unit in UNITS.values() if unit.level and unit.name in units]
     if any(line.varied for line in table):
         found.append(
             "The best of these settings is chosen on these rows: fedlsg compare --search chooses on other rows."
         )
     found += trust_words(line.trust for line in table)
-    if any(_differs_outside(line) for line in table):
+    if any(map(_differs_outside, table)):
         found.append(
-            "Epsilon is against those who know most, under trust=secure the colluders of a sum with the server; "
-            "outside: the epsilon against a reader of the weights alone."
+            "Epsilon is against those who know most, under trust=secure the colluders of a sum with "
+            "the server; outside: the epsilon against a reader of the weights alone."
         )
-    if any(line.rho for line in table):
+    if any(map(_rho, table)):
         found.append(f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}")
-    links = dict.fromkeys(run.link for line in table if line.transfer is not None for run in line.runs if run.link)
-    found += [f"Transfer: seconds that the messages of a run would take on {link}." for link in links]
+    links = dict.fromkeys(run.link for line in table if line.transfer for run in line.runs)
+    found += [f"Transfer: seconds that the messages of a run would take on {link}." for link in links if link]
     if any(line.over_probe is not None for line in table):
         found.append("Over probe: points above the private linear probe at the same epsilon.")
     if any(line.beats_chance is False for line in table):
@@ -181,27 +206,26 @@ def notes(table: Sequence[Line]) -> list[str]:
 def table_markdown(table: Sequence[Line], more: Sequence[str] = ()) -> str:
     """A Markdown table, its notes and ``more`` of them, and what did not finish."""
     details = {**variants(table), **unfinished(table)}
-    parts = [comparison_table(table).markdown, *notes(table), *more]
-    parts += ["", *(f"- `{name}`: {cell_text(text)}" for name, text in details.items())] if details else []
+    parts = [comparison_table(table).markdown, *notes(table), *more, *([""] if details else [])]
+    parts += [f"- `{name}`: {cell_text(text)}" for name, text in details.items()]
     return "\n".join(parts) + "\n"
 
 
 def variants(table: Sequence[Line]) -> Mapping[str, str]:
     """The settings that numbered labels stand for."""
     details = {line.label: line.runs[0].detail for line in table}
-    return {label: detail for label, detail in details.items() if detail and detail not in label}
+    return {label: detail for label, detail in details.items() if detail not in label}
 
 
 def unfinished(table: Sequence[Line]) -> Mapping[str, str]:
     """Why a run is not in the means, by its name."""
-    runs = [run for line in table for run in line.runs]
-    return {
-        run.name: f"{run.status}: {run.reason}"
-        if run.reason
-        else run.status + (f" after {len(run.rows)} rounds" if run.rows else "")
-        for run in runs
-        if not run.done
-    }
+    return {run.name: _state(run) for line in table for run in line.runs if not run.done}
+
+
+def _state(run: Result) -> str:
+    if run.reason:
+        return f"{run.status}: {run.reason}"
+    return f"{run.status} after {len(run.rows)} rounds" if run.rows else run.status
 
 
 GROUPS = 3
@@ -217,83 +241,85 @@ OF = {
 
 
 def sentences(table: Sequence[Line]) -> list[str]:
-    """On the finished private lines, the largest epsilon first; then on the best line without privacy."""
-    done = [line for line in table if line.mean is not None]
+    """On the finished private lines, the largest epsilon first; then on the best without privacy."""
+    done = [line for line in table if line.done]
     if not done:
         return ["No run is finished."]
-    groups: dict[tuple[object, ...], list[Line]] = {}
-    for line in (line for line in done if line.private):
-        groups.setdefault((line.task, line.epsilon_target, line.unit, line.trust, line.setting("delta")), []).append(
-            line
-        )
-    named, deltas = (
-        len({of(line) for line in done}) > 1 for of in (lambda line: line.task, methodcaller("setting", "delta"))
+    groups = grouped(
+        (line for line in done if line.private),
+        lambda line: (
+            line.task,
+            line.epsilon_target,
+            line.unit.name,
+            line.trust,
+            line.setting("delta"),
+        ),
     )
-    largest = sorted(groups.values(), key=lambda own: own[0].epsilon_target or math.inf)[-GROUPS:][::-1]
-    said = [_group(own, named, deltas) for own in largest]
+    tasks, deltas = ({of(line) for line in done} for of in (attrgetter("task"), _delta))
+    ascending = sorted(groups.values(), key=lambda own: own[0].epsilon_target or math.inf)
+    said = [
+        _group(own, f" on {own[0].task[0]}" if len(tasks) > 1 else "", len(deltas) > 1)
+        for own in reversed(ascending[-GROUPS:])
+    ]
     free = [line for line in done if not line.private]
     if free:
         best = _best(free)
-        said.append(
-            f"{'Without privacy' if groups else 'No run is private'}: {best.name}, {_result(best, sent=False)}."
-        )
+        without = "Without privacy" if groups else "No run is private"
+        said.append(f"{without}: {best.name}, {_percent(best)}.")
     if any(run.held_out for line in done for run in line.done):
         said[0] += f" {HELD_OUT}"
     return said
 
 
-def _claim(own: Sequence[Line], deltas: bool) -> str:
-    """The epsilon of these lines; without a target it is the largest that one of them spent."""
-    target = own[0].epsilon_target
-    spent = max(line.epsilon for line in own if line.epsilon is not None)
-    epsilon = f"at most {epsilon_words(spent)}" if target is None else f"{target:g}"
-    return f"{epsilon} and delta {own[0].setting('delta'):g}" if deltas else epsilon
-
-
-def _group(own: Sequence[Line], named: bool, deltas: bool) -> str:
-    """Sentences on lines of one epsilon; with its delta where ``deltas`` differ."""
+def _group(own: Sequence[Line], on: str, deltas: bool) -> str:
+    """Sentences on lines of one epsilon, ``on`` a workload; with its delta where ``deltas`` differ."""
     best, first = _best(own), own[0]
-    level = f", at {first.of_unit.level}" if first.of_unit.level else ""
-    at = f"At epsilon {_claim(own, deltas)}{level}{OF.get(first.trust, '')}{f' on {first.task[0]}' if named else ''}"
-    if not any(line.beats_chance is not False for line in own):
+    spent = max(line.epsilon or 0.0 for line in own)
+    target = first.epsilon_target
+    epsilon = f"at most {epsilon_words(spent)}" if target is None else f"{target:g}"
+    epsilon += f" and delta {_delta(first):g}" if deltas else ""
+    level = f", at {first.unit.level}" if first.unit.level else ""
+    at = f"At epsilon {epsilon}{level}{OF.get(first.trust, '')}{on}"
+    if all(line.beats_chance is False for line in own):
         return f"{at} no method is better than guessing."
     what = "lowest mean loss" if best.by_loss else "highest mean accuracy"
     text = f"{at}, {best.name} has the {what}, {_result(best)}{_doubt(best, own)}."
     sent = [line for line in own if line.saved and line.method != PROBE]
     fewest = max(sent, key=lambda line: line.saved or 0.0, default=best)
-    if fewest is not best and fewest.method != best.method:
+    if fewest.method != best.method:
         text += f" {fewest.name} sends the fewest bytes: {_result(fewest)}."
     return text
 
 
 def _best(own: Sequence[Line]) -> Line:
-    return min(own, key=lambda line: (line.mean or 0.0) * (1 if line.by_loss else -1))
+    return min(own, key=attrgetter("deficit"))
 
 
-def _result(line: Line, *, sent: bool = True) -> str:
+def _percent(line: Line) -> str:
+    return score_words(line) + ("" if line.by_loss else " %")
+
+
+def _result(line: Line) -> str:
     """The score, and how the bytes compare."""
-    said = fewer_bytes(line.saved) if sent else ""
-    return score_words(line) + ("" if line.by_loss else " %") + (f", {said}" if said else "")
+    return ", ".join(filter(None, (_percent(line), fewer_bytes(line.saved))))
 
 
 def _doubt(best: Line, own: Sequence[Line]) -> str:
-    """Why the lead over the next line may be chance; empty if it is larger than its error, or nothing is next."""
+    """Why the lead over the next line may be chance, paired by seed.
+
+    Empty if it is larger than its error, or nothing is next.
+    """
     others = [line for line in own if line is not best]
     if not others:
         return ""
     second = _best(others)
-    found = paired(best, second)
-    if found is None:
+    one, other = (
+        {run.settings.get("seed"): score for run, score in zip(line.done, line.scores, strict=True)}
+        for line in (best, second)
+    )
+    leads = [one[seed] - other[seed] for seed in one.keys() & other.keys()]
+    if len(leads) < 2:
         return f" (one seed in common with {second.name}, so the lead may be chance)"
-    lead, error = found
-    return f" (its lead over {second.name} is within {ERRORS:g} standard errors)" if abs(lead) < ERRORS * error else ""
-
-
-def paired(one: Line, other: Line) -> tuple[float, float] | None:
-    """Mean difference of scores over common seeds, and its standard error; None for fewer than two seeds."""
-    seeds = [[run.settings.get("seed") for run in line.done] for line in (one, other)]
-    first, second = (dict(zip(own, line.scores, strict=False)) for own, line in zip(seeds, (one, other), strict=True))
-    differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys(), key=str)]
-    if len(differences) < 2:
-        return None
-    return statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+    error = statistics.stdev(leads) / math.sqrt(len(leads))
+    unsure = abs(statistics.fmean(leads)) < ERRORS * error
+    return f" (its lead over {second.name} is within {ERRORS:g} standard errors)" if unsure else ""

@@ -141,9 +141,7 @@ class Result:
         }
 
 
-def read_run(
-    path: Path, *, label: str | None = None, status: str | None = None, reason: str = "", link: Link | None = None
-) -> Result:
+def read_run(path: Path, *, status: str | None = None, reason: str = "", link: Link | None = None) -> Result:
     """The result of a run directory; without a summary it is "interrupted" unless ``status`` says otherwise.
 
     A run that diverged is "failed".
@@ -161,7 +159,7 @@ def read_run(
     ended = "failed" if summary.get("diverged") else "done"
     return Result(
         name=path.name,
-        label=label or str(settings["method"]),
+        label=str(settings["method"]),
         status=ended if summary else status or "interrupted",
         reason=str(summary.get("stopped") or "") if summary else reason,
         settings=settings,

@@ -8,7 +8,7 @@ trials   methods and their trials, in turn
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ import tomli_w
 from rich.console import Console
 
 from fedlsg import user_code
+from fedlsg.owner_only import make_parents
 from fedlsg.setting.choices import choose
 from simulations.compare.bytes_axis import View
 from simulations.compare.command import accepted, compare_command, published
-from simulations.compare.grid import Entry, Grid, dropped_lines
+from simulations.compare.grid import Grid, dropped_lines
 from simulations.compare.grid_file import as_toml, check_cells
-from simulations.compare.progress import GridDisplay, ask_above_an_hour
-from simulations.compare.runner import Folder
+from simulations.compare.progress import GridDisplay
+from simulations.compare.runner import Folder, Ray, check_limits, one_ray
 from simulations.compare.search import output
 from simulations.compare.search.pickers import (
     SAMPLERS,
@@ -36,12 +37,15 @@ from simulations.compare.search.pickers import (
 )
 from simulations.compare.search.privacy import as_many_rows, epsilon_of, read_trials, rows_of, statement
 from simulations.compare.search.space import make_spaces, read_spec
-from simulations.compare.search.trials import Arm, Job, Place, Runner, bases, searching
+from simulations.compare.search.trials import Arm, Job, Runner, bases
 from simulations.compare.table import unfinished
+from simulations.engines.process import sigterm_raises
 from simulations.plan.prepare import prepare
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
 from simulations.report.words import epsilon_words
-from simulations.rundir.files import write_atomically
+from simulations.rundir.files import write_atomically, writing_to
+from simulations.rundir.lock import exclusive
+from simulations.rundir.rundir import RunDir
 from simulations.settings.checks import left_out, refuse_client_level
 from simulations.settings.settings import from_mapping, values_of
 
@@ -52,54 +56,73 @@ BEST, FINAL = "best.toml", "final"
 
 
 def make_job(
-    grid: Grid, search: Sequence[str], *, sampler: str | None = None, trials: int | None = None, on: str | None,
+    grid: Grid,
+    search: Sequence[str],
+    *,
+    sampler: str | None = None,
+    trials: int | None = None,
+    on: str | None,
     out: str | None,
-) -> Job:  # fmt: skip
+) -> Job:
     """The search that the options describe; reads the data, and writes nothing.
 
     Raises ValueError, naming the option and the fix, for what no trial accepts.
     """
-    rows, sampler = rows_of(on), choose("sampler", sampler or "tpe", dict(zip(SAMPLERS, SAMPLERS, strict=True)))
+    rows = rows_of(on)
+    sampler = choose("sampler", sampler or "tpe", dict(zip(SAMPLERS, SAMPLERS, strict=True)))
     if trials is not None and trials < 1:
         raise ValueError(f"expected --trials {trials} >= 1")
-    if trials is not None and sampler == "grid":
-        raise ValueError("--sampler grid tries every combination: leave --trials out")
     if sampler != "grid":
         check_installed()
-    given = [grid.settings, *(entry.settings for entry in grid.entries)]
-    if any("public_rows" in settings for settings in given):
+    elif trials is not None:
+        raise ValueError("--sampler grid tries every combination: leave --trials out")
+    if any("public_rows" in own for own in (grid.settings, *(e.settings for e in grid.entries))):
         raise ValueError("public_rows is given to the trials by the search: say it as --on")
     grid, refused = accepted(grid)
     shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
     spaces, dropped = make_spaces(read_spec(search), grid.entries, shared)
     arms: list[Arm] = []
     deltas, cells = [], []
-    for entry in grid.entries:
-        own, space = shared[entry.label], spaces[entry.label]
-        refuse_client_level(from_mapping(own), "a search, which states what choosing costs,")
-        own = own if rows.private else {**as_many_rows(from_mapping(own)), **own}
+    for label, space in spaces.items():
+        given = from_mapping(shared[label])
+        refuse_client_level(given, "a search, which states what choosing costs,")
+        own = shared[label] if rows.private else {**as_many_rows(given), **shared[label]}
         settings = prepare(from_mapping(own)).settings
         points = combinations(space) if sampler == "grid" else []
-        count = len(points) or trials or TRIALS
         arm = Arm(
-            label=entry.label, given=own, epsilon=settings.epsilon, space=space, start=values_of(settings),
-            trials=count if space else 0,
-        )  # fmt: skip
+            label=label,
+            given=own,
+            epsilon=settings.epsilon,
+            space=space,
+            start=values_of(settings),
+            trials=(len(points) or trials or TRIALS) if space else 0,
+        )
         arms.append(arm)
         cells += arm.checked(points)
         deltas.append(settings.delta)
     check_cells(cells)
+    path = Path(out or f"runs/search-{user_code.short(grid.workload)}").expanduser().resolve()
     return Job(
-        grid=grid, arms=tuple(arms), rows=rows, sampler=sampler, delta=min(deltas),
-        folder=Folder(Path(out or f"runs/search-{user_code.short(grid.workload)}").expanduser().resolve()),
+        grid=grid,
+        arms=tuple(arms),
+        rows=rows,
+        sampler=sampler,
+        delta=min(deltas),
+        folder=Folder(path),
         notices=(*left_out(refused), *dropped_lines(dropped)),
-    )  # fmt: skip
+    )
 
 
 def search_and_runs(
-    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, runs: bool, view: View,
+    job: Job,
+    console: Console,
+    *,
+    jobs: int | None,
+    budget_minutes: float | None,
+    runs: bool,
+    view: View,
     yes: bool = False,
-) -> int:  # fmt: skip
+) -> int:
     """The search; if it is finished and ``runs`` says so, the comparison with the best settings, in its folder FINAL.
 
     The time that the search took counts. Returns the exit status.
@@ -113,7 +136,7 @@ def search_and_runs(
     out = str(job.folder.path / FINAL)
     return status or compare_command(
         best, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes
-    )  # fmt: skip
+    )
 
 
 def search_command(
@@ -124,23 +147,52 @@ def search_command(
     There is no grid before the search is finished. Raises ValueError before anything runs if the folder holds a
     search of other ranges or trials with other settings.
     """
-    start = [arm.cell(0, {}) for arm in job.arms]
-    with searching(job.folder.path, start, jobs=jobs, budget_minutes=budget_minutes) as place:
-        return _run(job, console, jobs, place, yes=yes)
+    budget_seconds = check_limits(jobs, budget_minutes)
+    kept: list[Any] = []
+    with one_ray([arm.cell(0, {}) for arm in job.arms]) as ray:
+        with writing_to(job.folder.path):  # no epsilon covers accuracies of held-out rows
+            make_parents(job.folder.path, private=job.rows.private)
+        with exclusive(RunDir(job.folder.path)), sigterm_raises():
+            try:
+                return _run(job, console, jobs, budget_seconds, ray, kept, yes)
+            finally:
+                for worker in kept:
+                    worker.close()
 
 
-def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: bool) -> tuple[int, Grid | None]:
+def _run(
+    job: Job,
+    console: Console,
+    jobs: int | None,
+    budget_seconds: float | None,
+    ray: Ray,
+    kept: list[Any],
+    yes: bool,
+) -> tuple[int, Grid | None]:
     announce(job, console)
     varied = [arm for arm in job.arms if arm.space]
-    asked = pickers_of(job, varied)
-    done = sum(one.outcome is not None for picker in asked.values() for one in picker.asked())
-    ask = ask_above_an_hour(console, lambda: display.progress, yes=yes, budget_seconds=place.budget_seconds)
-    planned = sum(arm.trials for arm in varied)
-    display = GridDisplay(console, job.folder, planned, done, what="all trials", on_estimate=ask)
+    pickers = pickers_of(job, varied)
+    done = sum(one.outcome is not None for picker in pickers.values() for one in picker.asked())
+    display = GridDisplay(
+        console,
+        job.folder,
+        job.planned,
+        done,
+        what="all trials",
+        budget_seconds=budget_seconds,
+        yes=yes,
+    )
     runner = Runner(
-        folder=job.folder, arms=varied, pickers=asked, jobs=jobs, place=place, display=display,
+        folder=job.folder,
+        arms=varied,
+        pickers=pickers,
+        jobs=jobs,
+        budget_seconds=budget_seconds,
+        ray=ray,
+        kept=kept if ray is None else None,
+        display=display,
         after=lambda: _after(job, runner, console),
-    )  # fmt: skip
+    )
     finished = False
     try:
         with display.progress:
@@ -157,9 +209,9 @@ def _run(job: Job, console: Console, jobs: int | None, place: Place, *, yes: boo
             conclude(found, job.folder.path, console)
     best = best_grid(job, found) if finished else None
     if best is not None:
-        write_atomically(job.folder.path / BEST, tomli_w.dumps(as_toml(published(best))).encode())
-    failed = any(found.outcome(arm).best is None for arm in varied)
-    return int(failed), best
+        text = tomli_w.dumps(as_toml(published(best)))
+        write_atomically(job.folder.path / BEST, text.encode())
+    return int(any(one.best is None for one in found.outcomes if one.arm.space)), best
 
 
 def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
@@ -174,9 +226,9 @@ def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
     found: dict[str, Picker] = {}
     for arm in varied:
         cells = [arm.cell(number, {}) for number in range(arm.trials)]
-        begun = [cell for cell in cells if cell.name in record]
-        states = [job.folder.status(cell, record).status for cell in begun]
-        found[arm.label] = GridPicker(arm.space, ["done" if state == "done" else None for state in states])
+        states = [job.folder.status(cell, record).status for cell in cells if cell.name in record]
+        done = ["done" if state == "done" else None for state in states]
+        found[arm.label] = GridPicker(arm.space, done)
     return found
 
 
@@ -184,11 +236,11 @@ def announce(job: Job, console: Console) -> None:
     """What is about to be tried, on which rows, and whether that costs privacy."""
     print_whole(f"{job.title}, folder {job.folder.path}", console)
     for arm in job.arms:
-        space = "; ".join(f"{one.name} {one.words}" for one in arm.space) or "nothing to choose, no trials"
-        print_line(f"  {arm.label}: {space}", console)
+        space = "; ".join(f"{one.name} {one.words}" for one in arm.space)
+        print_line(f"  {arm.label}: {space or 'nothing to choose, no trials'}", console)
     for line in job.notices:
         print_line(line, console, "yellow")
-    print_line(f"{sum(arm.trials for arm in job.arms)} trials, compared on {job.rows.words}", console)
+    print_line(f"{job.planned} trials, compared on {job.rows.words}", console)
     if job.rows.private:
         print_line(job.rows.cost, console, "bold red")
     else:
@@ -200,10 +252,10 @@ def _after(job: Job, runner: Runner, console: Console) -> None:
     found = describe(job, runner)
     output.write_tables(job.folder.path, found)
     if job.rows.private and len(found.trials) == 1:
-        planned = sum(arm.trials for arm in runner.arms)
-        least = epsilon_of(read_trials(job.folder.path / "cells")[:1] * planned, delta=job.delta)
+        least = epsilon_of(read_trials(job.folder.path / "cells")[:1] * job.planned, delta=job.delta)
         print_note(
-            f"the epsilon of choosing by {planned} trials like this one: {epsilon_words(least)} at delta {job.delta:g}",
+            f"the epsilon of choosing by {job.planned} trials like this one: "
+            f"{epsilon_words(least)} at delta {job.delta:g}",
             console,
         )
 
@@ -247,20 +299,15 @@ def best_grid(job: Job, found: output.Found) -> Grid | None:
 
     Its note says how its settings were chosen, and what that cost: a comparison shows it.
     """
-    entries = []
-    for arm, entry in zip(job.arms, job.grid.entries, strict=True):
-        best: Mapping[str, Any] | None = {} if not arm.space else None
-        if (trial := found.outcome(arm).best) is not None:
-            best = trial.params
-        if best is not None:
-            entries.append(Entry(label=entry.label, method=entry.method, settings={**entry.settings, **best}))
+    entries = tuple(
+        replace(entry, settings={**entry.settings, **(one.best.params if one.best else {})})
+        for one, entry in zip(found.outcomes, job.grid.entries, strict=True)
+        if one.best or not one.arm.space
+    )
     if not entries:
         return None
     settings = {name: value for name, value in job.grid.settings.items() if name != "holdout"}
-    chosen = f"Settings were chosen by {len(found.trials)} trials on {job.rows.words}."
-    note = (
-        f"{chosen} {found.privacy[0]} {found.privacy[1]} No epsilon of a run includes that."
-        if job.rows.private
-        else chosen
-    )
-    return replace(job.grid, entries=tuple(entries), settings=settings, notes=(*job.grid.notes, note))
+    note = f"Settings were chosen by {len(found.trials)} trials on {job.rows.words}."
+    if job.rows.private:
+        note = " ".join([note, *found.privacy[:2], "No epsilon of a run includes that."])
+    return replace(job.grid, entries=entries, settings=settings, notes=(*job.grid.notes, note))

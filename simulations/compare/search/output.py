@@ -1,46 +1,77 @@
-"""The files of a search: trials.csv (a row for each trial), search.json, best.toml (a grid), report.html and plots/."""
+"""The files of a search: trials.csv (a row for each trial), search.json, report.html and plots/."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulations.compare.lines import is_number, measured, shown
+from simulations.compare.grid import grouped, is_number
+from simulations.compare.lines import measured, score_words
 from simulations.compare.output import write_report
+from simulations.compare.plots import Charts
 from simulations.compare.search.space import Choices, Dimension, value_words
 from simulations.compare.search.space import shown as value_shown
-from simulations.compare.search.trials import Arm, Job, Trial, best_of, score_of
+from simulations.compare.search.trials import Arm, Job, Trial, best_of
 from simulations.compare.table import unfinished
 from simulations.report.chart import Axis, Chart, Series, spaced
 from simulations.report.colours import looks
 from simulations.report.facts import made_section
 from simulations.report.figure import interactive
-from simulations.report.page import Code, Page, Table, Text, data_section, download, facts_of, json_text, sections
-from simulations.report.table import Column, make_table, records
+from simulations.report.page import (
+    Code,
+    Page,
+    Table,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    sections,
+)
+from simulations.report.table import Column, make_table
 from simulations.report.template import render
 from simulations.report.words import human_bytes
 from simulations.rundir.files import write_atomically
 from simulations.rundir.results import as_csv
 
 CAPTIONS = {
-    "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; the line is the "
-    "best one so far.",
-    "settings": "How the accuracy (or loss) depends on each setting. A mark is one trial, in which the other settings "
-    "differ, too. Filled: the best trial of a method.",
+    "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; "
+    "the line is the best one so far.",
+    "settings": "How the accuracy (or loss) depends on each setting. A mark is one trial, in which "
+    "the other settings differ, too. Filled: the best trial of a method.",
 }
-SENT = "uplink_bytes_per_client_round"
 CHANCE = (
-    "Each trial has one seed. The best of many trials is in part the luckiest one, so its accuracy here is too high on "
-    "average. Compare methods by the runs that follow, with other seeds."
+    "Each trial has one seed. The best of many trials is in part the luckiest one, so its accuracy "
+    "here is too high on average. Compare methods by the runs that follow, with other seeds."
 )
+
+
+class Outcome(NamedTuple):
+    """A method, its trials, how many are done, and the best of them."""
+
+    arm: Arm
+    trials: list[Trial]
+    done: int
+    best: Trial | None
+
+    @property
+    def edges(self) -> dict[str, Any]:
+        """The best values that are at an edge, and which one."""
+        return {} if self.best is None else self.arm.edges(self.best.params)
+
+    @property
+    def score(self) -> str | None:
+        """Of the best trial, for people."""
+        return None if self.best is None else score_words(self.best.line)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """A search as far as it got.
 
-    given_up: why a method got no more trials. privacy: what choosing costs, in sentences. command: the runs to start.
+    given_up: why a method got no more trials. privacy: what choosing costs, in sentences. command:
+    the runs to start.
     """
 
     job: Job
@@ -52,77 +83,53 @@ class Found:
     made_by: str = ""
 
     @property
-    def outcomes(self) -> "list[Outcome]":
+    def outcomes(self) -> list[Outcome]:
         """What became of each method, in the given order."""
-        return [self.outcome(arm) for arm in self.job.arms]
-
-    def outcome(self, arm: Arm) -> "Outcome":
-        """What became of a method."""
-        own = [trial for trial in self.trials if trial.arm.label == arm.label]
-        best = best_of(own)
-        edges = {} if best is None else arm.edges(best.params)
-        return Outcome(arm, own, sum(trial.result.done for trial in own), best, edges)
+        return [
+            Outcome(arm, own, sum(trial.result.done for trial in own), best_of(own))
+            for arm, own in _by_arm(self.job.arms, self.trials)
+        ]
 
     @property
     def varied(self) -> list[str]:
         """The settings that at least one method varies."""
-        return list(dict.fromkeys(one.name for arm in self.job.arms for one in arm.space))
+        return list(self.job.dimensions)
 
     @property
     def notes(self) -> list[str]:
         """Edges, methods without trials, and how much luck is in the best."""
-        edges = [words for one in self.outcomes if one.best for words in one.arm.edge_notes(one.best.params)]
+        found = [words for one in self.outcomes if one.best for words in one.arm.edge_notes(one.best.params)]
         untouched = [arm.label for arm in self.job.arms if not arm.space]
-        none = [f"{', '.join(untouched)}: no setting to choose, so no trials."] if untouched else []
-        return [*edges, *none, *(f"{label}: {why}" for label, why in self.given_up.items()), CHANCE]
-
-
-class Outcome(NamedTuple):
-    """A method, its trials, how many are done, the best of them, and which of its values are at an edge."""
-
-    arm: Arm
-    trials: list[Trial]
-    done: int
-    best: Trial | None
-    edges: Mapping[str, Any]
-
-
-def columns_of(found: Found) -> list[Column]:
-    """Every fact of an outcome: in the table under its heading, in search.json under its key."""
-    score = _measured(found.trials)
-
-    def chosen(name: str, one: Outcome) -> Any:
-        return one.best and one.best.params.get(name)
-
-    return [
-        Column("method", lambda one: one.arm.label),
-        Column("", lambda one: one.arm.given["method"], key="method"),
-        Column("", lambda one: {range.name: range.words for range in one.arm.space}, key="varied"),
-        Column("", lambda one: one.arm.trials, key="planned"),
-        Column("", lambda one: len(one.trials), key="trials"),
-        Column("", lambda one: one.done, key="done"),
-        Column("", lambda one: one.best and one.best.number, key="best_trial"),
-        Column("", lambda one: one.best and dict(one.best.params), key="best"),
-        Column("", lambda one: one.edges, key="edges"),
-        *(Column(name, partial(chosen, name), value_words) for name in found.varied),
-        Column(score, lambda one: one.best and shown(one.best.line, one.best.line.mean)),
-        Column("", lambda one: one.best and (None if one.best.line.by_loss else one.best.line.mean), key="accuracy"),
-        Column("", lambda one: one.best and one.best.line.mean_of("loss"), key="loss"),
-        Column("trials", lambda one: f"{one.done}/{one.arm.trials}"),
-        Column("uplink", lambda one: one.best and one.best.line.uplink, human_bytes, SENT, optional=1),
-        Column(
-            "at the edge", lambda one: one.best and (", ".join(map(" ".join, one.edges.items())) or "none"), left=True
-        ),
-    ]
+        if untouched:
+            found.append(f"{', '.join(untouched)}: no setting to choose, so no trials.")
+        return [*found, *(f"{label}: {why}" for label, why in self.given_up.items()), CHANCE]
 
 
 def table(found: Found) -> Table:
     """The best trial of each method, in the given order."""
-    colours = _shapes(found.job.arms)
+
+    def chosen(name: str) -> Column:
+        return Column(name, lambda one: one.best and one.best.params.get(name), value_words)
+
+    colours = _looks(found.job.arms)
+    columns = [
+        Column("method", lambda one: one.arm.label),
+        *map(chosen, found.varied),
+        Column(_measured(found.trials), lambda one: one.score),
+        Column("trials", lambda one: f"{one.done}/{one.arm.trials}"),
+        Column("uplink", lambda one: one.best and one.best.line.uplink, human_bytes, optional=1),
+        Column("at the edge", lambda one: one.best and _edge_words(one), left=True),
+    ]
     return make_table(
-        columns_of(found), found.outcomes, title="The best trial of each method",
+        columns,
+        found.outcomes,
+        title="The best trial of each method",
         colour=lambda one: colours[one.arm.label][0],
-    )  # fmt: skip
+    )
+
+
+def _edge_words(one: Outcome) -> str:
+    return ", ".join(map(" ".join, one.edges.items())) or "none"
 
 
 def write_tables(folder: Path, found: Found) -> None:
@@ -133,7 +140,7 @@ def write_tables(folder: Path, found: Found) -> None:
         "rows": found.job.rows.words,
         "finished": found.finished,
         "sampler": found.job.sampler,
-        "methods": {one.arm.label: records(columns_of(found), [one])[0] for one in found.outcomes},
+        "methods": {one.arm.label: _record(one) for one in found.outcomes},
         "dropped": list(found.job.notices),
         "notes": found.notes,
         "privacy": list(found.privacy),
@@ -142,28 +149,40 @@ def write_tables(folder: Path, found: Found) -> None:
     write_atomically(folder / "search.json", json_text(whole))
 
 
+def _record(one: Outcome) -> dict[str, Any]:
+    """What search.json says of a method."""
+    best = one.best
+    line = best.line if best else None
+    return {
+        "method": one.arm.given["method"],
+        "varied": {dimension.name: dimension.words for dimension in one.arm.space},
+        "planned": one.arm.trials,
+        "trials": len(one.trials),
+        "done": one.done,
+        "best_trial": best and best.number,
+        "best": best and dict(best.params),
+        "edges": one.edges,
+        "accuracy": line and (None if line.by_loss else line.mean),
+        "loss": line and line.mean_of("loss"),
+        "uplink_bytes_per_client_round": line and line.uplink,
+    }
+
+
 def trials_csv(found: Found) -> str:
     """A row for each trial: its settings, and its run."""
-    names, best = found.varied, {one.arm.label: one.best for one in found.outcomes}
-    return as_csv(
-        [
-            {
-                "trial": trial.number,
-                "label": trial.arm.label,
-                **{name: trial.params.get(name) for name in names},
-                **{key: value for key, value in trial.result.as_row().items() if key not in (*names, "label")},
-                "best": (found_best := best[trial.arm.label]) is not None and found_best.number == trial.number,
-            }
-            for trial in found.trials
-        ],
-        otherwise="trial",
-    )
+    best = [one.best for one in found.outcomes]
+    rows = []
+    for trial in found.trials:
+        settings = {name: trial.params.get(name) for name in found.varied}
+        first = {"trial": trial.number, "label": trial.arm.label, **settings}
+        rows.append({**first, **trial.result.as_row(), **first, "best": trial in best})
+    return as_csv(rows, otherwise="trial")
 
 
 def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
-    made = figures(found.job.arms, found.trials)
+    made = figures(found.job, found.trials)
     write_report(folder, page(found, made), made)
 
 
@@ -171,125 +190,130 @@ def headline(found: Found) -> str:
     """The best trial of each method."""
     words = []
     for one in found.outcomes:
-        arm, best = one.arm, one.best
-        if best is not None and best.line.mean is not None:
-            values = ", ".join(f"{name} {value_words(value)}" for name, value in best.params.items())
-            score = shown(best.line, best.line.mean)
-            score = f"loss {score}" if best.line.by_loss else f"{score} %"
-            words.append(f"{arm.label} with {values} ({score})")
+        if one.best is not None:
+            values = _settings(one.best, value_words)
+            score = f"loss {one.score}" if one.best.line.by_loss else f"{one.score} %"
+            words.append(f"{one.arm.label} with {values} ({score})")
     if not words:
         return "No trial is finished."
-    return f"{'Best trials' if found.finished else 'Best trials so far'}: {'; '.join(words)}."
+    return f"Best trials{'' if found.finished else ' so far'}: {'; '.join(words)}."
 
 
-def page(found: Found, made: Mapping[str, Sequence[Chart]]) -> str:
+def _settings(trial: Trial, words: Any) -> str:
+    return ", ".join(f"{name} {words(value)}" for name, value in trial.params.items())
+
+
+def page(found: Found, made: Mapping[str, Charts]) -> str:
     """The page of a search with its figures by name."""
     job = found.job
     done = [trial.result for trial in found.trials if trial.result.done]
-    drawn = [interactive(charts, CAPTIONS[name], columns=3) for name, charts in made.items()]
     left = unfinished([trial.line for trial in found.trials])
     end = "Every method has its trials." if found.finished else "The search is not finished."
-    space = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in job.arms}
+    follow = Code(text=found.command, note="The runs with the best settings:")
+    varied = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in job.arms}
+    lead = f"{len(done)} of {job.planned} trials finished, on {job.rows.words}. {end}"
+    notes = (*found.notes, *job.notices)
     return render(
         Page(
             kind="fedlsg compare --search",
             title=job.title,
             headline=headline(found),
-            lead=f"{len(done)} of {sum(arm.trials for arm in job.arms)} trials finished, on {job.rows.words}. {end}",
+            lead=lead,
             warnings=tuple(found.privacy[:2]) if job.rows.private else (),
             sections=sections(
-                ("", [table(found), *(Text(words=note) for note in (*found.notes, *job.notices))]),
-                ("Figures", drawn),
-                ("What is varied", [facts_of(space)]),
+                ("", [table(found), *(Text(words=note) for note in notes)]),
+                ("Figures", [interactive(made[name], CAPTIONS[name], columns=3) for name in made]),
+                ("What is varied", [facts_of(varied)]),
                 ("What choosing costs in privacy", [Text(words=words) for words in found.privacy]),
                 ("Trials that are not finished", [facts_of(left)] if left else []),
-                made_section(
-                    done,
-                    Code(text=found.made_by),
-                    *([Code(text=found.command, note="The runs with the best settings:")] if found.command else []),
-                ),
+                made_section(done, Code(text=found.made_by), *([follow] if found.command else [])),
                 data_section(download("trials.csv", trials_csv(found).encode(), "a row for each trial")),
             ),
         )
     )
 
 
-def figures(arms: Sequence[Arm], trials: Sequence[Trial]) -> dict[str, tuple[Chart, ...]]:
+def figures(job: Job, trials: Sequence[Trial]) -> dict[str, Charts]:
     """By file name; none before a trial is done."""
-    done = [trial for trial in trials if trial.line.mean is not None]
-    return {"history": history(arms, done), "settings": by_setting(arms, done)} if done else {}
+    done = [trial for trial in trials if trial.result.done]
+    if not done:
+        return {}
+    settings = tuple(_over(dimension, job.arms, done) for dimension in job.dimensions.values())
+    return {"history": (history(job.arms, done),), "settings": settings}
 
 
-def history(arms: Sequence[Arm], done: Sequence[Trial]) -> tuple[Chart, ...]:
+def history(arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
     """A mark for each trial, and a line through the best one so far."""
-    shapes, series = _shapes(arms), []
-    for arm in arms:
-        own = [trial for trial in done if trial.arm.label == arm.label]
+    series, shapes = [], _looks(arms)
+    for arm, own in _by_arm(arms, done):
         if not own:
             continue
-        colour, marker = shapes[arm.label]
         numbers = [trial.number + 1 for trial in own]
-        best = [_height(max(own[: k + 1], key=score_of)) for k in range(len(own))]
+        best = [trial.line.height for trial in accumulate(own, lambda *pair: min(pair, key=_deficit))]
+        colour = shapes[arm.label][0]
         series.append(Series(name=arm.label, x=numbers, y=best, colour=colour, steps=True))
-        series.append(_marks(arm.label, numbers, own, (colour, marker), filled=False))
+        series.append(_marks(arm.label, numbers, own, shapes[arm.label], filled=False))
+    y = Axis(label=_measured(done))
     x = Axis(label="trial", whole=True)
-    return (Chart(title="The best so far", x=x, y=Axis(label=_measured(done)), series=tuple(series), height=360),)
+    return Chart(title="The best so far", x=x, y=y, series=tuple(series), height=360)
 
 
-def by_setting(arms: Sequence[Arm], done: Sequence[Trial]) -> tuple[Chart, ...]:
-    """A chart for each setting; filled: the best trial of a method."""
-    dimensions = {one.name: one for arm in arms for one in arm.space}
-    return tuple(_over(dimension, arms, done) for dimension in dimensions.values())
+def _by_arm(arms: Sequence[Arm], done: Sequence[Trial]) -> list[tuple[Arm, list[Trial]]]:
+    """Each method, and its trials."""
+    trials = grouped(done, lambda trial: trial.arm.label)
+    return [(arm, trials.get(arm.label, [])) for arm in arms]
+
+
+def _deficit(trial: Trial) -> float:
+    return trial.line.deficit
 
 
 def _over(dimension: Dimension, arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
-    name, shapes, series = dimension.name, _shapes(arms), []
+    """The scores over one setting; filled: the best trial of a method."""
+    name, series, shapes = dimension.name, [], _looks(arms)
     listed = dimension.values if isinstance(dimension, Choices) else ()
     words = not all(map(is_number, listed))
-    for arm in arms:
-        own = [t for t in done if t.arm.label == arm.label and name in t.params]
+    having = [trial for trial in done if name in trial.params]
+    for arm, own in _by_arm(arms, having):
         best = best_of(own)
-        for some, filled in ((own, False), ([] if best is None else [best], True)):
+        for some, filled in ((own, False), ([best] if best else [], True)):
             values = [trial.params[name] for trial in some]
             places = [float(listed.index(v)) for v in values] if words else [*map(float, values)]
             series.append(_marks(arm.label, places, some, shapes[arm.label], filled=filled))
-    return Chart(
-        title=name, x=_scale(dimension, words), y=Axis(label=_measured(done)), series=tuple(series), height=320
-    )
+    y = Axis(label=_measured(done))
+    x = _scale(dimension, words)
+    return Chart(title=name, x=x, y=y, series=tuple(series), height=320)
 
 
 def _marks(name: str, places: Sequence[float], own: Sequence[Trial], look: tuple[str, str], *, filled: bool) -> Series:
     """Trials as marks; their words are their settings."""
-    words = tuple(
-        f"trial {t.number + 1}: " + ", ".join(f"{key} {value_shown(value)}" for key, value in t.params.items())
-        for t in own
-    )
     return Series(
-        name=name, x=places, y=[_height(trial) for trial in own], colour=look[0], marker=look[1], filled=filled,
-        line=False, words=words,
-    )  # fmt: skip
+        name=name,
+        x=places,
+        y=[trial.line.height for trial in own],
+        colour=look[0],
+        marker=look[1],
+        filled=filled,
+        line=False,
+        words=tuple(f"trial {t.number + 1}: {_settings(t, value_shown)}" for t in own),
+    )
 
 
 def _scale(dimension: Dimension, words: bool) -> Axis:
+    name = dimension.name
     if not isinstance(dimension, Choices):
         if not dimension.log:
-            return Axis(label=dimension.name, whole=dimension.whole)
-        return Axis(label=dimension.name, log=True, low=dimension.low / 1.1, high=dimension.high * 1.1)
+            return Axis(label=name, whole=dimension.whole)
+        return Axis(label=name, log=True, low=dimension.low / 1.1, high=dimension.high * 1.1)
     if words:
-        ticks = [(float(at), str(value)) for at, value in enumerate(dimension.values)]
-        return Axis(label=dimension.name, ticks=tuple(ticks))
+        return Axis(label=name, ticks=tuple((float(at), str(v)) for at, v in enumerate(dimension.values)))
     log = all(value > 0 for value in dimension.values)
-    ticks = [(float(value), f"{value:g}") for value in sorted(dimension.values)]
-    return Axis(label=dimension.name, log=log, ticks=spaced(ticks, log=log))
+    ticks = spaced([(float(value), f"{value:g}") for value in dimension.values], log=log)
+    return Axis(label=name, log=log, ticks=ticks)
 
 
-def _shapes(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:
+def _looks(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:
     return looks([(str(arm.given["method"]), arm.label) for arm in arms])
-
-
-def _height(trial: Trial) -> float:
-    assert trial.line.mean is not None
-    return trial.line.scale * trial.line.mean
 
 
 def _measured(done: Sequence[Trial]) -> str:

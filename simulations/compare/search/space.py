@@ -10,17 +10,15 @@ The file has the same words:
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import strategies
 from fedlsg.setting import Declared, unknown
 from fedlsg.setting.choices import choose
-from simulations.compare.grid import AXES, Entry, lacks
-from simulations.compare.lines import is_number
+from simulations.compare.grid import AXES, Entry, is_number, lacks
+from simulations.compare.grid_file import read_toml
 from simulations.plan.continuity import HARMLESS
 from simulations.settings.settings import (
     RUN,
@@ -134,20 +132,14 @@ def read_spec(texts: Sequence[str]) -> Spec:
 
 
 def _from_file(path: str) -> Spec:
-    try:
-        table = tomllib.loads(Path(path).expanduser().read_text())
-    except OSError as error:
-        raise ValueError(f"cannot read the search {path}: {error.strerror}; expected {EXAMPLE}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no TOML file: {error}") from None
     found: Spec = {}
-    for key, value in table.items():
-        own = value if isinstance(value, dict) else {key: value}
+    for key, value in read_toml(path, "search", f"; expected {EXAMPLE}").items():
+        label, own = (key, value) if isinstance(value, dict) else ("", {key: value})
         for name, said in own.items():
             text = ",".join(map(shown, said)) if isinstance(said, list) else said
             if not isinstance(text, str):
                 raise ValueError(f'{path}: expected {name} as a range ("0.1..10") or a list ([1, 2, 4]), got {said!r}')
-            found[key if isinstance(value, dict) else "", name.replace("-", "_")] = text
+            found[label, name.replace("-", "_")] = text
     if not found:
         raise ValueError(f'{path} varies no setting: expected lines such as learning_rate = "log:0.1..10"')
     return found
@@ -173,8 +165,7 @@ def make_spaces(
     known: set[str] = set()
     for entry in entries:
         own = tunable(entry.method)
-        wanted = {name: text for (label, name), text in spec.items() if label == ""}
-        wanted |= {name: text for (label, name), text in spec.items() if label == entry.label}
+        wanted = {name: text for of in ("", entry.label) for (label, name), text in spec.items() if label == of}
         dimensions = []
         for name, text in wanted.items():
             if name not in own:

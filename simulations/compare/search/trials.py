@@ -4,29 +4,22 @@ All methods are equally far whenever a search stops.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedlsg import user_code
-from fedlsg.owner_only import make_parents
 from simulations.compare.collect import cell_result
 from simulations.compare.grid import Cell, Grid, word
 from simulations.compare.lines import Line
 from simulations.compare.progress import GridDisplay
-from simulations.compare.runner import Folder, Ray, check_limits, check_same_settings, one_ray, run_cells, share_out
+from simulations.compare.runner import Folder, Ray, check_same_settings, run_cells, share_out
 from simulations.compare.search.pickers import Asked, Picker
 from simulations.compare.search.privacy import Rows
 from simulations.compare.search.space import Dimension, Side, tunable, value_words
 from simulations.compare.worker import Worker
 from simulations.engines.cluster import processors
-from simulations.engines.process import sigterm_raises
-from simulations.rundir.files import writing_to
-from simulations.rundir.lock import exclusive
 from simulations.rundir.results import Result
-from simulations.rundir.rundir import RunDir
 
 FIRST_SEED = 100
 """Trials have a seed of their own: those of a comparison, from 0, then see settings that were not chosen on them."""
@@ -63,10 +56,8 @@ class Arm:
     def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:
         """What to check before the first trial: the start, and ``points``, or the ends of each setting's range."""
         tried = [{}, *(points or ({one.name: value} for one in self.space for value in one.ends))]
-        return [
-            replace(self.cell(0, own), name="-".join([self.label, *(word(*pair) for pair in own.items())]))
-            for own in tried
-        ]
+        names = ["-".join([self.label, *(word(*pair) for pair in own.items())]) for own in tried]
+        return [replace(self.cell(0, own), name=name) for own, name in zip(tried, names, strict=True)]
 
     def edges(self, params: Mapping[str, Any]) -> dict[str, Side]:
         """The settings whose value is at an edge of its range."""
@@ -74,18 +65,22 @@ class Arm:
         return {name: side for name, side in sides.items() if side is not None}
 
     def edge_notes(self, params: Mapping[str, Any]) -> list[str]:
-        """A sentence for each value at an edge of its range, unless the setting takes no value beyond it."""
+        """A sentence for each value at an edge, unless the setting takes no value beyond it."""
         found, known = [], tunable(str(self.given["method"]))
         for name, side in self.edges(params).items():
-            limits, (end, beyond) = known[name].setting, {"lowest": ("lower", "lower")}.get(side, ("upper", "higher"))
-            at = f"The best {name} of {self.label}, {value_words(params[name])}, is at the edge: it is "
-            if params[name] == (limits.at_least if side == "lowest" else limits.at_most):
-                found.append(f"{at}the {side} that the setting takes.")
+            value, limits = params[name], known[name].setting
+            if side == "lowest":
+                limit, end, beyond = limits.at_least, "lower", "lower"
             else:
-                found.append(
-                    f"{at}at the {end} end of its range. A {beyond} one may be better: give a wider range, and another "
-                    "--out."
-                )
+                limit, end, beyond = limits.at_most, "upper", "higher"
+            more = (
+                f"the {side} that the setting takes."
+                if value == limit
+                else f"at the {end} end of its range. A {beyond} one may be better: give a wider "
+                "range, and another --out."
+            )
+            at = f"The best {name} of {self.label}, {value_words(value)}, is at the edge"
+            found.append(f"{at}: it is {more}")
         return found
 
 
@@ -101,6 +96,12 @@ class Trial:
     @property
     def line(self) -> Line:
         return Line(runs=(self.result,))
+
+    @property
+    def score(self) -> float:
+        """Of a finished one: its accuracy, or the loss below 0; higher is better."""
+        (score,) = self.line.scores
+        return -score if self.line.by_loss else score
 
     @property
     def diverged(self) -> bool:
@@ -126,17 +127,10 @@ def bases(grid: Grid) -> dict[str, dict[str, Any]]:
     return {cell.label: {name: value for name, value in cell.given.items() if name != "seed"} for cell in first}
 
 
-def best_of(trials: list[Trial]) -> Trial | None:
-    """The finished trial with the highest accuracy, or the lowest loss; the earliest of equals; None without any."""
-    done = [trial for trial in trials if trial.line.mean is not None]
-    return max(done, key=lambda trial: (score_of(trial), -trial.number), default=None)
-
-
-def score_of(trial: Trial) -> float:
-    """Accuracy, or the loss with its sign changed: higher is better."""
-    mean = trial.line.mean
-    assert mean is not None, "of finished trials only"
-    return -mean if trial.line.by_loss else mean
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The finished trial with the best score, the earliest of equals; None without any."""
+    done = [trial for trial in trials if trial.result.done]
+    return min(done, key=lambda trial: (trial.line.deficit, trial.number), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,64 +146,43 @@ class Job:
     notices: tuple[str, ...]
 
     @property
+    def dimensions(self) -> dict[str, Dimension]:
+        """The settings that at least one method varies, by name."""
+        return {one.name: one for arm in self.arms for one in arm.space}
+
+    @property
+    def planned(self) -> int:
+        """The trials of all methods."""
+        return sum(arm.trials for arm in self.arms)
+
+    @property
     def title(self) -> str:
-        names = list(dict.fromkeys(one.name for arm in self.arms for one in arm.space))
-        return f"{user_code.shown(self.grid.workload)}: {', '.join(names)} of {len(self.arms)} methods chosen by trials"
-
-
-class Place(NamedTuple):
-    """What the trials of a search run with. ``kept``: processes that stay for the next trials, see ``run_cells``.
-
-    A start takes seconds, and noise that a process has calibrated is not calibrated again. On Ray it is None: an idle
-    process would keep Ray workers that others wait for. ``budget_seconds``: for all trials; None without a limit.
-    """
-
-    ray: Ray
-    kept: list[Any] | None
-    budget_seconds: float | None
-
-
-@contextmanager
-def searching(path: Path, cells: Sequence[Cell], *, jobs: int | None, budget_minutes: float | None) -> Iterator[Place]:
-    """Inside, the folder of a search is there and locked, Ray runs if one of the ``cells`` uses it, and SIGTERM raises.
-
-    A new folder of trials on held-out rows is its owner's alone: no epsilon covers their accuracies.
-
-    Raises ValueError, naming the option, for ``jobs`` or a budget out of range, and for a folder that cannot be written
-    to or that another process searches in.
-    """
-    budget_seconds = check_limits(jobs, budget_minutes)
-    held_out = (cell.given.get("holdout") is not None and cell.given.get("public_rows") is None for cell in cells)
-    kept: list[Any] = []
-    with one_ray(cells) as ray:
-        with writing_to(path):
-            make_parents(path, private=any(held_out))
-        with exclusive(RunDir(path)), sigterm_raises():
-            try:
-                yield Place(ray, kept if ray is None else None, budget_seconds)
-            finally:
-                for worker in kept:
-                    worker.close()
+        names = ", ".join(self.dimensions)
+        workload = user_code.shown(self.grid.workload)
+        return f"{workload}: {names} of {len(self.arms)} methods chosen by trials"
 
 
 PATIENCE = 3
 """So many trials of a method that fail, before one is done, end its trials: its settings cannot work."""
-GOING = ("interrupted", "not run")
-"""States of a trial that a later call continues."""
 
 
 @dataclass(kw_only=True)
 class Runner:
     """``after``: called when trials have ended.
 
-    given_up: why a method got no more trials, by its label.
+    given_up: why a method got no more trials, by its label. budget_seconds: for all trials. kept:
+    processes that stay for the next trials, see ``run_cells``. A start takes seconds, and noise that
+    a process has calibrated is not calibrated again. On Ray it is None: an idle process would keep
+    Ray workers that others wait for.
     """
 
     folder: Folder
     arms: Sequence[Arm]
     pickers: dict[str, Picker]
     jobs: int | None
-    place: Place
+    budget_seconds: float | None
+    ray: Ray
+    kept: list[Any] | None
     display: GridDisplay
     after: Callable[[], None]
     given_up: dict[str, str] = field(default_factory=dict)
@@ -236,50 +209,53 @@ class Runner:
 
     def _next(self) -> list[tuple[Arm, Asked]]:
         """The next trials, at most as many as run at a time: those that were interrupted first, then new ones."""
-        room = self.jobs or (1 if self.place.ray is None else processors())
-        asked = {arm.label: self.pickers[arm.label].asked() for arm in self._open()}
-        waiting = [(arm, one) for arm in self._open() for one in asked[arm.label] if one.outcome is None]
+        room = self.jobs or (1 if self.ray is None else processors())
+        arms = [arm for arm in self.arms if arm.label not in self.given_up]
+        asked = {arm.label: self.pickers[arm.label].asked() for arm in arms}
+        waiting = [(arm, one) for arm in arms for one in asked[arm.label] if one.outcome is None]
         batch = waiting[:room]
-        counts = {label: len(own) for label, own in asked.items()}
         while len(batch) < room:
-            left = [arm for arm in self._open() if counts[arm.label] < arm.trials]
+            left = [arm for arm in arms if len(asked[arm.label]) < arm.trials]
             if not left:
                 break
-            arm = min(left, key=lambda arm: counts[arm.label])
-            counts[arm.label] += 1
-            batch.append((arm, self.pickers[arm.label].ask()))
+            arm = min(left, key=lambda arm: len(asked[arm.label]))
+            asked[arm.label].append(self.pickers[arm.label].ask())
+            batch.append((arm, asked[arm.label][-1]))
         return batch
-
-    def _open(self) -> list[Arm]:
-        return [arm for arm in self.arms if arm.space and arm.label not in self.given_up]
 
     def _run(self, batch: Sequence[tuple[Arm, Asked]]) -> None:
         cells = [arm.cell(asked.number, asked.params) for arm, asked in batch]
         left = self.folder.unfinished(cells)
         if not left:
             return
-        budget, spent = self.place.budget_seconds, time.monotonic() - self.began
-        with share_out(left, self.jobs, self.place.ray) as (shared, at_a_time):
+        budget, spent = self.budget_seconds, time.monotonic() - self.began
+        with share_out(left, self.jobs, self.ray) as (shared, at_a_time):
             run_cells(
-                shared, self.folder, jobs=at_a_time,
+                shared,
+                self.folder,
+                jobs=at_a_time,
                 budget_seconds=None if budget is None else max(budget - spent, 1e-9),
-                started=self.display.started, running=self.display.running, ended=self.display.ended,
-                new_worker=Worker, kept=self.place.kept,
-            )  # fmt: skip
+                started=self.display.started,
+                running=self.display.running,
+                ended=self.display.ended,
+                new_worker=Worker,
+                kept=self.kept,
+            )
 
     def _tell(self, batch: Sequence[tuple[Arm, Asked]]) -> bool:
         """Tell the outcomes; False if one has none yet, because the time is over or it was interrupted."""
-        whole = True
+        left = 0
         for arm, asked in batch:
-            trial, picker = read_trial(self.folder, arm, asked.number, asked.params), self.pickers[arm.label]
-            if trial.result.status in GOING:
-                whole = False
-            elif trial.result.done:
-                picker.tell(asked.number, "done", score_of(trial))
-            else:
+            trial = read_trial(self.folder, arm, asked.number, asked.params)
+            picker = self.pickers[arm.label]
+            if trial.result.done:
+                picker.tell(asked.number, "done", trial.score)
+            elif trial.result.status == "failed":
                 picker.tell(asked.number, "diverged" if trial.diverged else "failed")
                 self._give_up(arm, trial)
-        return whole
+            else:
+                left += 1
+        return not left
 
     def _give_up(self, arm: Arm, trial: Trial) -> None:
         """End the trials of a method whose first ones all failed with an error."""

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from simulations.compare.collect import read_runs
-from simulations.compare.lines import lines
-from simulations.compare.output import page
+from simulations.compare.output import Comparison, page
+from simulations.compare.plots import figures
 from simulations.report.run_page import command, run_page
 from simulations.report.tiles import check_against, run_tiles
 from simulations.rundir.rundir import RunDir
@@ -61,7 +61,8 @@ def usual_page() -> str:
 
 
 def made(results: list[object] = RESULTS, **more: str) -> str:
-    return page("digits", results, lines(results), **more)
+    comparison = Comparison(title="digits", results=results, **more)
+    return page(comparison, figures(comparison.table))
 
 
 def test_the_page_says_what_a_reader_must_know():

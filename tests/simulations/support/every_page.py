@@ -18,8 +18,9 @@ from simulations.attack.target import Options
 from simulations.audit.command import audit_command
 from simulations.compare.bytes_axis import View
 from simulations.compare.grid_file import from_toml
-from simulations.compare.lines import lines
+from simulations.compare.output import Comparison
 from simulations.compare.output import page as compare_page
+from simulations.compare.plots import figures
 from simulations.compare.runner import Folder
 from simulations.compare.search.output import Found
 from simulations.compare.search.output import figures as search_figures
@@ -48,7 +49,9 @@ RESULTS: list[Result] = [
 def compared(axis: str) -> str:
     """The page of ``fedlsg compare``."""
     command = "fedlsg compare digits --methods lsg,linear-probe --out " + "a-long-folder/" * 20
-    return compare_page("digits", RESULTS, lines(RESULTS), command=command, grid="seeds = [0]", view=View(axis=axis))
+    view = View(bytes=axis == "bytes")
+    made = Comparison(title="digits", results=RESULTS, command=command, grid="seeds = [0]", view=view)
+    return compare_page(made, figures(made.table, view))
 
 
 def searched() -> str:
@@ -68,7 +71,7 @@ def searched() -> str:
         job=job, trials=trials, finished=True, privacy=("Choosing costs privacy.",),
         command="fedlsg compare --grid best.toml", made_by="fedlsg compare digits",
     )  # fmt: skip
-    return search_page(found, search_figures([arm], trials))
+    return search_page(found, search_figures(job, trials))
 
 
 def found_members(models: Trained) -> str:
