@@ -492,11 +492,15 @@ FORMS: dict[str, dict[str, Form]] = {
 }
 
 
+HEADING = "## Form by form"
+"""What is below it in the file is written anew."""
+
+
 def table() -> str:
     """The results in Markdown. Prints each line as it is found."""
     lines, counts = [], {"right": 0, "refused": 0, "WRONG": 0, "other": 0}
     for group, forms in FORMS.items():
-        lines += [f"\n## {group}\n", "| form | result |", "|---|---|"]
+        lines += [f"\n### {group}\n", "| form | result |", "|---|---|"]
         for name, form in forms.items():
             torch.manual_seed(0)
             KEPT.clear()
@@ -517,7 +521,8 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     out = parser.parse_args().out
-    text = "# What one example moves\n\n" + str(__doc__).partition("\n\n")[2] + "\n" + table() + "\n"
+    above = out.read_text("utf-8").partition(HEADING)[0] if out.exists() else "# What one example moves\n\n"
+    text = f"{above}{HEADING}\n\n" + str(__doc__).partition("\n\n")[2] + "\n" + table() + "\n"
     out.write_text(text, encoding="utf-8")
 
 
