@@ -118,6 +118,7 @@ class PrivateStep:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
+        check_initialized(model)
         rate, planned = planned_steps(sample_rate, steps, epochs)
         self.given = dict(settings)
         self.model, self._loss = model, per_example_loss(loss, model)
@@ -140,7 +141,6 @@ class PrivateStep:
             ledger, num_examples=num_examples, delta=delta, fresh_data=fresh_data,
             private=self.method.mechanism.private and not reproducible,
         )  # fmt: skip
-        check_initialized(model)
         self._account.writer.check(model, WAY)
         check_start(model, self.method, example)
         self._state = state_of(
