@@ -1,10 +1,12 @@
-"""Build backend (PEP 517): setuptools, except inside a Flower bundle, where there is nothing to install.
+"""Build backend (PEP 517): setuptools, except inside a Flower bundle, where there is nothing to
+install.
 
-``flwr run .`` unpacks a bundle of this repository and runs ``uv sync`` on its pyproject.toml before every run. A list
-of dependencies there would be installed once more, torch first. So the list is dynamic: it is in requirements.txt.
-Flower never bundles a ``.txt`` file, so a folder that has pyproject.toml and no requirements.txt is a bundle. It runs
-in the environment that already runs Flower; its metadata names no dependency, and making it asks no package index for
-setuptools (so a machine without a network runs too). Everywhere else each hook is setuptools' own.
+``flwr run .`` unpacks a bundle of this repository and runs ``uv sync`` on its pyproject.toml before
+every run. A list of dependencies there would be installed once more, torch first. So the list is
+dynamic: it is in requirements.txt. Flower never bundles a ``.txt`` file, so a folder that has
+pyproject.toml and no requirements.txt is a bundle. It runs in the environment that already runs
+Flower; its metadata names no dependency, and making it asks no package index for setuptools (so a
+machine without a network runs too). Everywhere else each hook is setuptools' own.
 """
 
 import shutil
@@ -26,26 +28,37 @@ def get_requires_for_build_wheel(config_settings: Config = None) -> list[str]:
 get_requires_for_build_editable = get_requires_for_build_sdist = get_requires_for_build_wheel
 
 
-def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Config = None) -> str:
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: Config = None
+) -> str:
     if _in_bundle():
         return _bundle_metadata(Path(metadata_directory))
     return str(_setuptools().prepare_metadata_for_build_wheel(metadata_directory, config_settings))
 
 
-def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Config = None) -> str:
+def prepare_metadata_for_build_editable(
+    metadata_directory: str, config_settings: Config = None
+) -> str:
     if _in_bundle():
         return _bundle_metadata(Path(metadata_directory))
-    return str(_setuptools().prepare_metadata_for_build_editable(metadata_directory, config_settings))
+    return str(
+        _setuptools().prepare_metadata_for_build_editable(metadata_directory, config_settings)
+    )
 
 
-def build_wheel(wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None) -> str:
-    # pip builds in the clone, and setuptools packs whatever an earlier build left there: modules that are gone since.
+def build_wheel(
+    wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None
+) -> str:
+    # pip builds in the clone, and setuptools packs whatever an earlier build left there: modules
+    # that are gone since.
     shutil.rmtree("build/lib", ignore_errors=True)
     with _documentation():
         return str(_setuptools().build_wheel(wheel_directory, config_settings, metadata_directory))
 
 
-def build_editable(wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None) -> str:
+def build_editable(
+    wheel_directory: str, config_settings: Config = None, metadata_directory: str | None = None
+) -> str:
     # A path file in place of an import hook, which type checkers and editors do not follow.
     settings = {**(config_settings or {}), "editable_mode": "compat"}
     return str(_setuptools().build_editable(wheel_directory, settings, metadata_directory))
@@ -57,7 +70,8 @@ def build_sdist(sdist_directory: str, config_settings: Config = None) -> str:
 
 @contextmanager
 def _documentation() -> Iterator[None]:
-    """Copy the pages of docs/ into a package while a wheel is made, so that ``fedlsg docs`` finds them there.
+    """Copy the pages of docs/ into a package while a wheel is made, so that ``fedlsg docs`` finds
+    them there.
 
     Text only: the Markdown pages. Folders of the site's layout (``_static``) are left out.
     """
@@ -80,8 +94,12 @@ def _in_bundle() -> bool:
 
 def _setuptools() -> Any:
     if _in_bundle():
-        raise RuntimeError("expected requirements.txt next to pyproject.toml; install fedlsg from a clone or an sdist")
-    from setuptools import build_meta  # imported late: the hook that asks for setuptools runs without it
+        raise RuntimeError(
+            "expected requirements.txt next to pyproject.toml; install fedlsg from a clone or an "
+            "sdist"
+        )
+    # imported late: the hook that asks for setuptools runs without it
+    from setuptools import build_meta
 
     return build_meta
 

@@ -20,7 +20,11 @@ HEAD = """# What the tests ran with: Python {python}, Linux, torch for CPUs. Mad
 
 def main() -> None:
     """Print the file."""
-    files = [file for file in sorted(ROOT.glob("requirements*.txt")) if file.name != "requirements-lock.txt"]
+    files = [
+        file
+        for file in sorted(ROOT.glob("requirements*.txt"))
+        if file.name != "requirements-lock.txt"
+    ]
     lines = (line.split("#")[0].strip() for file in files for line in file.read_text().splitlines())
     print(HEAD.format(python=platform.python_version()))
     for name, pin in sorted(closure([Requirement(line) for line in lines if line]).items()):
@@ -28,7 +32,9 @@ def main() -> None:
 
 
 def closure(wanted: list[Requirement]) -> dict[str, str]:
-    """Versions of these packages and of all that they need here. Raises PackageNotFoundError for a missing one."""
+    """Versions of these packages and of all that they need here. Raises PackageNotFoundError for a
+    missing one.
+    """
     found: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     while wanted:

@@ -1,1 +1,3 @@
-"""Measurements that back the numbers in docs/: each file is a command of its own and says how to run it."""
+"""Measurements that back the numbers in docs/: each file is a command of its own and says how to
+run it.
+"""

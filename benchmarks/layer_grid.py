@@ -1,9 +1,11 @@
-"""Per-example gradients of layers of torch in all their forms, against autograd one example at a time.
+"""Per-example gradients of layers of torch in all their forms, against autograd one example at a
+time.
 
     python -m benchmarks.layer_grid [--write docs/results/layers.md]
 
-Types of layers x shapes x options, as in Opacus' tests of layers. A case is equal if every parameter's gradients agree
-in float64, refused if it is refused with a reason, and wrong otherwise; the command ends with 1 if one is wrong.
+Types of layers x shapes x options, as in Opacus' tests of layers. A case is equal if every
+parameter's gradients agree in float64, refused if it is refused with a reason, and wrong otherwise;
+the command ends with 1 if one is wrong.
 """
 
 import argparse
@@ -27,7 +29,9 @@ from fedlsg.gradients.isolation import per_example_gradients
 BATCHES = (1, 4)
 Forward = Callable[[nn.Module, Tensor], Tensor]
 Case = tuple[str, Callable[[], nn.Module], tuple[int, ...], Forward]
-"""A row of the table, the layer, the shape of one example (integers below 9 if it starts with 0), how it is called."""
+"""A row of the table, the layer, the shape of one example (integers below 9 if it starts with 0),
+how it is called.
+"""
 
 
 class Around(nn.Module):
@@ -74,36 +78,61 @@ def convolutions() -> Iterator[Case]:
             bias=(True, False),
             kernel_size=(2, 3),
         ):
-            if (given["padding"] == "same" and given["stride"] > 1) or (given["padding_mode"] != "zeros" and n == 3):
+            if (given["padding"] == "same" and given["stride"] > 1) or (
+                given["padding_mode"] != "zeros" and n == 3
+            ):
                 continue
-            if given["padding_mode"] != "zeros" and (given["dilation"] == 2 or given["padding"] == "valid"):
+            if given["padding_mode"] != "zeros" and (
+                given["dilation"] == 2 or given["padding"] == "valid"
+            ):
                 continue
             more = {"output_padding": 1} if transposed and given["stride"] == 2 else {}
-            yield kind.__name__, lambda kind=kind, kw={**given, **more}: kind(4, 8, **kw), (4, *sides), plainly
+            yield (
+                kind.__name__,
+                lambda kind=kind, kw={**given, **more}: kind(4, 8, **kw),
+                (4, *sides),
+                plainly,
+            )
 
 
 def recurrent() -> Iterator[Case]:
     for kind, given in product(
         (nn.RNN, nn.GRU, nn.LSTM),
-        options(num_layers=(1, 2), bias=(True, False), batch_first=(True, False), bidirectional=(True, False),
-                proj_size=(0, 2)),
-    ):  # fmt: skip
+        options(
+            num_layers=(1, 2),
+            bias=(True, False),
+            batch_first=(True, False),
+            bidirectional=(True, False),
+            proj_size=(0, 2),
+        ),
+    ):
         if given["proj_size"] and kind is not nn.LSTM:
             continue
         given = {k: v for k, v in given.items() if k != "proj_size" or v}
         for packed in (False, True):
 
-            def call(layer: nn.Module, x: Tensor, packed: bool = packed, first: bool = given["batch_first"]) -> Tensor:
+            def call(
+                layer: nn.Module,
+                x: Tensor,
+                packed: bool = packed,
+                first: bool = given["batch_first"],
+            ) -> Tensor:
                 lengths = (x[:, 0, 0].abs() * 10).long() % x.shape[1] + 1
                 x = x if first else x.transpose(0, 1)
                 if not packed:
                     out, last = layer(x)
                 else:
-                    out, last = layer(pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False))
+                    out, last = layer(
+                        pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False)
+                    )
                     out, _ = pad_packed_sequence(out, batch_first=first, total_length=4)
                 last = last if isinstance(last, Tensor) else torch.cat(last, 2)
                 return torch.cat(
-                    [(out if first else out.transpose(0, 1)).flatten(1), last.transpose(0, 1).flatten(1)], 1
+                    [
+                        (out if first else out.transpose(0, 1)).flatten(1),
+                        last.transpose(0, 1).flatten(1),
+                    ],
+                    1,
                 )
 
             name = kind.__name__ + (", packed" if packed else "")
@@ -121,9 +150,14 @@ def recurrent() -> Iterator[Case]:
 
 def attention() -> Iterator[Case]:
     for given in options(
-        bias=(True, False), batch_first=(True, False), add_bias_kv=(False, True), add_zero_attn=(False, True),
-        own=(False, True), mask=("none", "causal", "padding", "heads"), weights=(True, False),
-    ):  # fmt: skip
+        bias=(True, False),
+        batch_first=(True, False),
+        add_bias_kv=(False, True),
+        add_zero_attn=(False, True),
+        own=(False, True),
+        mask=("none", "causal", "padding", "heads"),
+        weights=(True, False),
+    ):
         own = {"kdim": 3, "vdim": 5} if given["own"] else {}
         kw = {k: given[k] for k in ("bias", "batch_first", "add_bias_kv", "add_zero_attn")} | own
 
@@ -134,9 +168,13 @@ def attention() -> Iterator[Case]:
             if g["mask"] == "causal":
                 masks["attn_mask"] = torch.ones(length, length, dtype=torch.bool).triu(1)
             elif g["mask"] == "padding":
-                masks["key_padding_mask"] = torch.arange(length) >= ((x[:, 0, :1].abs() * 9).long() % length + 1)
+                masks["key_padding_mask"] = torch.arange(length) >= (
+                    (x[:, 0, :1].abs() * 9).long() % length + 1
+                )
             elif g["mask"] == "heads":
-                masks["attn_mask"] = x[:, :1, :1].expand(-1, length, length).repeat_interleave(2, 0).tanh()
+                masks["attn_mask"] = (
+                    x[:, :1, :1].expand(-1, length, length).repeat_interleave(2, 0).tanh()
+                )
             given = (x, k, v) if g["batch_first"] else tuple(t.transpose(0, 1) for t in (x, k, v))
             out, seen = layer(*given, **masks)
             out = (out if g["batch_first"] else out.transpose(0, 1)).flatten(1)
@@ -145,20 +183,45 @@ def attention() -> Iterator[Case]:
         yield "MultiheadAttention", lambda kw=kw: nn.MultiheadAttention(4, 2, **kw), (3, 4), call
     for first, norm in product((True, False), (True, False)):
         swap = plainly if first else lambda layer, x: layer(x.transpose(0, 1)).transpose(0, 1)
-        kw = {"nhead": 2, "dim_feedforward": 5, "dropout": 0.0, "batch_first": first, "norm_first": norm}
-        yield "TransformerEncoderLayer", lambda kw=kw: nn.TransformerEncoderLayer(4, **kw), (3, 4), swap
+        kw = {
+            "nhead": 2,
+            "dim_feedforward": 5,
+            "dropout": 0.0,
+            "batch_first": first,
+            "norm_first": norm,
+        }
+        yield (
+            "TransformerEncoderLayer",
+            lambda kw=kw: nn.TransformerEncoderLayer(4, **kw),
+            (3, 4),
+            swap,
+        )
 
 
 def tables() -> Iterator[Case]:
     for shape, padding in product(((), (3,), (3, 2)), (None, 0)):
         yield "Embedding", lambda p=padding: nn.Embedding(9, 4, padding_idx=p), (0, *shape), plainly
-    yield "Embedding", lambda: nn.Embedding(9, 4), (0, 3), lambda layer, x: layer(x.t()).transpose(0, 1)
-    yield "Embedding", lambda: nn.Embedding(9, 4), (0, 3), lambda layer, x: layer(x) + layer(torch.arange(3))
-    for mode, padding, last, flat, weighted in product(("sum", "mean", "max"), (None, 0), *[(False, True)] * 3):
+    yield (
+        "Embedding",
+        lambda: nn.Embedding(9, 4),
+        (0, 3),
+        lambda layer, x: layer(x.t()).transpose(0, 1),
+    )
+    yield (
+        "Embedding",
+        lambda: nn.Embedding(9, 4),
+        (0, 3),
+        lambda layer, x: layer(x) + layer(torch.arange(3)),
+    )
+    for mode, padding, last, flat, weighted in product(
+        ("sum", "mean", "max"), (None, 0), *[(False, True)] * 3
+    ):
         if (weighted and mode != "sum") or (last and not flat):
             continue
 
-        def call(layer: nn.Module, x: Tensor, f: bool = flat, last: bool = last, w: bool = weighted) -> Tensor:
+        def call(
+            layer: nn.Module, x: Tensor, f: bool = flat, last: bool = last, w: bool = weighted
+        ) -> Tensor:
             more = {"per_sample_weights": x.double().sin() + 2} if w else {}
             if not f:
                 return layer(x, **more)  # type: ignore[no-any-return]
@@ -173,12 +236,22 @@ def others() -> Iterator[Case]:
     for shape, bias in product(((4,), (3, 4), (2, 3, 4)), (True, False)):
         yield "Linear", lambda b=bias: nn.Linear(4, 5, bias=b), shape, plainly
         yield "a layer called twice", lambda b=bias: nn.Linear(4, 5, bias=b), shape, twice
-        yield "a weight read next to its layer", lambda b=bias: nn.Linear(4, 5, bias=b), shape, bare_weight
+        yield (
+            "a weight read next to its layer",
+            lambda b=bias: nn.Linear(4, 5, bias=b),
+            shape,
+            bare_weight,
+        )
         yield "LayerNorm", lambda b=bias: nn.LayerNorm(4, bias=b), shape, plainly
         yield "LayerNorm", lambda s=shape, b=bias: nn.LayerNorm(s, bias=b), shape, plainly
         yield "RMSNorm", lambda: nn.RMSNorm(4), shape, plainly
         yield "RMSNorm", lambda s=shape: nn.RMSNorm(s), shape, plainly
-        yield "Bilinear", lambda b=bias: nn.Bilinear(4, 4, 3, bias=b), shape, lambda m, x: m(x, x.cos())
+        yield (
+            "Bilinear",
+            lambda b=bias: nn.Bilinear(4, 4, 3, bias=b),
+            shape,
+            lambda m, x: m(x, x.cos()),
+        )
         for wrap in (parametrizations.weight_norm, parametrizations.orthogonal, spectral):
             name = {spectral: "spectral_norm, in eval()"}.get(wrap, wrap.__name__)
             yield name, lambda w=wrap, b=bias: w(nn.Linear(4, 5, bias=b)), shape, plainly
@@ -191,14 +264,33 @@ def others() -> Iterator[Case]:
         for groups in (1, 2, 4):
             yield "GroupNorm", lambda g=groups: nn.GroupNorm(g, 4), (4, *shape[1:], 3), plainly
     for kind, shape in ((nn.Conv1d, (4, 9)), (nn.Conv2d, (4, 5, 5)), (nn.Conv3d, (4, 4, 4, 4))):
-        for groups, wrap in product((1, 4), (parametrizations.weight_norm, spectral, plainly_subclassed)):
-            name = {spectral: "spectral_norm, in eval()", plainly_subclassed: "a subclass"}.get(wrap, wrap.__name__)
+        for groups, wrap in product(
+            (1, 4), (parametrizations.weight_norm, spectral, plainly_subclassed)
+        ):
+            name = {spectral: "spectral_norm, in eval()", plainly_subclassed: "a subclass"}.get(
+                wrap, wrap.__name__
+            )
             yield name, lambda k=kind, g=groups, w=wrap: w(k(4, 4, 2, groups=g)), shape, plainly
-            yield "a layer called twice", lambda k=kind, g=groups: k(4, 4, 2, groups=g), shape, twice
-    yield "spectral_norm, in train()", lambda: parametrizations.spectral_norm(nn.Linear(4, 5)), (4,), plainly
+            yield (
+                "a layer called twice",
+                lambda k=kind, g=groups: k(4, 4, 2, groups=g),
+                shape,
+                twice,
+            )
+    yield (
+        "spectral_norm, in train()",
+        lambda: parametrizations.spectral_norm(nn.Linear(4, 5)),
+        (4,),
+        plainly,
+    )
     yield "BatchNorm", lambda: nn.BatchNorm1d(4), (4, 3), plainly
     yield "dropout of attention", lambda: nn.TransformerEncoderLayer(4, 2, 5), (3, 4), plainly
-    yield "dropout of LSTM", lambda: nn.LSTM(4, 3, 2, dropout=0.5), (3, 4), lambda m, x: m(x.transpose(0, 1))[0][-1]
+    yield (
+        "dropout of LSTM",
+        lambda: nn.LSTM(4, 3, 2, dropout=0.5),
+        (3, 4),
+        lambda m, x: m(x.transpose(0, 1))[0][-1],
+    )
     yield "weight_norm by hooks", lambda: nn.utils.weight_norm(nn.Linear(4, 5)), (4,), plainly
 
 
@@ -222,9 +314,15 @@ def judge(case: Case) -> tuple[str, str]:
         torch.manual_seed(0)
         model = Around(build().double(), forward)
         whole = shape[:1] == (0,)
-        x = torch.randint(9, (batch, *shape[1:])) if whole else torch.randn(batch, *shape, dtype=torch.float64)
+        x = (
+            torch.randint(9, (batch, *shape[1:]))
+            if whole
+            else torch.randn(batch, *shape, dtype=torch.float64)
+        )
         parameters = trainable(model)
-        where = tuple(Coordinates(name=name, shape=tuple(p.shape)) for name, p in parameters.items())
+        where = tuple(
+            Coordinates(name=name, shape=tuple(p.shape)) for name, p in parameters.items()
+        )
         frame = Frame(coordinates=where, blocks=tuple(make_blocks(where)))
         try:
             got = per_example_gradients(model, loss, x, torch.zeros(batch), frame)
@@ -232,12 +330,16 @@ def judge(case: Case) -> tuple[str, str]:
             return "refused", str(error)
         except Exception as error:
             return "wrong", f"{type(error).__name__}: {error}"
-        rows = [torch.autograd.grad(loss(model(x[i : i + 1]), x).sum(), list(parameters.values()), allow_unused=True)
-                for i in range(batch)]  # fmt: skip
-        for own, name, *wanted in zip(got, parameters, *rows, strict=True):
-            whole_rows = torch.stack([torch.zeros_like(parameters[name]) if w is None else w for w in wanted]).flatten(
-                1
+        rows = [
+            torch.autograd.grad(
+                loss(model(x[i : i + 1]), x).sum(), list(parameters.values()), allow_unused=True
             )
+            for i in range(batch)
+        ]
+        for own, name, *wanted in zip(got, parameters, *rows, strict=True):
+            whole_rows = torch.stack(
+                [torch.zeros_like(parameters[name]) if w is None else w for w in wanted]
+            ).flatten(1)
             if not torch.allclose(own, whole_rows, rtol=1e-8, atol=1e-9):
                 return "wrong", f"{name} differs by {float((own - whole_rows).abs().max()):.1e}"
     return "equal", ""
@@ -248,7 +350,9 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", type=Path, help="Markdown file of the table")
     given = parser.parse_args()
     counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -261,12 +365,19 @@ def main() -> int:
                 reasons[case[0]] = reason or reasons.get(case[0], "")
     total = sum(counts.values(), Counter())
     lines = [
-        "# Layers against autograd", "",
-        f"{total.total()} cases: {total['equal']} equal, {total['refused']} refused with the reason, "
-        f"{total['wrong']} wrong. Made by `python -m benchmarks.layer_grid --write docs/results/layers.md`.", "",
-        "| layer | equal | refused | wrong | reason |", "|---|---|---|---|---|",
-        *(f"| {name} | {c['equal']} | {c['refused']} | {c['wrong']} | {reasons[name]} |" for name, c in counts.items()),
-    ]  # fmt: skip
+        "# Layers against autograd",
+        "",
+        f"{total.total()} cases: {total['equal']} equal, {total['refused']} refused with the "
+        f"reason, {total['wrong']} wrong. Made by `python -m benchmarks.layer_grid --write "
+        "docs/results/layers.md`.",
+        "",
+        "| layer | equal | refused | wrong | reason |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {name} | {c['equal']} | {c['refused']} | {c['wrong']} | {reasons[name]} |"
+            for name, c in counts.items()
+        ),
+    ]
     print("\n".join(lines))
     if given.write is not None:
         given.write.write_text("\n".join(lines) + "\n")

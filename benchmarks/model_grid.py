@@ -1,9 +1,11 @@
-"""Which whole models train: tiny ones of transformers with random weights, against autograd one example at a time.
+"""Which whole models train: tiny ones of transformers with random weights, against autograd one
+example at a time.
 
     python -m benchmarks.model_grid [--write docs/results/models.md]
 
-Every parameter is trained. BatchNorm and dropout of attention are replaced first (``fedlsg.make_supported``). A model
-trains whole if every parameter's gradients agree in float64; the command ends with 1 if some are wrong.
+Every parameter is trained. BatchNorm and dropout of attention are replaced first
+(``fedlsg.make_supported``). A model trains whole if every parameter's gradients agree in float64;
+the command ends with 1 if some are wrong.
 """
 
 import argparse
@@ -31,7 +33,13 @@ SIZE = {
     "intermediate_size": 12,
     "num_labels": CLASSES,
 }
-TEXT = {"vocab_size": WORDS, "max_position_embeddings": 16, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+TEXT = {
+    "vocab_size": WORDS,
+    "max_position_embeddings": 16,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
 STAGES = {"depths": [1, 1], "num_labels": CLASSES, "image_size": 16, "num_channels": 3}
 IMAGE, PATCHES = 16, {"image_size": 16, "patch_size": 8}
 
@@ -60,68 +68,230 @@ Inputs = Callable[[int], dict[str, Tensor]]
 MODELS: Mapping[str, tuple[Inputs, Callable[[], nn.Module]]] = {
     "RoBERTa": (texts, lambda: t.RobertaForSequenceClassification(t.RobertaConfig(**TEXT, **SIZE))),
     "BERT": (texts, lambda: t.BertForSequenceClassification(t.BertConfig(**TEXT, **SIZE))),
-    "DistilBERT": (texts, lambda: t.DistilBertForSequenceClassification(t.DistilBertConfig(
-        vocab_size=WORDS, max_position_embeddings=16, dim=8, n_layers=2, n_heads=2, hidden_dim=12, num_labels=CLASSES,
-        pad_token_id=1))),
-    "ELECTRA": (texts, lambda: t.ElectraForSequenceClassification(t.ElectraConfig(embedding_size=8, **TEXT, **SIZE))),
-    "ALBERT": (texts, lambda: t.AlbertForSequenceClassification(t.AlbertConfig(embedding_size=4, **TEXT, **SIZE))),
-    "DeBERTa-v2": (texts, lambda: t.DebertaV2ForSequenceClassification(t.DebertaV2Config(
-        relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=4, norm_rel_ebd="layer_norm",
-        share_att_key=True, position_biased_input=False, type_vocab_size=0, **TEXT, **SIZE))),
+    "DistilBERT": (
+        texts,
+        lambda: t.DistilBertForSequenceClassification(
+            t.DistilBertConfig(
+                vocab_size=WORDS,
+                max_position_embeddings=16,
+                dim=8,
+                n_layers=2,
+                n_heads=2,
+                hidden_dim=12,
+                num_labels=CLASSES,
+                pad_token_id=1,
+            )
+        ),
+    ),
+    "ELECTRA": (
+        texts,
+        lambda: t.ElectraForSequenceClassification(
+            t.ElectraConfig(embedding_size=8, **TEXT, **SIZE)
+        ),
+    ),
+    "ALBERT": (
+        texts,
+        lambda: t.AlbertForSequenceClassification(t.AlbertConfig(embedding_size=4, **TEXT, **SIZE)),
+    ),
+    "DeBERTa-v2": (
+        texts,
+        lambda: t.DebertaV2ForSequenceClassification(
+            t.DebertaV2Config(
+                relative_attention=True,
+                pos_att_type=["p2c", "c2p"],
+                position_buckets=4,
+                norm_rel_ebd="layer_norm",
+                share_att_key=True,
+                position_biased_input=False,
+                type_vocab_size=0,
+                **TEXT,
+                **SIZE,
+            )
+        ),
+    ),
     "GPT-2": (texts, lambda: t.GPT2ForSequenceClassification(gpt2())),
     "GPT-2, next words": (texts, lambda: t.GPT2LMHeadModel(gpt2())),
     "OPT": (texts, lambda: t.OPTForSequenceClassification(opt())),
     "OPT, next words": (texts, lambda: t.OPTForCausalLM(opt())),
-    "Llama, next words": (texts, lambda: t.LlamaForCausalLM(t.LlamaConfig(
-        use_cache=False, num_key_value_heads=1, **TEXT, **SIZE))),
-    "Mistral, next words": (texts, lambda: t.MistralForCausalLM(t.MistralConfig(
-        use_cache=False, num_key_value_heads=1, **TEXT, **SIZE))),
-    "Qwen2, next words": (texts, lambda: t.Qwen2ForCausalLM(t.Qwen2Config(
-        use_cache=False, num_key_value_heads=1, tie_word_embeddings=True, **TEXT, **SIZE))),
+    "Llama, next words": (
+        texts,
+        lambda: t.LlamaForCausalLM(
+            t.LlamaConfig(use_cache=False, num_key_value_heads=1, **TEXT, **SIZE)
+        ),
+    ),
+    "Mistral, next words": (
+        texts,
+        lambda: t.MistralForCausalLM(
+            t.MistralConfig(use_cache=False, num_key_value_heads=1, **TEXT, **SIZE)
+        ),
+    ),
+    "Qwen2, next words": (
+        texts,
+        lambda: t.Qwen2ForCausalLM(
+            t.Qwen2Config(
+                use_cache=False, num_key_value_heads=1, tie_word_embeddings=True, **TEXT, **SIZE
+            )
+        ),
+    ),
     "T5": (texts, lambda: t.T5ForSequenceClassification(t5())),
     "T5, words to words": (with_decoder, lambda: t.T5ForConditionalGeneration(t5())),
     "BART": (texts, lambda: t.BartForSequenceClassification(bart())),
     "BART, words to words": (with_decoder, lambda: t.BartForConditionalGeneration(bart())),
-    "XLNet": (texts, lambda: t.XLNetForSequenceClassification(t.XLNetConfig(
-        vocab_size=WORDS, d_model=8, n_layer=2, n_head=2, d_inner=12, num_labels=CLASSES, pad_token_id=1,
-        use_mems_eval=False))),
-    "MobileBERT": (texts, lambda: t.MobileBertForSequenceClassification(t.MobileBertConfig(
-        embedding_size=8, intra_bottleneck_size=8, **TEXT, **SIZE))),
+    "XLNet": (
+        texts,
+        lambda: t.XLNetForSequenceClassification(
+            t.XLNetConfig(
+                vocab_size=WORDS,
+                d_model=8,
+                n_layer=2,
+                n_head=2,
+                d_inner=12,
+                num_labels=CLASSES,
+                pad_token_id=1,
+                use_mems_eval=False,
+            )
+        ),
+    ),
+    "MobileBERT": (
+        texts,
+        lambda: t.MobileBertForSequenceClassification(
+            t.MobileBertConfig(embedding_size=8, intra_bottleneck_size=8, **TEXT, **SIZE)
+        ),
+    ),
     "ViT": (images, lambda: t.ViTForImageClassification(t.ViTConfig(**PATCHES, **SIZE))),
     "DeiT": (images, lambda: t.DeiTForImageClassification(t.DeiTConfig(**PATCHES, **SIZE))),
-    "BEiT": (images, lambda: t.BeitForImageClassification(t.BeitConfig(
-        use_relative_position_bias=True, use_absolute_position_embeddings=True, **PATCHES, **SIZE))),
-    "Swin": (images, lambda: t.SwinForImageClassification(t.SwinConfig(
-        patch_size=2, embed_dim=4, num_heads=[1, 2], window_size=4, **STAGES))),
-    "Swin v2": (images, lambda: t.Swinv2ForImageClassification(t.Swinv2Config(
-        patch_size=2, embed_dim=4, num_heads=[1, 2], window_size=4, **STAGES))),
-    "SegFormer": (images, lambda: t.SegformerForImageClassification(t.SegformerConfig(
-        depths=[1, 1], num_encoder_blocks=2, sr_ratios=[2, 1], hidden_sizes=[4, 8], num_attention_heads=[1, 2],
-        patch_sizes=[3, 3], strides=[2, 2], mlp_ratios=[2, 2], num_labels=CLASSES))),
-    "ConvNeXt": (images, lambda: t.ConvNextForImageClassification(t.ConvNextConfig(
-        hidden_sizes=[4, 8], patch_size=2, num_stages=2, **STAGES))),
-    "ConvNeXt v2": (images, lambda: t.ConvNextV2ForImageClassification(t.ConvNextV2Config(
-        hidden_sizes=[4, 8], patch_size=2, num_stages=2, **STAGES))),
-    "ResNet": (images, lambda: t.ResNetForImageClassification(t.ResNetConfig(
-        embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], num_labels=CLASSES))),
-    "RegNet": (images, lambda: t.RegNetForImageClassification(t.RegNetConfig(
-        embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], groups_width=2, num_labels=CLASSES))),
-    "MobileNetV1": (images, lambda: t.MobileNetV1ForImageClassification(t.MobileNetV1Config(
-        depth_multiplier=0.25, min_depth=4, image_size=IMAGE, num_labels=CLASSES))),
-    "MobileNetV2": (images, lambda: t.MobileNetV2ForImageClassification(t.MobileNetV2Config(
-        depth_multiplier=0.25, depth_divisible_by=4, min_depth=4, image_size=IMAGE, num_labels=CLASSES))),
-    "EfficientNet": (large_images, lambda: t.EfficientNetForImageClassification(t.EfficientNetConfig(
-        width_coefficient=0.1, depth_coefficient=0.1, image_size=64, depth_divisor=4, hidden_dim=128,
-        num_labels=CLASSES))),
-    "PoolFormer": (images, lambda: t.PoolFormerForImageClassification(t.PoolFormerConfig(
-        hidden_sizes=[4, 8], depths=[1, 1], num_encoder_blocks=2, patch_sizes=[7, 3], strides=[4, 2], padding=[2, 1],
-        num_labels=CLASSES))),
-}  # fmt: skip
+    "BEiT": (
+        images,
+        lambda: t.BeitForImageClassification(
+            t.BeitConfig(
+                use_relative_position_bias=True,
+                use_absolute_position_embeddings=True,
+                **PATCHES,
+                **SIZE,
+            )
+        ),
+    ),
+    "Swin": (
+        images,
+        lambda: t.SwinForImageClassification(
+            t.SwinConfig(patch_size=2, embed_dim=4, num_heads=[1, 2], window_size=4, **STAGES)
+        ),
+    ),
+    "Swin v2": (
+        images,
+        lambda: t.Swinv2ForImageClassification(
+            t.Swinv2Config(patch_size=2, embed_dim=4, num_heads=[1, 2], window_size=4, **STAGES)
+        ),
+    ),
+    "SegFormer": (
+        images,
+        lambda: t.SegformerForImageClassification(
+            t.SegformerConfig(
+                depths=[1, 1],
+                num_encoder_blocks=2,
+                sr_ratios=[2, 1],
+                hidden_sizes=[4, 8],
+                num_attention_heads=[1, 2],
+                patch_sizes=[3, 3],
+                strides=[2, 2],
+                mlp_ratios=[2, 2],
+                num_labels=CLASSES,
+            )
+        ),
+    ),
+    "ConvNeXt": (
+        images,
+        lambda: t.ConvNextForImageClassification(
+            t.ConvNextConfig(hidden_sizes=[4, 8], patch_size=2, num_stages=2, **STAGES)
+        ),
+    ),
+    "ConvNeXt v2": (
+        images,
+        lambda: t.ConvNextV2ForImageClassification(
+            t.ConvNextV2Config(hidden_sizes=[4, 8], patch_size=2, num_stages=2, **STAGES)
+        ),
+    ),
+    "ResNet": (
+        images,
+        lambda: t.ResNetForImageClassification(
+            t.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], num_labels=CLASSES)
+        ),
+    ),
+    "RegNet": (
+        images,
+        lambda: t.RegNetForImageClassification(
+            t.RegNetConfig(
+                embedding_size=4,
+                hidden_sizes=[4, 8],
+                depths=[1, 1],
+                groups_width=2,
+                num_labels=CLASSES,
+            )
+        ),
+    ),
+    "MobileNetV1": (
+        images,
+        lambda: t.MobileNetV1ForImageClassification(
+            t.MobileNetV1Config(
+                depth_multiplier=0.25, min_depth=4, image_size=IMAGE, num_labels=CLASSES
+            )
+        ),
+    ),
+    "MobileNetV2": (
+        images,
+        lambda: t.MobileNetV2ForImageClassification(
+            t.MobileNetV2Config(
+                depth_multiplier=0.25,
+                depth_divisible_by=4,
+                min_depth=4,
+                image_size=IMAGE,
+                num_labels=CLASSES,
+            )
+        ),
+    ),
+    "EfficientNet": (
+        large_images,
+        lambda: t.EfficientNetForImageClassification(
+            t.EfficientNetConfig(
+                width_coefficient=0.1,
+                depth_coefficient=0.1,
+                image_size=64,
+                depth_divisor=4,
+                hidden_dim=128,
+                num_labels=CLASSES,
+            )
+        ),
+    ),
+    "PoolFormer": (
+        images,
+        lambda: t.PoolFormerForImageClassification(
+            t.PoolFormerConfig(
+                hidden_sizes=[4, 8],
+                depths=[1, 1],
+                num_encoder_blocks=2,
+                patch_sizes=[7, 3],
+                strides=[4, 2],
+                padding=[2, 1],
+                num_labels=CLASSES,
+            )
+        ),
+    ),
+}
 
 
 def gpt2() -> Any:
-    return t.GPT2Config(vocab_size=WORDS, n_positions=16, n_embd=8, n_layer=2, n_head=2, use_cache=False,
-                        pad_token_id=1, bos_token_id=0, eos_token_id=2, num_labels=CLASSES)  # fmt: skip
+    return t.GPT2Config(
+        vocab_size=WORDS,
+        n_positions=16,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        use_cache=False,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        num_labels=CLASSES,
+    )
 
 
 def opt() -> Any:
@@ -129,14 +299,36 @@ def opt() -> Any:
 
 
 def t5() -> Any:
-    return t.T5Config(vocab_size=WORDS, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=2, pad_token_id=1,
-                      eos_token_id=2, decoder_start_token_id=1, use_cache=False, num_labels=CLASSES)  # fmt: skip
+    return t.T5Config(
+        vocab_size=WORDS,
+        d_model=8,
+        d_kv=4,
+        d_ff=12,
+        num_layers=2,
+        num_heads=2,
+        pad_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        use_cache=False,
+        num_labels=CLASSES,
+    )
 
 
 def bart() -> Any:
-    return t.BartConfig(d_model=8, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=12, decoder_ffn_dim=12,
-                        encoder_attention_heads=2, decoder_attention_heads=2, use_cache=False, num_labels=CLASSES,
-                        decoder_start_token_id=2, forced_eos_token_id=2, **TEXT)  # fmt: skip
+    return t.BartConfig(
+        d_model=8,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_ffn_dim=12,
+        decoder_ffn_dim=12,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        use_cache=False,
+        num_labels=CLASSES,
+        decoder_start_token_id=2,
+        forced_eos_token_id=2,
+        **TEXT,
+    )
 
 
 def loss(outputs: Any, targets: Tensor) -> Tensor:
@@ -175,16 +367,21 @@ def judge(inputs: Inputs, build: Callable[[], nn.Module]) -> tuple[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", type=Path, help="Markdown file of the table")
     parser.add_argument("--only", nargs="*", default=list(MODELS), metavar="MODEL")
     given = parser.parse_args()
     lines = [
-        "# Models against autograd", "",
+        "# Models against autograd",
+        "",
         "Tiny models of transformers with random weights, every parameter trained. Made by "
-        "`python -m benchmarks.model_grid --write docs/results/models.md`.", "",
-        "| model | result | note |", "|---|---|---|",
-    ]  # fmt: skip
+        "`python -m benchmarks.model_grid --write docs/results/models.md`.",
+        "",
+        "| model | result | note |",
+        "|---|---|---|",
+    ]
     wrong = False
     for name in given.only:
         try:

@@ -1,9 +1,10 @@
-"""Interleaved timing: every arm once in each round, in rotating order, and ratios of arms within one round.
+"""Interleaved timing: every arm once in each round, in rotating order, and ratios of arms within
+one round.
 
-A disturbance of the machine that lasts longer than a round affects all arms equally. A ratio is the median over the
-rounds of (arm's seconds / reference's seconds in the same round), with a percentile bootstrap interval of that median.
-Seconds are read from the wall clock and from the process's CPU clock. On a shared machine, use CPU seconds if one
-thread works.
+A disturbance of the machine that lasts longer than a round affects all arms equally. A ratio is the
+median over the rounds of (arm's seconds / reference's seconds in the same round), with a percentile
+bootstrap interval of that median. Seconds are read from the wall clock and from the process's CPU
+clock. On a shared machine, use CPU seconds if one thread works.
 """
 
 import argparse
@@ -40,7 +41,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], *, seed: int = 0) -> Estimate:
-    """The median of the values, and the 2.5th and 97.5th percentile of the medians of their resamples."""
+    """The median of the values, and the 2.5th and 97.5th percentile of the medians of their
+    resamples.
+    """
     sample = np.asarray(values)
     draws = np.random.default_rng(seed).integers(len(sample), size=(RESAMPLES, len(sample)))
     low, high = np.percentile(np.median(sample[draws], axis=1), [2.5, 97.5])
@@ -54,12 +57,15 @@ def interleave(
     warmup: int = 2,
     settle: Callable[[], object] = lambda: None,
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every arm in every round, by clock and arm. The first ``warmup`` rounds are dropped.
+    """Seconds of every arm in every round, by clock and arm. The first ``warmup`` rounds are
+    dropped.
 
     ``settle`` waits until a device has finished its work; this time counts for the arm.
     """
     names = list(arms)
-    seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in names} for clock in CLOCKS}
+    seconds: dict[str, dict[str, list[float]]] = {
+        clock: {name: [] for name in names} for clock in CLOCKS
+    }
     gc.collect()
     gc.disable()  # a collection would be charged to whichever arm it strikes
     try:
@@ -81,11 +87,18 @@ def interleave(
 def ratios(seconds: Mapping[str, Sequence[float]], reference: str) -> dict[str, Estimate]:
     """Every arm's ratio to the reference arm."""
     base = seconds[reference]
-    return {name: estimate([a / b for a, b in zip(own, base, strict=True)]) for name, own in seconds.items()}
+    return {
+        name: estimate([a / b for a, b in zip(own, base, strict=True)])
+        for name, own in seconds.items()
+    }
 
 
-def summary(measured: Mapping[str, Mapping[str, Sequence[float]]], references: Sequence[str]) -> dict[str, Any]:
-    """Median of every arm and its ratio to each reference, for each quantity; the content of the JSON file."""
+def summary(
+    measured: Mapping[str, Mapping[str, Sequence[float]]], references: Sequence[str]
+) -> dict[str, Any]:
+    """Median of every arm and its ratio to each reference, for each quantity; the content of the
+    JSON file.
+    """
     return {
         name: {
             kind: {
@@ -99,7 +112,9 @@ def summary(measured: Mapping[str, Mapping[str, Sequence[float]]], references: S
 
 
 def table(found: Mapping[str, Any], reference: str, *, unit: str = "s") -> str:
-    """A Markdown table of one summary: medians of the first quantity, and ratios to one reference for all."""
+    """A Markdown table of one summary: medians of the first quantity, and ratios to one reference
+    for all.
+    """
     kinds = list(next(iter(found.values())))
     over = "".join(f" over {reference}, {kind} |" for kind in kinds)
     lines = [f"| arm | {unit} |{over}", "|---|---|" + "---|" * len(kinds)]
@@ -111,9 +126,19 @@ def table(found: Mapping[str, Any], reference: str, *, unit: str = "s") -> str:
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options that all benchmarks share."""
-    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
-    options.add_argument("--threads", type=numbers, default=(1, 2), metavar="1,2", help="numbers of threads to measure")
+    options = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--json", type=Path, metavar="FILE", help="write everything measured to FILE"
+    )
+    options.add_argument(
+        "--threads",
+        type=numbers,
+        default=(1, 2),
+        metavar="1,2",
+        help="numbers of threads to measure",
+    )
     options.add_argument("--pairs", type=int, default=30, help="rounds that are measured")
     options.add_argument("--warmup", type=int, default=2, help="rounds before these, not measured")
     return options
@@ -128,7 +153,11 @@ def machine() -> dict[str, Any]:
     """The machine and the versions of a measurement."""
     cpuinfo, spec = Path("/proc/cpuinfo"), sys.modules["__main__"].__spec__
     names = (
-        [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        [
+            line.partition(":")[2].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if "model name" in line
+        ]
         if (cpuinfo.exists())
         else []
     )
@@ -137,7 +166,9 @@ def machine() -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": version("torch"),
-        "command": " ".join([f"python -m {spec.name if spec else Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(
+            [f"python -m {spec.name if spec else Path(sys.argv[0]).stem}", *sys.argv[1:]]
+        ),
     }
 
 

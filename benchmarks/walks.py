@@ -2,9 +2,10 @@
 
     python -m benchmarks.walks [--list]
 
-A file is entered when a function of it is called; imports, comprehensions and generator expressions do not count. A
-climb is a call into a package above the caller's (simulations > strategies > fedlsg). A window opens with the call of
-one function, given with how many calls of it come before, and closes with its return, or that of another one.
+A file is entered when a function of it is called; imports, comprehensions and generator expressions
+do not count. A climb is a call into a package above the caller's (simulations > strategies >
+fedlsg). A window opens with the call of one function, given with how many calls of it come before,
+and closes with its return, or that of another one.
 """
 
 import argparse
@@ -22,13 +23,42 @@ from simulations.cli.app import main as fedlsg
 BASE = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedlsg", "strategies", "simulations")
 RUN = [
-    "run", "digits", "--method", "lsg", "--engine", "local", "--clients", "1", "--rounds", "2", "--record-updates",
-    "-c", "sample_rate=0.05", "-c", "sparsity=0.2987654321",
-]  # fmt: skip
+    "run",
+    "digits",
+    "--method",
+    "lsg",
+    "--engine",
+    "local",
+    "--clients",
+    "1",
+    "--rounds",
+    "2",
+    "--record-updates",
+    "-c",
+    "sample_rate=0.05",
+    "-c",
+    "sparsity=0.2987654321",
+]
 RECORDED = [
-    "run", "digits", "--method", "lsg", "--engine", "local", "--clients", "4", "--rounds", "2", "--record-updates",
-    "--reproducible", "--seed", "3", "-c", "batch_size=1", "-c", "mechanism=none",
-]  # fmt: skip
+    "run",
+    "digits",
+    "--method",
+    "lsg",
+    "--engine",
+    "local",
+    "--clients",
+    "4",
+    "--rounds",
+    "2",
+    "--record-updates",
+    "--reproducible",
+    "--seed",
+    "3",
+    "-c",
+    "batch_size=1",
+    "-c",
+    "mechanism=none",
+]
 ATTACK = ["--images", "1", "--seconds", "5", "--attacks", "first-layer"]
 WALKS: dict[str, list[tuple[str, int, str | None]]] = {
     "a batch through client_step": [("client_step", 1, None)],
@@ -43,7 +73,9 @@ WALKS: dict[str, list[tuple[str, int, str | None]]] = {
     ],
     "sparsity from the command line to the mask": [("main", 0, "keep_units")],
 }
-ATTACKED: dict[str, list[tuple[str, int, str | None]]] = {"an attack on a recorded run": [("main", 0, None)]}
+ATTACKED: dict[str, list[tuple[str, int, str | None]]] = {
+    "an attack on a recorded run": [("main", 0, None)]
+}
 
 
 class Window:
@@ -78,13 +110,22 @@ class Window:
         while back is not None and own(back.f_code) is None:
             back = back.f_back
         caller = None if back is None else own(back.f_code)
-        if back is not None and caller is not None and level(file) > level(caller) and len(self.files) > 1:
-            self.climbs.add(f"{caller}:{back.f_code.co_qualname} -> {file}:{frame.f_code.co_qualname}")
+        if (
+            back is not None
+            and caller is not None
+            and level(file) > level(caller)
+            and len(self.files) > 1
+        ):
+            self.climbs.add(
+                f"{caller}:{back.f_code.co_qualname} -> {file}:{frame.f_code.co_qualname}"
+            )
 
 
 def fits(code: CodeType, name: str) -> bool:
     """Whether the function is the one named, as itself or as a method."""
-    return code.co_qualname == name or ("<" not in code.co_qualname and code.co_qualname.endswith(f".{name}"))
+    return code.co_qualname == name or (
+        "<" not in code.co_qualname and code.co_qualname.endswith(f".{name}")
+    )
 
 
 def own(code: CodeType, known: dict[str, str | None] = {}) -> str | None:  # noqa: B006 - a cache
@@ -92,7 +133,9 @@ def own(code: CodeType, known: dict[str, str | None] = {}) -> str | None:  # noq
     name = code.co_filename
     if name not in known:
         path = Path(name)
-        inside = name.endswith(".py") and any(path.is_relative_to(BASE / package) for package in PACKAGES)
+        inside = name.endswith(".py") and any(
+            path.is_relative_to(BASE / package) for package in PACKAGES
+        )
         known[name] = str(path.relative_to(BASE)) if inside else None
     return known[name] if code.co_flags & inspect.CO_OPTIMIZED else None
 
@@ -102,7 +145,9 @@ def level(file: str) -> int:
     return PACKAGES.index(file.split("/")[0])
 
 
-def walk(arguments: list[str], walks: dict[str, list[tuple[str, int, str | None]]]) -> dict[str, list[Window]]:
+def walk(
+    arguments: list[str], walks: dict[str, list[tuple[str, int, str | None]]]
+) -> dict[str, list[Window]]:
     """The windows of all walks, filled by one command."""
     windows = {name: [Window(*one) for one in parts] for name, parts in walks.items()}
     every = [window for parts in windows.values() for window in parts]
@@ -136,13 +181,19 @@ def files_of(windows: list[Window]) -> list[str]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--list", action="store_true", help="the files, in the order in which they are entered")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--list", action="store_true", help="the files, in the order in which they are entered"
+    )
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = walk([*RUN, "--out", f"{folder}/run"], WALKS)
         walk([*RECORDED, "--out", f"{folder}/recorded"], {})
-        found |= walk(["attack", f"{folder}/recorded", *ATTACK, "--out", f"{folder}/attack"], ATTACKED)
+        found |= walk(
+            ["attack", f"{folder}/recorded", *ATTACK, "--out", f"{folder}/attack"], ATTACKED
+        )
     print("| walk | files entered | climbs |\n|---|---|---|")
     for name, windows in found.items():
         files = files_of(windows)

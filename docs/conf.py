@@ -1,4 +1,6 @@
-"""The site: ``python -m sphinx -W --keep-going docs build/site``. It needs no network, while it is built or read."""
+"""The site: ``python -m sphinx -W --keep-going docs build/site``. It needs no network, while it is
+built or read.
+"""
 
 import sys
 from pathlib import Path
@@ -14,7 +16,10 @@ project_copyright = "The fedlsg authors, Apache-2.0"
 version = release = version_of_code()
 html_title = f"fedlsg {version}"
 
-extensions = ["myst_parser", *(f"docs._sphinx.{name}" for name in ("navigation", "sources", "notebooks", "pictures"))]
+extensions = [
+    "myst_parser",
+    *(f"docs._sphinx.{name}" for name in ("navigation", "sources", "notebooks", "pictures")),
+]
 exclude_patterns = ["_sphinx", "results/*.toml"]
 myst_heading_anchors = 4
 myst_url_schemes = ["http", "https", "mailto", "repository"]  # the last: docs/_sphinx/sources.py

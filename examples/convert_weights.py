@@ -1,14 +1,17 @@
-"""Weights that others trained become a folder that a run starts from: De et al.'s wide ResNets, ResNets of timm.
+"""Weights that others trained become a folder that a run starts from: De et al.'s wide ResNets,
+ResNets of timm.
 
     python convert_weights.py WRN_28_10_IMAGENET32.dill --out imagenet32
     fedlsg run --preset dp-ssgd-cifar100-eps1 -c pretrained=imagenet32
 
-Nothing in a file is executed. ``pickle.load`` calls whatever a file names; the reader here knows the names of what
-builds arrays and mappings, refuses every other name, and imports nothing. None of numpy's own constructors is called:
-``numpy.ndarray`` makes an array of objects over bytes of the file, which are then taken as addresses, and a type can be
-told a size that is not its own. Functions of this file stand for them.
+Nothing in a file is executed. ``pickle.load`` calls whatever a file names; the reader here knows
+the names of what builds arrays and mappings, refuses every other name, and imports nothing. None of
+numpy's own constructors is called: ``numpy.ndarray`` makes an array of objects over bytes of the
+file, which are then taken as addresses, and a type can be told a size that is not its own.
+Functions of this file stand for them.
 
-De et al. 2022 have Haiku's names and axes, (kh, kw, c, m) and (n, m): ``MODULES``; torchvision and timm: ``TIMM``.
+De et al. 2022 have Haiku's names and axes, (kh, kw, c, m) and (n, m): ``MODULES``; torchvision and
+timm: ``TIMM``.
 """
 
 import argparse
@@ -48,14 +51,16 @@ class Restricted(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
             raise RefusedError(
-                f"the pickle names {module}.{name}, which may run code: expected numpy arrays in dictionaries; save "
-                "them by numpy.savez where you trust the file, and convert that"
+                f"the pickle names {module}.{name}, which may run code: expected numpy arrays in "
+                "dictionaries; save them by numpy.savez where you trust the file, and convert that"
             )
         return ALLOWED[module, name]
 
 
 class Kind:
-    """A type of values, as the pickle describes it. The pickle's next instruction gives the order of bytes."""
+    """A type of values, as the pickle describes it. The pickle's next instruction gives the order
+    of bytes.
+    """
 
     def __init__(self, name: object, align: Any = False, copy: Any = False) -> None:
         self._name, self._order = str(name), "="
@@ -84,15 +89,22 @@ class Made:
 
 
 def of_bytes(raw: Any, kind: Any, shape: Any, order: Any) -> np.ndarray:
-    """The array of these bytes. Raises RefusedError, or ValueError where there are too few bytes or too many."""
+    """The array of these bytes. Raises RefusedError, or ValueError where there are too few bytes or
+    too many.
+    """
     if not isinstance(kind, Kind):
         raise RefusedError("the pickle has an array without a type of values")
     dtype, sizes = kind.dtype, [shape] if isinstance(shape, int) else list(shape)
-    if not isinstance(raw, bytes | bytearray) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise RefusedError(f"the pickle has an array of {dtype} whose values are no bytes, or without a shape")
+    if not isinstance(raw, bytes | bytearray) or not all(
+        type(size) is int and size >= 0 for size in sizes
+    ):
+        raise RefusedError(
+            f"the pickle has an array of {dtype} whose values are no bytes, or without a shape"
+        )
     if dtype.itemsize * math.prod(sizes) != len(raw):
         raise ValueError(f"{len(raw)} bytes for an array of {dtype} with shape {tuple(sizes)}")
-    flat = np.frombuffer(raw, dtype).copy() if raw else np.zeros(0, dtype)  # a copy: bytes cannot be written to
+    # a copy: bytes cannot be written to
+    flat = np.frombuffer(raw, dtype).copy() if raw else np.zeros(0, dtype)
     return flat.reshape(sizes, order="F" if order == "F" else "C")
 
 
@@ -109,7 +121,9 @@ def reconstruct(of: Any, shape: Any, code: Any) -> Made:
 
 
 def from_buffer(raw: Any, kind: Any, shape: Any, order: Any, axes: Any = None) -> Made:
-    """An array as pickles of protocol 5 write it; ``axes``: their order, where they are permuted in memory."""
+    """An array as pickles of protocol 5 write it; ``axes``: their order, where they are permuted in
+    memory.
+    """
     array = of_bytes(raw, kind, shape, order)
     return Made(array if axes is None else array.transpose(axes))
 
@@ -129,8 +143,15 @@ NUMPY: Mapping[tuple[str, str], Any] = {
     ("numeric", "_frombuffer"): from_buffer,
 }
 ALLOWED: Mapping[tuple[str, str], Any] = {
-    **{(f"{core}.{module}", name): f for core in ("numpy.core", "numpy._core") for (module, name), f in NUMPY.items()},
-    **{("haiku._src.data_structures", name): dict for name in ("FlatMapping", "FlatMap", "frozendict")},
+    **{
+        (f"{core}.{module}", name): f
+        for core in ("numpy.core", "numpy._core")
+        for (module, name), f in NUMPY.items()
+    },
+    **{
+        ("haiku._src.data_structures", name): dict
+        for name in ("FlatMapping", "FlatMap", "frozendict")
+    },
     ("numpy", "ndarray"): "numpy.ndarray",  # it is named, and never called
     ("numpy", "dtype"): Kind,
     ("collections", "OrderedDict"): dict,
@@ -144,7 +165,9 @@ ALLOWED: Mapping[tuple[str, str], Any] = {
 
 
 def read_arrays(source: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by the path of their keys. Raises ValueError for a file that cannot be read, or has none."""
+    """The arrays of a file by the path of their keys. Raises ValueError for a file that cannot be
+    read, or has none.
+    """
     try:
         if source.suffix in PICKLES:
             with source.open("rb") as stream:
@@ -155,7 +178,9 @@ def read_arrays(source: Path) -> dict[str, np.ndarray]:
         elif source.suffix in SUFFIXES:
             return {name: tensor.float().numpy() for name, tensor in read_weights(source).items()}
         else:
-            raise RefusedError(f"expected a file that ends on {', '.join((*PICKLES, '.npz', *SUFFIXES))}")
+            raise RefusedError(
+                f"expected a file that ends on {', '.join((*PICKLES, '.npz', *SUFFIXES))}"
+            )
     except RefusedError as error:
         raise ValueError(f"{source}: {error}") from None
     except Exception as error:  # a damaged file raises whatever its next instruction does
@@ -167,9 +192,15 @@ def read_arrays(source: Path) -> dict[str, np.ndarray]:
 
 
 def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-    """Arrays of at least one dimension. Counters, lists of an optimizer's state and texts are left out."""
+    """Arrays of at least one dimension. Counters, lists of an optimizer's state and texts are left
+    out.
+    """
     if isinstance(tree, Mapping):
-        return {name: a for key, value in tree.items() for name, a in leaves(value, (*path, str(key))).items()}
+        return {
+            name: a
+            for key, value in tree.items()
+            for name, a in leaves(value, (*path, str(key))).items()
+        }
     return {"/".join(path): tree.array} if isinstance(tree, Made) and tree.array.ndim else {}
 
 
@@ -199,10 +230,13 @@ TIMM = (
 )
 
 
-def converted(arrays: Arrays, *, part: str = "params", source: str = "the file") -> tuple[str, dict[str, Tensor]]:
+def converted(
+    arrays: Arrays, *, part: str = "params", source: str = "the file"
+) -> tuple[str, dict[str, Tensor]]:
     """The model that has the sizes of a checkpoint, and its weights under the model's names.
 
-    Guarantee: every parameter of the model is there, with its shape, finite and in float32, and nothing else.
+    Guarantee: every parameter of the model is there, with its shape, finite and in float32, and
+    nothing else.
     Raises ValueError otherwise.
     """
     if any("First_conv" in name.split("/") for name in arrays):
@@ -212,18 +246,35 @@ def converted(arrays: Arrays, *, part: str = "params", source: str = "the file")
         model, stem = f"wrn-{depth}-{width}-gain", "stem.conv.weight"
     elif {"conv1.weight", "layer1.0.conv1.weight"} <= arrays.keys():
         named = of_timm(arrays)
-        stages = [len({name.split(".")[1] for name in named if name.startswith(f"stage{k}.")}) for k in range(1, 5)]
+        stages = [
+            len({name.split(".")[1] for name in named if name.startswith(f"stage{k}.")})
+            for k in range(1, 5)
+        ]
         if stages != [3, 4, 6, 3]:
-            raise ValueError(f"a ResNet with stages of {stages} blocks is none of resnet-34, resnet-50")
-        model, stem = "resnet-50" if "stage1.0.conv3.weight" in named else "resnet-34", "stem.0.weight"
+            raise ValueError(
+                f"a ResNet with stages of {stages} blocks is none of resnet-34, resnet-50"
+            )
+        model, stem = (
+            "resnet-50" if "stage1.0.conv3.weight" in named else "resnet-34",
+            "stem.0.weight",
+        )
     else:
-        raise ValueError(f"{source}: names such as {', '.join(list(arrays)[:3])} are of no layout that is known")
+        raise ValueError(
+            f"{source}: names such as {', '.join(list(arrays)[:3])} are of no layout that is known"
+        )
     if "classifier.bias" not in named or stem not in named:
-        raise ValueError(f"{source} has no classifier or no first convolution: expected a whole checkpoint")
+        raise ValueError(
+            f"{source} has no classifier or no first convolution: expected a whole checkpoint"
+        )
     for name, array in named.items():
         if array.dtype.kind != "f":
-            raise ValueError(f"expected real numbers in {name}, got {array.dtype}: save them as float32")
-    weights = {name: torch.from_numpy(np.ascontiguousarray(a, dtype=np.float32)) for name, a in named.items()}
+            raise ValueError(
+                f"expected real numbers in {name}, got {array.dtype}: save them as float32"
+            )
+    weights = {
+        name: torch.from_numpy(np.ascontiguousarray(a, dtype=np.float32))
+        for name, a in named.items()
+    }
     channels, classes = weights[stem].shape[1], len(weights["classifier.bias"])
     with torch.device("meta"):
         if model.startswith("wrn"):
@@ -235,55 +286,86 @@ def converted(arrays: Arrays, *, part: str = "params", source: str = "the file")
 
 
 def of_de_et_al(arrays: Arrays, part: str) -> dict[str, np.ndarray]:
-    """Weights under our names, of the tree ``part`` where the checkpoint has several, such as averages."""
+    """Weights under our names, of the tree ``part`` where the checkpoint has several, such as
+    averages.
+    """
     trees: dict[str, dict[str, np.ndarray]] = {}
     for name, array in arrays.items():
         above = "/".join(key for key in name.split("/")[:-2] if key not in ("wide_res_net", "~"))
         trees.setdefault(above, {})[name] = array
-    networks = [above for above, tree in trees.items() if any("First_conv" in name.split("/") for name in tree)]
+    networks = [
+        above
+        for above, tree in trees.items()
+        if any("First_conv" in name.split("/") for name in tree)
+    ]
     chosen = "" if networks == [""] else part
     if chosen not in networks:
-        raise ValueError(f"the checkpoint has no parameters under {part!r}: give --part, one of {', '.join(networks)}")
+        raise ValueError(
+            f"the checkpoint has no parameters under {part!r}: give --part, one of "
+            f"{', '.join(networks)}"
+        )
     found: dict[str, np.ndarray] = {}
     for name, array in trees[chosen].items():
         module, leaf = name.split("/")[-2:]
-        matches = [(kind, re.sub(p, ours, module)) for p, kind, ours in MODULES if re.fullmatch(p, module)]
+        matches = [
+            (kind, re.sub(p, ours, module)) for p, kind, ours in MODULES if re.fullmatch(p, module)
+        ]
         kind, ours = matches[0] if matches else ("", "")
         if leaf not in LEAVES.get(kind, ()) or (leaf == "w" and array.ndim != len(AXES[kind])):
             raise ValueError(
-                f"{name} {array.shape} is no parameter of De et al.'s wide ResNet with weight standardisation, group "
-                "norm and skip paths: their other networks are not covered"
+                f"{name} {array.shape} is no parameter of De et al.'s wide ResNet with weight "
+                "standardisation, group norm and skip paths: their other networks are not covered"
             )
-        found[f"{ours}.{LEAVES[kind][leaf]}"] = array.transpose(AXES[kind]) if leaf == "w" else array.reshape(-1)
+        found[f"{ours}.{LEAVES[kind][leaf]}"] = (
+            array.transpose(AXES[kind]) if leaf == "w" else array.reshape(-1)
+        )
     return found
 
 
 def of_timm(arrays: Arrays) -> dict[str, np.ndarray]:
     """Weights under our names: the first rule that fits a name."""
     if any(name.endswith("running_mean") for name in arrays):
-        raise ValueError("these weights have batch norm, which mixes examples: take group norm: timm's resnet50_gn")
+        raise ValueError(
+            "these weights have batch norm, which mixes examples: take group norm: timm's "
+            "resnet50_gn"
+        )
     rules = [(re.compile(f"^{pattern}"), ours) for pattern, ours in TIMM]
-    return {next((p.sub(o, name) for p, o in rules if p.match(name)), name): a for name, a in arrays.items()}
+    return {
+        next((p.sub(o, name) for p, o in rules if p.match(name)), name): a
+        for name, a in arrays.items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("source", type=Path, help=f"file: {', '.join((*PICKLES, '.npz', *SUFFIXES))}")
-    parser.add_argument("--part", default="params", help="key of the weights in a checkpoint of De et al.")
-    parser.add_argument("--trained-on", help="workload that the weights have seen: a run on it refuses them")
+    parser.add_argument(
+        "source", type=Path, help=f"file: {', '.join((*PICKLES, '.npz', *SUFFIXES))}"
+    )
+    parser.add_argument(
+        "--part", default="params", help="key of the weights in a checkpoint of De et al."
+    )
+    parser.add_argument(
+        "--trained-on", help="workload that the weights have seen: a run on it refuses them"
+    )
     parser.add_argument("--out", type=Path, required=True, help="new folder")
     given = parser.parse_args()
     if given.out.exists():
         sys.exit(f"{given.out} exists: nothing is overwritten, choose another --out")
     try:
-        model, weights = converted(read_arrays(given.source), part=given.part, source=str(given.source))
+        model, weights = converted(
+            read_arrays(given.source), part=given.part, source=str(given.source)
+        )
     except ValueError as error:
         sys.exit(str(error))
     facts = {
         "fedlsg": version(),
         "model": model,
         "converted_from": {"file": given.source.name, "sha256": file_digest(given.source)},
-        **({} if given.trained_on is None else {"pretrained_on": {"source": f"{DATA}{given.trained_on}"}}),
+        **(
+            {}
+            if given.trained_on is None
+            else {"pretrained_on": {"source": f"{DATA}{given.trained_on}"}}
+        ),
     }
     partial = given.out.with_name(f".{given.out.name}.partial")
     partial.mkdir(parents=True)
@@ -292,7 +374,10 @@ def main() -> None:
         partial.rename(given.out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    print(f"{model}: {sum(w.numel() for w in weights.values()):,} values, {len(weights['classifier.bias']):,} classes")
+    print(
+        f"{model}: {sum(w.numel() for w in weights.values()):,} values, "
+        f"{len(weights['classifier.bias']):,} classes"
+    )
     print(f"start from it: fedlsg run WORKLOAD -c model={model} -c pretrained={given.out}")
 
 

@@ -1,4 +1,5 @@
-"""Private training in an own loop: handwritten digits, low-rank sparse gradients (LSG), an own optimizer and scheduler.
+"""Private training in an own loop: handwritten digits, low-rank sparse gradients (LSG), an own
+optimizer and scheduler.
 
     python own_loop.py
 
@@ -44,7 +45,8 @@ def main() -> None:
     )
     batches = step.batches(train)
     for _ in range(STEPS):
-        step.step(batches)  # charges the ledger, draws the batch, clips, adds noise, steps the optimizer
+        # charges the ledger, draws the batch, clips, adds noise, steps the optimizer
+        step.step(batches)
         scheduler.step()
     with torch.no_grad():
         accuracy = (model(inputs).argmax(1) == targets).float().mean()

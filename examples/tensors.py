@@ -13,7 +13,9 @@ import fedlsg
 
 
 def model():
-    return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 10)
+    )
 
 
 def main(engine="ray"):
@@ -33,7 +35,10 @@ def main(engine="ray"):
         engine=engine,
     )
     predicted = run.model(x[1400:]).argmax(1)
-    print(f"{(predicted == y[1400:]).float().mean():.3f} of the test digits are right, epsilon {run.epsilon:.2f}")
+    print(
+        f"{(predicted == y[1400:]).float().mean():.3f} of the test digits are right, epsilon "
+        f"{run.epsilon:.2f}"
+    )
 
 
 if __name__ == "__main__":

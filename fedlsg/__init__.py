@@ -4,7 +4,8 @@
     dL, dR = fedlsg.project(dW, L, R)
     dW = fedlsg.reconstruct(dL, dR, L, R)
 
-The public names below are imported when they are first used: ``import fedlsg`` loads neither torch nor Flower.
+The public names below are imported when they are first used: ``import fedlsg`` loads neither torch
+nor Flower.
 """
 
 from importlib import import_module
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from simulations.run.finished import Run, load_run
     from simulations.run.simulate import simulate
     from simulations.server.callbacks import Callback, StopRun
-    from simulations.server.named_callbacks import BestModel, EarlyStopping, MLflow, WeightsAndBiases
+    from simulations.server.named_callbacks import (
+        BestModel,
+        EarlyStopping,
+        MLflow,
+        WeightsAndBiases,
+    )
     from simulations.workloads import Workload
     from strategies import recipe
     from strategies.private_step import PrivateStep
@@ -35,11 +41,38 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "BestModel", "Callback", "Carrier", "EarlyStopping", "MLflow", "Mask", "Mechanism", "Method", "OwnCarriers",
-    "PrivateStep", "Public", "Run", "ServerOptimizer", "Setting", "StopRun", "WeightsAndBiases", "Workload",
-    "__version__", "calibrate_noise_multiplier", "decompose", "epsilon", "epsilon_of_data", "load_run",
-    "make_supported", "pack", "project", "recipe", "reconstruct", "register_layer", "simulate", "unpack",
-]  # fmt: skip
+    "BestModel",
+    "Callback",
+    "Carrier",
+    "EarlyStopping",
+    "MLflow",
+    "Mask",
+    "Mechanism",
+    "Method",
+    "OwnCarriers",
+    "PrivateStep",
+    "Public",
+    "Run",
+    "ServerOptimizer",
+    "Setting",
+    "StopRun",
+    "WeightsAndBiases",
+    "Workload",
+    "__version__",
+    "calibrate_noise_multiplier",
+    "decompose",
+    "epsilon",
+    "epsilon_of_data",
+    "load_run",
+    "make_supported",
+    "pack",
+    "project",
+    "recipe",
+    "reconstruct",
+    "register_layer",
+    "simulate",
+    "unpack",
+]
 
 _PLACES = {
     "BestModel": "simulations.server.named_callbacks",

@@ -3,8 +3,9 @@
 app = fedlsg.flower.client_app(workload)                             client_app.py
 result = fedlsg.flower.Strategy(workload, epsilon=8.0).start(grid)   server_app.py
 
-An app that keeps its own training: ``private_update`` as a mod of its ClientApp, or ``reply`` with a PrivateStep, and
-``PrivateUpdates`` around its strategy. ``record`` keeps what leaves, for ``fedlsg attack``.
+An app that keeps its own training: ``private_update`` as a mod of its ClientApp, or ``reply`` with
+a PrivateStep, and ``PrivateUpdates`` around its strategy. ``record`` keeps what leaves, for
+``fedlsg attack``.
 """
 
 from simulations.flower.client import client_app

@@ -1,17 +1,22 @@
-"""A method: in which coordinates gradients are sent, which of them are kept, what protects them, what the server does.
+"""A method: in which coordinates gradients are sent, which of them are kept, what protects them,
+what the server does.
 
     method = Method(carrier, mask, mechanism, server)
-    frame  = PublicState.start(model, method, ...).frame(...)  public: which coordinates, which of them kept
-    values = client_step(model, batch, loss_fn, frame=...)     per-example gradients -> mask -> clip -> sum -> noise
+    frame  = PublicState.start(model, method, ...).frame(...)  public: which coordinates, which of
+           them kept
+    values = client_step(model, batch, loss_fn, frame=...)     per-example gradients -> mask -> clip
+                                                               -> sum -> noise
     total  = aggregate([values of client 0, of client 1, ...])
-    server_step(model, optimizer, scheduler, total, ...)       divide by a constant, Eq. 3, optimizer
+    server_step(model, optimizer, scheduler, total, ...)       divide by a constant, Eq. 3,
+                                                               optimizer
 
 Symbols: q Poisson rate, K local steps, N_k examples of client k; the rest as in ``fedlsg.lowrank``.
 
-Error feedback, of methods without privacy (Stich et al. 2018; Karimireddy et al. 2019, Algorithm 2): a client adds what
-earlier payloads left out to its sum of a round, p_t = g_t + e_t with e_1 = 0, sends C(p_t), and keeps e_(t+1) = p_t -
-what the server made of it. That memory has no noise, and no clip bounds what an example does to the sum of payloads:
-it is refused wherever a mechanism promises anything, and never leaves the client.
+Error feedback, of methods without privacy (Stich et al. 2018; Karimireddy et al. 2019, Algorithm
+2): a client adds what earlier payloads left out to its sum of a round, p_t = g_t + e_t with e_1 =
+0, sends C(p_t), and keeps e_(t+1) = p_t - what the server made of it. That memory has no noise, and
+no clip bounds what an example does to the sum of payloads: it is refused wherever a mechanism
+promises anything, and never leaves the client.
 """
 
 import math
@@ -45,25 +50,40 @@ from fedlsg.training import (
 from fedlsg.training.local import Count
 
 __all__ = [
-    "Batch", "Compression", "LocalTraining", "Method", "Positions", "Schedule", "aggregate", "client_step",
-    "initial_needed", "make_frame", "norm_bound", "server_step",
-]  # fmt: skip
+    "Batch",
+    "Compression",
+    "LocalTraining",
+    "Method",
+    "Positions",
+    "Schedule",
+    "aggregate",
+    "client_step",
+    "initial_needed",
+    "make_frame",
+    "norm_bound",
+    "server_step",
+]
 
 
 TopkRate = Annotated[
     float,
     Setting(
-        "Share of the coordinates that a client sends.", "share", above=0, at_most=1,
+        "Share of the coordinates that a client sends.",
+        "share",
+        above=0,
+        at_most=1,
         why="the share of the values that is sent",
     ),
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
-    """``topk_rate``: share of the coordinates that a client sends, those where its values are largest; 1 sends all.
+    """``topk_rate``: share of the coordinates that a client sends, those where its values are
+    largest; 1 sends all.
 
-    ``error_feedback``: what is left out, by this choice, by factors or by the codec, is added to the next values.
+    ``error_feedback``: what is left out, by this choice, by factors or by the codec, is added to
+    the next values.
     """
 
     topk_rate: TopkRate = 1.0
@@ -72,11 +92,15 @@ class Compression:
     def __post_init__(self) -> None:
         check_declared(self)
         if self.chooses and not self.error_feedback:
-            raise ValueError(f"topk_rate={self.topk_rate} without error feedback never sends what is small")
+            raise ValueError(
+                f"topk_rate={self.topk_rate} without error feedback never sends what is small"
+            )
 
     @property
     def chooses(self) -> bool:
-        """Whether each client chooses the positions that it sends, so that the server cannot know them."""
+        """Whether each client chooses the positions that it sends, so that the server cannot know
+        them.
+        """
         return self.topk_rate < 1
 
     def most(self, size: int) -> int | None:
@@ -100,12 +124,15 @@ def largest(values: Float[Tensor, " size"], most: int) -> Int[Tensor, " k"]:
 class Method:
     """A federated training method, as data: recipes make it, and server and clients read it.
 
-    ``carrier``: the coordinates of a gradient. ``mask``: which of them are trained and sent. ``mechanism``: clip and
-    noise. ``server``: what the server does with the clients' sum. ``prune``: which weights are 0 from the start.
-    ``compression``: what a client leaves out of a payload. ``personal``: parameters that stay with each client,
-    "classifier" or the start of their names; "" for none.
-    Guarantee: a method that can be made is one that the ledger charges truthfully and that runs; the whole of it is
-    public. Raises ValueError for choices that do not combine; the message names both.
+    ``carrier``: the coordinates of a gradient. ``mask``: which of them are trained and sent.
+    ``mechanism``: clip and
+    noise. ``server``: what the server does with the clients' sum. ``prune``: which weights are 0
+    from the start.
+    ``compression``: what a client leaves out of a payload. ``personal``: parameters that stay with
+    each client, "classifier" or the start of their names; "" for none.
+    Guarantee: a method that can be made is one that the ledger charges truthfully and that runs;
+    the whole of it is public. Raises ValueError for choices that do not combine; the message names
+    both.
     """
 
     name: str
@@ -121,46 +148,65 @@ class Method:
         if self.mask.units and self.carrier.refuses_units:
             raise ValueError(self.carrier.refuses_units)
         if not self.carrier.dense and (self.mask.entries or self.prune.active):
-            raise ValueError("masks of single weights, and pruning, need dense gradients: choose carrier 'dense'")
+            raise ValueError(
+                "masks of single weights, and pruning, need dense gradients: choose carrier 'dense'"
+            )
         if self.carrier.form.embeds and (not self.mask.whole or self.mechanism.clip != "joint"):
             raise ValueError(
-                f"embeddings are kept whole, and clipped within a joint clip: method {self.name!r} needs a mask of "
-                f"kind 'all' and clip='joint', got {self.mask.kind!r} and {self.mechanism.clip!r}"
+                f"embeddings are kept whole, and clipped within a joint clip: method {self.name!r} "
+                f"needs a mask of kind 'all' and clip='joint', got {self.mask.kind!r} and "
+                f"{self.mechanism.clip!r}"
             )
         if self.mask.predicted and not self.carrier.predicts:
             raise ValueError(
-                "importance by predicted energy needs carriers that predict it: choose carriers of kind 'probe'"
+                "importance by predicted energy needs carriers that predict it: choose carriers of "
+                "kind 'probe'"
             )
         if self.mask.kind == "energy" and self.carrier.form is not CORE:
             raise ValueError(
-                "a mask of energy freezes entries of S: it needs form='core'; choose importance='energy' for units"
+                "a mask of energy freezes entries of S: it needs form='core'; choose "
+                "importance='energy' for units"
             )
         if self.prune.active and not self.mask.prunes:
-            raise ValueError(f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients instead")
+            raise ValueError(
+                f"pruning does not combine with a mask of kind {self.mask.kind!r}: drop gradients "
+                "instead"
+            )
         if self.server.estimator == "averaged" and not self.carrier.splits:
-            raise ValueError("estimator='averaged' averages the two copies that low-rank carriers make: it needs them")
+            raise ValueError(
+                "estimator='averaged' averages the two copies that low-rank carriers make: it "
+                "needs them"
+            )
         if not self.carrier.adds_up and self.mechanism.in_sums_alone:
             raise ValueError(
-                "trust='aggregate' and 'secure' are private in the sum of the values alone, and factors do not add up: "
-                f"the server needs each client's own; method {self.name!r} needs trust='client'"
+                "trust='aggregate' and 'secure' are private in the sum of the values alone, and "
+                f"factors do not add up: the server needs each client's own; method {self.name!r} "
+                "needs trust='client'"
             )
-        if self.mask.ranking == "gradients" and not (self.mechanism.adds_noise and self.carrier.dense):
+        if self.mask.ranking == "gradients" and not (
+            self.mechanism.adds_noise and self.carrier.dense
+        ):
             raise ValueError(
-                "ranking='gradients' needs dense gradients, whose coordinates stay the same from round to round, and "
-                "noise, without which a coordinate that is frozen once would never come back"
+                "ranking='gradients' needs dense gradients, whose coordinates stay the same from "
+                "round to round, and noise, without which a coordinate that is frozen once would "
+                "never come back"
             )
         if self.compression.error_feedback:
             self.check_memory()
         if self.compression.chooses and not self.carrier.adds_up:
-            raise ValueError("topk_rate selects values of the update, which factors are not: use one of the two")
+            raise ValueError(
+                "topk_rate selects values of the update, which factors are not: use one of the two"
+            )
         if self.personal:
             self._check_personal()
 
     def _check_personal(self) -> None:
-        """Raises ValueError for what needs every value of a step at the server, or the same part in every client."""
+        """Raises ValueError for what needs every value of a step at the server, or the same part in
+        every client.
+        """
+        by_sums = self.mask.ranking == "gradients"
         why = {
-            "sums of the clients' values that decide what is kept (ranking=gradients)": self.mask.ranking
-            == "gradients",
+            "sums of the clients' values that decide what is kept (ranking=gradients)": by_sums,
             "pruning": self.prune.active,
             "error feedback": self.compression.error_feedback,
             f"carriers of kind {self.carrier.kind!r}": not self.carrier.adds_up,
@@ -170,23 +216,30 @@ class Method:
         }
         found = [words for words, is_so in why.items() if is_so]
         if found:
-            raise ValueError(f"personal={self.personal!r} does not combine with {' and '.join(found)}: leave one out")
+            raise ValueError(
+                f"personal={self.personal!r} does not combine with {' and '.join(found)}: leave "
+                "one out"
+            )
 
     def check_memory(self) -> None:
-        """Raise ValueError unless error feedback may be: nothing is promised, and coordinates stay what they are."""
+        """Raise ValueError unless error feedback may be: nothing is promised, and coordinates stay
+        what they are.
+        """
         if not self.mechanism.of_kind.plain:
             raise ValueError(
-                "error feedback keeps gradients of the client without noise: what one payload leaves out comes with "
-                f"later ones, which neither clip nor noise of mechanism {self.mechanism.kind!r} covers; {self.name!r} "
-                "needs mechanism 'none'; private methods of few bytes: dpsgd with a codec of few bits, and dp-powersgd"
+                "error feedback keeps gradients of the client without noise: what one payload "
+                "leaves out comes with later ones, which neither clip nor noise of mechanism "
+                f"{self.mechanism.kind!r} covers; {self.name!r} needs mechanism 'none'; private "
+                "methods of few bytes: dpsgd with a codec of few bits, and dp-powersgd"
             )
         moving = [f"carrier {self.carrier.kind!r}"] if self.carrier.parts != ("dense",) else []
         moving += [f"mask {self.mask.kind!r}"] if not self.mask.whole else []
         moving += [f"prune={self.prune.kind!r}"] if self.prune.active else []
         if moving:
             raise ValueError(
-                f"error feedback adds up values of several rounds, and with {' and '.join(moving)} of {self.name!r} a "
-                "coordinate is not the same in the next round: choose a dense method such as sgd"
+                f"error feedback adds up values of several rounds, and with {' and '.join(moving)} "
+                f"of {self.name!r} a coordinate is not the same in the next round: choose a dense "
+                "method such as sgd"
             )
 
     @property
@@ -195,11 +248,13 @@ class Method:
         return self.carrier.functions + (() if self.mask.choose is None else (self.mask.choose,))
 
 
-def initial_needed(method: Method, names: Mapping[str, Tensor], carried: Sequence[str]) -> tuple[str, ...]:
+def initial_needed(
+    method: Method, names: Mapping[str, Tensor], carried: Sequence[str]
+) -> tuple[str, ...]:
     """Names of the trainable parameters whose W_0 is needed to make frames; ``names``: all of them.
 
-    Carried weights; and every weight tensor if weights are pruned, or if the mask is that of the magnitudes of W_0; and
-    all if a function of the user makes frames, which may read any.
+    Carried weights; and every weight tensor if weights are pruned, or if the mask is that of the
+    magnitudes of W_0; and all if a function of the user makes frames, which may read any.
     """
     if method.own_functions:
         return tuple(names)
@@ -209,7 +264,9 @@ def initial_needed(method: Method, names: Mapping[str, Tensor], carried: Sequenc
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The public schedule, equal for all clients: rounds, local steps K of a round, Poisson rate q."""
+    """The public schedule, equal for all clients: rounds, local steps K of a round, Poisson rate
+    q.
+    """
 
     rounds: Count
     local_steps: Count = 1
@@ -230,7 +287,9 @@ class Schedule:
 
     def time(self, round: int) -> RoundTime:
         """``round`` among the rounds, and its epoch among the epochs."""
-        return RoundTime(round=round, rounds=self.rounds, epoch=self.epoch(round), epochs=self.epochs)
+        return RoundTime(
+            round=round, rounds=self.rounds, epoch=self.epoch(round), epochs=self.epochs
+        )
 
 
 def make_frame(
@@ -248,17 +307,25 @@ def make_frame(
     model: Callable[[], nn.Module] | None = None,
     basis: Basis | None = None,
 ) -> Frame:
-    """The public frame of ``round`` (from 1) after ``updates`` server updates, the same on server and clients.
+    """The public frame of ``round`` (from 1) after ``updates`` server updates, the same on server
+    and clients.
 
     ``weights``: trainable parameters W_t in model order; ``initial``: W_0; ``carried``: names from
-    ``carriers.carried_parameters``; ``seed``: the public seed; ``classifier``: the head's path; ``kept``: the
-    kept positions where the server chose them (``Memory.kept``); ``model`` makes the model as it was built, which the
-    user's functions may probe; ``basis``: the carriers of the last refresh, for kind ``probe``.
+    ``carriers.carried_parameters``; ``seed``: the public seed; ``classifier``: the head's path;
+    ``kept``: the kept positions where the server chose them (``Memory.kept``); ``model`` makes the
+    model as it was built, which the user's functions may probe; ``basis``: the carriers of the last
+    refresh, for kind ``probe``.
     """
     public = Public(
-        weights=weights, initial=initial, carried=carried_sizes(method.carrier, weights, carried), updates=updates,
-        time=schedule.time(round), seed=seed, pruned=method.prune.active, make_model=model,
-    )  # fmt: skip
+        weights=weights,
+        initial=initial,
+        carried=carried_sizes(method.carrier, weights, carried),
+        updates=updates,
+        time=schedule.time(round),
+        seed=seed,
+        pruned=method.prune.active,
+        make_model=model,
+    )
     if basis is not None:
         public = replace(public, pairs=basis.carriers, energies=basis.energies)
     where, sent = method.carrier.coordinates(public), None
@@ -273,14 +340,20 @@ def make_frame(
     )
     personal = personal_names(weights, method.personal, classifier) if method.personal else ()
     return Frame(
-        coordinates=where, blocks=weighed, sent=sent, personal=personal, part_norm=part_norm,
+        coordinates=where,
+        blocks=weighed,
+        sent=sent,
+        personal=personal,
+        part_norm=part_norm,
         one_shape=method.carrier.needs_one_shape(where),
-    )  # fmt: skip
+    )
 
 
 def kept_blocks(method: Method, public: Public) -> tuple[Block, ...]:
     """The blocks of a frame with what the mask keeps of each."""
-    return method.carrier.mask(apply_mask(make_blocks(public.coordinates), method.mask, public), method.mask, public)
+    return method.carrier.mask(
+        apply_mask(make_blocks(public.coordinates), method.mask, public), method.mask, public
+    )
 
 
 def weigh_blocks(
@@ -289,4 +362,7 @@ def weigh_blocks(
     """The blocks with the weights that their groups have in the clip."""
     groups = {name: group_of(name, tuple(W.shape), classifier) for name, W in weights.items()}
     weights_of = [mechanism.weight_of(groups[block.parameter]) for block in blocks]
-    return tuple(b if b.weight == w else replace(b, weight=w) for b, w in zip(blocks, weights_of, strict=True))
+    return tuple(
+        b if b.weight == w else replace(b, weight=w)
+        for b, w in zip(blocks, weights_of, strict=True)
+    )

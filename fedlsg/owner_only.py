@@ -1,8 +1,9 @@
-"""Files and folders that get their mode when they are made: no secret can be read by others even for a moment.
+"""Files and folders that get their mode when they are made: no secret can be read by others even
+for a moment.
 
-A file or folder that is made inside a folder which only its owner can read is its owner's alone, too. So one closed
-folder closes everything that is written into it later, by whichever process, and survives a copy of single files.
-Other files follow the umask.
+A file or folder that is made inside a folder which only its owner can read is its owner's alone,
+too. So one closed folder closes everything that is written into it later, by whichever process, and
+survives a copy of single files. Other files follow the umask.
 """
 
 import os
@@ -14,7 +15,9 @@ OTHERS = 0o077
 
 
 def is_closed(folder: Path) -> bool:
-    """Whether a folder is there and only its owner can use it. On systems without such modes none is."""
+    """Whether a folder is there and only its owner can use it. On systems without such modes none
+    is.
+    """
     try:
         return os.name == "posix" and not folder.stat().st_mode & OTHERS
     except OSError:
@@ -22,7 +25,9 @@ def is_closed(folder: Path) -> bool:
 
 
 def open_file(path: str | Path, flags: int, *, private: bool = False) -> int:
-    """As ``os.open``; a new file has its mode at once. ``private``: for its owner only, whatever its folder is."""
+    """As ``os.open``; a new file has its mode at once. ``private``: for its owner only, whatever
+    its folder is.
+    """
     return os.open(path, flags, FILE if private or is_closed(Path(path).parent) else 0o666)
 
 
@@ -32,7 +37,9 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def make_parents(folder: Path, *, private: bool = False) -> None:
-    """Make a folder and its missing parents; those that are there stay as they are. ``private``: as ``open_file``."""
+    """Make a folder and its missing parents; those that are there stay as they are. ``private``: as
+    ``open_file``.
+    """
     if folder.is_dir():
         return
     make_parents(folder.parent, private=private)
@@ -40,19 +47,25 @@ def make_parents(folder: Path, *, private: bool = False) -> None:
 
 
 def make_file(path: Path) -> None:
-    """Make an empty file for its owner only, unless there is one; an own file that others could read is closed."""
+    """Make an empty file for its owner only, unless there is one; an own file that others could
+    read is closed.
+    """
     os.close(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     close_to_others(path, FILE)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing parents for their owner only; an own folder that others could read is closed."""
+    """Make a folder and its missing parents for their owner only; an own folder that others could
+    read is closed.
+    """
     make_parents(path, private=True)
     close_to_others(path, FOLDER)
 
 
 def close_to_others(path: Path, mode: int) -> None:
-    """Close what an older version made readable; not another owner's file, nor a device (a log to /dev/null)."""
+    """Close what an older version made readable; not another owner's file, nor a device (a log to
+    /dev/null).
+    """
     if os.name == "posix":
         found = path.stat()
         plain = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)

@@ -1,17 +1,20 @@
-"""Three kinds of randomness, never mixed: public, sampler (secret), noise (secret); and whose turn it is to draw.
+"""Three kinds of randomness, never mixed: public, sampler (secret), noise (secret); and whose turn
+it is to draw.
 
-Public draws (carriers, masks, partitions, client selection) come from ``public_generator``: anyone who knows the seed
-repeats them. Batches and noise come from a ``SecretStream``, ChaCha20 keyed by the operating system. In the
-reproducible test mode its key derives from the seed: nothing made with such a key is private.
+Public draws (carriers, masks, partitions, client selection) come from ``public_generator``: anyone
+who knows the seed repeats them. Batches and noise come from a ``SecretStream``, ChaCha20 keyed by
+the operating system. In the reproducible test mode its key derives from the seed: nothing made with
+such a key is private.
 
 Streams give bits alone. ``fedlsg.noise`` makes noise of them with integers, so that attacks on
 floating-point samplers (Mironov 2012) find nothing.
 
-One run at a time in a process (``alone``): torch's generators, its number of threads and the names of user code are
-global. Two runs in two threads would seed and draw from one generator, and neither would have its own weights.
-So the second one waits. A thread may enter again what it has entered; an exception, an interruption of a notebook
-included, lets the next one in. Code of others is not held: a model that another thread builds meanwhile draws from the
-same generator, and changes what dropout draws here.
+One run at a time in a process (``alone``): torch's generators, its number of threads and the names
+of user code are global. Two runs in two threads would seed and draw from one generator, and neither
+would have its own weights. So the second one waits. A thread may enter again what it has entered;
+an exception, an interruption of a notebook included, lets the next one in. Code of others is not
+held: a model that another thread builds meanwhile draws from the same generator, and changes what
+dropout draws here.
 """
 
 import hashlib
@@ -31,14 +34,21 @@ from torch import Tensor
 
 
 def public_generator(seed: int, *labels: str | int) -> torch.Generator:
-    """A CPU generator for one public purpose: equal (seed, labels), equal draws, on every machine."""
+    """A CPU generator for one public purpose: equal (seed, labels), equal draws, on every
+    machine.
+    """
     return torch.Generator().manual_seed(int.from_bytes(_digest(seed, *labels)[:7], "big"))
 
 
 def check_cpu(generator: torch.Generator) -> None:
-    """Raise ValueError for a generator of another device, whose draws differ from those of the CPU."""
+    """Raise ValueError for a generator of another device, whose draws differ from those of the
+    CPU.
+    """
     if generator.device.type != "cpu":
-        raise ValueError(f"expected a generator of the CPU, whose draws are equal everywhere, got {generator.device}")
+        raise ValueError(
+            "expected a generator of the CPU, whose draws are equal everywhere, got "
+            f"{generator.device}"
+        )
 
 
 class SecretStream:
@@ -55,7 +65,9 @@ class SecretStream:
         self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def bernoulli(self, count: int, probability: float) -> Bool[Tensor, " count"]:
-        """Independent draws that are true with ``probability``, exact to 2^-53; 1 is always true."""
+        """Independent draws that are true with ``probability``, exact to 2^-53; 1 is always
+        true.
+        """
         # The mid-points (k + 1/2) / 2^52 are exact in float64 and are strictly inside (0, 1).
         uniform = ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
         return torch.from_numpy(uniform < probability)
@@ -66,7 +78,9 @@ class SecretStream:
         return np.frombuffer(self._cipher.update(bytes(size * count)), dtype=f"<u{size}")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a SecretStream cannot be pickled: secret generators never leave their process")
+        raise TypeError(
+            "a SecretStream cannot be pickled: secret generators never leave their process"
+        )
 
 
 def secret_stream() -> SecretStream:
@@ -81,10 +95,14 @@ def reproducible_stream(seed: int, *labels: str | int) -> SecretStream:
 
 @contextmanager
 def own_draws(device: str) -> Iterator[None]:
-    """Inside, seeds and draws of torch's, python's and numpy's own generators leave those outside as they were."""
+    """Inside, seeds and draws of torch's, python's and numpy's own generators leave those outside
+    as they were.
+    """
     state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=[] if device == "cpu" else [torch.cuda.current_device()]):
+        with torch.random.fork_rng(
+            devices=[] if device == "cpu" else [torch.cuda.current_device()]
+        ):
             yield
     finally:
         random.setstate(state)
@@ -92,10 +110,12 @@ def own_draws(device: str) -> Iterator[None]:
 
 
 def seed_draws(seed: int, device: str) -> None:
-    """Seed torch's own generators of the CPU and of the device, python's ``random`` and numpy's global generator.
+    """Seed torch's own generators of the CPU and of the device, python's ``random`` and numpy's
+    global generator.
 
-    A user's augmentation draws from one of them by place in the batch. Under a known seed another example would move
-    the draws of all after it; under a secret one they are independent of the other examples.
+    A user's augmentation draws from one of them by place in the batch. Under a known seed another
+    example would move the draws of all after it; under a secret one they are independent of the
+    other examples.
     """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -115,7 +135,8 @@ _TURN = threading.RLock()
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Inside, no other thread of this process builds a model, takes a private step or runs a federation.
+    """Inside, no other thread of this process builds a model, takes a private step or runs a
+    federation.
 
     Waits until the other thread is done, and says so in this package's log.
     """

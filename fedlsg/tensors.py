@@ -1,9 +1,10 @@
-"""What torch lacks and several packages need: batches by name, memory order, sums over examples, narrow products.
+"""What torch lacks and several packages need: batches by name, memory order, sums over examples,
+narrow products.
 
-A kernel (m, c, kh, kw) is the matrix (m, c * kh * kw) with its columns in *kernel order*: channel by
-channel, each with its taps. In torch.channels_last memory the same numbers lie tap by tap, each with its channels
-(*memory order* there), and reading them in kernel order would copy the weight. Products over all columns may take any
-order, and what is r wide is cheap to reorder.
+A kernel (m, c, kh, kw) is the matrix (m, c * kh * kw) with its columns in *kernel order*: channel
+by channel, each with its taps. In torch.channels_last memory the same numbers lie tap by tap, each
+with its channels (*memory order* there), and reading them in kernel order would copy the weight.
+Products over all columns may take any order, and what is r wide is cheap to reorder.
 """
 
 import ctypes
@@ -23,7 +24,11 @@ Fields = Tensor | Mapping[str, Tensor]
 
 def each(batch: Fields, change: Callable[[Tensor], Any]) -> Any:
     """Apply a change to the tensor, or to every tensor of a batch."""
-    return change(batch) if isinstance(batch, Tensor) else {name: change(t) for name, t in batch.items()}
+    return (
+        change(batch)
+        if isinstance(batch, Tensor)
+        else {name: change(t) for name, t in batch.items()}
+    )
 
 
 def fields_of(batch: Fields) -> dict[str, Tensor]:
@@ -37,7 +42,9 @@ def of_fields(fields: Mapping[str, Tensor]) -> Any:
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors, all of one type and place, on a device: by one copy, for which the host does not wait."""
+    """Tensors, all of one type and place, on a device: by one copy, for which the host does not
+    wait.
+    """
     if not tensors or device == tensors[0].device or device.type == tensors[0].device.type == "cpu":
         return list(tensors)
     flat = torch.cat([t.flatten() for t in tensors]) if len(tensors) > 1 else tensors[0].flatten()
@@ -53,17 +60,23 @@ def rows_of(batch: Fields, rows: Int[Tensor, " rows"]) -> Any:
 
 
 def spaced(count: int, most: int = 16) -> Int[Tensor, " places"]:
-    """Up to ``most`` of the numbers 0 to count - 1, ascending and evenly spaced, first and last among them."""
+    """Up to ``most`` of the numbers 0 to count - 1, ascending and evenly spaced, first and last
+    among them.
+    """
     return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).round().long()
 
 
 def taps_outside(W: Float[Tensor, "m *rest"]) -> bool:
     """Whether W is a kernel in channels_last memory."""
-    return W.ndim == 4 and not W.is_contiguous() and W.is_contiguous(memory_format=torch.channels_last)
+    return (
+        W.ndim == 4 and not W.is_contiguous() and W.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def matrix_in_memory_order(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
-    """W as a matrix with its columns in memory order: a view of a contiguous or channels_last W, else a copy."""
+    """W as a matrix with its columns in memory order: a view of a contiguous or channels_last W,
+    else a copy.
+    """
     return W.movedim(1, -1).flatten(1) if taps_outside(W) else W.flatten(1)
 
 
@@ -85,12 +98,15 @@ def sum_over_taps(columns: Float[Tensor, " n"], W: Float[Tensor, "m *rest"]) -> 
 
 
 def weighted_sum(
-    factors: Float[Tensor, " batch"], block: Float[Tensor, "batch *kept"], dtype: torch.dtype | None = None
+    factors: Float[Tensor, " batch"],
+    block: Float[Tensor, "batch *kept"],
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "*kept"]:
     """Sum over examples of factor times row, taken in ``dtype``: the factors' own unless given.
 
-    A block in another memory order is summed in that order, and the result keeps it.
-    A matrix product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin covers.
+    A block in another memory order is summed in that order, and the result keeps it. A matrix
+    product under TF32 or bfloat16 would round its inputs to fewer digits than the clip's margin
+    covers.
     """
     axes = None if block.is_contiguous() else axes_in_memory(block)
     rows = block if axes is None else block.permute(0, *axes)
@@ -100,7 +116,9 @@ def weighted_sum(
     if flat.dtype != factors.dtype:
         width = max(1, at_once(flat.device.type) // max(1, len(flat)))
         parts = (part.to(factors.dtype) for part in flat.split(width, dim=1))
-        total = torch.cat([factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts])
+        total = torch.cat(
+            [factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts]
+        )
     else:
         total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
     total = total.view(rows.shape[1:])
@@ -144,7 +162,9 @@ def at_once(device_type: str) -> int:
 
 
 def keeps_digits(device_type: str) -> bool:
-    """Whether torch forms products of float32 matrices from all of their digits: without TF32 or bfloat16."""
+    """Whether torch forms products of float32 matrices from all of their digits: without TF32 or
+    bfloat16.
+    """
     try:
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:  # it was set by torch's newer interface, for some backends only
@@ -153,9 +173,11 @@ def keeps_digits(device_type: str) -> bool:
 
 
 def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
-    """oneDNN's A X^T, for which torch has no public function; None if there is none for such tensors.
+    """oneDNN's A X^T, for which torch has no public function; None if there is none for such
+    tensors.
 
-    On CPUs that are not from Intel, MKL (torch's mm and bmm) uses narrow vectors only; oneDNN does not.
+    On CPUs that are not from Intel, MKL (torch's mm and bmm) uses narrow vectors only; oneDNN does
+    not.
     """
     if like.device.type != "cpu" or like.dtype != torch.float32:
         return None
@@ -165,14 +187,24 @@ def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
 
 @cache
 def mkl_uses_wide_vectors() -> bool:
-    """Whether MKL (torch's mm and bmm) uses all of the processor: one from Intel, as far as the system says."""
+    """Whether MKL (torch's mm and bmm) uses all of the processor: one from Intel, as far as the
+    system says.
+    """
     processor = Path("/proc/cpuinfo")
-    return torch.backends.mkl.is_available() and processor.exists() and "GenuineIntel" in processor.read_text()
+    return (
+        torch.backends.mkl.is_available()
+        and processor.exists()
+        and "GenuineIntel" in processor.read_text()
+    )
 
 
 def times_transposed(A: Float[Tensor, "r t"], X: Float[Tensor, "n t"]) -> Float[Tensor, "r n"]:
     """A X^T for few rows A, in half of mm's time where X is large and dense."""
-    product = linear_kernel(X) if X.numel() >= NARROW and X.is_contiguous() and A.dtype == X.dtype else None
+    product = (
+        linear_kernel(X)
+        if X.numel() >= NARROW and X.is_contiguous() and A.dtype == X.dtype
+        else None
+    )
     if product is None:
         return A @ X.mT
     return product(A.contiguous(), X, None, "none", [], "")
@@ -187,8 +219,8 @@ def batch_times_transposed(
 ) -> None:
     """``out`` becomes A_b X_b^T of every example, its rows in the order ``rows``.
 
-    Large ones by oneDNN where MKL is slow, up to 1.8 times as fast (on a CPU from Intel 0.4 to 0.9 times); its sizes
-    do not depend on the batch, so no new kernel is built.
+    Large ones by oneDNN where MKL is slow, up to 1.8 times as fast (on a CPU from Intel 0.4 to 0.9
+    times); its sizes do not depend on the batch, so no new kernel is built.
     """
     by_example = A[0].numel() * X.shape[1] >= WORTH_A_CALL and not mkl_uses_wide_vectors()
     product = linear_kernel(A) if by_example else None
@@ -204,9 +236,11 @@ KEPT_BYTES = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Keep up to 2 GB of freed memory at the top of the heap; whether the C library is glibc and took it.
+    """Keep up to 2 GB of freed memory at the top of the heap; whether the C library is glibc and
+    took it.
 
-    Costs memory: peaks of up to a fifth more (22 M parameters), and nothing is returned to the system between them.
+    Costs memory: peaks of up to a fifth more (22 M parameters), and nothing is returned to the
+    system between them.
     """
     if not sys.platform.startswith("linux"):
         return False

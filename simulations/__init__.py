@@ -1,1 +1,3 @@
-"""Simulated federations: Flower apps, workloads, engines, run directories, reports and the command line."""
+"""Simulated federations: Flower apps, workloads, engines, run directories, reports and the command
+line.
+"""

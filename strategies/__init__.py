@@ -2,10 +2,11 @@
 
     method = recipe("lsg", rank=4, sparsity=0.3, noise_multiplier=1.2)
 
-A recipe is one file of ``strategies.recipes`` with a function ``recipe(**settings) -> Method``. A new file there is a
-new method, and needs no registration. So is a function elsewhere: ``recipe("mine.py:recipe")``, one that ``give`` gave
-a name, or one that an installed package offers as an entry point in ``fedlsg.methods``. The keywords of the function
-are its settings: type, range and sentence of each are its annotation (``fedlsg.setting``), and every run accepts them.
+A recipe is one file of ``strategies.recipes`` with a function ``recipe(**settings) -> Method``. A
+new file there is a new method, and needs no registration. So is a function elsewhere:
+``recipe("mine.py:recipe")``, one that ``give`` gave a name, or one that an installed package offers
+as an entry point in ``fedlsg.methods``. The keywords of the function are its settings: type, range
+and sentence of each are its annotation (``fedlsg.setting``), and every run accepts them.
 """
 
 import sys
@@ -19,7 +20,7 @@ from typing import Any, Unpack
 from fedlsg import user_code
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import Declared, agreed, declared, suggestion
+from fedlsg.setting import Declared, agreed, declared, suggestion, summary_of
 from fedlsg.setting.choices import did_you_mean
 from fedlsg.training import ServerOptimizer
 from strategies import recipes
@@ -27,24 +28,36 @@ from strategies.settings_typed import MethodSettings
 
 GROUP = "fedlsg.methods"
 """The entry point group of packages that offer recipes."""
-ELSEWHERE = {"fedavg": "sgd", "fedsgd": "sgd", "dp-fedavg": "dpsgd", "dp-sgd": "dpsgd", "dpsgd-full": "dpsgd"}
+ELSEWHERE = {
+    "fedavg": "sgd",
+    "fedsgd": "sgd",
+    "dp-fedavg": "dpsgd",
+    "dp-sgd": "dpsgd",
+    "dpsgd-full": "dpsgd",
+}
 """Names that other frameworks have for a recipe."""
 _GIVEN: dict[str, Callable[..., Method]] = {}
 
 
 def names() -> tuple[str, ...]:
-    """Names of all recipes: files of ``strategies.recipes`` with a function ``recipe``, and what packages offer."""
+    """Names of all recipes: files of ``strategies.recipes`` with a function ``recipe``, and what
+    packages offer.
+    """
     return tuple(sorted({*_own(), *user_code.offered(GROUP)}))
 
 
 def give(name: str, build: Callable[..., Method]) -> None:
-    """Let this process find a recipe under a name. Raises ValueError for a function that is no recipe, or a taken name.
+    """Let this process find a recipe under a name. Raises ValueError for a function that is no
+    recipe, or a taken name.
 
-    A recipe is a function of keywords, among them ``mechanism`` and ``server``, that returns a ``Method``; the first
-    sentence of its docstring is its summary.
+    A recipe is a function of keywords, among them ``mechanism`` and ``server``, that returns a
+    ``Method``; the first sentence of its docstring is its summary.
     """
     if name in names():
-        raise ValueError(f"{name!r} is a method of fedlsg or of an installed package: give your recipe another name")
+        raise ValueError(
+            f"{name!r} is a method of fedlsg or of an installed package: give your recipe another "
+            "name"
+        )
     _check_recipe(name, build)
     before = _GIVEN.get(name)
     _GIVEN[name] = build
@@ -67,7 +80,10 @@ def given() -> Mapping[str, Callable[..., Method]]:
 
 
 def _check_recipe(name: str, build: Any) -> None:
-    fix = "a recipe is def recipe(*, mechanism, server) -> Method, with settings of its own as keywords"
+    fix = (
+        "a recipe is def recipe(*, mechanism, server) -> Method, with settings of its own as "
+        "keywords"
+    )
     if not callable(build):
         raise ValueError(f"method {name!r} is no function but {type(build).__name__}: {fix}")
     taken = signature(build).parameters
@@ -75,18 +91,25 @@ def _check_recipe(name: str, build: Any) -> None:
         raise ValueError(f"method {name!r} does not take {' and '.join(missing)}: {fix}")
     for key, parameter in taken.items():
         if parameter.kind not in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
-            raise ValueError(f"method {name!r} takes {parameter}, and settings have names of their own: {fix}")
+            raise ValueError(
+                f"method {name!r} takes {parameter}, and settings have names of their own: {fix}"
+            )
         if key not in ("mechanism", "server") and parameter.default is Parameter.empty:
-            raise ValueError(f"method {name!r}: {key} has no default; give it one, as in {key}: int = 4")
+            raise ValueError(
+                f"method {name!r}: {key} has no default; give it one, as in {key}: int = 4"
+            )
     if not getdoc(build):
-        raise ValueError(f"method {name!r} has no docstring: its first sentence is what a list of methods shows")
+        raise ValueError(
+            f"method {name!r} has no docstring: its first sentence is what a list of methods shows"
+        )
 
 
 def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
     """The method of a name with the given settings, everything else at the recipe's defaults.
 
-    Settings are those of the recipe itself (for instance ``rank``, ``sparsity``), of ``fedlsg.privacy.Mechanism``
-    (``mechanism`` stands for its ``kind``) and of ``fedlsg.training.ServerOptimizer``.
+    Settings are those of the recipe itself (for instance ``rank``, ``sparsity``), of
+    ``fedlsg.privacy.Mechanism`` (``mechanism`` stands for its ``kind``) and of
+    ``fedlsg.training.ServerOptimizer``.
     Raises ValueError for an unknown name or setting, with the nearest known one.
     """
     if not isinstance(name, str):
@@ -98,13 +121,16 @@ def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
             known = dict(sorted((own | mechanism | server).items()))
             del known["noise_share"], known["colluders"]  # follow from trust, nobody sets them here
             raise ValueError(
-                f"method {name!r} has no setting {key!r}{suggestion(key, known)}; it has {', '.join(known)}"
+                f"method {name!r} has no setting {key!r}{suggestion(key, known)}; it has "
+                f"{', '.join(known)}"
             )
         if key in own:
             own[key].check(value)
     protection = {k: v for k, v in said.items() if k in mechanism}
     parts: dict[str, Any] = {
-        "mechanism": Mechanism(kind=protection.pop("mechanism", default_mechanism(name)), **protection),
+        "mechanism": Mechanism(
+            kind=protection.pop("mechanism", default_mechanism(name)), **protection
+        ),
         "server": ServerOptimizer(**{k: v for k, v in said.items() if k in server}),
     }
     try:
@@ -118,14 +144,17 @@ def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
     for key, given in parts.items():
         if getattr(made, key) != given:
             raise ValueError(
-                f"method {name!r} does not keep the {key} that it is given, which the settings and the ledger are "
-                "about: return Method(name=..., mechanism=mechanism, server=server, ...)"
+                f"method {name!r} does not keep the {key} that it is given, which the settings and "
+                "the ledger are about: return Method(name=..., mechanism=mechanism, server=server, "
+                "...)"
             )
     return made
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for an unknown recipe, with the nearest known one; a reference to code is loaded."""
+    """Raise ValueError for an unknown recipe, with the nearest known one; a reference to code is
+    loaded.
+    """
     if user_code.is_reference(name) and name not in _GIVEN:
         give(name, user_code.load(name, "method"))
     if name not in _recipes():
@@ -158,13 +187,15 @@ def with_own(name: str, given: Mapping[str, Any]) -> Method:
 def recipe_settings() -> dict[str, Declared]:
     """Settings that only some recipes have, by name.
 
-    Raises ValueError where two recipes declare one name with different types or ranges, and for a name that the
-    mechanism or the server has.
+    Raises ValueError where two recipes declare one name with different types or ranges, and for a
+    name that the mechanism or the server has.
     """
     own, common = {method: declared_by(method) for method in _recipes()}, common_settings()
     for method, settings in own.items():
         for name in filter(common.__contains__, settings):
-            raise ValueError(f"method {method!r} declares {name!r}, which every method has: give it another name")
+            raise ValueError(
+                f"method {method!r} declares {name!r}, which every method has: give it another name"
+            )
     return agreed((f"method {method!r}", settings) for method, settings in own.items())
 
 
@@ -181,8 +212,7 @@ def takers_of(setting: str) -> tuple[str, ...]:
 def summary(name: str) -> str:
     """The first sentence of a recipe's file, or of its function where that is a user's own."""
     build = _build(name)
-    text = (sys.modules[build.__module__].__doc__ if name in _own() else getdoc(build)) or ""
-    return text.strip().partition("\n")[0]
+    return summary_of(sys.modules[build.__module__].__doc__ if name in _own() else getdoc(build))
 
 
 def _build(name: str) -> Callable[..., Method]:
@@ -205,7 +235,10 @@ def _offered() -> dict[str, Callable[..., Method]]:
     found = {}
     for name, point in user_code.offered(GROUP).items():
         if name in _own():
-            raise ValueError(f"{point.value} is offered as method {name!r}, which fedlsg has: give it another name")
+            raise ValueError(
+                f"{point.value} is offered as method {name!r}, which fedlsg has: give it another "
+                "name"
+            )
         found[name] = user_code.imported(point)
         _check_recipe(name, found[name])
     return found
@@ -213,7 +246,9 @@ def _offered() -> dict[str, Callable[..., Method]]:
 
 @cache
 def _recipes_in(folders: tuple[str, ...]) -> dict[str, Callable[..., Method]]:
-    """A file that defines no function ``recipe`` of its own is a helper of other recipes, and no method."""
+    """A file that defines no function ``recipe`` of its own is a helper of other recipes, and no
+    method.
+    """
     found: dict[str, Callable[..., Method]] = {}
     for file in iter_modules(folders):
         name = f"{recipes.__name__}.{file.name}"
@@ -225,6 +260,18 @@ def _recipes_in(folders: tuple[str, ...]) -> dict[str, Callable[..., Method]]:
 
 
 __all__ = [
-    "check_name", "common_settings", "declared_by", "default_mechanism", "forget", "give", "given", "names",
-    "own_settings", "recipe", "recipe_settings", "summary", "takers_of", "with_own",
-]  # fmt: skip
+    "check_name",
+    "common_settings",
+    "declared_by",
+    "default_mechanism",
+    "forget",
+    "give",
+    "given",
+    "names",
+    "own_settings",
+    "recipe",
+    "recipe_settings",
+    "summary",
+    "takers_of",
+    "with_own",
+]

@@ -1,12 +1,15 @@
-"""One private training step after another in a user's own loop: DP-SGD in any of the methods, without a federation.
+"""One private training step after another in a user's own loop: DP-SGD in any of the methods,
+without a federation.
 
     step = PrivateStep(model, nn.CrossEntropyLoss(), num_examples=len(train), method="lsg", rank=8,
-                       sample_rate=256 / len(train), steps=1000, epsilon=3.0, delta=1e-5, learning_rate=0.5)
+                       sample_rate=256 / len(train), steps=1000, epsilon=3.0, delta=1e-5,
+                       learning_rate=0.5)
     batches = step.batches(train)
     for _ in range(step.steps):
         step.step(batches)
 
-It is a federation of one client with one local step: the same frames, clip, noise, Eq. 3 and ledger.
+It is a federation of one client with one local step: the same frames, clip, noise, Eq. 3 and
+ledger.
 """
 
 import os
@@ -38,54 +41,95 @@ from strategies.own_loop.account import WAY, Account, Spending, check_spending, 
 from strategies.own_loop.examples import check_start
 from strategies.own_loop.release import Rehearsals, Release, Watcher
 from strategies.own_loop.row_checks import check_rows
-from strategies.own_loop.user_inputs import Data, Optimizers, Stored, Together, batches_of, guarded, of_function
+from strategies.own_loop.user_inputs import (
+    Data,
+    Optimizers,
+    Stored,
+    Together,
+    batches_of,
+    guarded,
+    of_function,
+)
 from strategies.settings_typed import StepSettings
-from strategies.step_method import AUTO, is_regression, method_of, planned_steps, public_terms, state_of
+from strategies.step_method import (
+    AUTO,
+    is_regression,
+    method_of,
+    planned_steps,
+    public_terms,
+    state_of,
+)
 
 
 class PrivateStep:
-    """Private training steps of ``model`` on one data set: Poisson batch, clip, noise, ledger, optimizer.
+    """Private training steps of ``model`` on one data set: Poisson batch, clip, noise, ledger,
+    optimizer.
 
     Arguments
-        model            trained in place; a method with LoRA inserts its adapters, others may freeze parameters
-        loss             ``loss(outputs, targets)``, torch's in its usual form or one loss an example (B,)
+        model            trained in place; a method with LoRA inserts its adapters, others may
+                         freeze parameters
+        loss             ``loss(outputs, targets)``, torch's in its usual form or one loss an
+                         example (B,)
         num_examples     N, the size of the data set: public and fixed
-        method           name of a recipe, or a recipe, whose settings are further keywords (``rank=8``), or a Method;
+        method           name of a recipe, or a recipe, whose settings are further keywords
+                         (``rank=8``), or a Method;
                          by default dense "dpsgd", or "lsg" where settings of it are given
-        sample_rate      q in (0, 1]: every example joins every batch with this probability; q N is the mean batch
+        sample_rate      q in (0, 1]: every example joins every batch with this probability; q N is
+                         the mean batch
         steps            T: the noise for ``epsilon`` and all schedules are those of so many steps
-        epochs           q T, where one of the two is not given; default 20 (``fedlsg.training.auto``)
-        epsilon, delta   the privacy budget; ``noise_multiplier`` (noise deviation over ``clip_norm``) fixes the noise,
+        epochs           q T, where one of the two is not given; default 20
+                         (``fedlsg.training.auto``)
+        epsilon, delta   the privacy budget; ``noise_multiplier`` (noise deviation over
+                         ``clip_norm``) fixes the noise,
                          and an epsilon that is given as well stays a budget
-        learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are keywords, too.
-                         By default ("auto") Adam at the rates of ``fedlsg.training.auto``, which need no tuning; the
-                         average of the weights, which is better than the last ones, is in ``evaluated()``
-        optimizer        a torch optimizer over the model's parameters, or a function from the list of parameters that
-                         are trained to one: it gets Eq. 3 of the noisy sum, divided by q N, in ``.grad``, which stays
-                         there after the step; its learning rate is its owner's to schedule. Or a name
+        learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are
+                         keywords, too.
+                         By default ("auto") Adam at the rates of ``fedlsg.training.auto``, which
+                             need no tuning; the
+                         average of the weights, which is better than the last ones, is in
+                             ``evaluated()``
+        optimizer        a torch optimizer over the model's parameters, or a function from the list
+                         of parameters that
+                         are trained to one: it gets Eq. 3 of the noisy sum, divided by q N, in
+                             ``.grad``, which stays
+                         there after the step; its learning rate is its owner's to schedule. Or a
+                             name
                          that the setting ``optimizer`` takes, such as "adam" or "AdamW"
-        ledger           path of an append-only file: one for each data set, for all runs on it. Without a path the
-                         ledger is a temporary file that ends with this object, so resuming elsewhere needs a path
-        fresh_data       your word that the data are others than those behind the weights that ``model`` starts from: by
-                         default, weights that a private step has trained are refused without its ledger
-        example          (inputs, targets), two or more public rows, to check that the model does not mix examples; in
-                         addition to made-up rows of these shapes and types, or of those of the first two of the data
-        probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs, targets); it draws
+        ledger           path of an append-only file: one for each data set, for all runs on it.
+                         Without a path the
+                         ledger is a temporary file that ends with this object, so resuming
+                             elsewhere needs a path
+        fresh_data       your word that the data are others than those behind the weights that
+                         ``model`` starts from: by
+                         default, weights that a private step has trained are refused without its
+                             ledger
+        example          (inputs, targets), two or more public rows, to check that the model does
+                         not mix examples; in
+                         addition to made-up rows of these shapes and types, or of those of the
+                             first two of the data
+        probe            ``probe(count, generator)``: public inputs for probe carriers, or (inputs,
+                         targets); it draws
                          from the generator alone, and never reads private data
-        classifier       path of the head, whose last Linear stays dense; by default the model's last Linear
-        seed             the public seed of carriers, masks and adapters; batches and noise are secret
-        isolation        how passes run the model: "isolated", "rows" or "checked" (``docs/privacy.md``); by default
-                         ("auto") library code is checked and your own isolated. The property says which it is
+        classifier       path of the head, whose last Linear stays dense; by default the model's
+                         last Linear
+        seed             the public seed of carriers, masks and adapters; batches and noise are
+                         secret
+        isolation        how passes run the model: "isolated", "rows" or "checked"
+                         (``docs/privacy.md``); by default
+                         ("auto") library code is checked and your own isolated. The property says
+                             which it is
         microbatch_size  rows of one pass; precision "bfloat16" runs forward under autocast
         reproducible     a test mode: batches and noise follow from ``seed``, and epsilon() is inf
 
-    Guarantees. A step is on disk in the ledger before its batch is drawn, and stays charged if it fails later. A step
-    that would pass ``epsilon`` is refused before. What the model becomes is private by that ledger alone: keys of noise
-    are new in every step, and are kept nowhere. The divisor is q N, never the size of a batch; an empty batch is a
-    step. Unit of privacy: one example, add/remove.
+    Guarantees. A step is on disk in the ledger before its batch is drawn, and stays charged if it
+    fails later. A step that would pass ``epsilon`` is refused before. What the model becomes is
+    private by that ledger alone: keys of noise are new in every step, and are kept nowhere. The
+    divisor is q N, never the size of a batch; an empty batch is a step. Unit of privacy: one
+    example, add/remove.
     Not covered: what the batch function or the user's own code releases, such as a training loss.
-    Raises ValueError for settings that do not fit, UnsupportedLayerError (a ValueError) for a model without private
-    per-example gradients, LedgerError for a damaged ledger, BudgetError where the ledger has spent the epsilon.
+    Raises ValueError for settings that do not fit, UnsupportedLayerError (a ValueError) for a model
+    without private per-example gradients, LedgerError for a damaged ledger, BudgetError where the
+    ledger has spent the epsilon.
     """
 
     @alone()
@@ -117,40 +161,72 @@ class PrivateStep:
         **settings: Unpack[StepSettings],
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ValueError(f"expected a model, an nn.Module, got {type(model).__name__}: build it first")
+            raise ValueError(
+                f"expected a model, an nn.Module, got {type(model).__name__}: build it first"
+            )
         check_initialized(model)
         rate, planned = planned_steps(sample_rate, steps, epochs)
         self.given = dict(settings)
         self.model, self._loss = model, per_example_loss(loss, model)
         self.method = method_of(
-            method, {**settings}, learning_rate, optimizer, model=model, steps=planned,
+            method,
+            {**settings},
+            learning_rate,
+            optimizer,
+            model=model,
+            steps=planned,
             regression=is_regression(self._loss),
-        )  # fmt: skip
+        )
         if self.method.personal:
-            raise ValueError(f"personal={self.method.personal!r} needs clients: one loop has one model, leave it out")
+            raise ValueError(
+                f"personal={self.method.personal!r} needs clients: one loop has one model, leave "
+                "it out"
+            )
         self._spending = Spending(
-            num_examples=num_examples, sample_rate=rate, steps=planned, epsilon=epsilon,
-            noise_multiplier=noise_multiplier, delta=delta,
-        )  # fmt: skip
+            num_examples=num_examples,
+            sample_rate=rate,
+            steps=planned,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+        )
         check_spending(self.method, self._spending)
         local = LocalTraining(
-            sample_rate=rate, expected_batch=rate * num_examples, microbatch_size=microbatch_size,
-            precision=Precision(precision=precision), isolation=self._first_level(isolation),
-        )  # fmt: skip
+            sample_rate=rate,
+            expected_batch=rate * num_examples,
+            microbatch_size=microbatch_size,
+            precision=Precision(precision=precision),
+            isolation=self._first_level(isolation),
+        )
         self._account = Account(
-            ledger, num_examples=num_examples, delta=delta, fresh_data=fresh_data,
+            ledger,
+            num_examples=num_examples,
+            delta=delta,
+            fresh_data=fresh_data,
             private=self.method.mechanism.private and not reproducible,
-        )  # fmt: skip
+        )
         self._account.writer.check(model, WAY)
         check_start(model, self.method, example)
         self._state = state_of(
-            model, self.method, Schedule(rounds=planned, sample_rate=rate), divisor=local.expected_batch, seed=seed,
-            classifier=classifier, probe=probe, loss=self._loss, example=example, optimizer=optimizer,
-        )  # fmt: skip
+            model,
+            self.method,
+            Schedule(rounds=planned, sample_rate=rate),
+            divisor=local.expected_batch,
+            seed=seed,
+            classifier=classifier,
+            probe=probe,
+            loss=self._loss,
+            example=example,
+            optimizer=optimizer,
+        )
         self._rounds = Release(
-            state=self._state, loss=self._loss, local=local, account=self._account, spending=self._spending,
+            state=self._state,
+            loss=self._loss,
+            local=local,
+            account=self._account,
+            spending=self._spending,
             reproducible=reproducible,
-        )  # fmt: skip
+        )
         self._account.writer.begin(trainable(model), NOTED)
         self._rows: Stored | OneByOne | Together | None = None
         self._read: object = None
@@ -158,7 +234,9 @@ class PrivateStep:
         if example is not None:
             self._rehearsals.check()
         if not self._account.ledger.entries:
-            _ = self._terms  # an epsilon that no noise reaches is refused at once; a resumed run has its noise already
+            # an epsilon that no noise reaches is refused at once; a resumed run has its noise
+            # already
+            _ = self._terms
 
     @property
     def num_examples(self) -> int:
@@ -167,7 +245,9 @@ class PrivateStep:
 
     @property
     def lasting(self) -> bool:
-        """Whether the ledger is a file of the user's, which remembers what was spent when this object ends."""
+        """Whether the ledger is a file of the user's, which remembers what was spent when this
+        object ends.
+        """
         return self._account.lasting
 
     @property
@@ -176,14 +256,18 @@ class PrivateStep:
         return self._spending.sample_rate
 
     def _first_level(self, wanted: Wanted) -> Isolation:
-        """The level until model and loss are tried on rows of the data's form, before the first step."""
+        """The level until model and loss are tried on rows of the data's form, before the first
+        step.
+        """
         if wanted == "auto" and not self.method.mechanism.clips:
             return CHECKED
         return resolve(self.model, self._loss, wanted, lambda: "isolated")
 
     @property
     def isolation(self) -> Isolation:
-        """The level at which passes run the model; before the first step ``isolated`` for own code of any kind."""
+        """The level at which passes run the model; before the first step ``isolated`` for own code
+        of any kind.
+        """
         return self._rounds.local.isolation
 
     @property
@@ -208,14 +292,20 @@ class PrivateStep:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise deviation over ``clip_norm``, as given or calibrated; 0 under a mechanism without noise."""
+        """Noise deviation over ``clip_norm``, as given or calibrated; 0 under a mechanism without
+        noise.
+        """
         return self._terms.noise_multiplier
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The own optimizer, for schedulers. Raises AttributeError without one: the method schedules its own."""
+        """The own optimizer, for schedulers. Raises AttributeError without one: the method
+        schedules its own.
+        """
         if self._state.scheduler is not None:
-            raise AttributeError("no own optimizer: give optimizer=..., or the setting schedule='cosine' or 'linear'")
+            raise AttributeError(
+                "no own optimizer: give optimizer=..., or the setting schedule='cosine' or 'linear'"
+            )
         return self._state.optimizer
 
     def batches(
@@ -228,30 +318,38 @@ class PrivateStep:
         mask: str | None = None,
         batched: bool = False,
     ) -> Batch:
-        """The batch function of a map-style torch Dataset of (inputs, targets), or of a pair of tensors or arrays.
+        """The batch function of a map-style torch Dataset of (inputs, targets), or of a pair of
+        tensors or arrays.
 
-        Inputs may be a dict of tensors by keyword; they come on the model's device. A batch is a Poisson sample, so no
-        DataLoader is involved. fedlsg moves rows of tensors itself, which is the fastest. A row of a Dataset, or of a
-        function of positions, is made alone, for one position (1,); its random draws are secret and its own. Rows may
-        differ in length: those of one shape share a pass.
-        pad          a number, or one by the name of an input: inputs grow at the end of their first dimension to the
-                     next of the public ``lengths``, by default powers of two from 8 on. Fewer shapes make fewer passes
+        Inputs may be a dict of tensors by keyword; they come on the model's device. A batch is a
+        Poisson sample, so no DataLoader is involved. fedlsg moves rows of tensors itself, which is
+        the fastest. A row of a Dataset, or of a function of positions, is made alone, for one
+        position (1,); its random draws are secret and its own. Rows may differ in length: those of
+        one shape share a pass.
+        pad          a number, or one by the name of an input: inputs grow at the end of their first
+                     dimension to the next of the public ``lengths``, by default powers of two from
+                     8 on. Fewer shapes make fewer passes
         pad_targets  the same for targets, such as -100
         mask         the name of an input that is added: 1 for what was there, 0 for padding
-        batched      call a function of positions once for many: your word that it makes each row from its own example.
-                     It is compared with rows alone before the first charge
-        Raises ValueError for a data set without a length, or of another length than ``num_examples``, or with a row
-        that comes more than once (Subset and ConcatDataset are looked through); and, naming the row of a pair, for
-        inputs that are not finite, targets that the loss cannot take, integers beyond a table.
+        batched      call a function of positions once for many: your word that it makes each row
+                     from its own example. It is compared with rows alone before the first charge
+        Raises ValueError for a data set without a length, or of another length than
+        ``num_examples``, or with a row that comes more than once (Subset and ConcatDataset are
+        looked through); and, naming the row of a pair, for inputs that are not finite, targets that
+        the loss cannot take, integers beyond a table.
         """
         padding = None
         if pad is not None or pad_targets is not None or lengths or mask is not None:
             padding = Padding(inputs=pad, targets=pad_targets, lengths=tuple(lengths), mask=mask)
         made = batches_of(
-            data, num_examples=self._spending.num_examples, device=self._rounds.device,
-            dtype=widest(trainable(self.model).values()), padding=padding, batched=batched,
+            data,
+            num_examples=self._spending.num_examples,
+            device=self._rounds.device,
+            dtype=widest(trainable(self.model).values()),
+            padding=padding,
+            batched=batched,
             check=partial(check_rows, self.model, self._loss),
-        )  # fmt: skip
+        )
         self._account.spends.read(places_of(data), callers=2)
         return made
 
@@ -259,14 +357,15 @@ class PrivateStep:
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
         """One private step: charge the ledger, draw the batch, clip, add noise, step the optimizer.
 
-        ``batch``: what ``batches`` gives, or a function: int64 positions (1,) on the CPU -> (inputs, targets) with one
-        row; it is called for one position at a time. ``groups``: positions that may share a pass, where examples have
-        several padded shapes; rows of one shape are found without it.
-        With DP-SNIP, the first step prunes before it, in a pass over all examples that is charged as well.
-        Model and loss are checked and rehearsed before the charge: in the first step, and in each one before which they
-        changed (a layer, a hook, a forward, a mode, an attribute: ``fedlsg.gradients.fingerprint``).
-        Raises BudgetError if the step would pass epsilon, ValueError for what the check refuses and for trainable
-        parameters that are not those of the start: nothing was charged or drawn.
+        ``batch``: what ``batches`` gives, or a function: int64 positions (1,) on the CPU ->
+        (inputs, targets) with one row; it is called for one position at a time. ``groups``:
+        positions that may share a pass, where examples have several padded shapes; rows of one
+        shape are found without it. With DP-SNIP, the first step prunes before it, in a pass over
+        all examples that is charged as well. Model and loss are checked and rehearsed before the
+        charge: in the first step, and in each one before which they changed (a layer, a hook, a
+        forward, a mode, an attribute: ``fedlsg.gradients.fingerprint``).
+        Raises BudgetError if the step would pass epsilon, ValueError for what the check refuses and
+        for trainable parameters that are not those of the start: nothing was charged or drawn.
         """
         self._account.writer.check(self.model, WAY)
         rows = self._rows = self._made_by(batch)
@@ -300,23 +399,31 @@ class PrivateStep:
 
     @property
     def batched(self) -> bool:
-        """Whether the last step had its rows from a function of many positions, by the word ``batched=True``."""
+        """Whether the last step had its rows from a function of many positions, by the word
+        ``batched=True``.
+        """
         return isinstance(self._rows, Together)
 
     def watch(self, note: Watcher) -> None:
-        """Call ``note(plan, rows, values)`` before the model moves: what leaves, of SECRET rows; pruning is a phase."""
+        """Call ``note(plan, rows, values)`` before the model moves: what leaves, of SECRET rows;
+        pruning is a phase.
+        """
         self._rounds.watchers.append(note)
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon spent, from the ledger alone: of all its entries, those of earlier runs on the same file included.
+        """Epsilon spent, from the ledger alone: of all its entries, those of earlier runs on the
+        same file included.
 
-        At the ``delta`` of the run unless another is given. ``math.inf`` if an entry has no noise that counts.
+        At the ``delta`` of the run unless another is given. ``math.inf`` if an entry has no noise
+        that counts.
         """
         return self._account.epsilon(self._spending.delta if delta is None else delta)
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """Inside, the model has the moving average of its weights, under the setting ``ema``; else it is as it is."""
+        """Inside, the model has the moving average of its weights, under the setting ``ema``; else
+        it is as it is.
+        """
         try:
             with self._state.evaluated() as model:
                 self._note()
@@ -325,25 +432,35 @@ class PrivateStep:
             self._note()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise, ledger position.
+        """What a resumed run needs next to ``model.state_dict()``: counters, optimizer, W_0, noise,
+        ledger position.
 
-        Plain values and tensors, nothing secret. To resume: make the model and this object as at the start, with the
-        same ``ledger``, then load the model's state and this one.
+        Plain values and tensors, nothing secret. To resume: make the model and this object as at
+        the start, with the same ``ledger``, then load the model's state and this one.
         """
         server = self._state.state_dict()
         del server["model"]
         terms: ClientTerms | None = vars(self).get("_terms")
         noise = None if terms is None else [terms.noise_multiplier, terms.prune_noise_multiplier]
-        return {"server": server, "ledger": self._account.state_dict(), "noise": noise, "terms": self._public_terms}
+        return {
+            "server": server,
+            "ledger": self._account.state_dict(),
+            "noise": noise,
+            "terms": self._public_terms,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict``. The model's own state is loaded by its owner.
 
-        Raises ValueError for a state of other terms, LedgerError for a ledger without the entries that the state saw.
+        Raises ValueError for a state of other terms, LedgerError for a ledger without the entries
+        that the state saw.
         """
         for name, value in self._public_terms.items():
             if state["terms"][name] != value:
-                raise ValueError(f"the state was made with {name}={state['terms'][name]}, this object has {value}")
+                raise ValueError(
+                    f"the state was made with {name}={state['terms'][name]}, this object has "
+                    f"{value}"
+                )
         self._account.load_state_dict(state["ledger"])
         self._state.load_state_dict({**state["server"], "model": self._state.public.parameters})
         if state["noise"] is not None:
@@ -354,7 +471,9 @@ class PrivateStep:
     def _terms(self) -> ClientTerms:
         parameters, carried = trainable(self.model), self._state.public.carried
         blocks = len(parameters) + len(carried) * (len(self.method.carrier.parts) - 1)
-        return terms_of(self.method, self._spending, blocks=blocks, spent=self._account.ledger.events())
+        return terms_of(
+            self.method, self._spending, blocks=blocks, spent=self._account.ledger.events()
+        )
 
     @property
     def _public_terms(self) -> dict[str, Any]:

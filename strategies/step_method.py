@@ -1,4 +1,6 @@
-"""What ``PrivateStep`` starts from: method, steps, sample rate, optimizer and rates, where its user does not say."""
+"""What ``PrivateStep`` starts from: method, steps, sample rate, optimizer and rates, where its user
+does not say.
+"""
 
 import re
 from collections.abc import Callable
@@ -26,7 +28,16 @@ from strategies.own_loop.user_inputs import Optimizers, make_own
 
 AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"
-OF_NUMBERS = ("MSELoss", "mse_loss", "L1Loss", "l1_loss", "SmoothL1Loss", "smooth_l1_loss", "HuberLoss", "huber_loss")
+OF_NUMBERS = (
+    "MSELoss",
+    "mse_loss",
+    "L1Loss",
+    "l1_loss",
+    "SmoothL1Loss",
+    "smooth_l1_loss",
+    "HuberLoss",
+    "huber_loss",
+)
 """Losses of torch for regression."""
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
 """What differs between processes in the text of a method with functions of the user."""
@@ -34,7 +45,9 @@ KEPT = ("estimator", "sparsify_update", "ema")
 """Settings of the server that an own optimizer leaves in place."""
 
 
-def planned_steps(sample_rate: float | None, steps: int | None, epochs: float | None) -> tuple[float, int]:
+def planned_steps(
+    sample_rate: float | None, steps: int | None, epochs: float | None
+) -> tuple[float, int]:
     """q and T, from the number of epochs where one or both are missing.
 
     Raises ValueError for epochs next to both, or out of range.
@@ -42,13 +55,17 @@ def planned_steps(sample_rate: float | None, steps: int | None, epochs: float | 
     given = {"sample_rate": sample_rate, "steps": steps, "epochs": epochs}
     check_real(**{name: value for name, value in given.items() if value is not None})
     if epochs is not None and (None not in (sample_rate, steps) or not 0 < epochs < float("inf")):
-        raise ValueError(f"{epochs=}: expected a number above 0, and at most one of sample_rate and steps next to it")
+        raise ValueError(
+            f"{epochs=}: expected a number above 0, and at most one of sample_rate and steps next "
+            "to it"
+        )
     wanted = EPOCHS if epochs is None else epochs
     if steps is None:
         if sample_rate is None:
             steps, sample_rate = auto_schedule(wanted)
         else:
-            steps = auto_rounds(wanted, sample_rate) if 0 < sample_rate <= 1 else 1  # a wrong rate is refused later
+            # a wrong rate is refused later
+            steps = auto_rounds(wanted, sample_rate) if 0 < sample_rate <= 1 else 1
     elif sample_rate is None:
         sample_rate = min(1.0, wanted / steps) if steps >= 1 else 1.0
     return sample_rate, steps
@@ -78,12 +95,15 @@ def method_of(
         if own:
             raise ValueError(f"{', '.join(own)}: your own optimizer has its own; give them to it")
     if not (isinstance(method, Method | str) or callable(method)):
-        raise ValueError(f"method={type(method).__name__}: expected the name of a recipe, or a fedlsg.Method")
+        raise ValueError(
+            f"method={type(method).__name__}: expected the name of a recipe, or a fedlsg.Method"
+        )
     if isinstance(method, Method):
         settings = settings | ({} if learning_rate is None else {"learning_rate": learning_rate})
         if settings:
             raise ValueError(
-                f"{', '.join(settings)}: a Method has its settings already; give the name of a recipe instead"
+                f"{', '.join(settings)}: a Method has its settings already; give the name of a "
+                "recipe instead"
             )
         return method
     name = _name(method, settings)
@@ -105,9 +125,16 @@ def _name(method: str | Callable[..., Method], settings: dict[str, Any]) -> str:
 
 
 def _with_rule(
-    name: str, settings: dict[str, Any], learning_rate: float | str | None, steps: int, size: float, regression: bool
+    name: str,
+    settings: dict[str, Any],
+    learning_rate: float | str | None,
+    steps: int,
+    size: float,
+    regression: bool,
 ) -> dict[str, Any]:
-    """The settings with a learning rate: the given one, or the rule's with its optimizer and average."""
+    """The settings with a learning rate: the given one, or the rule's with its optimizer and
+    average.
+    """
     if learning_rate not in (None, AUTO):
         return settings | {"learning_rate": learning_rate}
     optimizer = str(settings.get("optimizer", "adam")).lower()
@@ -138,18 +165,29 @@ def state_of(
         raise ValueError(f"expected a seed from 0 to 2**63 - 1, a whole number, got {seed=!r}")
     prepare_model(model, method.carrier, classifier=classifier, seed=seed)
     source = None if probe is None else own_source(probe, model, loss)
-    public = PublicState.start(model, method, schedule, seed=seed, classifier=classifier, source=source)
+    public = PublicState.start(
+        model, method, schedule, seed=seed, classifier=classifier, source=source
+    )
     public.check_repeatable()
     return ServerState(
-        public, divisor=divisor, probe=None if example is None else each(example[0], lambda t: t[:1]),
-        optimizer=None if optimizer is None or isinstance(optimizer, str) else make_own(optimizer, model),
-    )  # fmt: skip
+        public,
+        divisor=divisor,
+        probe=None if example is None else each(example[0], lambda t: t[:1]),
+        optimizer=None
+        if optimizer is None or isinstance(optimizer, str)
+        else make_own(optimizer, model),
+    )
 
 
 def public_terms(spending: Spending, state: ServerState, method: Method) -> dict[str, Any]:
     """What a saved state and the object that loads it must have in common."""
     own = "" if state.scheduler is not None else type(state.optimizer).__name__
     return {
-        "num_examples": spending.num_examples, "sample_rate": spending.sample_rate, "steps": spending.steps,
-        "delta": spending.delta, "seed": state.seed, "optimizer": own, "method": ADDRESS.sub("", repr(method)),
-    }  # fmt: skip
+        "num_examples": spending.num_examples,
+        "sample_rate": spending.sample_rate,
+        "steps": spending.steps,
+        "delta": spending.delta,
+        "seed": state.seed,
+        "optimizer": own,
+        "method": ADDRESS.sub("", repr(method)),
+    }

@@ -34,48 +34,65 @@ EMPTY_ROUNDS_ALLOWED = 3
 
 
 class BudgetSpentError(RuntimeError):
-    """No client can train again within its privacy budget: a regular end of a run, before its last round."""
+    """No client can train again within its privacy budget: a regular end of a run, before its last
+    round.
+    """
 
 
 class DivergedError(RuntimeError):
-    """Weights, optimizer state or loss are not finite; the text names the round and which of them."""
+    """Weights, optimizer state or loss are not finite; the text names the round and which of
+    them.
+    """
 
 
 class Patience:
-    """Counts rounds and attempts in a row without an update. Of ``clients``, one alone does not end a run."""
+    """Counts rounds and attempts in a row without an update. Of ``clients``, one alone does not end
+    a run.
+    """
 
     def __init__(self, clients: int = 1) -> None:
         self.empty, self.clients, self.failed = 0, clients, set[int]()
 
     def count(self, report: RoundReport, *, updated: bool) -> None:
-        """Raises BudgetSpentError where every client refuses to pass its budget, RuntimeError after three in a row."""
+        """Raises BudgetSpentError where every client refuses to pass its budget, RuntimeError after
+        three in a row.
+        """
         self.empty = 0 if updated else self.empty + 1
         self.failed = set() if updated else self.failed | set(report.asked)
         if self.clients > 1 and len(self.failed) == 1:
             return
         if report.budget_spent:
-            raise BudgetSpentError(f"the privacy budget of every client was spent before round {report.round}")
+            raise BudgetSpentError(
+                f"the privacy budget of every client was spent before round {report.round}"
+            )
         if self.empty < EMPTY_ROUNDS_ALLOWED:
             return
         if report.only_refusals:
-            raise BudgetSpentError(f"no client was left with privacy budget in round {report.round}: {report.counts}")
+            raise BudgetSpentError(
+                f"no client was left with privacy budget in round {report.round}: {report.counts}"
+            )
         why = [f"client {report.reasons}"] if report.reasons else []
         why += [report.counts] if report.dropped or report.late or not why else []
-        raise RuntimeError(f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: {'; '.join(why)}")
+        raise RuntimeError(
+            f"no valid update in {EMPTY_ROUNDS_ALLOWED} rounds in a row: {'; '.join(why)}"
+        )
 
 
 class FedLSG(Strategy):
     """Federated training in low-rank sparse coordinates, for every recipe of this package.
 
-    Clients are sampled by partition with the public generator. A client that fails, or whose payload does not pass
-    ``fedlsg.payload.unpack``, is named in the log and in the report, and the round continues without it; the divisor
-    does not change. ``on_round`` is called after every round, when the state already holds its result. If pruning
-    reads the data, a pruning round of all clients comes first, and ``on_pruned`` is called after it, also if it
-    failed: the state then still awaits pruning. A round without any reply is repeated if workers died in it.
-    ``measured`` gives what Flower shows of a round after ``on_round``.
-    ``clock``: of a simulated federation, in which clients are away, leave or are late; without it nobody is.
-    Raises BudgetSpentError when every selected client refuses to pass its budget, RuntimeError after three rounds or
-    attempts in a row without a valid update, and, before ``on_round``, DivergedError for an update that is not finite.
+    Clients are sampled by partition with the public generator. A client that fails, or whose
+    payload does not pass ``fedlsg.payload.unpack``, is named in the log and in the report, and the
+    round continues without it; the divisor does not change. ``on_round`` is called after every
+    round, when the state already holds its result. If pruning reads the data, a pruning round of
+    all clients comes first, and ``on_pruned`` is called after it, also if it failed: the state then
+    still awaits pruning. A round without any reply is repeated if workers died in it. ``measured``
+    gives what Flower shows of a round after ``on_round``.
+    ``clock``: of a simulated federation, in which clients are away, leave or are late; without it
+    nobody is.
+    Raises BudgetSpentError when every selected client refuses to pass its budget, RuntimeError
+    after three rounds or attempts in a row without a valid update, and, before ``on_round``,
+    DivergedError for an update that is not finite.
     """
 
     def __init__(
@@ -95,7 +112,9 @@ class FedLSG(Strategy):
             clients = len(settings.terms)
             most = settings.clients_per_round if settings.server_noise is None else clients
             clock = SimulatedClock(Participation(clients=clients, per_round=most, seed=state.seed))
-        self.exchange = _exchange_of(settings)(Expectations(state=state, settings=settings), self.downlink, clock)
+        self.exchange = _exchange_of(settings)(
+            Expectations(state=state, settings=settings), self.downlink, clock
+        )
         self._patience = Patience(len(settings.terms))
         self._sent = time.monotonic()
 
@@ -119,13 +138,17 @@ class FedLSG(Strategy):
         try:
             selected = self.exchange.select(plan)
         except BudgetError as error:
-            raise BudgetSpentError(f"the privacy budget was spent before round {plan.round}") from error
+            raise BudgetSpentError(
+                f"the privacy budget was spent before round {plan.round}"
+            ) from error
         messages = self.exchange.begin(plan, selected)
         self._sent = time.monotonic()
         return messages
 
     def _prune(self) -> None:
-        """Noisy saliencies of every client. Clients without a valid reply are left out, down to min_survivors."""
+        """Noisy saliencies of every client. Clients without a valid reply are left out, down to
+        min_survivors.
+        """
         terms, least = self.settings.terms, self.settings.min_survivors
         plan = self.state.plan(self.settings.local, self.settings.sums)
         received = self.exchange.run(plan, range(len(terms)))
@@ -135,8 +158,8 @@ class FedLSG(Strategy):
         self.on_pruned(report)
         if self.state.awaits_pruning:
             why = (
-                f"expected at least {least} clients in the pruning round, {len(received.clients)} replied: "
-                f"client {report.reasons}"
+                f"expected at least {least} clients in the pruning round, {len(received.clients)} "
+                f"replied: client {report.reasons}"
             )
             raise BudgetSpentError(why) if report.budget_spent else RuntimeError(why)
 
@@ -169,13 +192,16 @@ class FedLSG(Strategy):
         """None: accuracy is measured on the public test split, by the server."""
         return []
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """None, see ``configure_evaluate``."""
         return None
 
     def summary(self) -> None:
         """Log method and frame."""
-        frame = self.state.frame(self.state.round + 1)  # that of training, even if pruning is still to come
+        # that of training, even if pruning is still to come
+        frame = self.state.frame(self.state.round + 1)
         log(
             INFO,
             "method %s: %d of %d coordinates kept, %d carried layers, divisor %g",
@@ -195,10 +221,13 @@ def _exchange_of(settings: FederationSettings) -> type[Exchange]:
 
 @contextmanager
 def refuse_divergence(state: ServerState, round: int) -> Iterator[None]:
-    """Raise DivergedError if the update inside overflows, or leaves weights or optimizer state that are not finite."""
+    """Raise DivergedError if the update inside overflows, or leaves weights or optimizer state that
+    are not finite.
+    """
     try:
         yield
-    except (RuntimeError, OverflowError) as error:  # torch: "value cannot be converted to type float without overflow"
+    # torch: "value cannot be converted to type float without overflow"
+    except (RuntimeError, OverflowError) as error:
         if "overflow" not in str(error):
             raise
         raise DivergedError(f"round {round} left an update that overflows ({error})") from error
@@ -207,8 +236,14 @@ def refuse_divergence(state: ServerState, round: int) -> Iterator[None]:
 
 def _check_finite(state: ServerState, round: int) -> None:
     for name, p in trainable(state.model).items():
-        kept = [value for value in state.optimizer.state.get(p, {}).values() if hasattr(value, "isfinite")]
+        kept = [
+            value
+            for value in state.optimizer.state.get(p, {}).values()
+            if hasattr(value, "isfinite")
+        ]
         if not bool(p.isfinite().all()):
             raise DivergedError(f"round {round} left weights that are not finite ({name})")
         if not all(bool(value.isfinite().all()) for value in kept):
-            raise DivergedError(f"round {round} left the optimizer with numbers that are not finite ({name})")
+            raise DivergedError(
+                f"round {round} left the optimizer with numbers that are not finite ({name})"
+            )

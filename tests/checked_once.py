@@ -1,7 +1,9 @@
-"""A model is checked, and its level of isolation tried, once a process and not once a run: most of a small run's time.
+"""A model is checked, and its level of isolation tried, once a process and not once a run: most of
+a small run's time.
 
-The check is a function of what it is given. What is known of an answer is everything that the model, the loss and the
-rows hold. Where one of them holds something of another kind (a closure, a generator, a hook), it is checked each time.
+The check is a function of what it is given. What is known of an answer is everything that the
+model, the loss and the rows hold. Where one of them holds something of another kind (a closure, a
+generator, a hook), it is checked each time.
 """
 
 import hashlib
@@ -17,7 +19,19 @@ from torch import Tensor, nn
 from fedlsg.gradients.calls import registry
 from fedlsg.gradients.losses import PerExampleLoss
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, BuiltinFunctionType)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type,
+    torch.dtype,
+    torch.device,
+    BuiltinFunctionType,
+)
 _answers: dict[Any, Any] = {}
 
 

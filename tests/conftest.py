@@ -1,7 +1,8 @@
-"""Tests send SIGINT to programs that they start: in the background, a shell would have it ignored for all of them.
+"""Tests send SIGINT to programs that they start: in the background, a shell would have it ignored
+for all of them.
 
-With pytest-xdist the tests of a file run in one worker, and those that start Ray or Flower's processes, and look for
-processes that are left, all in the same one: they would find each other's.
+With pytest-xdist the tests of a file run in one worker, and those that start Ray or Flower's
+processes, and look for processes that are left, all in the same one: they would find each other's.
 """
 
 import gc
@@ -26,19 +27,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @cache
 def starts_processes(file: Path) -> bool:
-    """Whether a test of the file has the mark ``ray``. The scheduler knows names of tests, not their marks."""
+    """Whether a test of the file has the mark ``ray``. The scheduler knows names of tests, not
+    their marks.
+    """
     return "pytest.mark.ray" in file.read_text()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Files are handed out in the order of the tests: xdist would begin with the one of most tests."""
+    """Files are handed out in the order of the tests: xdist would begin with the one of most
+    tests.
+    """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Nothing that importing makes is garbage: looking for it took 10 of 24 seconds of each worker."""
+    """Nothing that importing makes is garbage: looking for it took 10 of 24 seconds of each
+    worker.
+    """
     gc.disable()
     try:
         return (yield)
@@ -54,7 +61,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Whatever draws from the generators of the process draws the same in any order of the tests."""
+    """Whatever draws from the generators of the process draws the same in any order of the
+    tests.
+    """
     import numpy as np
     import torch
 
@@ -78,14 +87,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 @pytest.fixture(scope="session", autouse=True)
 def configuration(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Code that tests run is not known to the user who runs them, and no accountant reads what an earlier run found."""
+    """Code that tests run is not known to the user who runs them, and no accountant reads what an
+    earlier run found.
+    """
     os.environ["FEDLSG_HINTS"] = "off"
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("configuration"))
 
 
 @pytest.fixture(autouse=True)
 def registered_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers or permits is forgotten: a run records the code of all layers of its process."""
+    """What a test registers or permits is forgotten: a run records the code of all layers of its
+    process.
+    """
     from fedlsg import user_code
     from fedlsg.gradients.calls import registry
 
@@ -118,8 +131,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed wheel, for PYTHONPATH; its dependencies are those of this environment."""
+    """A folder with the installed wheel, for PYTHONPATH; its dependencies are those of this
+    environment.
+    """
     target = tmp_path_factory.mktemp("installed")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(target),
+        str(wheel),
+    ]
     subprocess.run(pip, check=True)
     return target

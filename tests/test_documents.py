@@ -1,4 +1,6 @@
-"""Every path, module and link that a document names exists: a renamed file cannot leave a document behind."""
+"""Every path, module and link that a document names exists: a renamed file cannot leave a document
+behind.
+"""
 
 import ast
 import importlib.util
@@ -23,8 +25,15 @@ WRITTEN_BY_COMMANDS = re.compile(r"--(?:out|json) ([^\s`]+)")
 
 
 def problems(text: str, folder: Path) -> list[str]:
-    """What the Markdown ``text`` of a file in ``folder`` names and the repository lacks, and what nobody filled in."""
-    return [*missing_links(text, folder), *missing_paths(text), *missing_modules(text), *PLACEHOLDER.findall(text)]
+    """What the Markdown ``text`` of a file in ``folder`` names and the repository lacks, and what
+    nobody filled in.
+    """
+    return [
+        *missing_links(text, folder),
+        *missing_paths(text),
+        *missing_modules(text),
+        *PLACEHOLDER.findall(text),
+    ]
 
 
 def missing_links(text: str, folder: Path) -> Iterator[str]:
@@ -37,20 +46,28 @@ def missing_links(text: str, folder: Path) -> Iterator[str]:
 
 
 def leads_to(target: Path | str, anchor: str) -> bool:
-    """Whether the target (a path, or the text of the document itself) exists and has that heading, if one is named."""
+    """Whether the target (a path, or the text of the document itself) exists and has that heading,
+    if one is named.
+    """
     if isinstance(target, Path) and not target.exists():
         return False
-    return not anchor or anchor in anchors(target if isinstance(target, str) else target.read_text())
+    return not anchor or anchor in anchors(
+        target if isinstance(target, str) else target.read_text()
+    )
 
 
 def anchors(text: str) -> set[str]:
     """Names of the headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def missing_paths(text: str) -> Iterator[str]:
-    """Paths from the repository's root that do not exist, but for the files that a command is told to write."""
+    """Paths from the repository's root that do not exist, but for the files that a command is told
+    to write.
+    """
     written = set(WRITTEN_BY_COMMANDS.findall(text))
     for path in PATH.findall(text):
         if path not in written and not (REPOSITORY / path).exists():
@@ -58,8 +75,12 @@ def missing_paths(text: str) -> Iterator[str]:
 
 
 def missing_modules(text: str) -> Iterator[str]:
-    """``package.module`` or ``package.module.name`` within code marks, or after ``python -m``, that cannot be found."""
-    code = " ".join([*CODE.findall(text), *re.findall(r"^(?: {4}|from |import ).+$", text, re.MULTILINE)])
+    """``package.module`` or ``package.module.name`` within code marks, or after ``python -m``, that
+    cannot be found.
+    """
+    code = " ".join(
+        [*CODE.findall(text), *re.findall(r"^(?: {4}|from |import ).+$", text, re.MULTILINE)]
+    )
     for name in MODULE.findall(re.sub(PATH, "", code)):
         if name not in NO_MODULES and not exists(name):
             yield name

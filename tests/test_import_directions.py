@@ -1,6 +1,7 @@
 """Imports point down, between packages and between files, and there is no circle.
 
-``LAYERS`` is the house from the ground up. Imports inside functions and for type checkers count as well.
+``LAYERS`` is the house from the ground up. Imports inside functions and for type checkers count as
+well.
 """
 
 import ast
@@ -13,26 +14,59 @@ import pytest
 from tests.places import REPOSITORY
 
 LAYERS = (
-    "fedlsg.randomness", "fedlsg.owner_only", "fedlsg.tensors",
+    "fedlsg.randomness",
+    "fedlsg.owner_only",
+    "fedlsg.tensors",
     "fedlsg.noise",
-    "fedlsg.setting", "fedlsg.user_code", "fedlsg.rows",
-    "fedlsg.lowrank", "fedlsg.frame",
+    "fedlsg.setting",
+    "fedlsg.user_code",
+    "fedlsg.rows",
+    "fedlsg.lowrank",
+    "fedlsg.frame",
     "fedlsg.gradients",
-    "fedlsg.accounting", "fedlsg.privacy", "fedlsg.masks", "fedlsg.carriers",
-    "fedlsg.training", "fedlsg.method",
-    "fedlsg.payload", "fedlsg.secure_sum", "fedlsg.participation", "fedlsg.state", "fedlsg.attacks",
+    "fedlsg.accounting",
+    "fedlsg.privacy",
+    "fedlsg.masks",
+    "fedlsg.carriers",
+    "fedlsg.training",
+    "fedlsg.method",
+    "fedlsg.payload",
+    "fedlsg.secure_sum",
+    "fedlsg.participation",
+    "fedlsg.state",
+    "fedlsg.attacks",
     "strategies.own_loop",
     "strategies.settings_typed",
-    "strategies.recipes", "strategies", "strategies.private_step", "strategies.federation", "strategies.strategy",
-    "simulations.models", "simulations.workloads", "simulations.settings", "simulations.rundir",
-    "simulations.plan", "simulations.client", "simulations.report", "simulations.server", "simulations.engines",
-    "simulations.run", "simulations.compare", "simulations.inspection", "simulations.attack", "simulations.audit",
+    "strategies.recipes",
+    "strategies",
+    "strategies.private_step",
+    "strategies.federation",
+    "strategies.strategy",
+    "simulations.models",
+    "simulations.workloads",
+    "simulations.settings",
+    "simulations.rundir",
+    "simulations.plan",
+    "simulations.client",
+    "simulations.report",
+    "simulations.server",
+    "simulations.engines",
+    "simulations.run",
+    "simulations.compare",
+    "simulations.inspection",
+    "simulations.attack",
+    "simulations.audit",
     "simulations.flower",
-    "simulations.cli", "simulations.__main__",
-)  # fmt: skip
+    "simulations.cli",
+    "simulations.__main__",
+)
 FACE = ("fedlsg", "fedlsg.flower")
 """The public face: it imports what a user needs, from wherever it is. The one exemption."""
-FORBIDDEN = {"fedlsg": {"flwr", "ray"}, "strategies": {"ray"}, "simulations": {"tests", "benchmarks"}}
+FORBIDDEN = {
+    "fedlsg": {"flwr", "ray"},
+    "strategies": {"ray"},
+    "simulations": {"tests", "benchmarks"},
+}
 
 BY_NAME = {"import_module", "__import__"}
 """Functions that import what a string names."""
@@ -43,12 +77,21 @@ Graph = Mapping[str, set[str]]
 @cache
 def files() -> dict[str, Path]:
     """Every file of the three packages by its dotted name."""
-    found = [path.relative_to(REPOSITORY) for top in FORBIDDEN for path in (REPOSITORY / top).rglob("*.py")]
-    return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): REPOSITORY / path for path in found}
+    found = [
+        path.relative_to(REPOSITORY)
+        for top in FORBIDDEN
+        for path in (REPOSITORY / top).rglob("*.py")
+    ]
+    return {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): REPOSITORY / path
+        for path in found
+    }
 
 
 def imported(source: str, known: Iterable[str]) -> set[str]:
-    """What a source imports, as names of known files where they are known, else as top-level packages."""
+    """What a source imports, as names of known files where they are known, else as top-level
+    packages.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -56,8 +99,15 @@ def imported(source: str, known: Iterable[str]) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "relative imports hide where they lead"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in BY_NAME:
-            names = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        elif (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", getattr(node.func, "attr", "")) in BY_NAME
+        ):
+            names = [
+                arg.value
+                for arg in node.args[:1]
+                if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+            ]
         else:
             continue
         for name in names:
@@ -112,7 +162,9 @@ def circle(graph: Graph) -> list[str]:
 def by_folder(graph: Graph) -> Graph:
     """The same between folders: the files of a folder without those of its sub-folders."""
     where = {name: str(path.parent.relative_to(REPOSITORY)) for name, path in files().items()}
-    where |= {name: name for name in where if name.count(".") == 1 and files()[name].name != "__init__.py"}
+    where |= {
+        name: name for name in where if name.count(".") == 1 and files()[name].name != "__init__.py"
+    }
     found: dict[str, set[str]] = {folder: set() for folder in where.values()}
     for name, others in graph.items():
         found[where[name]] |= {where[other] for other in others if other in where} - {where[name]}
@@ -129,7 +181,9 @@ def test_no_import_points_up():
 
 
 def test_every_file_has_a_layer():
-    assert [name for name in files() if layer(name) < 0 and name not in (*FACE, "simulations")] == []
+    assert [
+        name for name in files() if layer(name) < 0 and name not in (*FACE, "simulations")
+    ] == []
 
 
 def test_no_file_is_in_a_circle():
@@ -142,15 +196,23 @@ def test_no_folder_is_in_a_circle():
 
 @pytest.mark.parametrize("top", FORBIDDEN)
 def test_what_a_package_never_imports(top):
-    wrong = {name: found for name, others in graph().items() if name.split(".")[0] == top
-             if (found := others & FORBIDDEN[top])}  # fmt: skip
+    wrong = {
+        name: found
+        for name, others in graph().items()
+        if name.split(".")[0] == top
+        if (found := others & FORBIDDEN[top])
+    }
     assert wrong == {}
 
 
 def test_a_recipe_imports_algorithms_and_recipes_alone():
     for name, others in graph().items():
         if name.startswith("strategies.recipes."):
-            assert all(other.startswith(("fedlsg", "strategies.recipes")) for other in others if other in files())
+            assert all(
+                other.startswith(("fedlsg", "strategies.recipes"))
+                for other in others
+                if other in files()
+            )
 
 
 def test_a_planted_arrow_up_is_found():
@@ -178,5 +240,7 @@ def test_imports_inside_functions_and_for_type_checkers_are_seen():
 
 
 def test_imports_by_a_string_are_seen():
-    source = 'import importlib\nimportlib.import_module("simulations.cli.app")\n__import__("flwr")\n'
+    source = (
+        'import importlib\nimportlib.import_module("simulations.cli.app")\n__import__("flwr")\n'
+    )
     assert imported(source, files()) == {"importlib", "simulations.cli.app", "flwr"}

@@ -1,4 +1,6 @@
-"""requirements-lock.txt names every direct dependency, at a version that requirements*.txt allow."""
+"""requirements-lock.txt names every direct dependency, at a version that requirements*.txt
+allow.
+"""
 
 from pathlib import Path
 
@@ -33,7 +35,8 @@ def wrong(wanted: list[Requirement], locked: dict[str, str]) -> list[str]:
     return [
         str(one)
         for one in wanted
-        if (pin := locked.get(canonicalize_name(one.name))) is None or not one.specifier.contains(pin)
+        if (pin := locked.get(canonicalize_name(one.name))) is None
+        or not one.specifier.contains(pin)
     ]
 
 
@@ -43,7 +46,9 @@ def test_every_direct_dependency_is_locked_within_its_range(file):
 
 
 def test_versions_that_are_tried_are_the_ends_of_the_ranges():
-    own = {canonicalize_name(one.name): one for one in requirements_of(REPOSITORY / "requirements.txt")}
+    own = {
+        canonicalize_name(one.name): one for one in requirements_of(REPOSITORY / "requirements.txt")
+    }
     for pins_of_set in SETS.values():
         tried = dict(pin.split("==") for pin in pins_of_set)
         assert wrong([own[name] for name in tried], tried) == []

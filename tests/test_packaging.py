@@ -41,15 +41,25 @@ def test_the_flower_bundle_holds_the_packages_and_nothing_else(bundle):
     data, folder = bundle
     assert len(data) < 4_000_000  # Flower takes 10 MB
     assert {path.name for path in folder.iterdir()} == {
-        "fedlsg", "strategies", "simulations", "pyproject.toml", "build_backend.py", "LICENSE", ".info",
-    }  # fmt: skip
+        "fedlsg",
+        "strategies",
+        "simulations",
+        "pyproject.toml",
+        "build_backend.py",
+        "LICENSE",
+        ".info",
+    }
     for package in PACKAGES:
         bundled = {path.relative_to(folder) for path in (folder / package).rglob("*.py")}
-        assert bundled == {p for path in (ROOT / package).rglob("*.py") if not outside(p := path.relative_to(ROOT))}
+        assert bundled == {
+            p for path in (ROOT / package).rglob("*.py") if not outside(p := path.relative_to(ROOT))
+        }
 
 
 def test_the_digest_covers_every_file_that_a_bundle_holds():
-    """A client's terms, budget and ledger are code that must not differ; attacks and audit alone may."""
+    """A client's terms, budget and ledger are code that must not differ; attacks and audit alone
+    may.
+    """
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             name = path.relative_to(ROOT)
@@ -57,7 +67,9 @@ def test_the_digest_covers_every_file_that_a_bundle_holds():
 
 
 def test_the_bundle_is_the_same_code_as_the_clone(bundle):
-    """Else a deployed client that runs a bundle would refuse a server that runs a clone of the same version."""
+    """Else a deployed client that runs a bundle would refuse a server that runs a clone of the same
+    version.
+    """
     _, folder = bundle
     assert identity_of([folder / name for name in PACKAGES]).same(own_identity())
 
@@ -65,8 +77,14 @@ def test_the_bundle_is_the_same_code_as_the_clone(bundle):
 @pytest.mark.slow
 def test_the_bundle_is_imported_from_where_it_lies(bundle):
     _, folder = bundle
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import fedlsg, strategies, simulations.server.app as a; "
-    code += "import simulations.client.app; print(fedlsg.__file__, strategies.__file__, a.__file__, sep='\\n')"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import fedlsg, strategies, "
+        "simulations.server.app as a; "
+    )
+    code += (
+        "import simulations.client.app; print(fedlsg.__file__, strategies.__file__, a.__file__, "
+        "sep='\\n')"
+    )
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, check=True)
     assert [Path(line).is_relative_to(folder) for line in done.stdout.split()] == [True, True, True]
@@ -74,7 +92,9 @@ def test_the_bundle_is_imported_from_where_it_lies(bundle):
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_flower_installs_nothing_for_the_bundle_even_offline(bundle, planted, tmp_path):
-    """``uv sync`` as Flower calls it. Planted mistake: requirements.txt inside; then uv must ask an index."""
+    """``uv sync`` as Flower calls it. Planted mistake: requirements.txt inside; then uv must ask an
+    index.
+    """
     _, folder = bundle
     requirements = folder / "requirements.txt"
     if planted:
@@ -94,8 +114,14 @@ def test_flower_installs_nothing_for_the_bundle_even_offline(bundle, planted, tm
 
 def test_one_version_everywhere():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == version
-    assert re.search(r"^## \[(\d\S*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == version
+    assert (
+        re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
+        == version
+    )
+    assert (
+        re.search(r"^## \[(\d\S*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+        == version
+    )
 
 
 def test_the_changelog_says_what_affects_privacy():
@@ -104,7 +130,9 @@ def test_the_changelog_says_what_affects_privacy():
 
 
 def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path, monkeypatch):
-    """``pip install .`` builds in the clone: a recipe that was deleted since would still be listed and run."""
+    """``pip install .`` builds in the clone: a recipe that was deleted since would still be listed
+    and run.
+    """
     gone = tmp_path / "build" / "lib" / "strategies" / "recipes" / "gone.py"
     gone.parent.mkdir(parents=True)
     gone.write_text("")
@@ -122,18 +150,31 @@ def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path, monkeypatch):
 def test_the_wheel_carries_its_dependencies(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        (metadata,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+        (metadata,) = (
+            archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")
+        )
     required = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
-    listed = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+    listed = [
+        line
+        for line in (ROOT / "requirements.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert {re.split(r"[\[<>=]", line)[0] for line in required if "extra ==" not in line} == {
         re.split(r"[\[<>=]", line)[0] for line in listed
     }
     assert {f"{package}/py.typed" for package in PACKAGES} < set(names)
-    drawing = {f"simulations/report/assets/{name}" for name in (*LIBRARIES, "page.js", "LICENSES.txt")}
+    drawing = {
+        f"simulations/report/assets/{name}" for name in (*LIBRARIES, "page.js", "LICENSES.txt")
+    }
     assert drawing < set(names)
-    pages = {f"simulations/documentation/{name}.md" for name in pages_of(ROOT / "docs")}  # what `fedlsg docs` shows
+    # what `fedlsg docs` shows
+    pages = {f"simulations/documentation/{name}.md" for name in pages_of(ROOT / "docs")}
     assert {name for name in names if name.endswith(".md")} == pages
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"fedlsg", "strategies", "simulations"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {
+        "fedlsg",
+        "strategies",
+        "simulations",
+    }
 
 
 @pytest.mark.slow
@@ -142,8 +183,17 @@ def test_an_installed_wheel_runs_from_anywhere(installed, tmp_path):
     where = [sys.executable, "-c", "import fedlsg; print(fedlsg.__file__)"]
     found = subprocess.run(where, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     assert Path(found.stdout.strip()).is_relative_to(installed)
-    command = [sys.executable, str(installed / "bin" / "fedlsg"), "run", "digits", "--engine", "local"]
+    command = [
+        sys.executable,
+        str(installed / "bin" / "fedlsg"),
+        "run",
+        "digits",
+        "--engine",
+        "local",
+    ]
     command += ["--rounds", "2", "--clients", "2", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "summary.json").exists()

@@ -1,4 +1,6 @@
-"""The planted mistakes of docs/code.md are tests that exist, and none of them waits for the slow tests."""
+"""The planted mistakes of docs/code.md are tests that exist, and none of them waits for the slow
+tests.
+"""
 
 import ast
 import re
@@ -16,13 +18,21 @@ def listed() -> set[str]:
 def marks(file: Path) -> dict[str, str]:
     """What decorates each test of a file, and the marks of all of them."""
     body = ast.parse(file.read_text()).body
-    everywhere = [ast.unparse(n.value) for n in body if isinstance(n, ast.Assign) and "pytestmark" in ast.unparse(n)]
+    everywhere = [
+        ast.unparse(n.value)
+        for n in body
+        if isinstance(n, ast.Assign) and "pytestmark" in ast.unparse(n)
+    ]
     tests = [n for n in body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
     return {n.name: " ".join([*everywhere, *map(ast.unparse, n.decorator_list)]) for n in tests}
 
 
 def test_planted_mistakes_are_never_slow():
-    found = {name: said for file in REPOSITORY.glob("tests/**/test_*.py") for name, said in marks(file).items()}
+    found = {
+        name: said
+        for file in REPOSITORY.glob("tests/**/test_*.py")
+        for name, said in marks(file).items()
+    }
     assert len(listed()) > 30
     assert listed() - found.keys() == set()
     assert [name for name in sorted(listed()) if "mark.slow" in found[name]] == []

@@ -1,9 +1,11 @@
-"""The README's figure: test accuracy against the bytes of one message, every method at the same epsilon.
+"""The README's figure: test accuracy against the bytes of one message, every method at the same
+epsilon.
 
     python -m benchmarks.accuracy.accuracy_bytes --out docs/accuracy-bytes.svg
 
-Reads the first table of docs/results/probe.md, so every point is a measured number of that page. Writes the figure and,
-with ``-dark`` added to the name, the same for dark pages. Both keep their numbers as text (``numbers``), for a test.
+Reads the first table of docs/results/probe.md, so every point is a measured number of that page.
+Writes the figure and, with ``-dark`` added to the name, the same for dark pages. Both keep their
+numbers as text (``numbers``), for a test.
 """
 
 import argparse
@@ -20,8 +22,13 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).parents[2] / "docs" / "results" / "probe.md"
 EPSILON = "1"
 """At this epsilon every row of the table has three seeds and a learning rate of its own."""
-SHADES = {"": ("#1f2328", "#d1d9e0", "#0072B2", "#D55E00"), "-dark": ("#e6edf3", "#3d444d", "#58a6ff", "#ff9b50")}
-"""By ending of the name: colours of text, grid, points, and of the point that the headline is about."""
+SHADES = {
+    "": ("#1f2328", "#d1d9e0", "#0072B2", "#D55E00"),
+    "-dark": ("#e6edf3", "#3d444d", "#58a6ff", "#ff9b50"),
+}
+"""By ending of the name: colours of text, grid, points, and of the point that the headline is
+about.
+"""
 BEST, DENSE = "probe 96 x 48, q", "dpsgd"
 LABELS = {
     "probe 96 x 48, q": ("probe", (12, -4), "left"),
@@ -36,7 +43,9 @@ LABELS = {
 
 
 class Point(NamedTuple):
-    """A row: method, mean accuracy with its standard deviation over seeds in %, bytes of one message."""
+    """A row: method, mean accuracy with its standard deviation over seeds in %, bytes of one
+    message.
+    """
 
     method: str
     accuracy: float
@@ -45,7 +54,9 @@ class Point(NamedTuple):
 
 
 def read(text: str, epsilon: str = EPSILON) -> list[Point]:
-    """The rows of the first table at this epsilon; a row without an epsilon has that of the row above."""
+    """The rows of the first table at this epsilon; a row without an epsilon has that of the row
+    above.
+    """
     table = text[text.index("| epsilon | method |") :].split("\n\n")[0]
     points, current = [], ""
     for line in table.splitlines()[2:]:
@@ -54,13 +65,17 @@ def read(text: str, epsilon: str = EPSILON) -> list[Point]:
         if current == epsilon:
             method = re.sub(r"[`*]", "", cells[1])
             mean, _, deviation = cells[3].partition(" ± ")
-            points.append(Point(method, float(mean), float(deviation or 0), int(cells[6].replace(",", ""))))
+            points.append(
+                Point(method, float(mean), float(deviation or 0), int(cells[6].replace(",", "")))
+            )
     return points
 
 
 def numbers(points: Sequence[Point]) -> str:
     """What the figure shows, as text."""
-    return "; ".join(f"{p.method}: {p.accuracy} ± {p.deviation} %, {p.size:,} bytes" for p in points)
+    return "; ".join(
+        f"{p.method}: {p.accuracy} ± {p.deviation} %, {p.size:,} bytes" for p in points
+    )
 
 
 def draw(points: Sequence[Point], out: Path, ending: str) -> None:
@@ -68,7 +83,9 @@ def draw(points: Sequence[Point], out: Path, ending: str) -> None:
     import matplotlib
 
     text, grid, colour, strong = SHADES[ending]
-    shades = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), text)
+    shades = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), text
+    )
     ground = {"savefig.facecolor": "none", "axes.facecolor": "none", "grid.color": grid}
     with matplotlib.rc_context({**STYLE, **shades, **ground, "font.size": 11}):
         figure = new_figure(9.0, 4.2)
@@ -76,7 +93,13 @@ def draw(points: Sequence[Point], out: Path, ending: str) -> None:
         for point in points:
             shade = strong if point.method == BEST else colour
             axes.errorbar(
-                point.size, point.accuracy, yerr=point.deviation, fmt="o", markersize=8, capsize=3, color=shade
+                point.size,
+                point.accuracy,
+                yerr=point.deviation,
+                fmt="o",
+                markersize=8,
+                capsize=3,
+                color=shade,
             )
             label, offset, align = LABELS[point.method]
             place = (point.size, point.accuracy)
@@ -93,15 +116,24 @@ def _headline(axes: "Axes", points: Mapping[str, Point], strong: str, text: str)
     """What the best method gains over dense DP-SGD, whose accuracy is a dashed line."""
     best, dense = points[BEST], points[DENSE]
     axes.axhline(dense.accuracy, color=text, alpha=0.5, linestyle="--", linewidth=1, zorder=0)
-    gain = f"{best.accuracy - dense.accuracy:+.1f} points with {dense.size / best.size:.0f}x fewer bytes than dense"
+    gain = (
+        f"{best.accuracy - dense.accuracy:+.1f} points with {dense.size / best.size:.0f}x fewer "
+        "bytes than dense"
+    )
     place = (best.size, best.accuracy)
-    axes.annotate(gain, place, (58, -4), textcoords="offset points", color=strong, fontweight="bold")
-    axes.set_title(f"CIFAR-10, four clients, epsilon {EPSILON} for every method", loc="left", fontsize=12)
+    axes.annotate(
+        gain, place, (58, -4), textcoords="offset points", color=strong, fontweight="bold"
+    )
+    axes.set_title(
+        f"CIFAR-10, four clients, epsilon {EPSILON} for every method", loc="left", fontsize=12
+    )
 
 
 def main() -> None:
     """Read, draw twice."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--out", type=Path, required=True)
     out = options.parse_args().out
     points = read(SOURCE.read_text())

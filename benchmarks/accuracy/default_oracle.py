@@ -1,9 +1,10 @@
-"""Settings tuned for one cell, as a user with free runs would: not private, and not to be had with real data.
+"""Settings tuned for one cell, as a user with free runs would: not private, and not to be had with
+real data.
 
-Stage 1 climbs over the learning rate of three optimizers, by factors of 3, until the best rate has a worse one on both
-sides. Stage 2 changes one setting of the best at a time. The best three run again on a second tuning seed, and the best
-mean wins.
-No tuning seed is a seed of the results. All settings cost the same passes over the data.
+Stage 1 climbs over the learning rate of three optimizers, by factors of 3, until the best rate has
+a worse one on both sides. Stage 2 changes one setting of the best at a time. The best three run
+again on a second tuning seed, and the best mean wins. No tuning seed is a seed of the results. All
+settings cost the same passes over the data.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +42,9 @@ def _score(scores: Scores, cell: Cell, extra: Values, settings: Values) -> float
 
 
 def _climb(score: Score, start: Values) -> list[tuple[float, Values]]:
-    """All rates that were tried; the best has neighbours on both sides, unless it is ``FARTHEST`` steps away."""
+    """All rates that were tried; the best has neighbours on both sides, unless it is ``FARTHEST``
+    steps away.
+    """
     found: dict[int, tuple[float, Values]] = {}
     place = 0
     while abs(place) <= FARTHEST:

@@ -1,4 +1,6 @@
-"""Runs for the benchmark of defaults: each is made once, and its score is kept in a file of JSON lines."""
+"""Runs for the benchmark of defaults: each is made once, and its score is kept in a file of JSON
+lines.
+"""
 
 import json
 import tempfile
@@ -11,7 +13,14 @@ from typing import Any
 import fedlsg
 from benchmarks.accuracy.default_tasks import TASKS
 
-OLD = {"optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.0, "rounds": 10, "sample_rate": 0.1, "clip_norm": 1.0}
+OLD = {
+    "optimizer": "sgd",
+    "learning_rate": 0.1,
+    "momentum": 0.0,
+    "rounds": 10,
+    "sample_rate": 0.1,
+    "clip_norm": 1.0,
+}
 """What fedlsg took before it had the rule."""
 
 Values = Mapping[str, Any]
@@ -33,15 +42,31 @@ def as_cell(task: str, text: str) -> Cell:
 
 
 def run(cell: Cell, seed: int, settings: Values) -> float:
-    """Accuracy in %, or 100 R^2, of one run, 0 at least; 0 for a run that diverged. Noise is drawn from the seed."""
+    """Accuracy in %, or 100 R^2, of one run, 0 at least; 0 for a run that diverged. Noise is drawn
+    from the seed.
+    """
     task = TASKS[cell.task]()
-    given: dict[str, Any] = {"method": "dpsgd", "evaluate_every": 10_000, "reproducible": True, **settings}
+    given: dict[str, Any] = {
+        "method": "dpsgd",
+        "evaluate_every": 10_000,
+        "reproducible": True,
+        **settings,
+    }
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = fedlsg.simulate(
-                model=task.model, train=task.train, test=task.test, loss=task.loss(), epsilon=cell.epsilon,
-                clients=cell.clients, engine="local", quiet=True, out=Path(folder) / "run", seed=seed, **given,
-            )  # fmt: skip
+                model=task.model,
+                train=task.train,
+                test=task.test,
+                loss=task.loss(),
+                epsilon=cell.epsilon,
+                clients=cell.clients,
+                engine="local",
+                quiet=True,
+                out=Path(folder) / "run",
+                seed=seed,
+                **given,
+            )
         except RuntimeError as error:
             if "diverged" not in str(error):
                 raise
@@ -62,7 +87,9 @@ class Scores:
         self.path = path
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         rows = [row for row in rows if not again or "learning_rate" in row["settings"]]
-        self.known = {_key(row["cell"], row["seed"], row["settings"]): float(row["score"]) for row in rows}
+        self.known = {
+            _key(row["cell"], row["seed"], row["settings"]): float(row["score"]) for row in rows
+        }
 
     def __call__(self, cell: Cell, seed: int, settings: Values) -> float:
         """The score of a run, made now if it is not known."""

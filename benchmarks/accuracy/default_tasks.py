@@ -1,8 +1,10 @@
-"""Small tasks that defaults are measured on: data that scikit-learn ships or that are made here, and a model.
+"""Small tasks that defaults are measured on: data that scikit-learn ships or that are made here,
+and a model.
 
-``KNOWN`` were looked at while the rule of ``fedlsg.training.auto`` was chosen. ``HELD_OUT`` were named in this file
-before any of them was run with any setting; ``LATER`` before any of them was run, after ``HELD_OUT`` had changed the
-rule. Inputs have a root mean square of about 1, as users are asked to have.
+``KNOWN`` were looked at while the rule of ``fedlsg.training.auto`` was chosen. ``HELD_OUT`` were
+named in this file before any of them was run with any setting; ``LATER`` before any of them was
+run, after ``HELD_OUT`` had changed the rule. Inputs have a root mean square of about 1, as users
+are asked to have.
 """
 
 from collections.abc import Callable
@@ -54,16 +56,25 @@ def cnn(channels: int, classes: int, *, side: int, width: int = 12) -> Callable[
 
     def build() -> nn.Module:
         return nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(3, width), nn.ReLU(), nn.AvgPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(3, 2 * width), nn.ReLU(), nn.AvgPool2d(2),
-            nn.Flatten(), nn.Linear(2 * width * (side // 4) ** 2, classes),
-        )  # fmt: skip
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.GroupNorm(3, width),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.GroupNorm(3, 2 * width),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(2 * width * (side // 4) ** 2, classes),
+        )
 
     return build
 
 
 class Encoder(nn.Module):
-    """Tokens, places, one transformer layer with LayerNorm before each half, the mean of all places, a dense layer."""
+    """Tokens, places, one transformer layer with LayerNorm before each half, the mean of all
+    places, a dense layer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,8 +95,12 @@ class Encoder(nn.Module):
         return logits
 
 
-def split(x: np.ndarray, y: np.ndarray, test: int, model: Callable[[], nn.Module], *, scale: bool = False) -> Task:
-    """Rows in random order, the first ``test`` of them to test on; columns of mean 0 and variance 1 if ``scale``."""
+def split(
+    x: np.ndarray, y: np.ndarray, test: int, model: Callable[[], nn.Module], *, scale: bool = False
+) -> Task:
+    """Rows in random order, the first ``test`` of them to test on; columns of mean 0 and variance 1
+    if ``scale``.
+    """
     order = np.random.default_rng(SEED).permutation(len(x))
     if scale:
         x = (x - x.mean(0)) / x.std(0)
@@ -93,11 +108,15 @@ def split(x: np.ndarray, y: np.ndarray, test: int, model: Callable[[], nn.Module
         y = ((y - y.mean()) / y.std())[:, None]
     inputs = torch.as_tensor(x[order], dtype=torch.long if x.dtype.kind == "i" else torch.float32)
     targets = torch.as_tensor(y[order], dtype=torch.float32 if y.dtype.kind == "f" else torch.long)
-    return Task(train=(inputs[test:], targets[test:]), test=(inputs[:test], targets[:test]), model=model)
+    return Task(
+        train=(inputs[test:], targets[test:]), test=(inputs[:test], targets[:test]), model=model
+    )
 
 
 def teacher(*, other: float = 0.0) -> Task:
-    """The largest of four random linear functions of 20 normal inputs, ``other`` times another one added."""
+    """The largest of four random linear functions of 20 normal inputs, ``other`` times another one
+    added.
+    """
     generator = np.random.default_rng(1)
     x, W = generator.standard_normal((6500, 20)), generator.standard_normal((20, 4))
     W = W + other * generator.standard_normal((20, 4))
@@ -127,9 +146,16 @@ def friedman() -> Task:
 def columns54() -> Task:
     """Seven unequal classes, 54 columns of which 15 say something and 10 repeat them."""
     x, y = datasets.make_classification(
-        9000, 54, n_informative=15, n_redundant=10, n_classes=7, class_sep=1.5, flip_y=0.02, random_state=3,
+        9000,
+        54,
+        n_informative=15,
+        n_redundant=10,
+        n_classes=7,
+        class_sep=1.5,
+        flip_y=0.02,
+        random_state=3,
         weights=[0.36, 0.3, 0.12, 0.06, 0.06, 0.05, 0.05],
-    )  # fmt: skip
+    )
     return split(x, y, 4000, mlp(54, 64, 64, 7), scale=True)
 
 
@@ -140,14 +166,18 @@ def digits_cnn() -> Task:
 
 
 def gratings() -> Task:
-    """Waves in noise, of four directions and two lengths, at any place: eight classes, a CNN with GroupNorm."""
+    """Waves in noise, of four directions and two lengths, at any place: eight classes, a CNN with
+    GroupNorm.
+    """
     generator = np.random.default_rng(2)
     y = generator.integers(8, size=5000)
     angle, wave = np.pi / 4 * (y % 4), np.where(y < 4, 1.0, 1.8)
     row, column = np.mgrid[:PIXELS, :PIXELS]
     across = np.cos(angle)[:, None, None] * row + np.sin(angle)[:, None, None] * column
     phase = generator.uniform(0, 2 * np.pi, (5000, 1, 1))
-    x = np.sin(wave[:, None, None] * across + phase) + 0.7 * generator.standard_normal((5000, PIXELS, PIXELS))
+    x = np.sin(wave[:, None, None] * across + phase) + 0.7 * generator.standard_normal(
+        (5000, PIXELS, PIXELS)
+    )
     return split(x[:, None], y, 2000, cnn(1, 8, side=PIXELS))
 
 
@@ -157,7 +187,9 @@ def photos() -> Task:
     images = [image / 64.0 - 2 for image in datasets.load_sample_images().images]
     y = generator.integers(2, size=6000)
     places = generator.integers(0, (images[0].shape[0] - 8, images[0].shape[1] - 8), (6000, 2))
-    x = np.stack([images[k][r : r + 8, c : c + 8].ravel() for k, (r, c) in zip(y, places, strict=True)])
+    x = np.stack(
+        [images[k][r : r + 8, c : c + 8].ravel() for k, (r, c) in zip(y, places, strict=True)]
+    )
     return split(x, y, 2500, mlp(192, 128, 2))
 
 
@@ -182,7 +214,9 @@ def rings() -> Task:
 
 
 def topics() -> Task:
-    """Counts of 400 words in texts of about 60, of eight topics; rows scaled to a root mean square of 1."""
+    """Counts of 400 words in texts of about 60, of eight topics; rows scaled to a root mean square
+    of 1.
+    """
     generator = np.random.default_rng(6)
     themes = generator.dirichlet(np.full(400, 0.1), 8)
     y = generator.integers(8, size=6000)
@@ -195,7 +229,14 @@ def topics() -> Task:
 def wide() -> Task:
     """Three classes of 100 columns, a layer of 256 units."""
     x, y = datasets.make_classification(
-        9000, 100, n_informative=30, n_redundant=0, n_classes=3, n_clusters_per_class=3, class_sep=2.0, random_state=7
+        9000,
+        100,
+        n_informative=30,
+        n_redundant=0,
+        n_classes=3,
+        n_clusters_per_class=3,
+        class_sep=2.0,
+        random_state=7,
     )
     return split(x, y, 4000, mlp(100, 256, 3), scale=True)
 
@@ -214,7 +255,9 @@ def hastie() -> Task:
 
 def quantiles() -> Task:
     """Five shells around a point, six inputs, tanh units."""
-    x, y = datasets.make_gaussian_quantiles(n_samples=5000, n_features=6, n_classes=5, random_state=10)
+    x, y = datasets.make_gaussian_quantiles(
+        n_samples=5000, n_features=6, n_classes=5, random_state=10
+    )
     return split(x, y, 2000, mlp(6, 96, 5, activation=nn.Tanh))
 
 
@@ -234,7 +277,9 @@ def moons() -> Task:
     return split(x, y, 1500, mlp(2, 64, 2), scale=True)
 
 
-KNOWN = {task.__name__: cache(task) for task in (teacher, digits, cancer, wine, friedman, columns54)}
+KNOWN = {
+    task.__name__: cache(task) for task in (teacher, digits, cancer, wine, friedman, columns54)
+}
 HELD_OUT = {
     task.__name__: cache(task)
     for task in (digits_cnn, gratings, photos, sequences, diabetes, rings, topics, wide, friedman2)

@@ -1,10 +1,13 @@
-"""Runs with nothing but epsilon, clients and method, against settings that were tuned for each cell.
+"""Runs with nothing but epsilon, clients and method, against settings that were tuned for each
+cell.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.accuracy.defaults --scores FILE [--tasks digits wine] [--cells 5:8 1:1]
+    OMP_NUM_THREADS=1 python -m benchmarks.accuracy.defaults --scores FILE [--tasks digits wine]
+    [--cells 5:8 1:1]
 
-A cell is a task (``default_tasks``), a number of clients and an epsilon. The table has the rule, the defaults before
-it, the oracle (``default_oracle``) and the gap: oracle minus rule. FILE has a line for each run: the same command goes
-on where an interrupted one ended, and prints the table again. After a change of the rule give ``--again``, once.
+A cell is a task (``default_tasks``), a number of clients and an epsilon. The table has the rule,
+the defaults before it, the oracle (``default_oracle``) and the gap: oracle minus rule. FILE has a
+line for each run: the same command goes on where an interrupted one ended, and prints the table
+again. After a change of the rule give ``--again``, once.
 """
 
 import argparse
@@ -20,7 +23,8 @@ from benchmarks.accuracy.default_tasks import HELD_OUT, KNOWN, LATER, TASKS
 
 CELLS = ("5:8", "1:1")
 HEAD = (
-    "| task | K | epsilon | rule | before | oracle | gap | the oracle's settings |\n|---|---|---|---|---|---|---|---|"
+    "| task | K | epsilon | rule | before | oracle | gap | the oracle's settings |\n"
+    "|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -28,16 +32,23 @@ def compare(scores: Scores, cell: Cell, seeds: range, method: str) -> tuple[str,
     """A row of the table, and the gap."""
     fixed = {"method": method}
     best = tune(scores, cell, fixed)
-    rule, before, oracle = (scores.mean(cell, seeds, {**values, **fixed}) for values in ({}, OLD, best))
+    rule, before, oracle = (
+        scores.mean(cell, seeds, {**values, **fixed}) for values in ({}, OLD, best)
+    )
     numbers = f"{rule:.1f} | {before:.1f} | {oracle:.1f} | {oracle - rule:+.1f}"
-    return f"| {cell.task} | {cell.clients} | {cell.epsilon:g} | {numbers} | {describe(best)} |", oracle - rule
+    return (
+        f"| {cell.task} | {cell.clients} | {cell.epsilon:g} | {numbers} | {describe(best)} |",
+        oracle - rule,
+    )
 
 
 def describe(best: Values) -> str:
     """The oracle's settings in short."""
     name = best["optimizer"] + (f" {best['momentum']:g}" if best.get("momentum") else "")
     schedule = f" {best['schedule']}" if "schedule" in best else ""
-    shape = f"{best['rounds']} x {best['sample_rate']:g}, C {best['clip_norm']:g}, ema {best['ema']:g}"
+    shape = (
+        f"{best['rounds']} x {best['sample_rate']:g}, C {best['clip_norm']:g}, ema {best['ema']:g}"
+    )
     return f"{name}, {best['learning_rate']:.3g}{schedule}, {shape}"
 
 
@@ -52,8 +63,8 @@ def summarise(gaps: dict[Cell, float]) -> list[str]:
         worst = max(some, key=lambda cell: some[cell])
         lines.append(
             f"{name}: {len(some)} cells, mean gap {statistics.mean(some.values()):+.2f}, median "
-            f"{statistics.median(some.values()):+.2f}, worst {some[worst]:+.1f} ({worst.task}, K = {worst.clients}, "
-            f"epsilon {worst.epsilon:g})"
+            f"{statistics.median(some.values()):+.2f}, worst {some[worst]:+.1f} ({worst.task}, K = "
+            f"{worst.clients}, epsilon {worst.epsilon:g})"
         )
     return lines
 
@@ -72,13 +83,17 @@ def table(scores: Scores, cells: Sequence[Cell], seeds: range, method: str) -> l
 
 def main() -> None:
     """Measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scores", type=Path, required=True)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--cells", nargs="+", default=list(CELLS), help="clients:epsilon")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--method", default="dpsgd")
-    parser.add_argument("--again", action="store_true", help="measure the rule anew, and keep the other scores")
+    parser.add_argument(
+        "--again", action="store_true", help="measure the rule anew, and keep the other scores"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     scores, seeds = Scores(given.scores, again=given.again), range(given.seeds)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.flower.deployment [--codec noise-floor] [--rounds 2] [--json FILE]
 
-A SuperLink and two SuperNodes on loopback, each node behind a counting TCP proxy (socket_proxy.py). Every message
-starts a process, which takes seconds in each round for any model. Each node has its own ledger. docs/deployment.md
-describes two hospitals with TLS, keys and their own data.
+A SuperLink and two SuperNodes on loopback, each node behind a counting TCP proxy (socket_proxy.py).
+Every message starts a process, which takes seconds in each round for any model. Each node has its
+own ledger. docs/deployment.md describes two hospitals with TLS, keys and their own data.
 """
 
 import argparse
@@ -31,7 +31,9 @@ from simulations.settings.settings import from_mapping
 
 @dataclass(frozen=True, kw_only=True)
 class Deployed:
-    """The run's status in Flower, the traffic of each node's proxy, Flower's log, and the run's FLWR_HOME."""
+    """The run's status in Flower, the traffic of each node's proxy, Flower's log, and the run's
+    FLWR_HOME.
+    """
 
     status: str
     proxies: tuple[CountingProxy, ...]
@@ -40,7 +42,8 @@ class Deployed:
 
 
 def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP) -> Deployed:
-    """Run the app of ``plan`` on ``nodes`` SuperNodes; app, log and the nodes' ledgers are in ``folder``.
+    """Run the app of ``plan`` on ``nodes`` SuperNodes; app, log and the nodes' ledgers are in
+    ``folder``.
 
     Each node trains on its partition of the plan's workload. Guarantee: as ``private_flower``.
     """
@@ -49,22 +52,35 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
         proxies = tuple(stack.enter_context(counting(flower.port)) for _ in range(nodes))
         for index, proxy in enumerate(proxies):
             flower.start(
-                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{proxy.port}", "--port", str(free_port()),
-                "--node-config", node_config(index, nodes, folder, trust=plan.settings.trust),
-            )  # fmt: skip
+                "flower-supernode",
+                "--insecure",
+                "--superlink",
+                f"127.0.0.1:{proxy.port}",
+                "--port",
+                str(free_port()),
+                "--node-config",
+                node_config(index, nodes, folder, trust=plan.settings.trust),
+            )
         status = flower.run(app)
-    return Deployed(status=status, proxies=proxies, log=flower.log_file.read_text(), home=flower.home)
+    return Deployed(
+        status=status, proxies=proxies, log=flower.log_file.read_text(), home=flower.home
+    )
 
 
 def node_config(index: int, nodes: int, folder: Path, *, trust: str) -> str:
     """A node config with a budget that no measurement reaches."""
     ledger = folder.resolve() / f"node-{index}"
     budget = "epsilon-max=1000.0 delta-max=1e-5"
-    return f"partition-id={index} num-partitions={nodes} ledger-dir='{ledger}' {budget} trust='{trust}'"
+    return (
+        f"partition-id={index} num-partitions={nodes} ledger-dir='{ledger}' {budget} "
+        f"trust='{trust}'"
+    )
 
 
 def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """One deployed run: three levels and bytes on the socket of each message, and the nodes' other traffic."""
+    """One deployed run: three levels and bytes on the socket of each message, and the nodes' other
+    traffic.
+    """
     with tempfile.TemporaryDirectory(prefix="deployment-") as folder:
         plan = make_plan(from_mapping(settings))
         directory: RunDir = create(str(Path(folder) / "run"), plan.settings)
@@ -76,12 +92,16 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
         seen = [count_moved(proxy.exchanges()) for proxy in deployed.proxies]
     messages = [
         {
-            "round": line.round, "client": line.client, "direction": line.direction, "values": line.values_bytes,
-            "payload": line.payload_bytes, "wire": line.wire_bytes,
+            "round": line.round,
+            "client": line.client,
+            "direction": line.direction,
+            "values": line.values_bytes,
+            "payload": line.payload_bytes,
+            "wire": line.wire_bytes,
             **seen[line.client].messages[str(line.round), line.direction].sizes(),
         }
         for line in counted
-    ]  # fmt: skip
+    ]
     return {
         "flwr": version("flwr"),
         "settings": dict(settings),
@@ -91,17 +111,34 @@ def measure(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--codec", default="noise-floor")
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--json", type=Path)
     given = options.parse_args()
     settings = {
-        "workload": "digits", "clients": 2, "rounds": given.rounds, "sample_rate": 0.05, "noise_multiplier": 2.0,
+        "workload": "digits",
+        "clients": 2,
+        "rounds": given.rounds,
+        "sample_rate": 0.05,
+        "noise_multiplier": 2.0,
         "codec": given.codec,
-    }  # fmt: skip
+    }
     found = measure(settings)
-    names = ("round", "client", "direction", "values", "payload", "wire", "bodies", "socket", "back", "requests")
+    names = (
+        "round",
+        "client",
+        "direction",
+        "values",
+        "payload",
+        "wire",
+        "bodies",
+        "socket",
+        "back",
+        "requests",
+    )
     print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
     for message in found["messages"]:
         print("| " + " | ".join(str(message[name]) for name in names) + " |")

@@ -1,6 +1,8 @@
-"""A node that answers without training: like an honest one, or with one of many kinds of what no honest node sends.
+"""A node that answers without training: like an honest one, or with one of many kinds of what no
+honest node sends.
 
-For tests and for ``node_fuzz``. Every kind is a function of a plausible reply; ``KINDS`` has them by name.
+For tests and for ``node_fuzz``. Every kind is a function of a plausible reply; ``KINDS`` has them
+by name.
 """
 
 import json
@@ -21,28 +23,63 @@ from simulations.plan.plan import Plan
 from strategies.federation.proofs import RECORD, News, news_record, read_held
 from strategies.federation.wire import identity, read_round, read_update, update
 
-ODD_NUMBERS = (-1, 0, 1, 2**31, 2**53 + 1, 2**62, -(2**62), 0.5, math.nan, math.inf, 5e-324, 1e308, True, "1", b"1")
+ODD_NUMBERS = (
+    -1,
+    0,
+    1,
+    2**31,
+    2**53 + 1,
+    2**62,
+    -(2**62),
+    0.5,
+    math.nan,
+    math.inf,
+    5e-324,
+    1e308,
+    True,
+    "1",
+    b"1",
+)
 TEXTS = (
-    "", "\x1b[2J\x07\r\n", "<script>alert(1)</script>", "=cmd|' /C calc'!A0", "\u202e\ufeff\U0001f4a9" * 50,
-    "[1004] [1003] [404]", "a " * 500_000, "\udc80".encode("utf-8", "replace").decode() * 9, "x" * 10**7, "%s%n{0}",
-)  # fmt: skip
+    "",
+    "\x1b[2J\x07\r\n",
+    "<script>alert(1)</script>",
+    "=cmd|' /C calc'!A0",
+    "\u202e\ufeff\U0001f4a9" * 50,
+    "[1004] [1003] [404]",
+    "a " * 500_000,
+    "\udc80".encode("utf-8", "replace").decode() * 9,
+    "x" * 10**7,
+    "%s%n{0}",
+)
 CODES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 404, -1, 2**31, *range(1001, 1010))
 """Flower's error codes, our own, and others."""
 ODD_ENTRIES: tuple[dict[str, Any], ...] = (
-    {"sample_rate": 1.0, "noise_multiplier": 1e-300}, {"noise_multiplier": 1e-300}, {"noise_multiplier": 1e308},
-    {"sample_rate": 5e-324}, {"sample_rate": 1.0, "noise_multiplier": 0.021, "steps": 2**53}, {"log_ratio": 1e300},
-    {"sample_rate": 1.0, "batches": 1, "steps": 2**53}, {"mechanism": "none", "noise_multiplier": 0.0},
-    {"clip_norm": 5e-324}, {"num_examples": 2**53}, {"round": 2**53}, {"attempt": 2**53}, {"run": "\u202e" * 64},
-    {"noise_multiplier": 0.02, "steps": 2**53}, {"min_survivors": 2**53, "colluders": 1}, {"clip_norm": 1e308},
-)  # fmt: skip
+    {"sample_rate": 1.0, "noise_multiplier": 1e-300},
+    {"noise_multiplier": 1e-300},
+    {"noise_multiplier": 1e308},
+    {"sample_rate": 5e-324},
+    {"sample_rate": 1.0, "noise_multiplier": 0.021, "steps": 2**53},
+    {"log_ratio": 1e300},
+    {"sample_rate": 1.0, "batches": 1, "steps": 2**53},
+    {"mechanism": "none", "noise_multiplier": 0.0},
+    {"clip_norm": 5e-324},
+    {"num_examples": 2**53},
+    {"round": 2**53},
+    {"attempt": 2**53},
+    {"run": "\u202e" * 64},
+    {"noise_multiplier": 0.02, "steps": 2**53},
+    {"min_survivors": 2**53, "colluders": 1},
+    {"clip_norm": 1e308},
+)
 
 
 @dataclass(kw_only=True)
 class FalseNode:
     """A client of ``plan`` with a ledger in memory.
 
-    chance: of a reply that no honest node sends; to a query, a third of it. pairs: different settings that it adds to
-    its ledger at once.
+    chance: of a reply that no honest node sends; to a query, a third of it. pairs: different
+    settings that it adds to its ledger at once.
     """
 
     client: int
@@ -79,9 +116,13 @@ class FalseNode:
             head, k = held.head, len(self._frame.indices)
             self.append(round=announced.round, run=held.run)
             payload = pack(
-                torch.zeros(k), torch.arange(k), size=self._frame.size, round=announced.round,
-                digest=announced.frame_digest, codec="float32",
-            )  # fmt: skip
+                torch.zeros(k),
+                torch.arange(k),
+                size=self._frame.size,
+                round=announced.round,
+                digest=announced.frame_digest,
+                codec="float32",
+            )
             content = update(payload, self.client)
         content[RECORD] = news_record(self.news(head))
         return Message(content, reply_to=message)
@@ -107,7 +148,11 @@ Kind = Callable[[Message, FalseNode], Message]
 
 def _instead(content: RecordDict | Error, reply: Message) -> Message:
     """The reply with another content and the same metadata."""
-    error = {"_error": content, "_content": None} if isinstance(content, Error) else {"_content": content}
+    error = (
+        {"_error": content, "_content": None}
+        if isinstance(content, Error)
+        else {"_content": content}
+    )
     reply.__dict__.update(error)
     return reply
 
@@ -121,24 +166,35 @@ def records(reply: Message, node: FalseNode) -> Message:
     content, names = reply.content, list(reply.content)
     name = node.rng.choice(names)
     odd = [
-        ConfigRecord({"a": 1}), MetricRecord({"a": math.nan, "b": [math.inf] * 9}), ArrayRecord({}), ConfigRecord({}),
-        ConfigRecord({"k" * 10**5: "v" * 10**6}), MetricRecord({str(n): 1e308 for n in range(100)}),
-    ]  # fmt: skip
+        ConfigRecord({"a": 1}),
+        MetricRecord({"a": math.nan, "b": [math.inf] * 9}),
+        ArrayRecord({}),
+        ConfigRecord({}),
+        ConfigRecord({"k" * 10**5: "v" * 10**6}),
+        MetricRecord({str(n): 1e308 for n in range(100)}),
+    ]
     how = node.rng.randrange(3)
     more = {f"more-{n}": ConfigRecord({"a": n}) for n in range(40 if how == 2 else 0)}
     kept = {key: content[key] for key in names if key != name}
-    return _instead(RecordDict(kept | ({name: node.rng.choice(odd)} if how == 1 else {}) | more), reply)
+    return _instead(
+        RecordDict(kept | ({name: node.rng.choice(odd)} if how == 1 else {}) | more), reply
+    )
 
 
 def identities(reply: Message, node: FalseNode) -> Message:
     """Another client, another N_k, or what is no number."""
-    who = [node.rng.choice([*ODD_NUMBERS, node.client, node.client + 1]), node.rng.choice([*ODD_NUMBERS, 10**12])]
+    who = [
+        node.rng.choice([*ODD_NUMBERS, node.client, node.client + 1]),
+        node.rng.choice([*ODD_NUMBERS, 10**12]),
+    ]
     reply.content["identity"] = ConfigRecord({"partition": who[0], "num-examples": who[1]})
     return reply
 
 
 def ledgers(reply: Message, node: FalseNode) -> Message:
-    """Lines that are damaged, too many, nested, or whose entries are odd though their chain is right."""
+    """Lines that are damaged, too many, nested, or whose entries are odd though their chain is
+    right.
+    """
     news, rng = node.news(), node.rng
     before = list(node._lines)
     lines, head = news.lines, news.head
@@ -179,12 +235,20 @@ def payloads(reply: Message, node: FalseNode) -> Message:
         return identities(reply, node)
     value = struct.pack("<f", rng.choice([math.nan, math.inf, -math.inf, 3e38, 1e-45, -0.0]))
     forms = (
-        lambda: flipped(payload, rng), lambda: payload[: rng.randrange(len(payload))], lambda: payload * 3,
-        lambda: b"", lambda: rng.randbytes(len(payload)), lambda: payload[:64] + value + payload[68:],
-    )  # fmt: skip
+        lambda: flipped(payload, rng),
+        lambda: payload[: rng.randrange(len(payload))],
+        lambda: payload * 3,
+        lambda: b"",
+        lambda: rng.randbytes(len(payload)),
+        lambda: payload[:64] + value + payload[68:],
+    )
     data = rng.choice(forms)()
     odd = rng.choice(
-        [("uint8", (len(data),), "raw"), ("O", (), "numpy.ndarray"), ("<f8", (2**62, 2**62, -1), "x" * 99)]
+        [
+            ("uint8", (len(data),), "raw"),
+            ("O", (), "numpy.ndarray"),
+            ("<f8", (2**62, 2**62, -1), "x" * 99),
+        ]
     )
     reply.content["update"] = ArrayRecord({"payload": Array(*odd, data=data)})
     return reply
@@ -192,10 +256,18 @@ def payloads(reply: Message, node: FalseNode) -> Message:
 
 def metadata(reply: Message, node: FalseNode) -> Message:
     """A reply that says that it answers another message, or comes from another node."""
-    name, value = node.rng.choice([
-        ("reply_to_message_id", "0" * 64), ("src_node_id", 7), ("message_type", "evaluate"), ("group_id", "x" * 9999),
-        ("run_id", 1), ("dst_node_id", 5), ("created_at", 0.0), ("ttl", -1.0),
-    ])  # fmt: skip
+    name, value = node.rng.choice(
+        [
+            ("reply_to_message_id", "0" * 64),
+            ("src_node_id", 7),
+            ("message_type", "evaluate"),
+            ("group_id", "x" * 9999),
+            ("run_id", 1),
+            ("dst_node_id", 5),
+            ("created_at", 0.0),
+            ("ttl", -1.0),
+        ]
+    )
     reply.metadata.__dict__[f"_{name}"] = value
     return reply
 
@@ -203,10 +275,18 @@ def metadata(reply: Message, node: FalseNode) -> Message:
 def flipped(data: bytes, rng: random.Random) -> bytes:
     """One bit of it changed."""
     place = rng.randrange(max(len(data), 1))
-    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :] if data else b"\0"
+    return (
+        data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+        if data
+        else b"\0"
+    )
 
 
 KINDS: dict[str, Kind] = {
-    "error": error, "records": records, "identity": identities, "ledger": ledgers, "payload": payloads,
+    "error": error,
+    "records": records,
+    "identity": identities,
+    "ledger": ledgers,
+    "payload": payloads,
     "metadata": metadata,
-}  # fmt: skip
+}

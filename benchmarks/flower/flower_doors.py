@@ -1,4 +1,5 @@
-"""Two Flower apps that keep their training, with and without privacy: accuracy, epsilon, bytes; nodes in one process.
+"""Two Flower apps that keep their training, with and without privacy: accuracy, epsilon, bytes;
+nodes in one process.
 
 python -m benchmarks.flower.flower_doors [--seeds 0 1 2] [--nodes 100 5]
 """
@@ -25,16 +26,25 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def trained(
-    app: ClientApp, strategy: Any, package: str, nodes: int, rounds: int, config: dict[str, Any], seed: int
+    app: ClientApp,
+    strategy: Any,
+    package: str,
+    nodes: int,
+    rounds: int,
+    config: dict[str, Any],
+    seed: int,
 ) -> Any:
     """The result of a strategy over an app."""
     task, server = import_module(f"{package}.task"), import_module(f"{package}.server_app")
     torch.manual_seed(seed)
     with task_identity():
         return strategy.start(
-            LocalGrid(app, nodes, {"local-epochs": 3}), ArrayRecord(task.Net().state_dict()), num_rounds=rounds,
-            train_config=ConfigRecord(config), evaluate_fn=server.global_evaluate,
-        )  # fmt: skip
+            LocalGrid(app, nodes, {"local-epochs": 3}),
+            ArrayRecord(task.Net().state_dict()),
+            num_rounds=rounds,
+            train_config=ConfigRecord(config),
+            evaluate_fn=server.global_evaluate,
+        )
 
 
 def updates(nodes: int, seed: int, settings: dict[str, Any] | None) -> Any:
@@ -44,7 +54,11 @@ def updates(nodes: int, seed: int, settings: dict[str, Any] | None) -> Any:
     mods = []
     if settings is not None:
         net = import_module("digits_updates.task").Net
-        mods = [fedlsg.flower.private_update(net, epsilon=8.0, delta=1e-5, trust="secure", ledger=tempfile.mkdtemp())]
+        mods = [
+            fedlsg.flower.private_update(
+                net, epsilon=8.0, delta=1e-5, trust="secure", ledger=tempfile.mkdtemp()
+            )
+        ]
         strategy = fedlsg.flower.PrivateUpdates(strategy, net, epsilon=8.0, **settings)
     app = ClientApp(mods=mods)
     app.train()(client.train)
@@ -85,11 +99,17 @@ def main() -> None:
     }
     for name, run in arms.items():
         results = [run(seed) for seed in args.seeds]
-        accuracy = [100 * float(list(r.evaluate_metrics_serverapp.values())[-1]["accuracy"]) for r in results]
+        accuracy = [
+            100 * float(list(r.evaluate_metrics_serverapp.values())[-1]["accuracy"])
+            for r in results
+        ]
         last = list(results[-1].train_metrics_clientapp.values())[-1]
         bytes_up = last.get("uplink_bytes", "")
-        print(f"{name:45} {mean(accuracy):.1f} ({min(accuracy):.1f} to {max(accuracy):.1f})  epsilon "
-              f"{last.get('epsilon', 'none')}  bytes up a round {bytes_up}", flush=True)  # fmt: skip
+        print(
+            f"{name:45} {mean(accuracy):.1f} ({min(accuracy):.1f} to {max(accuracy):.1f})  epsilon "
+            f"{last.get('epsilon', 'none')}  bytes up a round {bytes_up}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

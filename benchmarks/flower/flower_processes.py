@@ -1,9 +1,9 @@
 """The processes of a run of Flower on a SuperLink of its own: find and end every one (Linux).
 
-A process belongs to the run if it has the run's FLWR_HOME, which all inherit, in /proc/PID/environ. That alone is not
-enough: when Ray's two agents set their process title, it overwrites a part of that file (Ray 2.55.1: 184 to 2485 of
-2583 bytes, different in every run). So descendants of the run's processes, and members of sessions that these lead,
-belong to it as well.
+A process belongs to the run if it has the run's FLWR_HOME, which all inherit, in /proc/PID/environ.
+That alone is not enough: when Ray's two agents set their process title, it overwrites a part of
+that file (Ray 2.55.1: 184 to 2485 of 2583 bytes, different in every run). So descendants of the
+run's processes, and members of sessions that these lead, belong to it as well.
 """
 
 import os
@@ -24,7 +24,9 @@ GONE = (ProcessLookupError, FileNotFoundError, PermissionError, BrokenPipeError)
 
 
 class Process(NamedTuple):
-    """One living process. ``pid`` and ``started`` (clock ticks since boot) identify it for ever; the pid does not."""
+    """One living process. ``pid`` and ``started`` (clock ticks since boot) identify it for ever;
+    the pid does not.
+    """
 
     pid: int
     started: int
@@ -35,10 +37,11 @@ class Process(NamedTuple):
 def end_all(home: Path, children: list[subprocess.Popen[bytes]]) -> None:
     """SIGTERM, then after 3 s SIGKILL, to every process of the run in ``home`` until none is left.
 
-    Guarantee (Linux): on return no process of the run lives, unless one survived SIGKILL for 10 s. To the run belongs
-    each process that has ``home`` in its environment, is in ``children``, descends from a process of the run, or is in
-    a session that one leads.
-    Differs elsewhere: only ``children`` are seen; Flower's other processes watch their parents, Ray's their driver.
+    Guarantee (Linux): on return no process of the run lives, unless one survived SIGKILL for 10 s.
+    To the run belongs each process that has ``home`` in its environment, is in ``children``,
+    descends from a process of the run, or is in a session that one leads.
+    Differs elsewhere: only ``children`` are seen; Flower's other processes watch their parents,
+    Ray's their driver.
     """
     known: set[Process] = set()
     for signal_number in GRACE_SECONDS:
@@ -61,7 +64,9 @@ def end_all(home: Path, children: list[subprocess.Popen[bytes]]) -> None:
 
 
 def carrying(home: Path) -> set[int]:
-    """Ids of the processes whose environment names this FLWR_HOME, as far as /proc shows it (Linux only)."""
+    """Ids of the processes whose environment names this FLWR_HOME, as far as /proc shows it (Linux
+    only).
+    """
     mark = f"FLWR_HOME={home}".encode()
     found = set()
     for entry in Path("/proc").glob("[0-9]*/environ"):
@@ -76,18 +81,22 @@ def living() -> list[Process]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(*GONE):
-            # pid (name) state parent group session ... started is the 20th after the name, which may hold anything
+            # pid (name) state parent group session ... started is the 20th after the name, which
+            # may hold anything
             fields = entry.read_text(errors="replace").rpartition(")")[2].split()
             if fields[0] not in "ZX":
-                found.append(Process(int(entry.parent.name), int(fields[19]), int(fields[1]), int(fields[3])))
+                found.append(
+                    Process(int(entry.parent.name), int(fields[19]), int(fields[1]), int(fields[3]))
+                )
     return found
 
 
 def of_run(processes: Iterable[Process], marked: set[int], known: set[Process]) -> set[Process]:
-    """Those of ``processes`` that belong to a run: ``marked`` or ``known``, their descendants, and members of sessions
-    that one of these leads or led.
+    """Those of ``processes`` that belong to a run: ``marked`` or ``known``, their descendants, and
+    members of sessions that one of these leads or led.
 
-    A session with another leader is not the run's: it is the terminal of a user who set FLWR_HOME by hand.
+    A session with another leader is not the run's: it is the terminal of a user who set FLWR_HOME
+    by hand.
     """
     by_pid = {process.pid: process for process in processes}
     named = {(process.pid, process.started) for process in known}
@@ -96,6 +105,10 @@ def of_run(processes: Iterable[Process], marked: set[int], known: set[Process]) 
     while grown != len(members):
         grown = len(members)
         pids = {member.pid for member in members}
-        led = {p.session for p in members | known if p.session == p.pid and (p.pid in pids or p.pid not in by_pid)}
+        led = {
+            p.session
+            for p in members | known
+            if p.session == p.pid and (p.pid in pids or p.pid not in by_pid)
+        }
         members |= {p for p in by_pid.values() if p.parent in pids or p.session in led}
     return members

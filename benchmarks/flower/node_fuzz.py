@@ -1,12 +1,16 @@
-"""What nodes may send to a real SuperLink: thousands of messages that no honest node sends, and a run that goes on.
+"""What nodes may send to a real SuperLink: thousands of messages that no honest node sends, and a
+run that goes on.
 
     python -m benchmarks.flower.node_fuzz [--messages 10000] [--clients 300] [--seed 0]
-    python -m benchmarks.flower.node_fuzz --messages 2 --clients 3 --text-mb 200      one node, errors with long texts
+    python -m benchmarks.flower.node_fuzz --messages 2 --clients 3 --text-mb 200      one node,
+                                                                                      errors with
+                                                                                      long texts
 
-The nodes speak SuperLink's API for nodes by Flower's own code, without a SuperNode: they can send what no ClientApp
-could, such as objects that are no message. A tenth of them is honest (``false_node``). None trains. Prints
-how the run ended, how many replies of which kind were sent, how many were rejected, and the peak memory of Flower's
-processes. A message takes 20 to 30 requests to the SuperLink, on both of its sides.
+The nodes speak SuperLink's API for nodes by Flower's own code, without a SuperNode: they can send
+what no ClientApp could, such as objects that are no message. A tenth of them is honest
+(``false_node``). None trains. Prints how the run ended, how many replies of which kind were sent,
+how many were rejected, and the peak memory of Flower's processes. A message takes 20 to 30 requests
+to the SuperLink, on both of its sides.
 """
 
 import argparse
@@ -49,12 +53,20 @@ from simulations.settings.settings import from_mapping
 GARBAGE = 0.05
 """Share of replies that are no message at all."""
 IDLE_SECONDS = (0.5, 30.0)
-"""Between two looks of a node for a message: at first, and at most. The first node's message wakes all others."""
+"""Between two looks of a node for a message: at first, and at most. The first node's message wakes
+all others.
+"""
 THREADS = 4
 SETTINGS: dict[str, Any] = {
-    "workload": "digits", "method": "dpsgd", "codec": "float32", "sample_rate": 0.05, "noise_multiplier": 20.0,
-    "delta": 1e-5, "reproducible": False, "round_timeout": 300.0,
-}  # fmt: skip
+    "workload": "digits",
+    "method": "dpsgd",
+    "codec": "float32",
+    "sample_rate": 0.05,
+    "noise_multiplier": 20.0,
+    "delta": 1e-5,
+    "reproducible": False,
+    "round_timeout": 300.0,
+}
 
 
 class RawNode:
@@ -67,7 +79,9 @@ class RawNode:
 
     def _pull(self, run: int, name: str) -> bytes:
         """An object, once the server has uploaded it."""
-        found = pull_objects([name], lambda one: self._pull_now(run, one), initial_backoff=0.2, max_time=20)
+        found = pull_objects(
+            [name], lambda one: self._pull_now(run, one), initial_backoff=0.2, max_time=20
+        )
         return found[name]
 
     def look(self) -> bool:
@@ -98,7 +112,8 @@ class RawNode:
         self.sent[self.node.sent[-1]] += 1
         reply.metadata.__dict__["_message_id"] = reply.object_id
         contents = {name: one.deflate() for name, one in get_all_nested_objects(reply).items()}
-        # Of false metadata the SuperLink reads the envelope alone, and drops a reply to another's message.
+        # Of false metadata the SuperLink reads the envelope alone, and drops a reply to another's
+        # message.
         envelope = reply if reply.has_error() else Message(RecordDict(), reply_to=message)
         envelope.metadata.__dict__["_message_id"] = reply.object_id
         self._upload(envelope, get_object_tree(reply), contents, run)
@@ -109,15 +124,23 @@ class RawNode:
         head = self._pull(run, tree.object_id)
         (content,) = get_object_children_ids_from_object_content(head)
         names: dict[str, str] = json.loads(get_object_body(self._pull(run, content), RecordDict))
-        records = {name: self._pull(run, names[name]) for name in ("round", "ledger") if name in names}
-        message.content = RecordDict({name: ConfigRecord.inflate(record) for name, record in records.items()})
+        records = {
+            name: self._pull(run, names[name]) for name in ("round", "ledger") if name in names
+        }
+        message.content = RecordDict(
+            {name: ConfigRecord.inflate(record) for name, record in records.items()}
+        )
         self._confirm(run, tree.object_id)
 
     def _answer_garbage(self, message: Message, run: int) -> None:
-        """Objects that are no message, in a tree that is deep; a reply whose objects never come is lost to Flower."""
+        """Objects that are no message, in a tree that is deep; a reply whose objects never come is
+        lost to Flower.
+        """
         rng = self.node.rng
         reply = self.node.honest(message)
-        how = rng.choice(("body", "child", "deep", "other", "json") if rng.random() > 0.01 else ("missing",))
+        how = rng.choice(
+            ("body", "child", "deep", "other", "json") if rng.random() > 0.01 else ("missing",)
+        )
         self.sent[f"garbage: {how}"] += 1
         head, content = reply.deflate(), reply.content.deflate()
         child, contents = "", dict[str, bytes]()
@@ -128,13 +151,17 @@ class RawNode:
             for _ in range(rng.choice([40, 90])):
                 child, one = _object("RecordDict", child, b"{}")
                 contents |= one
-        body = {"body": rng.randbytes(60), "other": content}.get(how, get_object_body(head, Message))
+        body = {"body": rng.randbytes(60), "other": content}.get(
+            how, get_object_body(head, Message)
+        )
         name, one = _object("Array" if how == "other" else "Message", child, body)
         contents |= one
         reply.metadata.__dict__["_message_id"] = name
         self._upload(reply, _tree(name, contents), {} if how == "missing" else contents, run)
 
-    def _upload(self, reply: Message, tree: ObjectTree, contents: dict[str, bytes], run: int) -> None:
+    def _upload(
+        self, reply: Message, tree: ObjectTree, contents: dict[str, bytes], run: int
+    ) -> None:
         wanted, session = self._send(reply, tree, 0.0)
         for name in wanted & contents.keys():
             self._push(run, session, name, contents[name])
@@ -148,7 +175,11 @@ def _object(kind: str, child: str, body: bytes) -> tuple[str, dict[str, bytes]]:
 
 
 def _tree(name: str, contents: dict[str, bytes]) -> ObjectTree:
-    children = [child for child in contents[name].split(b"\x00", 1)[0].decode().split(" ")[1].split(",") if child]
+    children = [
+        child
+        for child in contents[name].split(b"\x00", 1)[0].decode().split(" ")[1].split(",")
+        if child
+    ]
     return ObjectTree(object_id=name, children=[_tree(child, contents) for child in children])
 
 
@@ -156,7 +187,9 @@ def long_texts(node: FalseNode, *, megabytes: int) -> None:
     """Let a node answer each announcement with an error whose text is so long."""
 
     def reply(message: Message) -> Message:
-        node.sent.append("honest" if message.metadata.message_type == "query" else f"text of {megabytes} MB")
+        node.sent.append(
+            "honest" if message.metadata.message_type == "query" else f"text of {megabytes} MB"
+        )
         if node.sent[-1] == "honest":
             return node.honest(message)
         return Message(Error(code=0, reason="x" * (megabytes * 10**6)), reply_to=message)
@@ -174,25 +207,43 @@ def peak_memory(home: Path) -> dict[str, int]:
             status = Path(f"/proc/{pid}/status").read_text()
         except OSError:
             continue
-        name = next((Path(word).name for word in words if "flwr" in Path(word).name or "flower" in word), words[0])
+        name = next(
+            (Path(word).name for word in words if "flwr" in Path(word).name or "flower" in word),
+            words[0],
+        )
         peak = int(status.partition("VmHWM:")[2].split()[0]) // 1024 if "VmHWM:" in status else 0
         found[name] = max(found.get(name, 0), peak)
     return found
 
 
 def fuzz(
-    folder: Path, *, messages: int, clients: int, seed: int, patience: float = 3600.0,
+    folder: Path,
+    *,
+    messages: int,
+    clients: int,
+    seed: int,
+    patience: float = 3600.0,
     change: Callable[[FalseNode], None] = lambda node: None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """A run with so many false messages; what it left. ``change``: of the false nodes."""
     honest = max(clients // 10, 2)
     rounds = -(-messages // (clients - honest))
-    settings = from_mapping({**SETTINGS, "clients": clients, "rounds": rounds, "evaluate_every": max(rounds // 4, 1)})
+    settings = from_mapping(
+        {**SETTINGS, "clients": clients, "rounds": rounds, "evaluate_every": max(rounds // 4, 1)}
+    )
     plan = make_plan(settings, declared=[300 + client for client in range(clients)])
     directory: RunDir = create(str(folder / "run"), settings)
-    asked = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path), noise_multiplier=20.0))
+    asked = replace(
+        plan, settings=replace(plan.settings, run_dir=str(directory.path), noise_multiplier=20.0)
+    )
     nodes = [
-        FalseNode(client=client, plan=plan, rng=random.Random(seed + client), chance=0.9 * (client >= honest), pairs=20)
+        FalseNode(
+            client=client,
+            plan=plan,
+            rng=random.Random(seed + client),
+            chance=0.9 * (client >= honest),
+            pairs=20,
+        )
         for client in range(clients)
     ]
     for node in nodes[honest:]:
@@ -202,7 +253,9 @@ def fuzz(
         raw = [
             RawNode(
                 node,
-                stack.enter_context(http_request_response(f"127.0.0.1:{flower.port}", insecure=True, max_retries=3)),
+                stack.enter_context(
+                    http_request_response(f"127.0.0.1:{flower.port}", insecure=True, max_retries=3)
+                ),
             )
             for node in nodes
         ]
@@ -216,23 +269,31 @@ def fuzz(
         "rounds": len(rows),
         "without update": sum(not row.answered for row in rows),
         "honest replies used": sum(int(c) < honest for row in rows for c in row.answered.split()),
-        "honest replies rejected": sum(int(c) < honest for row in rows for c in row.rejected.split()),
+        "honest replies rejected": sum(
+            int(c) < honest for row in rows for c in row.rejected.split()
+        ),
         "false messages": sum(count for kind, count in kinds.items() if kind != "honest"),
         "by kind": dict(kinds.most_common()),
         "rejected": sum(len(row.rejected.split()) for row in rows),
         "named clients": f"{len(named)} of {clients - honest}",
         "longest line of the log": max(map(len, flower.log_file.read_text().splitlines())),
-        "run directory MB": round(sum(f.stat().st_size for f in directory.path.rglob("*") if f.is_file()) / 1e6, 1),
+        "run directory MB": round(
+            sum(f.stat().st_size for f in directory.path.rglob("*") if f.is_file()) / 1e6, 1
+        ),
         "log MB": round(flower.log_file.stat().st_size / 1e6, 1),
         "peak MB": memory,
         "summary": directory.read_summary() if directory.summary.exists() else None,
     }
 
 
-def _answer_until(flower: Flower, app: Path, raw: list[RawNode], patience: float) -> tuple[str, dict[str, int], float]:
+def _answer_until(
+    flower: Flower, app: Path, raw: list[RawNode], patience: float
+) -> tuple[str, dict[str, int], float]:
     """Answer for all nodes until the run is over; its status, peak memory and seconds."""
     status: list[str] = []
-    running = threading.Thread(target=lambda: status.append(flower.run(app, patience=2 * patience)), daemon=True)
+    running = threading.Thread(
+        target=lambda: status.append(flower.run(app, patience=2 * patience)), daemon=True
+    )
     start, memory, looked = time.monotonic(), dict[str, int](), 0.0
     running.start()
     with ThreadPoolExecutor(THREADS) as pool:
@@ -245,14 +306,21 @@ def _answer_until(flower: Flower, app: Path, raw: list[RawNode], patience: float
             if now - looked > 10:
                 looked, seen = now, peak_memory(flower.home)
                 memory |= {name: max(peak, memory.get(name, 0)) for name, peak in seen.items()}
-                print(f"{now - start:.0f} s:", sum(sum(one.sent.values()) for one in raw), "messages", file=sys.stderr)
+                print(
+                    f"{now - start:.0f} s:",
+                    sum(sum(one.sent.values()) for one in raw),
+                    "messages",
+                    file=sys.stderr,
+                )
             time.sleep(0.1)
     print("not sent:", dict(sum((one.errors for one in raw), Counter[str]()).most_common(10)))
     return (status[0] if status else "still running"), memory, time.monotonic() - start
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--messages", type=int, default=10_000)
     options.add_argument("--clients", type=int, default=300)
     options.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,6 @@
-"""A TCP proxy on loopback that keeps every byte that it passes on, and finds the HTTP/1.1 exchanges in them."""
+"""A TCP proxy on loopback that keeps every byte that it passes on, and finds the HTTP/1.1 exchanges
+in them.
+"""
 
 import socket
 import threading
@@ -49,8 +51,13 @@ class CountingProxy:
                 connection = Connection()
                 self.connections.append(connection)
                 self._sockets += [caller, server]
-                for source, drain, kept in ((caller, server, connection.up), (server, caller, connection.down)):
-                    threading.Thread(target=_pass_on, args=(source, drain, kept), daemon=True).start()
+                for source, drain, kept in (
+                    (caller, server, connection.up),
+                    (server, caller, connection.down),
+                ):
+                    threading.Thread(
+                        target=_pass_on, args=(source, drain, kept), daemon=True
+                    ).start()
 
     def close(self) -> None:
         """Close every socket; the counts stay."""
@@ -63,7 +70,10 @@ class CountingProxy:
         """All finished exchanges, connection by connection."""
         found = []
         for connection in list(self.connections):
-            requests, responses = split_http(bytes(connection.up)), split_http(bytes(connection.down))
+            requests, responses = (
+                split_http(bytes(connection.up)),
+                split_http(bytes(connection.down)),
+            )
             for (first, body, up), (_, answer, down) in zip(requests, responses, strict=False):
                 path = first.split()[1].decode()
                 found.append(Exchange(path=path, up=up, down=down, request=body, response=answer))
@@ -84,16 +94,22 @@ def _pass_on(source: socket.socket, drain: socket.socket, kept: bytearray) -> No
 
 
 def split_http(stream: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-    """(first line, body, bytes of the whole message) of each complete HTTP/1.1 message of fixed length.
+    """(first line, body, bytes of the whole message) of each complete HTTP/1.1 message of fixed
+    length.
 
     Raises ValueError for another transfer encoding: its body would be counted wrongly.
     """
     while b"\r\n\r\n" in stream:
         head, _, rest = stream.partition(b"\r\n\r\n")
         first, *lines = head.split(b"\r\n")
-        fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+        fields = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(b":") for line in lines)
+        }
         if b"transfer-encoding" in fields:
-            raise ValueError(f"expected a message of fixed length, got {fields[b'transfer-encoding']!r}")
+            raise ValueError(
+                f"expected a message of fixed length, got {fields[b'transfer-encoding']!r}"
+            )
         length = int(fields.get(b"content-length", b"0"))
         if len(rest) < length:
             return

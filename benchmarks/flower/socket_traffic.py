@@ -1,9 +1,12 @@
-"""Which bytes on a SuperNode's socket belong to which of our messages (Flower 1.41, Fleet API over HTTP).
+"""Which bytes on a SuperNode's socket belong to which of our messages (Flower 1.41, Fleet API over
+HTTP).
 
-    down   pull-messages (an answer that holds one), pull-object for each object of its tree, confirm-message-received
+    down   pull-messages (an answer that holds one), pull-object for each object of its tree,
+           confirm-message-received
     up     push-messages, push-object for each object of its tree
 
-Objects are named by their hash; the payload is one of them, verbatim (arrays past 5 MB come in several).
+Objects are named by their hash; the payload is one of them, verbatim (arrays past 5 MB come in
+several).
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +28,8 @@ from benchmarks.flower.socket_proxy import Exchange
 class Message:
     """Bytes and requests of one of our messages.
 
-    socket: bytes in its own direction, HTTP heads included. back: bytes the other way (the requests of a pull, the
+    socket: bytes in its own direction, HTTP heads included. back: bytes the other way (the requests
+    of a pull, the
     answers to a push). bodies: of ``socket``, without HTTP heads. requests: exchanges.
     """
 
@@ -37,7 +41,12 @@ class Message:
 
     def sizes(self) -> dict[str, int]:
         """The four numbers."""
-        return {"socket": self.socket, "back": self.back, "bodies": self.bodies, "requests": self.requests}
+        return {
+            "socket": self.socket,
+            "back": self.back,
+            "bodies": self.bodies,
+            "requests": self.requests,
+        }
 
     def add(self, exchange: Exchange, *, up: bool) -> None:
         """One exchange of a message that goes up or down."""
@@ -49,7 +58,9 @@ class Message:
 
 @dataclass
 class Moved:
-    """messages: by (round, direction); round "" is the query. besides: (exchanges, bytes up, bytes down) by path."""
+    """messages: by (round, direction); round "" is the query. besides: (exchanges, bytes up, bytes
+    down) by path.
+    """
 
     messages: dict[tuple[str, str], Message] = field(default_factory=dict)
     besides: dict[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -84,13 +95,23 @@ def count_moved(exchanges: Iterable[Exchange]) -> Moved:
 
 
 def _announcements(exchange: Exchange) -> Iterator[tuple[str, Any, tuple[str, str]]]:
-    """(push or pull, object tree, (round, direction)) of the messages that an exchange announces."""
+    """(push or pull, object tree, (round, direction)) of the messages that an exchange
+    announces.
+    """
     if exchange.path.endswith("/push-messages"):
         sent = PushMessagesRequest.FromString(exchange.request)
-        pairs, kind, direction = zip(sent.messages_list, sent.message_object_trees, strict=True), "push", "up"
+        pairs, kind, direction = (
+            zip(sent.messages_list, sent.message_object_trees, strict=True),
+            "push",
+            "up",
+        )
     elif exchange.path.endswith("/pull-messages"):
         got = PullMessagesResponse.FromString(exchange.response)
-        pairs, kind, direction = zip(got.messages_list, got.message_object_trees, strict=True), "pull", "down"
+        pairs, kind, direction = (
+            zip(got.messages_list, got.message_object_trees, strict=True),
+            "pull",
+            "down",
+        )
     else:
         return
     for message, tree in pairs:
@@ -104,13 +125,20 @@ def _objects(tree: Any) -> Iterator[str]:
 
 
 def _object(exchange: Exchange) -> tuple[str, str, bytes]:
-    """(push or pull, object, its content) of an exchange about one object; of a confirmation there is no content."""
+    """(push or pull, object, its content) of an exchange about one object; of a confirmation there
+    is no content.
+    """
     if exchange.path.endswith("/push-object"):
         sent = PushObjectRequest.FromString(exchange.request)
         return "push", sent.object_id, sent.object_content
     if exchange.path.endswith("/pull-object"):
-        got = PullObjectResponse.FromString(exchange.response)  # an object that is not there yet is asked for again
+        # an object that is not there yet is asked for again
+        got = PullObjectResponse.FromString(exchange.response)
         return "pull", PullObjectRequest.FromString(exchange.request).object_id, got.object_content
     if exchange.path.endswith("/confirm-message-received"):
-        return "pull", ConfirmMessageReceivedRequest.FromString(exchange.request).message_object_id, b""
+        return (
+            "pull",
+            ConfirmMessageReceivedRequest.FromString(exchange.request).message_object_id,
+            b"",
+        )
     return "", "", b""

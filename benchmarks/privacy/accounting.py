@@ -1,11 +1,13 @@
-"""Largest and median epsilon of 1,000 clients of unequal size: seconds, and how far the bounds are above exact values.
+"""Largest and median epsilon of 1,000 clients of unequal size: seconds, and how far the bounds are
+above exact values.
 
     python -m benchmarks.privacy.accounting --json FILE [--clients 1000] [--exact]
 
-Sizes are 20 to 500 examples, uniform in their logarithm, at batch size 10. Clients take part by a public schedule
-of 10 % a round over 200 rounds. ``common``: one noise multiplier for all. ``own``: each client's noise
-grows with its rate, which is the hard case: hardly any client's epsilon bounds another's. ``--exact`` computes every
-client (a minute each) and shows how far the bounds are above the exact values of the fast accountant.
+Sizes are 20 to 500 examples, uniform in their logarithm, at batch size 10. Clients take part by a
+public schedule of 10 % a round over 200 rounds. ``common``: one noise multiplier for all. ``own``:
+each client's noise grows with its rate, which is the hard case: hardly any client's epsilon bounds
+another's. ``--exact`` computes every client (a minute each) and shows how far the bounds are above
+the exact values of the fast accountant.
 """
 
 import random
@@ -38,10 +40,14 @@ def make_events(clients: int, *, own_noise: bool) -> list[Events]:
 
 
 def measure(population: list[Events], *, exact: bool) -> dict[str, Any]:
-    """Seconds of one population: the epsilon shown in a round, the one at the end of a run, and every client's."""
+    """Seconds of one population: the epsilon shown in a round, the one at the end of a run, and
+    every client's.
+    """
     found: dict[str, Any] = {"different": len(set(population)), "front": len(front(population))}
     before = time.process_time()
-    found["display"] = vars(displayed(population, delta=DELTA)) | {"seconds": time.process_time() - before}
+    found["display"] = vars(displayed(population, delta=DELTA)) | {
+        "seconds": time.process_time() - before
+    }
     before = time.process_time()
     found["end"] = vars(spread(population, delta=DELTA, accountants=ACCOUNTANTS))
     found["end"] |= {"seconds": time.process_time() - before}
@@ -61,11 +67,17 @@ def main() -> None:
     results = {}
     for name, own_noise in (("common", False), ("own", True)):
         results[name] = measure(make_events(given.clients, own_noise=own_noise), exact=given.exact)
-        print(f"{name} noise: {results[name]['different']} different clients, {results[name]['front']} in the front")
+        print(
+            f"{name} noise: {results[name]['different']} different clients, "
+            f"{results[name]['front']} in the front"
+        )
         for what in ("display", "end", "exact"):
             if what in results[name]:
                 row = results[name][what]
-                print(f"  {what:8} {row['seconds']:7.2f} s  max {row['largest']:.4f}  median {row['median']:.4f}")
+                print(
+                    f"  {what:8} {row['seconds']:7.2f} s  max {row['largest']:.4f}  median "
+                    f"{row['median']:.4f}"
+                )
     write(given.json, {"accounting": results})
 
 

@@ -1,12 +1,14 @@
-"""How far reported epsilons are above exact ones, and seconds of a search for sigma against Opacus' search.
+"""How far reported epsilons are above exact ones, and seconds of a search for sigma against Opacus'
+search.
 
     python -m benchmarks.privacy.accounting_exact --json FILE [--seconds 300]
 
-The gap: over a grid of sample rates, noise multipliers, steps and deltas, in a fixed random order until ``--seconds``
-are over. Exact values are closed forms (full batches, one step) or inversions of a Laplace transform
-(`exact_epsilon`), which shares no code with fedlsg.accounting and refuses where it does not converge. The
-search: `calibrate_noise_multiplier`, with its witness and without, and `opacus.accountants.utils.get_noise_multiplier`
-(PRV, its default tolerance of .01 in epsilon), interleaved. Without Opacus its column is empty.
+The gap: over a grid of sample rates, noise multipliers, steps and deltas, in a fixed random order
+until ``--seconds`` are over. Exact values are closed forms (full batches, one step) or inversions
+of a Laplace transform (`exact_epsilon`), which shares no code with fedlsg.accounting and refuses
+where it does not converge. The search: `calibrate_noise_multiplier`, with its witness and without,
+and `opacus.accountants.utils.get_noise_multiplier` (PRV, its default tolerance of .01 in epsilon),
+interleaved. Without Opacus its column is empty.
 """
 
 import importlib.util
@@ -21,7 +23,16 @@ from typing import Any
 
 from benchmarks.pairs import parser, write
 from benchmarks.privacy.exact_epsilon import full_batch, inverted, one_step
-from fedlsg.accounting import AccountingError, Event, bounds, calibrate, calibrate_noise_multiplier, epsilon, pld, prv
+from fedlsg.accounting import (
+    AccountingError,
+    Event,
+    bounds,
+    calibrate,
+    calibrate_noise_multiplier,
+    epsilon,
+    pld,
+    prv,
+)
 
 RATES = (1e-5, 1e-3, 0.03, 0.5, 1.0)
 NOISES = (0.3, 0.8, 4.0, 50.0, 1e3)
@@ -54,7 +65,13 @@ def gaps(seconds: float) -> dict[str, Any]:
             break
         before = time.process_time()
         try:
-            bound = epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta, accountants=("pld",))
+            bound = epsilon(
+                sample_rate=q,
+                noise_multiplier=sigma,
+                steps=steps,
+                delta=delta,
+                accountants=("pld",),
+            )
         except AccountingError as error:
             rows.append({"setting": (q, sigma, steps, delta), "refused": str(error)})
             continue
@@ -64,7 +81,12 @@ def gaps(seconds: float) -> dict[str, Any]:
             truth = exact(q, sigma, steps, delta, bound.upper)
         gap = bound.upper / truth - 1 if truth > 0 else math.nan
         rows.append(
-            {"setting": (q, sigma, steps, delta), "accountant": bound.accountant, "lower": bound.lower, "gap": gap}
+            {
+                "setting": (q, sigma, steps, delta),
+                "accountant": bound.accountant,
+                "lower": bound.lower,
+                "gap": gap,
+            }
             | {"upper": bound.upper, "exact": truth, "seconds": spent}
         )
     return {"rows": rows, "of": len(settings)}
@@ -105,7 +127,9 @@ def search(q: float, steps: int) -> dict[str, Any]:
                 warnings.simplefilter("ignore")
                 found[name]["sigma"] = arm()
             found[name]["seconds"].append(time.process_time() - before)
-    return {name: row | {"median": statistics.median(row["seconds"])} for name, row in found.items()}
+    return {
+        name: row | {"median": statistics.median(row["seconds"])} for name, row in found.items()
+    }
 
 
 def main() -> None:
@@ -115,18 +139,24 @@ def main() -> None:
     searches = {}
     for q, steps in SEARCHES:
         searches[f"{q:g}, {steps}"] = rows = search(q, steps)
-        print(f"sigma for epsilon {TARGET:g} at q = {q:g}, {steps:,} steps (CPU seconds, median of {REPEATS})")
+        print(
+            f"sigma for epsilon {TARGET:g} at q = {q:g}, {steps:,} steps (CPU seconds, median of "
+            f"{REPEATS})"
+        )
         for name, row in rows.items():
             print(f"  {name:20} {row['median']:7.2f} s  sigma {row['sigma']:.5f}")
         if "opacus" not in rows:
             print("  opacus is not installed")
     found = gaps(given.seconds)
     rows = [row for row in found["rows"] if math.isfinite(row.get("gap", math.nan))]
-    print(f"{len(found['rows'])} of {found['of']} settings, {len(rows)} with a positive exact value")
+    print(
+        f"{len(found['rows'])} of {found['of']} settings, {len(rows)} with a positive exact value"
+    )
     if rows:
         worst = max(rows, key=lambda row: row["gap"])
         print(
-            f"  gap: smallest {min(r['gap'] for r in rows):.1e}, median {statistics.median(r['gap'] for r in rows):.1e}"
+            f"  gap: smallest {min(r['gap'] for r in rows):.1e}, median "
+            f"{statistics.median(r['gap'] for r in rows):.1e}"
         )
         print(f"  largest {worst['gap']:.1e}, at q, sigma, T, delta = {worst['setting']}")
     seconds = [row["seconds"] for row in found["rows"] if "seconds" in row]

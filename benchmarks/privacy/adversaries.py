@@ -1,4 +1,6 @@
-"""Data sets and the example to remove from them, chosen as an adversary would, and the mistakes that they reveal."""
+"""Data sets and the example to remove from them, chosen as an adversary would, and the mistakes
+that they reveal.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,7 +22,9 @@ from simulations.workloads.base.split import Split
 from simulations.workloads.texts import Tokens
 
 Case = tuple[list[int], int]
-"""Rows of the training split in the order in which a client holds them, and the place of the one that leaves."""
+"""Rows of the training split in the order in which a client holds them, and the place of the one
+that leaves.
+"""
 
 LENGTHS = (6, 7, 9, 11, 15, 23, 30, 40, 63, 64)
 MAX_LENGTH = 64
@@ -29,45 +33,70 @@ HUGE, BROKEN, DARK = IMAGES, IMAGES + 1, IMAGES + 2
 
 
 def made_texts(
-    encoder: str = "minilm", *, name: str | None = None, ends: tuple[int, int] = (101, 102),
+    encoder: str = "minilm",
+    *,
+    name: str | None = None,
+    ends: tuple[int, int] = (101, 102),
     words: tuple[int, int] = (1999, 29000),
-) -> LoadedWorkload:  # fmt: skip
-    """Random tokens between ``ends``: one text for each of LENGTHS, the longest with the largest allowed length.
+) -> LoadedWorkload:
+    """Random tokens between ``ends``: one text for each of LENGTHS, the longest with the largest
+    allowed length.
 
-    Args:
-        encoder: the only model, a short name or an absolute folder; it goes by ``name``, or else by ``encoder``.
-        words: the first id of a word and the one after the last, as in the vocabulary of ``encoder``.
+    Args: encoder: the only model, a short name or an absolute folder; it goes by ``name``, or else
+        by ``encoder``. words: the first id of a word and the one after the last, as in the
+        vocabulary of ``encoder``.
     """
     draw = np.random.default_rng(3)
     ids = [np.array([ends[0], *draw.integers(*words, length - 2), ends[1]]) for length in LENGTHS]
     tokens = Tokens(
-        ids=np.concatenate(ids).astype(np.int32), types=np.zeros(sum(LENGTHS), dtype=np.uint8),
-        offsets=np.cumsum([0, *LENGTHS]), pad_id=0, max_length=MAX_LENGTH,
-    )  # fmt: skip
+        ids=np.concatenate(ids).astype(np.int32),
+        types=np.zeros(sum(LENGTHS), dtype=np.uint8),
+        offsets=np.cumsum([0, *LENGTHS]),
+        pad_id=0,
+        max_length=MAX_LENGTH,
+    )
     labels = torch.arange(len(LENGTHS)) % 2
-    train = Split(inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths, groups=tokens.groups)
+    train = Split(
+        inputs=tokens, labels=labels, prepare=dict, lengths=tokens.lengths, groups=tokens.groups
+    )
     return LoadedWorkload(
-        name="glue-sst2", train=train, test=train, num_classes=2, defaults={"microbatch_size": 32},
+        name="glue-sst2",
+        train=train,
+        test=train,
+        num_classes=2,
+        defaults={"microbatch_size": 32},
         models={name or encoder: lambda: build_encoder(find_encoder(encoder, None), num_classes=2)},
-    )  # fmt: skip
+    )
 
 
 def made_images(channels: int, side: int) -> LoadedWorkload:
-    """Random images, then one of huge pixels, one with NaN, and one of zeros, and the models that fit."""
-    pixels = np.random.default_rng(4).standard_normal((IMAGES + 3, channels, side, side)).astype(np.float32)
+    """Random images, then one of huge pixels, one with NaN, and one of zeros, and the models that
+    fit.
+    """
+    pixels = (
+        np.random.default_rng(4)
+        .standard_normal((IMAGES + 3, channels, side, side))
+        .astype(np.float32)
+    )
     pixels[HUGE] *= 1e6
     pixels[BROKEN, 0, 0, 0] = np.nan
     pixels[DARK] = 0
     train = Split(inputs=pixels, labels=torch.arange(IMAGES + 3) % 10, prepare=torch.from_numpy)
     small = {"mlp": digits_mlp, "conv": digits_conv}
     return LoadedWorkload(
-        name="digits" if side == 8 else "cifar10", train=train, test=train, num_classes=10,
-        models=small if side == 8 else vision(channels, side, 10), defaults={"microbatch_size": 256},
-    )  # fmt: skip
+        name="digits" if side == 8 else "cifar10",
+        train=train,
+        test=train,
+        num_classes=10,
+        models=small if side == 8 else vision(channels, side, 10),
+        defaults={"microbatch_size": 256},
+    )
 
 
 def text_cases(microbatch: int) -> Mapping[str, Case]:
-    """Texts for a microbatch size, by the adversary's idea. The row of a text is the index of its length in LENGTHS."""
+    """Texts for a microbatch size, by the adversary's idea. The row of a text is the index of its
+    length in LENGTHS.
+    """
     short, long, almost, full = 0, LENGTHS.index(40), LENGTHS.index(63), LENGTHS.index(64)
     others = max(1, microbatch - 1)
     ordinary = [row % len(LENGTHS) for row in range(2 * len(LENGTHS))]
@@ -94,12 +123,18 @@ def image_cases(microbatch: int) -> Mapping[str, Case]:
 
 
 def align(
-    examples: int, dtype: torch.dtype = torch.float32, *, even: bool = True, width: int = 64, microbatch: int = 256
+    examples: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    even: bool = True,
+    width: int = 64,
+    microbatch: int = 256,
 ) -> Subject:
-    """A linear model whose gradients are its inputs, in one direction: all are clipped, or every other one is 0.6 C.
+    """A linear model whose gradients are its inputs, in one direction: all are clipped, or every
+    other one is 0.6 C.
 
-    In an ``even`` direction all coordinates are equal. Rounding then adds the same to all of them, along the
-    direction in which C is measured.
+    In an ``even`` direction all coordinates are equal. Rounding then adds the same to all of them,
+    along the direction in which C is measured.
     """
     model = nn.Linear(width, 1, bias=False).to(dtype)
     where = (Coordinates(name="weight", shape=(1, width)),)
@@ -107,12 +142,21 @@ def align(
     lengths = torch.full((examples,), 1.7)
     if even:
         lengths[1::2] = 0.6
-    direction = torch.ones(width) if even else torch.randn(width, generator=torch.Generator().manual_seed(6))
+    direction = (
+        torch.ones(width)
+        if even
+        else torch.randn(width, generator=torch.Generator().manual_seed(6))
+    )
     inputs = (lengths.unsqueeze(1) * nn.functional.normalize(direction, dim=0)).to(dtype)
     return of_tensors(
-        model, frame, lambda outputs, _: outputs.squeeze(1).float(), inputs, torch.zeros(examples),
-        microbatch_size=microbatch, precision=Precision(),
-    )  # fmt: skip
+        model,
+        frame,
+        lambda outputs, _: outputs.squeeze(1).float(),
+        inputs,
+        torch.zeros(examples),
+        microbatch_size=microbatch,
+        precision=Precision(),
+    )
 
 
 # The old behaviour, and mistakes to plant
@@ -122,9 +166,13 @@ def align(
 def padded_to_the_longest() -> Iterator[None]:
     """Pad a microbatch to its longest text, in batches sorted by length."""
     with ExitStack() as stack:
-        stack.enter_context(patch("simulations.workloads.texts.PADDED_LENGTHS", tuple(range(2, MAX_LENGTH * 8))))
         stack.enter_context(
-            patch.object(Split, "apart", lambda self, rows: [torch.argsort(self.lengths[rows], stable=True)])
+            patch("simulations.workloads.texts.PADDED_LENGTHS", tuple(range(2, MAX_LENGTH * 8)))
+        )
+        stack.enter_context(
+            patch.object(
+                Split, "apart", lambda self, rows: [torch.argsort(self.lengths[rows], stable=True)]
+            )
         )
         yield
 
@@ -132,7 +180,9 @@ def padded_to_the_longest() -> Iterator[None]:
 def summed_in(dtype: torch.dtype) -> AbstractContextManager[object]:
     """Gradients, factors and sum in ``dtype``, over microbatches too."""
 
-    def plant(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool) -> Tensor:
+    def plant(
+        gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool
+    ) -> Tensor:
         blocks = [g for g in gradients if isinstance(g, Tensor)]
         squares = torch.stack([norms_of(g).square() for g in blocks]).sum(0)
         norms = squares.sqrt().nan_to_num(0.0)
@@ -145,7 +195,8 @@ def summed_in(dtype: torch.dtype) -> AbstractContextManager[object]:
 def float32_over_microbatches() -> AbstractContextManager[object]:
     """No float64 anywhere."""
     return patch(
-        "fedlsg.training.client.clipped_sum", lambda gradients, mechanism, **_: clipped_sum(gradients, mechanism)
+        "fedlsg.training.client.clipped_sum",
+        lambda gradients, mechanism, **_: clipped_sum(gradients, mechanism),
     )
 
 
@@ -160,7 +211,9 @@ def factors_rounded_up() -> AbstractContextManager[object]:
 
 
 def cancel(model: nn.Module) -> None:
-    """Weights of ``cnn`` under which its hidden units are only the rounding error of a sum that cancels."""
+    """Weights of ``cnn`` under which its hidden units are only the rounding error of a sum that
+    cancels.
+    """
     norm, hidden, generator = model.conv4[1], model.hidden, torch.Generator().manual_seed(1)
     half = torch.rand(len(hidden.weight), hidden.in_features // 2, generator=generator) * 1e9
     order = torch.randperm(hidden.in_features, generator=generator)
@@ -178,7 +231,9 @@ def another_kernel_below(rows: int) -> Iterator[None]:
     linear = nn.functional.linear
 
     def ordered(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear(x, weight, bias) if len(x) >= rows else linear(x.flip(-1), weight.flip(-1), bias)
+        return (
+            linear(x, weight, bias) if len(x) >= rows else linear(x.flip(-1), weight.flip(-1), bias)
+        )
 
     with patch("torch.nn.functional.linear", ordered):
         yield

@@ -2,8 +2,8 @@
 
     python -m benchmarks.privacy.attack_closed_forms --out docs/results/attack_closed_forms.md
 
-The models are 64-64-10 with initial weights. Images are drawn from the test split by seed. Every example is clipped
-(C = 0.1). All results derive from the seeds and are reproducible.
+The models are 64-64-10 with initial weights. Images are drawn from the test split by seed. Every
+example is clipped (C = 0.1). All results derive from the seeds and are reproducible.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,12 @@ from fedlsg.training import per_unit
 from simulations.workloads import load
 
 LOW_RANK, SPARSE = {"rank": 8}, {"sparsity": 0.5}
-METHODS: dict[str, Any] = {"dpsgd": {}, "rgp": LOW_RANK, "lsg": LOW_RANK | SPARSE, "rs": SPARSE | {"cooling": False}}
+METHODS: dict[str, Any] = {
+    "dpsgd": {},
+    "rgp": LOW_RANK,
+    "lsg": LOW_RANK | SPARSE,
+    "rs": SPARSE | {"cooling": False},
+}
 PRIOR = Prior(shape=(1, 8, 8), low=-0.6, high=1.4)
 NOTES = {
     "Theorem 5.1 of RS": """
@@ -48,7 +53,9 @@ Lines = Iterator[str]
 def observe(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int) -> Observation:
     """The payload, without noise, of a client that takes all of these examples."""
     method = strategies.recipe(name, mechanism="clip-only", clip_norm=0.1, **METHODS[name])
-    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    public = PublicState.start(
+        model, method, Schedule(rounds=2), seed=seed, classifier="classifier"
+    )
     initial = {parameter: W * 0.9 for parameter, W in public.parameters.items()}
     frame = replace(public, initial=initial).frame(2, updates=1)
     return payload(method, model, frame, (x, y), seed=seed)
@@ -57,16 +64,23 @@ def observe(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int) -> 
 def digits(count: int, *labels: object) -> tuple[Tensor, Tensor]:
     """Distinct test images, (count, 1, 8, 8) in [-0.6, 1.4], and their labels."""
     test = load("digits").test
-    rows = torch.randperm(len(test), generator=public_generator(0, "images", *map(str, labels)))[:count]
+    rows = torch.randperm(len(test), generator=public_generator(0, "images", *map(str, labels)))[
+        :count
+    ]
     inputs, targets = test.batch(rows)
     return inputs.double(), targets
 
 
 def theorem_5_1(seeds: int) -> Lines:
     """One line for each setting and rate, over ``seeds`` draws of k (64 normal numbers)."""
-    yield "| setting | rate | measured / predicted (95 %) | measured / bound (95 %) | standard errors below the bound |"
+    yield (
+        "| setting | rate | measured / predicted (95 %) | measured / bound (95 %) | standard "
+        "errors below the bound |"
+    )
     yield "|---|---|---|---|---|"
-    fixed, clipped = (Mechanism(kind=kind, clip_norm=0.5, noise_multiplier=0.1) for kind in ("noise-only", "dp"))
+    fixed, clipped = (
+        Mechanism(kind=kind, clip_norm=0.5, noise_multiplier=0.1) for kind in ("noise-only", "dp")
+    )
     for words, mechanism, order in (
         ("the theorem's: fixed noise, no clip", fixed, "mask, clip"),
         ("clip, then mask", clipped, "clip, mask"),
@@ -75,18 +89,34 @@ def theorem_5_1(seeds: int) -> Lines:
         for rate in (0.0, 0.5, 0.9):
             rows = [compare(mechanism, order, rate, seed, words) for seed in range(seeds)]
             ratios, bounds, below = (torch.tensor(column) for column in zip(*rows, strict=True))
-            yield f"| {words} | {rate:g} | {mean_interval(ratios)} | {mean_interval(bounds)} | {below.max():.1f} |"
+            yield (
+                f"| {words} | {rate:g} | {mean_interval(ratios)} | {mean_interval(bounds)} | "
+                f"{below.max():.1f} |"
+            )
 
 
-def compare(mechanism: Mechanism, order: Any, rate: float, seed: int, words: str) -> tuple[float, float, float]:
-    """Measured error divided by the predicted one and by the theorem's bound; standard errors below the bound."""
+def compare(
+    mechanism: Mechanism, order: Any, rate: float, seed: int, words: str
+) -> tuple[float, float, float]:
+    """Measured error divided by the predicted one and by the theorem's bound; standard errors below
+    the bound.
+    """
     k = torch.randn(64, generator=public_generator(seed, "k", words), dtype=torch.float64)
     x = 0.7
     found = theorem.measured(
-        k, x, mechanism, order, rate, draws=1000, generator=public_generator(seed, "masks", words),
-        noise=reproducible_stream(seed, "noise", words, str(rate)), repeats=32,
-    )  # fmt: skip
-    predicted = theorem.predicted(k, x, mechanism, order, rate, draws=20_000, generator=public_generator(seed, words))
+        k,
+        x,
+        mechanism,
+        order,
+        rate,
+        draws=1000,
+        generator=public_generator(seed, "masks", words),
+        noise=reproducible_stream(seed, "noise", words, str(rate)),
+        repeats=32,
+    )
+    predicted = theorem.predicted(
+        k, x, mechanism, order, rate, draws=20_000, generator=public_generator(seed, words)
+    )
     factor = min(1.0, mechanism.clip_norm / float((k * x).norm())) if mechanism.clips else 1.0
     bound = theorem.bound(factor * k, mechanism.noise_std, rate)
     return found.mean / predicted.mean, found.mean / bound, (bound - found.mean) / found.error
@@ -101,11 +131,16 @@ def measure(
     trials: int = 1000,
     confidence: float = 0.95,
 ) -> Membership:
-    """Play the game on the shipped clip and noise: row 0 of the blocks is the example, the rest the known company.
+    """Play the game on the shipped clip and noise: row 0 of the blocks is the example, the rest the
+    known company.
 
-    ``trials`` payloads with the example and as many without; the prediction is of the example's own clipped norm.
+    ``trials`` payloads with the example and as many without; the prediction is of the example's own
+    clipped norm.
     """
-    with_it, without = clipped_sum(gradients, mechanism), clipped_sum([block[1:] for block in gradients], mechanism)
+    with_it, without = (
+        clipped_sum(gradients, mechanism),
+        clipped_sum([block[1:] for block in gradients], mechanism),
+    )
     g = clipped_sum([block[:1] for block in gradients], mechanism)
 
     def payload(present: bool) -> Tensor:
@@ -117,23 +152,38 @@ def measure(
 
 def membership(trials: int) -> Lines:
     """One line for each method and sigma."""
-    yield "| method | sigma | closed form | TPR measured (95 %) | FPR measured (95 %) | closed form in the intervals |"
+    yield (
+        "| method | sigma | closed form | TPR measured (95 %) | FPR measured (95 %) | closed form "
+        "in the intervals |"
+    )
     yield "|---|---|---|---|---|---|"
     inside = 0
     for name in METHODS:
         for sigma in (0.5, 1.0, 2.0):
             x, y = digits(4, "company")
             seen = observe(name, network(0, 64), x, y, seed=0)
-            gradients = per_unit(per_example_gradients(seen.model, cross_entropy, x, y, seen.frame), seen.frame, 1)
+            gradients = per_unit(
+                per_example_gradients(seen.model, cross_entropy, x, y, seen.frame), seen.frame, 1
+            )
             mechanism = Mechanism(clip_norm=0.1, noise_multiplier=sigma)
-            found = measure(gradients, mechanism, reproducible_stream(0, name, str(sigma)), trials=trials)
-            good = (found.tpr.low <= found.predicted <= found.tpr.high, found.fpr.low <= 0.01 <= found.fpr.high)
+            found = measure(
+                gradients, mechanism, reproducible_stream(0, name, str(sigma)), trials=trials
+            )
+            good = (
+                found.tpr.low <= found.predicted <= found.tpr.high,
+                found.fpr.low <= 0.01 <= found.fpr.high,
+            )
             inside += sum(good)
-            tpr, fpr = (f"{r.value:.2%} [{r.low:.2%}, {r.high:.2%}]" for r in (found.tpr, found.fpr))
+            tpr, fpr = (
+                f"{r.value:.2%} [{r.low:.2%}, {r.high:.2%}]" for r in (found.tpr, found.fpr)
+            )
             words = " and ".join("yes" if one else "no" for one in good)
             yield f"| `{name}` | {sigma:g} | {found.predicted:.2%} | {tpr} | {fpr} | {words} |"
     yield ""
-    yield f"{inside} of 24 intervals contain the closed form; 1.2 are expected not to. {trials} payloads each."
+    yield (
+        f"{inside} of 24 intervals contain the closed form; 1.2 are expected not to. {trials} "
+        "payloads each."
+    )
 
 
 def both(seeds: int, trials: int) -> Lines:

@@ -2,10 +2,11 @@
 
     python -m benchmarks.privacy.attack_malicious --out docs/results/attack_malicious.md
 
-The model is 64-128-10 with tanh. A client takes eight test images, by the library's own ``client_step``. The server's
-prior and the places of its bins are from the other half of the test split. An image counts as recovered where its PSNR
-is above 20 dB and 3 dB above that of the blind guess, the mean public image. Guesses are matched to images; images
-without a guess have the blind one.
+The model is 64-128-10 with tanh. A client takes eight test images, by the library's own
+``client_step``. The server's prior and the places of its bins are from the other half of the test
+split. An image counts as recovered where its PSNR is above 20 dB and 3 dB above that of the blind
+guess, the mean public image. Guesses are matched to images; images without a guess have the blind
+one.
 """
 
 from collections.abc import Iterator
@@ -76,7 +77,9 @@ def one(name: str, kind: str, mechanism: dict[str, Any], seed: int) -> tuple[int
     x, y = private[rows], labels[rows]
     prior = prior_from(public, low=float(public.min()), high=float(public.max()))
     model = crafted(kind, method, prior, int(y[0]), seed=seed)
-    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    public = PublicState.start(
+        model, method, Schedule(rounds=2), seed=seed, classifier="classifier"
+    )
     seen = payload(method, model, public.frame(1, updates=0), (x, y), seed=seed)
     blind = psnr(prior.expected(BATCH), x, data_range=prior.span)
     own = blind.clone()
@@ -93,7 +96,10 @@ def one(name: str, kind: str, mechanism: dict[str, Any], seed: int) -> tuple[int
 
 def table(seeds: int) -> Iterator[str]:
     """One line for each method and kind of weights, a column for each mechanism."""
-    sigmas = [calibrate_noise_multiplier(epsilon=eps, sample_rate=RATE, steps=STEPS, delta=DELTA) for eps in (8.0, 1.0)]
+    sigmas = [
+        calibrate_noise_multiplier(epsilon=eps, sample_rate=RATE, steps=STEPS, delta=DELTA)
+        for eps in (8.0, 1.0)
+    ]
     mechanisms: dict[str, dict[str, Any]] = {
         "no clip": {"mechanism": "none"},
         "clip": {"mechanism": "clip-only", "clip_norm": CLIP},
@@ -112,7 +118,9 @@ def table(seeds: int) -> Iterator[str]:
                 except DoesNotApply as error:
                     cells.append(f"cannot be read: {error}")
                     break
-                count, own, blind = (torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True))
+                count, own, blind = (
+                    torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True)
+                )
                 cells.append(f"{count.mean():.1f}; {mean_interval(own - blind)}")
             yield f"| `{name}` | {kind} | {' | '.join(cells)} |"
 

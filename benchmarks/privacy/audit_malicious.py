@@ -1,11 +1,13 @@
-"""An audit in which the server chooses the weights: canaries that a neuron of their own isolates, on digits.
+"""An audit in which the server chooses the weights: canaries that a neuron of their own isolates,
+on digits.
 
     python -m benchmarks.privacy.audit_malicious --out docs/results/audit_malicious.md
 
-The model is 64-128-10 with tanh. A client holds 200 training images and, each with probability 1/2, 100 canaries:
-images of two tones, labelled 0. It takes one step on all of them by the library's own ``client_step`` at the noise of
-the claim, for each of many seeds. The auditor knows all but the coins and the noise: it subtracts the rest of the
-images, half of every canary, and scores each canary along its clipped gradient. Bounds are those of ``fedlsg audit``.
+The model is 64-128-10 with tanh. A client holds 200 training images and, each with probability 1/2,
+100 canaries: images of two tones, labelled 0. It takes one step on all of them by the library's own
+``client_step`` at the noise of the claim, for each of many seeds. The auditor knows all but the
+coins and the noise: it subtracts the rest of the images, half of every canary, and scores each
+canary along its clipped gradient. Bounds are those of ``fedlsg audit``.
 """
 
 from collections.abc import Iterator
@@ -55,10 +57,19 @@ def audited(method: Method, *, crafted: bool, seed: int) -> tuple[Tensor, Tensor
     if crafted:
         model.load_state_dict(isolating(model, canaries, x), strict=False)
     prepare_model(model, method.carrier, classifier="classifier", seed=seed)
-    public = PublicState.start(model, method, Schedule(rounds=2), seed=seed, classifier="classifier")
+    public = PublicState.start(
+        model, method, Schedule(rounds=2), seed=seed, classifier="classifier"
+    )
     included = reproducible_stream(seed, "coins").bernoulli(CANARIES, 0.5)
     inputs, labels = torch.cat([x, canaries[included]]), torch.cat([y, targets[included]])
-    seen = payload(method, model, public.frame(1, updates=0), (inputs, labels), seed=seed, expected_batch=float(IMAGES))
+    seen = payload(
+        method,
+        model,
+        public.frame(1, updates=0),
+        (inputs, labels),
+        seed=seed,
+        expected_batch=float(IMAGES),
+    )
     found = look(seen, (canaries, targets), (x, y), included)
     return scored([found], seen.noise_std, 1.0), included
 
@@ -77,16 +88,22 @@ def verdict(name: str, *, crafted: bool, plant: str | None, epsilon: float, seed
 
 def table(seeds: int) -> Iterator[str]:
     """One line for each method and claim."""
-    yield ("| method | claim | weights | one-run bound | f-DP bound | estimate (95 %) | noise halved: f-DP bound |")
+    yield (
+        "| method | claim | weights | one-run bound | f-DP bound | estimate (95 %) | noise halved: "
+        "f-DP bound |"
+    )
     yield "|---|---|---|---|---|---|---|"
     for name in METHODS:
         for epsilon in (1.0, 4.0, 8.0):
             for crafted in (False, True):
                 true = verdict(name, crafted=crafted, plant=None, epsilon=epsilon, seeds=seeds)
-                wrong = verdict(name, crafted=crafted, plant="halved-noise", epsilon=epsilon, seeds=seeds)
+                wrong = verdict(
+                    name, crafted=crafted, plant="halved-noise", epsilon=epsilon, seeds=seeds
+                )
                 guess = true.estimate.epsilon
                 yield (
-                    f"| `{name}` | {epsilon:g} | {'crafted' if crafted else 'random'} | {true.one_run.epsilon:.2f} | "
+                    f"| `{name}` | {epsilon:g} | {'crafted' if crafted else 'random'} | "
+                    f"{true.one_run.epsilon:.2f} | "
                     f"{true.f_dp.epsilon:.2f}{', falsified' if true.falsified else ''} | "
                     f"{guess.value:.2f} ({guess.low:.2f} to {guess.high:.2f}) | "
                     f"{wrong.f_dp.epsilon:.2f}{', falsified' if wrong.falsified else ''} |"

@@ -1,8 +1,10 @@
-"""The audit in every trust mode and unit: correct code, and every mistake that the mode can have; one table.
+"""The audit in every trust mode and unit: correct code, and every mistake that the mode can have;
+one table.
 
     python -m benchmarks.privacy.audit_modes --seeds 3 --canaries 200
 
-Prints the section of docs/results/audit.md, a line for each audit. Seconds are those of recording and judging.
+Prints the section of docs/results/audit.md, a line for each audit. Seconds are those of recording
+and judging.
 """
 
 import time
@@ -22,8 +24,10 @@ CLIENTS = SHORT | {"unit": "client", "batch_size": 20, "local_steps": 3, "clip_n
 MODES: dict[str, dict[str, Any]] = {
     "client, example": SHORT | {"clients": 10},
     "aggregate, example": SHORT | {"trust": "aggregate", "clients": 10, "min_survivors": 9},
-    "secure, example": SHORT | {"trust": "secure", "clients": 10, "min_survivors": 9, "colluders": 1},
-    "secure, client": CLIENTS | {"trust": "secure", "clients": 10, "min_survivors": 9, "colluders": 1},
+    "secure, example": SHORT
+    | {"trust": "secure", "clients": 10, "min_survivors": 9, "colluders": 1},
+    "secure, client": CLIENTS
+    | {"trust": "secure", "clients": 10, "min_survivors": 9, "colluders": 1},
     "server, client": CLIENTS | {"trust": "server", "clients": 100, "clients_per_round": 30},
 }
 
@@ -57,7 +61,10 @@ def rows(mode: str, given: dict[str, Any], seeds: int, canaries: int) -> Iterato
         if fits(plant, audited):
             verdict, seconds = audit(audited, plant, canaries, 0)
             names = dict.fromkeys(reason.split(",")[0] for reason in verdict.reasons)
-            yield f"| {mode} | {plant} | {', '.join(names) or '**missed**'} | {outputs} | {seconds:.1f} |"
+            yield (
+                f"| {mode} | {plant} | {', '.join(names) or '**missed**'} | {outputs} | "
+                f"{seconds:.1f} |"
+            )
 
 
 def table(seeds: int, canaries: int) -> Iterator[str]:

@@ -1,11 +1,15 @@
 """Weights that make a client's update readable, for a network x -> linear -> tanh -> linear.
 
 Symbols: n inputs, m neurons, h (n,) measured direction, c (m,) centres, s slope, b = -s c.
-    imprint   Fowl et al. 2022, "Robbing the Fed": every neuron measures h x, and answers in a bin of its values
-    traps     Boenisch et al. 2023, "When the Curious Abandon Honesty": neurons that few examples activate
-    fishing   Wen et al. 2022, "Fishing for User Data": only examples of one class move the first layer
-Differs from the papers: they have ReLU, whose bins are differences of neighbours. tanh'(z) vanishes at both ends, so
-that a steep neuron is a bin itself. The server chooses weights only; the architecture is the clients' own code.
+    imprint   Fowl et al. 2022, "Robbing the Fed": every neuron measures h x, and answers in a bin
+              of its values
+    traps     Boenisch et al. 2023, "When the Curious Abandon Honesty": neurons that few examples
+              activate
+    fishing   Wen et al. 2022, "Fishing for User Data": only examples of one class move the first
+              layer
+Differs from the papers: they have ReLU, whose bins are differences of neighbours. tanh'(z) vanishes
+at both ends, so that a steep neuron is a bin itself. The server chooses weights only; the
+architecture is the clients' own code.
 """
 
 import math
@@ -22,33 +26,49 @@ KINDS = ("imprint", "traps", "fishing")
 SPACING = 3.0
 """Distance of neighbouring bins in units of z."""
 STEER = 1e-3
-"""Share of the imprint's weight that turns carriers made from W towards the principal directions of the prior."""
+"""Share of the imprint's weight that turns carriers made from W towards the principal directions of
+the prior.
+"""
 CLOSED, HEAD = 12.0, 1e3
 """Of an audit: |z| of closed neurons, where tanh' is below 2e-10; factor of the head."""
 Weights = dict[str, Tensor]
 
 
 def layers_of(model: nn.Module) -> tuple[str, str]:
-    """Paths of the two linear layers. Raises DoesNotApply for any model but linear -> tanh -> linear."""
-    found = [(path, m) for path, m in model.named_modules() if not list(m.children()) and not isinstance(m, nn.Flatten)]
+    """Paths of the two linear layers. Raises DoesNotApply for any model but linear -> tanh ->
+    linear.
+    """
+    found = [
+        (path, m)
+        for path, m in model.named_modules()
+        if not list(m.children()) and not isinstance(m, nn.Flatten)
+    ]
     kinds = [type(module) for _, module in found]
     if kinds != [nn.Linear, nn.Tanh, nn.Linear] or any(m.bias is None for _, m in found[::2]):
         names = ", ".join(kind.__name__ for kind in kinds)
         raise DoesNotApply(
-            f"expected a model of Linear, Tanh and Linear with biases, got {names}: take model mlp without adapters"
+            f"expected a model of Linear, Tanh and Linear with biases, got {names}: take model mlp "
+            "without adapters"
         )
     return found[0][0], found[2][0]
 
 
 def centre_and_spread(prior: Prior) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
-    """Mean and covariance of a prior without classes. Raises ValueError for a prior that lacks one of them."""
+    """Mean and covariance of a prior without classes. Raises ValueError for a prior that lacks one
+    of them.
+    """
     if prior.mean is None or prior.precision is None or prior.mean.shape != prior.shape:
-        raise ValueError("expected a prior with one mean and a precision: make it by prior_from without labels")
+        raise ValueError(
+            "expected a prior with one mean and a precision: make it by prior_from without labels"
+        )
     return prior.mean.double().flatten(), torch.linalg.inv(prior.precision.double())
 
 
-def imprint_bins(prior: Prior, neurons: int) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"], float]:
-    """h (the first principal direction), the centres c, and the slope s that puts bins ``SPACING`` apart.
+def imprint_bins(
+    prior: Prior, neurons: int
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " m"], float]:
+    """h (the first principal direction), the centres c, and the slope s that puts bins ``SPACING``
+    apart.
 
     The centres cover three standard deviations of h x on each side of its mean.
     """
@@ -70,7 +90,9 @@ def _reading_head(neurons: int, classes: int) -> Float[Tensor, "classes m"]:
 
 
 def imprint(model: nn.Module, prior: Prior, *, steer: bool = False) -> Weights:
-    """Bins of h x. ``steer`` adds ``STEER`` of the prior's principal directions, which carriers made from W follow."""
+    """Bins of h x. ``steer`` adds ``STEER`` of the prior's principal directions, which carriers
+    made from W follow.
+    """
     first, last = layers_of(model)
     m, n = model.get_parameter(f"{first}.weight").shape
     h, centres, slope = imprint_bins(prior, m)
@@ -86,7 +108,9 @@ def imprint(model: nn.Module, prior: Prior, *, steer: bool = False) -> Weights:
 
 
 def traps(model: nn.Module, prior: Prior, *, batch: int, generator: torch.Generator) -> Weights:
-    """Random directions with a random centre each, steep enough that an example is in a trap once in ``batch``."""
+    """Random directions with a random centre each, steep enough that an example is in a trap once
+    in ``batch``.
+    """
     first, last = layers_of(model)
     m, n = model.get_parameter(f"{first}.weight").shape
     mean, covariance = centre_and_spread(prior)
@@ -102,7 +126,8 @@ def traps(model: nn.Module, prior: Prior, *, batch: int, generator: torch.Genera
 def fishing(model: nn.Module, *, target: int, certainty: float = 30.0) -> Weights:
     """A classifier whose only row is that of class ``target``, which the bias makes impossible.
 
-    The gradient at the hidden layer is (p_c - 1[y = c]) W_c: p_c is e^-certainty at most, so only class c counts.
+    The gradient at the hidden layer is (p_c - 1[y = c]) W_c: p_c is e^-certainty at most, so only
+    class c counts.
     """
     _, last = layers_of(model)
     old = model.get_parameter(f"{last}.weight").detach()
@@ -113,14 +138,18 @@ def fishing(model: nn.Module, *, target: int, certainty: float = 30.0) -> Weight
     return {f"{last}.weight": W, f"{last}.bias": bias}
 
 
-def isolating(model: nn.Module, canaries: Float[Tensor, "k *shape"], others: Float[Tensor, "b *shape"]) -> Weights:
-    """A neuron for each canary that is at its centre there and closed for every other input: for an audit.
+def isolating(
+    model: nn.Module, canaries: Float[Tensor, "k *shape"], others: Float[Tensor, "b *shape"]
+) -> Weights:
+    """A neuron for each canary that is at its centre there and closed for every other input: for an
+    audit.
 
-    Neuron i measures (x_i - mean) x. With the head scaled by ``HEAD``, the gradient of canary i is row i of the first
-    weight and its bias, to 1 / ``HEAD``, and the other examples have nothing there: the clip leaves C along a
-    direction of the canary's own. Canaries may have any label but the last two, which their neurons make certain.
-    Neurons beyond the canaries are closed. Raises ValueError for more canaries than
-    neurons, and for a canary that no hyperplane of this kind separates.
+    Neuron i measures (x_i - mean) x. With the head scaled by ``HEAD``, the gradient of canary i is
+    row i of the first weight and its bias, to 1 / ``HEAD``, and the other examples have nothing
+    there: the clip leaves C along a direction of the canary's own. Canaries may have any label but
+    the last two, which their neurons make certain. Neurons beyond the canaries are closed. Raises
+    ValueError for more canaries than neurons, and for a canary that no hyperplane of this kind
+    separates.
     """
     first, last = layers_of(model)
     m, n = model.get_parameter(f"{first}.weight").shape
@@ -128,11 +157,15 @@ def isolating(model: nn.Module, canaries: Float[Tensor, "k *shape"], others: Flo
     if not 0 < len(x) <= m:
         raise ValueError(f"expected 1 to {m} canaries, one for each neuron, got {len(x)}")
     h = x - rest.mean(0)
-    products = torch.cat([h @ x.mT - torch.diag(torch.full((len(x),), math.inf)).to(x), h @ rest.mT], dim=1)
+    products = torch.cat(
+        [h @ x.mT - torch.diag(torch.full((len(x),), math.inf)).to(x), h @ rest.mT], dim=1
+    )
     centres = (h * x).sum(1)
     margin = centres - products.amax(1)
     if not bool((margin > 0).all()):
-        raise ValueError(f"canary {int(margin.argmin())} lies between other inputs: take canaries farther out")
+        raise ValueError(
+            f"canary {int(margin.argmin())} lies between other inputs: take canaries farther out"
+        )
     slope = CLOSED / margin
     W, b = torch.zeros(m, n, dtype=x.dtype), torch.full((m,), -CLOSED, dtype=x.dtype)
     W[: len(x)], b[: len(x)] = slope.unsqueeze(1) * h, -slope * centres
@@ -145,7 +178,9 @@ def _weights(model: nn.Module, first: str, last: str, W: Tensor, b: Tensor) -> W
     like = model.get_parameter(f"{first}.weight")
     classes = len(model.get_parameter(f"{last}.bias"))
     made = {
-        f"{first}.weight": W, f"{first}.bias": b, f"{last}.weight": _reading_head(len(b), classes),
+        f"{first}.weight": W,
+        f"{first}.bias": b,
+        f"{last}.weight": _reading_head(len(b), classes),
         f"{last}.bias": torch.zeros(classes),
-    }  # fmt: skip
+    }
     return {name: value.to(like) for name, value in made.items()}

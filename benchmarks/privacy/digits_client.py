@@ -1,4 +1,6 @@
-"""A client with digits: its model of 64, some and 10 units with tanh, its payload, and reports in Markdown."""
+"""A client with digits: its model of 64, some and 10 units with tanh, its payload, and reports in
+Markdown.
+"""
 
 import argparse
 import math
@@ -29,31 +31,60 @@ def network(seed: int, hidden: int) -> nn.Module:
     """(B, 1, 8, 8) -> 64 -> hidden -> 10 in float64, with tanh."""
     torch.manual_seed(seed)
     layers = OrderedDict(
-        flatten=nn.Flatten(), hidden=nn.Linear(64, hidden), activation=nn.Tanh(), classifier=nn.Linear(hidden, 10)
+        flatten=nn.Flatten(),
+        hidden=nn.Linear(64, hidden),
+        activation=nn.Tanh(),
+        classifier=nn.Linear(hidden, 10),
     )
     return nn.Sequential(layers).double()
 
 
 def payload(
-    method: Method, model: nn.Module, frame: Frame, batch: tuple[Tensor, Tensor], *, seed: int, **local: Any
+    method: Method,
+    model: nn.Module,
+    frame: Frame,
+    batch: tuple[Tensor, Tensor],
+    *,
+    seed: int,
+    **local: Any,
 ) -> Observation:
-    """What a client sends that takes all of these examples. ``local``: of its training, if not their number and 1."""
+    """What a client sends that takes all of these examples. ``local``: of its training, if not
+    their number and 1.
+    """
     x, y = batch
     training = LocalTraining(**{"expected_batch": float(len(y)), **local})
     values = client_step(
-        model, lambda rows: (x[rows], y[rows]), cross_entropy, frame=frame, mechanism=method.mechanism, local=training,
-        num_examples=len(y), sampler=reproducible_stream(seed, "sampler"), charge=lambda: None,
+        model,
+        lambda rows: (x[rows], y[rows]),
+        cross_entropy,
+        frame=frame,
+        mechanism=method.mechanism,
+        local=training,
+        num_examples=len(y),
+        sampler=reproducible_stream(seed, "sampler"),
+        charge=lambda: None,
         noise=reproducible_stream(seed, "noise"),
-    )  # fmt: skip
+    )
     return Observation(
-        model=model, loss_fn=cross_entropy, frame=frame, values=values, mechanism=method.mechanism, local=training,
+        model=model,
+        loss_fn=cross_entropy,
+        frame=frame,
+        values=values,
+        mechanism=method.mechanism,
+        local=training,
         noise_std=method.mechanism.noise_std if method.mechanism.adds_noise else 0.0,
-    )  # fmt: skip
+    )
 
 
-def report(doc: str | None, lines: Callable[..., Iterable[str]], *, words: str = "", **more: int) -> None:
-    """Run, print, write. ``lines``: of the table, given the options: seeds, and ``more`` with their defaults."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def report(
+    doc: str | None, lines: Callable[..., Iterable[str]], *, words: str = "", **more: int
+) -> None:
+    """Run, print, write. ``lines``: of the table, given the options: seeds, and ``more`` with their
+    defaults.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
     for name, default in {"seeds": 20, **more}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -69,8 +100,9 @@ def report(doc: str | None, lines: Callable[..., Iterable[str]], *, words: str =
     command = " ".join([name, *(f"--{option} {value}" for option, value in given.items())])
     found += [
         "",
-        f"Seeds 0 to {seeds - 1}{words.format(**given)}; {platform.machine()}, one thread of a 2-core virtual machine, "
-        f"no GPU, {minutes} minutes; torch {torch.__version__}. Command: `{command}`",
+        f"Seeds 0 to {seeds - 1}{words.format(**given)}; {platform.machine()}, one thread of a "
+        f"2-core virtual machine, no GPU, {minutes} minutes; torch {torch.__version__}. Command: "
+        f"`{command}`",
     ]
     if out is not None:
         out.write_text("\n".join(found) + "\n")

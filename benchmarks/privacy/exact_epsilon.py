@@ -1,11 +1,15 @@
-"""Epsilon of subsampled Gaussian steps without a grid: closed forms, and the inversion of a Laplace transform.
+"""Epsilon of subsampled Gaussian steps without a grid: closed forms, and the inversion of a Laplace
+transform.
 
-Shares no code with fedlsg.accounting. With M(z) = E[e^(z loss)] of one step, and any c > 0 (Bromwich's integral):
+Shares no code with fedlsg.accounting. With M(z) = E[e^(z loss)] of one step, and any c > 0
+(Bromwich's integral):
 
-    delta(epsilon) = 1 / (2 pi) integral of M(c + iw)^T e^(-(c + iw) epsilon) / ((c + iw) (c + iw + 1)) dw
+    delta(epsilon) = 1 / (2 pi) integral of M(c + iw)^T e^(-(c + iw) epsilon) / ((c + iw) (c + iw +
+    1)) dw
 
-The trapezoidal rule is exact here but for e^(-c 2 pi / step), and for the tail where M^T has not decayed: `inverted`
-checks both and refuses. M is a trapezoidal sum over outputs, which is exact to roundoff for this integrand.
+The trapezoidal rule is exact here but for e^(-c 2 pi / step), and for the tail where M^T has not
+decayed: `inverted` checks both and refuses. M is a trapezoidal sum over outputs, which is exact to
+roundoff for this integrand.
 """
 
 import math
@@ -28,7 +32,8 @@ def full_batch(sigma: float, steps: int, delta: float) -> float:
 
 
 def one_step(q: float, sigma: float, delta: float) -> float:
-    """Larger hockey-stick divergence of (1-q) N(0, s^2) + q N(1, s^2) and N(0, s^2), either way round: closed form.
+    """Larger hockey-stick divergence of (1-q) N(0, s^2) + q N(1, s^2) and N(0, s^2), either way
+    round: closed form.
 
     In 40 digits: with a tiny q the two terms cancel.
     """
@@ -39,7 +44,8 @@ def one_step(q: float, sigma: float, delta: float) -> float:
 
 def _one_step(q: Any, sigma: Any, delta: Any) -> float:
     def excess(eps: Any) -> Any:
-        # Removal: the loss exceeds eps above x; addition: below y, which exists where e^-eps > 1 - q.
+        # Removal: the loss exceeds eps above x; addition: below y, which exists where e^-eps > 1 -
+        # q.
         e = mpmath.exp(eps)
         x = sigma**2 * mpmath.log((e - 1 + q) / q) + 0.5
         removal = (1 - q - e) * mpmath.ncdf(-x / sigma) + q * mpmath.ncdf((1 - x) / sigma)
@@ -61,27 +67,36 @@ def _one_step(q: Any, sigma: Any, delta: Any) -> float:
 
 
 def inverted(events: list[tuple[float, float, int]], delta: float, *, near: float) -> float:
-    """Epsilon of steps (q, sigma, T), the larger of both directions; ``near``: a value within 20 % of it.
+    """Epsilon of steps (q, sigma, T), the larger of both directions; ``near``: a value within 20 %
+    of it.
 
-    Raises: ValueError where the transform has not decayed, so that the sum over frequencies does not end, or where
-    epsilon is not near.
+    Raises: ValueError where the transform has not decayed, so that the sum over frequencies does
+    not end, or where epsilon is not near.
     """
     return max(_inverted(events, delta, near, removal) for removal in (True, False))
 
 
-def _inverted(events: list[tuple[float, float, int]], delta: float, near: float, removal: bool) -> float:
+def _inverted(
+    events: list[tuple[float, float, int]], delta: float, near: float, removal: bool
+) -> float:
     parts = [(*_loss(q, sigma, removal), steps) for q, sigma, steps in events]
 
     def cumulant(c: float) -> float:
-        return sum(t * float(np.logaddexp.reduce(c * loss + log_weight)) for loss, log_weight, t in parts)
+        return sum(
+            t * float(np.logaddexp.reduce(c * loss + log_weight)) for loss, log_weight, t in parts
+        )
 
     log_c = minimize_scalar(
-        lambda log_c: cumulant(math.exp(log_c)) - math.exp(log_c) * near - log_c - math.log1p(math.exp(log_c)),
+        lambda log_c: (
+            cumulant(math.exp(log_c)) - math.exp(log_c) * near - log_c - math.log1p(math.exp(log_c))
+        ),
         bounds=(-9, 18),
         method="bounded",
     ).x
     c = math.exp(log_c)
-    spread = math.sqrt((cumulant(1.01 * c) - 2 * cumulant(c) + cumulant(0.99 * c)) / (0.01 * c) ** 2)
+    spread = math.sqrt(
+        (cumulant(1.01 * c) - 2 * cumulant(c) + cumulant(0.99 * c)) / (0.01 * c) ** 2
+    )
     step = 2 * math.pi / max(16 * spread, 50 / c)
     z, values = _transform(parts, c, step)
 
@@ -94,7 +109,9 @@ def _inverted(events: list[tuple[float, float, int]], delta: float, near: float,
     return brentq(excess, 0.8 * near, 1.2 * near, xtol=1e-13 * near)
 
 
-def _transform(parts: list[tuple[np.ndarray, np.ndarray, int]], c: float, step: float) -> tuple[np.ndarray, np.ndarray]:
+def _transform(
+    parts: list[tuple[np.ndarray, np.ndarray, int]], c: float, step: float
+) -> tuple[np.ndarray, np.ndarray]:
     """z, and the tilted transform over z (z + 1), at c, c + i step, ... until it has decayed."""
     found = []
     for count in range(100):
@@ -122,8 +139,12 @@ def _loss(q: float, sigma: float, removal: bool) -> tuple[np.ndarray, np.ndarray
         z
         if q == 1
         else np.where(
-            np.abs(change) < 0.5, np.log1p(np.clip(change, -0.6, 0.6)), np.logaddexp(math.log1p(-q), math.log(q) + z)
+            np.abs(change) < 0.5,
+            np.log1p(np.clip(change, -0.6, 0.6)),
+            np.logaddexp(math.log1p(-q), math.log(q) + z),
         )
     )
-    log_weight = -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi)) + math.log(x[1] - x[0])
+    log_weight = (
+        -0.5 * (x / sigma) ** 2 - math.log(sigma * math.sqrt(2 * math.pi)) + math.log(x[1] - x[0])
+    )
     return (ratio, log_weight + ratio) if removal else (-ratio, log_weight)

@@ -1,12 +1,16 @@
-"""Least squares on a layer's linear equations, and what noise and a random mask make of it (Theorem 5.1).
+"""Least squares on a layer's linear equations, and what noise and a random mask make of it (Theorem
+5.1).
 
-Symbols (Zhu and Blaschko 2023, sec. 5): K (equations, unknowns) constraints, g = K x gradient, x input, s noise
-deviation, k a K of one column, m a random mask of rate p, * the product of entries, C clip norm, c clip factor.
+Symbols (Zhu and Blaschko 2023, sec. 5): K (equations, unknowns) constraints, g = K x gradient, x
+input, s noise
+deviation, k a K of one column, m a random mask of rate p, * the product of entries, C clip norm, c
+    clip factor.
     Eq. 16        |x' - x|^2 = |K^+ n|^2 for noise n on g, in expectation s^2 trace((K^T K)^-1)
     Theorem 5.1   E (x' - x)^2 = s^2 E[1 / |m*k|^2] >= s^2 / ((1 - p) |k|^2)        (Jensen)
 Theorem 5.1 leaves the clip out. With it, and c granted to the attacker, k becomes c k:
     clip, then mask    c = C / |k x| is the same for all masks: Theorem 5.1 at c k
-    mask, then clip    c = C / |m*k x| undoes what the mask took: E (x' - x)^2 = s^2 x^2 / C^2 at every rate
+    mask, then clip    c = C / |m*k x| undoes what the mask took: E (x' - x)^2 = s^2 x^2 / C^2 at
+                       every rate
 """
 
 from dataclasses import dataclass
@@ -44,22 +48,31 @@ def least_squares(
         K, g = K[kept], g[kept]
     rank = int(torch.linalg.matrix_rank(K))
     if rank < K.shape[1]:
-        raise ValueError(f"expected equations that determine {K.shape[1]} unknowns, the kept ones have rank {rank}")
+        raise ValueError(
+            f"expected equations that determine {K.shape[1]} unknowns, the kept ones have rank "
+            f"{rank}"
+        )
     x: Tensor = torch.linalg.lstsq(K, g).solution
     return x
 
 
 def bound(k: Float[Tensor, " m"], noise_std: float, rate: float) -> float:
-    """Theorem 5.1's lower bound s^2 / ((1 - p) |k|^2), with p the share that is really frozen: floor(p m) / m."""
+    """Theorem 5.1's lower bound s^2 / ((1 - p) |k|^2), with p the share that is really frozen:
+    floor(p m) / m.
+    """
     m = len(k)
     kept = len(uniform(m, rate, generator=torch.Generator()))
     return noise_std**2 * m / (kept * float(k.square().sum()))
 
 
-def theorem(k: Float[Tensor, " m"], noise_std: float, rate: float, *, draws: int, generator: torch.Generator) -> Mean:
+def theorem(
+    k: Float[Tensor, " m"], noise_std: float, rate: float, *, draws: int, generator: torch.Generator
+) -> Mean:
     """Theorem 5.1's s^2 E[1 / |m*k|^2], its expectation over masks by ``draws`` of them."""
     squares = k.double().square()
-    energies = torch.stack([squares[uniform(len(k), rate, generator=generator)].sum() for _ in range(draws)])
+    energies = torch.stack(
+        [squares[uniform(len(k), rate, generator=generator)].sum() for _ in range(draws)]
+    )
     return _mean(noise_std**2 / energies)
 
 
@@ -73,9 +86,11 @@ def predicted(
     draws: int,
     generator: torch.Generator,
 ) -> Mean:
-    """The expected squared error of ``measured`` in closed form, the expectation over masks by ``draws`` of them.
+    """The expected squared error of ``measured`` in closed form, the expectation over masks by
+    ``draws`` of them.
 
-    Where the clip is inactive both orders are Theorem 5.1. Raises ValueError for an order that is not one of the two.
+    Where the clip is inactive both orders are Theorem 5.1. Raises ValueError for an order that is
+    not one of the two.
     """
     check_order(order)
     s, gradient = mechanism.noise_std, (k * x).double()
@@ -83,8 +98,12 @@ def predicted(
         return theorem(k, s, rate, draws=draws, generator=generator)
     C = mechanism.clip_norm
     if order == "clip, mask":
-        return theorem(k * min(1.0, C / float(gradient.norm())), s, rate, draws=draws, generator=generator)
-    norms = torch.stack([gradient[uniform(len(k), rate, generator=generator)].norm() for _ in range(draws)])
+        return theorem(
+            k * min(1.0, C / float(gradient.norm())), s, rate, draws=draws, generator=generator
+        )
+    norms = torch.stack(
+        [gradient[uniform(len(k), rate, generator=generator)].norm() for _ in range(draws)]
+    )
     return _mean((s * x) ** 2 / norms.clamp(max=C).square())
 
 
@@ -104,8 +123,9 @@ def measured(
 
     Mask, clip and noise are the code that clients run; the standard error counts masks.
 
-    An experiment on the theorem, not an attack: x is known. The attacker is granted k and the clip factor, as the
-    paper grants them by leaving the clip out; an attack on a payload has to find both.
+    An experiment on the theorem, not an attack: x is known. The attacker is granted k and the clip
+    factor, as the paper grants them by leaving the clip out; an attack on a payload has to find
+    both.
     """
     check_order(order)
     gradient, errors = (k * x).double(), []

@@ -1,9 +1,13 @@
-"""How far one example moves a client's clipped sum, through the library's own step, in the users' precision.
+"""How far one example moves a client's clipped sum, through the library's own step, in the users'
+precision.
 
-The sum is recorded before the noise. Two data sets that differ in one example go through ``client_step`` with the
-batches and groups of simulations, at sampling rate 1, so that both draw the same batch. Dropout is 0 in every model.
+The sum is recorded before the noise. Two data sets that differ in one example go through
+``client_step`` with the
+batches and groups of simulations, at sampling rate 1, so that both draw the same batch. Dropout is
+    0 in every model.
     moved        |S(D) - S(D without i)| / C, at most 1 by the guarantee of the clip
-    neighbours   |S(D) - S(D without i) - c_i| / C with c_i the clipped gradient of i: how i changes all others
+    neighbours   |S(D) - S(D without i) - c_i| / C with c_i the clipped gradient of i: how i changes
+                 all others
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -68,19 +72,35 @@ def subject(
     **settings: object,
 ) -> Subject:
     """A client of a simulation that holds all of ``workload``'s training split."""
-    given = {"workload": workload.name, "method": method, "model": model, "clients": 1, "noise_multiplier": 1.0}
+    given = {
+        "workload": workload.name,
+        "method": method,
+        "model": model,
+        "clients": 1,
+        "noise_multiplier": 1.0,
+    }
     known = {name: value for name, value in {**given, **settings}.items() if value is not None}
-    s = fill(from_mapping({"sample_rate": 1.0, "rounds": 1, "clip_norm": clip_norm, **known}), workload)
+    s = fill(
+        from_mapping({"sample_rate": 1.0, "rounds": 1, "clip_norm": clip_norm, **known}), workload
+    )
     assert s.microbatch_size is not None
     local = LocalTraining(
-        expected_batch=float(len(workload.train)), microbatch_size=s.microbatch_size, multiplicity=s.multiplicity or 1,
+        expected_batch=float(len(workload.train)),
+        microbatch_size=s.microbatch_size,
+        multiplicity=s.multiplicity or 1,
         precision=precision,
-    )  # fmt: skip
+    )
     base = Base(
-        settings=s, workload=workload, parts=[torch.arange(len(workload.train))], method=build_method(s),
-        schedule=Schedule(rounds=1), local=local,
-    )  # fmt: skip
-    public = PublicState.start(base.build_model(), base.method, base.schedule, seed=0, classifier=workload.classifier)
+        settings=s,
+        workload=workload,
+        parts=[torch.arange(len(workload.train))],
+        method=build_method(s),
+        schedule=Schedule(rounds=1),
+        local=local,
+    )
+    public = PublicState.start(
+        base.build_model(), base.method, base.schedule, seed=0, classifier=workload.classifier
+    )
     frame = public.frame(1, updates=0)
 
     def data(rows: Positions) -> tuple[Batch, Groups]:
@@ -88,11 +108,18 @@ def subject(
         return batches(own, 0, 1, []), groups(own, 0)
 
     mechanism = replace(base.method.mechanism, kind="clip-only")
-    return Subject(model=public.model, frame=frame, loss_fn=loss, mechanism=mechanism, local=local, data=data)
+    return Subject(
+        model=public.model, frame=frame, loss_fn=loss, mechanism=mechanism, local=local, data=data
+    )
 
 
 def of_tensors(
-    model: nn.Module, frame: Frame, loss_fn: LossFunction, inputs: Tensor, targets: Tensor, **changes: object
+    model: nn.Module,
+    frame: Frame,
+    loss_fn: LossFunction,
+    inputs: Tensor,
+    targets: Tensor,
+    **changes: object,
 ) -> Subject:
     """A subject of the library's own step, for models of a user's own."""
 
@@ -101,7 +128,9 @@ def of_tensors(
 
     local = replace(LocalTraining(expected_batch=float(len(inputs))), **changes)  # type: ignore[arg-type]
     mechanism = Mechanism(kind="clip-only")
-    return Subject(model=model, frame=frame, loss_fn=loss_fn, mechanism=mechanism, local=local, data=data)
+    return Subject(
+        model=model, frame=frame, loss_fn=loss_fn, mechanism=mechanism, local=local, data=data
+    )
 
 
 def move(subject: Subject, rows: Sequence[int], leaves: int) -> Moved:
@@ -111,11 +140,16 @@ def move(subject: Subject, rows: Sequence[int], leaves: int) -> Moved:
     rest, _ = _sum(subject, torch.cat([whole[:leaves], whole[leaves + 1 :]]), None)
     unit = subject.mechanism.sensitivity(len(subject.frame.blocks))
     assert own is not None
-    return Moved(moved=float((total - rest).norm()) / unit, neighbours=float((total - rest - own).norm()) / unit)
+    return Moved(
+        moved=float((total - rest).norm()) / unit,
+        neighbours=float((total - rest - own).norm()) / unit,
+    )
 
 
 def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, Tensor | None]:
-    """The sum before the noise, in float64, and the clipped gradient of the example at the place ``watched``."""
+    """The sum before the noise, in float64, and the clipped gradient of the example at the place
+    ``watched``.
+    """
     batch, of_shape = subject.data(rows)
     with caught(watched) as (totals, own, positions):
 
@@ -124,16 +158,26 @@ def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, T
             return batch(some)
 
         fedlsg.training.client.client_step(
-            subject.model, draw, subject.loss_fn, frame=subject.frame, mechanism=subject.mechanism,  # type: ignore[arg-type]
-            local=subject.local, num_examples=len(rows), sampler=reproducible_stream(0), noise=reproducible_stream(1),
-            charge=lambda: None, groups=of_shape,
-        )  # fmt: skip
+            subject.model,
+            draw,
+            subject.loss_fn,
+            frame=subject.frame,
+            mechanism=subject.mechanism,  # type: ignore[arg-type]
+            local=subject.local,
+            num_examples=len(rows),
+            sampler=reproducible_stream(0),
+            noise=reproducible_stream(1),
+            charge=lambda: None,
+            groups=of_shape,
+        )
     return totals[0].double(), own[0] if own else None
 
 
 @contextmanager
 def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], list[int]]]:
-    """A context that records the last sum before the noise, and the clipped gradient of one position."""
+    """A context that records the last sum before the noise, and the clipped gradient of one
+    position.
+    """
     totals: list[Tensor] = []
     own: list[Tensor] = []
     positions: list[int] = []
@@ -143,12 +187,20 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
         totals.append(total.clone())
         return add_noise(total, mechanism, noise)
 
-    def watch(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool) -> Tensor:
+    def watch(
+        gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism, **options: bool
+    ) -> Tensor:
         if watched in positions:
             k = positions.index(watched)
-            one = [g.part(k, k + 1) if isinstance(g, GhostGradients) else g[k : k + 1] for g in gradients]
+            one = [
+                g.part(k, k + 1) if isinstance(g, GhostGradients) else g[k : k + 1]
+                for g in gradients
+            ]
             own.append(clipped_sum(one, mechanism, wide=True))
         return summed(gradients, mechanism, **options)
 
-    with patch("fedlsg.training.client.add_noise", keep), patch("fedlsg.training.client.clipped_sum", watch):
+    with (
+        patch("fedlsg.training.client.add_noise", keep),
+        patch("fedlsg.training.client.clipped_sum", watch),
+    ):
         yield totals, own, positions

@@ -1,8 +1,9 @@
 """Read an update that was made at crafted weights.
 
-Symbols: G = A X (m, n) gradient of the first weight, A (m, k) gradients at its neurons, X (k, n) inputs, gb = A 1.
-What is sent of G is linear in X whatever the method: G, L^T G, G R^T or L^T G R^T, on kept coordinates. With A from the
-bias, X is the mean of its Gaussian posterior; without noise that is least squares on all that the payload determines.
+Symbols: G = A X (m, n) gradient of the first weight, A (m, k) gradients at its neurons, X (k, n)
+inputs, gb = A 1. What is sent of G is linear in X whatever the method: G, L^T G, G R^T or L^T G
+R^T, on kept coordinates. With A from the bias, X is the mean of its Gaussian posterior; without
+noise that is least squares on all that the payload determines.
 """
 
 import torch
@@ -16,7 +17,9 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Observation
 from fedlsg.frame import Coordinates
 
 VISIBLE, STANDARDS = 1e-4, 4.0
-"""A neuron is read above this share of the largest, and above so many standard deviations of the noise."""
+"""A neuron is read above this share of the largest, and above so many standard deviations of the
+noise.
+"""
 ROUNDING = 1e-6
 """Deviation that stands for float32's rounding where no noise was added, over the largest value."""
 
@@ -24,9 +27,10 @@ ROUNDING = 1e-6
 def read(seen: Observation, prior: Prior, kind: str, *, target: int = 0) -> Guess:
     """Every input that the update shows, (k, *shape), given the kind of crafted weights.
 
-    Without noise and with a whole dense gradient, fishing is exact for the only example of its class. Imprint and traps
-    rest on an example that is nearly alone in a bin or trap; others leak into it, and two in one give a weighted mean.
-    Traps give a guess for each neuron, also for those with several examples.
+    Without noise and with a whole dense gradient, fishing is exact for the only example of its
+    class. Imprint and traps rest on an example that is nearly alone in a bin or trap; others leak
+    into it, and two in one give a weighted mean. Traps give a guess for each neuron, also for those
+    with several examples.
     Raises DoesNotApply where nothing is above the noise, or the bias is not sent.
     """
     first, _ = layers_of(seen.model)
@@ -50,18 +54,27 @@ def read(seen: Observation, prior: Prior, kind: str, *, target: int = 0) -> Gues
     else:
         raise ValueError(f"expected kind in imprint, traps, fishing, got {kind!r}")
     low, high = (end.flatten() for end in prior.bounds)
-    return Guess(inputs=X.clamp(low, high).reshape(-1, *prior.shape), labels=labels, note=f"{len(rows)} neurons read")
+    return Guess(
+        inputs=X.clamp(low, high).reshape(-1, *prior.shape),
+        labels=labels,
+        note=f"{len(rows)} neurons read",
+    )
 
 
 def fit_bins(gb: Float[Tensor, " m"], prior: Prior, level: float) -> Float[Tensor, "m k"]:
     """A: the neurons' gradients of each example, from gb_i = sum_x d_x sign_i tanh'(s (t_x - c_i)).
 
-    Peaks of |gb| above ``level`` are the examples; their places t and heights d are fitted to all of gb.
+    Peaks of |gb| above ``level`` are the examples; their places t and heights d are fitted to all
+    of gb.
     """
     _, centres, slope = imprint_bins(prior, len(gb))
     y = gb * signs(len(gb))
     size = torch.nn.functional.pad(y.abs(), (1, 1))
-    peaks = ((size[1:-1] >= size[:-2]) & (size[1:-1] > size[2:]) & (y.abs() > level)).nonzero().flatten()
+    peaks = (
+        ((size[1:-1] >= size[:-2]) & (size[1:-1] > size[2:]) & (y.abs() > level))
+        .nonzero()
+        .flatten()
+    )
     scale = float(y.abs().max())
     places = slope * centres
 
@@ -73,11 +86,15 @@ def fit_bins(gb: Float[Tensor, " m"], prior: Prior, level: float) -> Float[Tenso
         return ((bump(t) @ d) - y / scale).numpy()
 
     start = torch.cat([places[peaks], y[peaks] / scale])
-    t, d = torch.from_numpy(least_squares(off, start.numpy(), xtol=1e-14, ftol=1e-14, gtol=1e-14).x).chunk(2)
+    t, d = torch.from_numpy(
+        least_squares(off, start.numpy(), xtol=1e-14, ftol=1e-14, gtol=1e-14).x
+    ).chunk(2)
     return signs(len(gb)).unsqueeze(1) * bump(t) * d * scale
 
 
-def posterior(seen: Observation, path: str, A: Float[Tensor, "m k"], prior: Prior) -> Float[Tensor, "k n"]:
+def posterior(
+    seen: Observation, path: str, A: Float[Tensor, "m k"], prior: Prior
+) -> Float[Tensor, "k n"]:
     """X given what was sent of G = A X, and the prior."""
     name = f"{path}.weight"
     place = _coordinates(seen, name)
@@ -89,7 +106,9 @@ def posterior(seen: Observation, path: str, A: Float[Tensor, "m k"], prior: Prio
         if parameter != name or not bool(kept.any()):
             continue
         left = A if part in ("dense", "L") or place.L is None else place.L.mT @ A
-        right = torch.eye(n, dtype=A.dtype) if part in ("dense", "R") or place.R is None else place.R
+        right = (
+            torch.eye(n, dtype=A.dtype) if part in ("dense", "R") or place.R is None else place.R
+        )
         linear = torch.einsum("ia,jn->ijan", left, right)
         pieces.append(linear[kept].reshape(-1, k * n))
         values.append(seen.blocks[parameter, part][kept])
@@ -104,7 +123,9 @@ def posterior(seen: Observation, path: str, A: Float[Tensor, "m k"], prior: Prio
     return mean + z.reshape(k, n)
 
 
-def _one_row(seen: Observation, path: str, gb: Tensor, row: int, prior: Prior) -> Float[Tensor, "1 n"]:
+def _one_row(
+    seen: Observation, path: str, gb: Tensor, row: int, prior: Prior
+) -> Float[Tensor, "1 n"]:
     """x of G_i = gb_i x from what was sent of row i alone: all of it, some, or G_i R^T."""
     name = f"{path}.weight"
     place = _coordinates(seen, name)
@@ -118,7 +139,9 @@ def _one_row(seen: Observation, path: str, gb: Tensor, row: int, prior: Prior) -
     if not len(M):
         return mean.unsqueeze(0)
     std = max(seen.noise_std, ROUNDING * float(values.abs().max()))
-    gain: Tensor = torch.linalg.lstsq(M @ covariance @ M.mT + std**2 * torch.eye(len(M)), M @ covariance).solution
+    gain: Tensor = torch.linalg.lstsq(
+        M @ covariance @ M.mT + std**2 * torch.eye(len(M)), M @ covariance
+    ).solution
     return (mean + (values[kept] - M @ mean) @ gain).unsqueeze(0)
 
 

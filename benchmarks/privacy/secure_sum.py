@@ -1,20 +1,26 @@
 """CPU seconds of a secure sum, and of the same work by the functions of Flower's SecAgg+.
 
-    python -m benchmarks.privacy.secure_sum --json FILE [--clients 10 50 200] [--values 5000 100000] [--pairs 5]
+    python -m benchmarks.privacy.secure_sum --json FILE [--clients 10 50 200] [--values 5000 100000]
+    [--pairs 5]
 
-Rounds: a whole attempt in one process with all clients, m = 80 % of them, t = 10 %, and 10 % that drop out behind their
-shares. The table has the mean CPU seconds of a client in each stage and those of the server, without any transport.
+Rounds: a whole attempt in one process with all clients, m = 80 % of them, t = 10 %, and 10 % that
+drop out behind their shares. The table has the mean CPU seconds of a client in each stage and those
+of the server, without any transport.
 
 Pairs: one client with the same number of neighbours and the same threshold, interleaved:
-- keys: two key pairs, shares of two secrets, their encryption for each neighbour. fedlsg: ``Client.keys`` and
-  ``Client.shares``, which also agrees on the pair seeds. Flower: ``_setup`` and ``_share_keys`` of its client mod.
-- masks: shares of all neighbours are decrypted, all masks added. fedlsg: ``Client.accept`` and ``Client.masked``, with
-  packing and checksum. Flower: what ``_collect_masked_vectors`` calls for it (decrypt, key agreement, mask generator,
-  addition, modulus, serialization to .npy), without its fit, clip and quantization, on int64 as there.
-- unmask: one secret from its shares and one mask subtracted. Flower: ``combine_shares``, ``pseudo_rand_gen``.
-  Lagrange's weights are computed anew each time; a round computes them once for each set of holders.
-The work is not equal: Flower's generator folds a seed to 32 bits, draws 64-bit words and is no cipher; its keys are on
-P-384 and its encryption is Fernet; it pads a secret to blocks of 16 bytes that are shared one by one.
+- keys: two key pairs, shares of two secrets, their encryption for each neighbour. fedlsg:
+  ``Client.keys`` and ``Client.shares``, which also agrees on the pair seeds. Flower: ``_setup`` and
+  ``_share_keys`` of its client mod.
+- masks: shares of all neighbours are decrypted, all masks added. fedlsg: ``Client.accept`` and
+  ``Client.masked``, with packing and checksum. Flower: what ``_collect_masked_vectors`` calls for
+  it (decrypt, key agreement, mask generator, addition, modulus, serialization to .npy), without its
+  fit, clip and quantization, on int64 as there.
+- unmask: one secret from its shares and one mask subtracted. Flower: ``combine_shares``,
+  ``pseudo_rand_gen``. Lagrange's weights are computed anew each time; a round computes them once
+  for each set of holders.
+The work is not equal: Flower's generator folds a seed to 32 bits, draws 64-bit words and is no
+cipher; its keys are on P-384 and its encryption is Fernet; it pads a secret to blocks of 16 bytes
+that are shared one by one.
 """
 
 import time
@@ -23,16 +29,28 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.client.mod.secure_aggregation.secaggplus_mod import SecAggPlusState, _setup, _share_keys, ndarray_to_bytes
+from flwr.client.mod.secure_aggregation.secaggplus_mod import (
+    SecAggPlusState,
+    _setup,
+    _share_keys,
+    ndarray_to_bytes,
+)
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
+    decrypt,
+    encrypt,
+    generate_shared_key,
+)
 from flwr.common.secure_aggregation.ndarrays_arithmetic import (
     parameters_addition,
     parameters_mod,
     parameters_subtraction,
 )
 from flwr.common.secure_aggregation.secaggplus_constants import Key
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen, share_keys_plaintext_concat
+from flwr.common.secure_aggregation.secaggplus_utils import (
+    pseudo_rand_gen,
+    share_keys_plaintext_concat,
+)
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 from benchmarks.pairs import interleave, parser, summary, write
@@ -46,9 +64,15 @@ STAGES = ("keys", "shares", "masked", "agree", "unmask")
 def make_terms(clients: int, values: int, bits: int) -> Terms:
     """m = 80 % of the clients, t = 10 %, one at least."""
     return Terms(
-        run=bytes(32), round=1, attempt=0, clients=tuple(range(clients)), min_survivors=-(-clients * 8 // 10),
-        colluders=max(clients // 10, 1), length=values, bits=bits,
-    )  # fmt: skip
+        run=bytes(32),
+        round=1,
+        attempt=0,
+        clients=tuple(range(clients)),
+        min_survivors=-(-clients * 8 // 10),
+        colluders=max(clients // 10, 1),
+        length=values,
+        bits=bits,
+    )
 
 
 def accepted(sent: Sent | GivenUp) -> Sent:
@@ -73,7 +97,9 @@ def whole_round(terms: Terms) -> dict[str, Any]:
         return client.masked(inputs[client.client])
 
     rng = np.random.default_rng(0)
-    inputs = {who: rng.integers(0, 2**terms.bits, terms.length, dtype=np.uint64) for who in terms.clients}
+    inputs = {
+        who: rng.integers(0, 2**terms.bits, terms.length, dtype=np.uint64) for who in terms.clients
+    }
     alive = [who for who in terms.clients if who % 10 != 3]
     server = Server(terms)
     clients = {who: Client(terms, who, secret_root()) for who in terms.clients}
@@ -92,13 +118,18 @@ def whole_round(terms: Terms) -> dict[str, Any]:
         raise RuntimeError("the sum is wrong")
     kinds = dict(zip(STAGES, (up, shares, vectors, tags, answers), strict=True))
     return {
-        "plan": {"degree": terms.plan.degree, "threshold": terms.plan.threshold, "survivors": terms.min_survivors,
-                 "colluders": terms.colluders, "dropped": len(terms.clients) - len(alive)},
+        "plan": {
+            "degree": terms.plan.degree,
+            "threshold": terms.plan.threshold,
+            "survivors": terms.min_survivors,
+            "colluders": terms.colluders,
+            "dropped": len(terms.clients) - len(alive),
+        },
         "client": {name: seconds[name] / len(sent) for name, sent in kinds.items()},
         "server": seconds["server"] + seconds["server unmask"],
         "server unmask": seconds["server unmask"],
         "bytes up": {name: max(map(len, sent.values())) for name, sent in kinds.items()},
-    }  # fmt: skip
+    }
 
 
 class Flower:
@@ -117,7 +148,9 @@ class Flower:
             for who, state in self.states.items()
             if who
         }
-        self.vector = np.random.default_rng(0).integers(0, 2**terms.bits, terms.length, dtype=np.int64)
+        self.vector = np.random.default_rng(0).integers(
+            0, 2**terms.bits, terms.length, dtype=np.int64
+        )
         self.shares = create_shares(bytes(32), terms.plan.threshold, terms.plan.degree + 1)
 
     def _state(self, who: int) -> Any:
@@ -129,10 +162,14 @@ class Flower:
     def _settings(self) -> dict[str, Any]:
         plan = self.terms.plan
         return {
-            Key.SAMPLE_NUMBER: len(self.terms.clients), Key.SHARE_NUMBER: plan.degree + 1,
-            Key.THRESHOLD: plan.threshold, Key.CLIPPING_RANGE: 8.0, Key.TARGET_RANGE: 2**self.terms.bits,
-            Key.MOD_RANGE: 2**self.terms.bits, Key.MAX_WEIGHT: 1.0,
-        }  # fmt: skip
+            Key.SAMPLE_NUMBER: len(self.terms.clients),
+            Key.SHARE_NUMBER: plan.degree + 1,
+            Key.THRESHOLD: plan.threshold,
+            Key.CLIPPING_RANGE: 8.0,
+            Key.TARGET_RANGE: 2**self.terms.bits,
+            Key.MOD_RANGE: 2**self.terms.bits,
+            Key.MAX_WEIGHT: 1.0,
+        }
 
     def keys(self) -> None:
         """Key pairs, shares, encryption."""
@@ -144,7 +181,9 @@ class Flower:
         mine, shape = self.states[0], [(self.terms.length,)]
         vectors = [self.vector]
         shared = {
-            who: generate_shared_key(bytes_to_private_key(mine.sk2), bytes_to_public_key(self.states[who].pk2))
+            who: generate_shared_key(
+                bytes_to_private_key(mine.sk2), bytes_to_public_key(self.states[who].pk2)
+            )
             for who in self.sealed
         }
         for who, text in self.sealed.items():
@@ -152,7 +191,9 @@ class Flower:
         modulus = 2**self.terms.bits
         vectors = parameters_addition(vectors, pseudo_rand_gen(bytes(32), modulus, shape))
         for who in self.sealed:
-            key = generate_shared_key(bytes_to_private_key(mine.sk1), bytes_to_public_key(self.states[who].pk1))
+            key = generate_shared_key(
+                bytes_to_private_key(mine.sk1), bytes_to_public_key(self.states[who].pk1)
+            )
             change = parameters_addition if mine.nid > who else parameters_subtraction
             vectors = change(vectors, pseudo_rand_gen(key, modulus, shape))
         return ndarray_to_bytes(parameters_mod(vectors, modulus)[0])
@@ -160,14 +201,21 @@ class Flower:
     def unmask(self) -> None:
         """One secret, one mask."""
         seed = combine_shares(self.shares[: self.terms.plan.threshold])
-        parameters_subtraction([self.vector], pseudo_rand_gen(seed, 2**self.terms.bits, [(self.terms.length,)]))
+        parameters_subtraction(
+            [self.vector], pseudo_rand_gen(seed, 2**self.terms.bits, [(self.terms.length,)])
+        )
 
 
 def pairs_of(terms: Terms, *, pairs: int, warmup: int) -> dict[str, Any]:
     """The arms of both, interleaved, by kind of work."""
-    clients, server = {who: Client(terms, who, secret_root()) for who in terms.clients}, Server(terms)
+    clients, server = (
+        {who: Client(terms, who, secret_root()) for who in terms.clients},
+        Server(terms),
+    )
     rosters = accepted(server.rosters((who, client.keys()) for who, client in clients.items()))
-    delivery = accepted(server.deliveries([(who, clients[who].shares(m)) for who, m in rosters.items()]))[0]
+    delivery = accepted(
+        server.deliveries([(who, clients[who].shares(m)) for who, m in rosters.items()])
+    )[0]
     prepared, values = [clients[0].export()] * (pairs + warmup), np.arange(terms.length)
     ready = [Client.restore(terms, 0, stored) for stored in prepared]
     shares = split(bytes(32), list(range(1, terms.plan.threshold)), range(1, terms.plan.degree + 2))
@@ -190,8 +238,10 @@ def pairs_of(terms: Terms, *, pairs: int, warmup: int) -> dict[str, Any]:
     theirs = Flower(terms)
     found = {}
     for name, own, other in (
-        ("keys", keys, theirs.keys), ("masks", masks, theirs.masks), ("unmask", unmask, theirs.unmask)
-    ):  # fmt: skip
+        ("keys", keys, theirs.keys),
+        ("masks", masks, theirs.masks),
+        ("unmask", unmask, theirs.unmask),
+    ):
         arms: dict[str, Callable[[], object]] = {"fedlsg": own, "flower": other}
         found[name] = summary(interleave(arms, pairs=pairs, warmup=warmup), ("fedlsg",))
     return found
@@ -206,7 +256,10 @@ def main() -> None:
     options.add_argument("--bits", type=int, default=16)
     given = options.parse_args()
     results = []
-    print("| clients | values | k, h | client, CPU s | server, CPU s | kB up without values | Flower over fedlsg |")
+    print(
+        "| clients | values | k, h | client, CPU s | server, CPU s | kB up without values | Flower "
+        "over fedlsg |"
+    )
     print("|---|---|---|---|---|---|---|")
     for clients in given.clients:
         for values in given.values:
@@ -215,12 +268,14 @@ def main() -> None:
             found["pairs"] = pairs_of(terms, pairs=given.pairs, warmup=given.warmup)
             results.append(found)
             over = ", ".join(
-                f"{name} {arms['flower']['cpu']['over fedlsg']['median']:.1f}" for name, arms in found["pairs"].items()
+                f"{name} {arms['flower']['cpu']['over fedlsg']['median']:.1f}"
+                for name, arms in found["pairs"].items()
             )
             up = sum(size for name, size in found["bytes up"].items() if name != "masked") / 1000
             print(
-                f"| {clients} | {values:,} | {terms.plan.degree}, {terms.plan.threshold} |"
-                f" {sum(found['client'].values()):.3f} | {found['server']:.3f} | {up:.1f} | {over} |",
+                f"| {clients} | {values:,} | {terms.plan.degree}, {terms.plan.threshold} | "
+                f"{sum(found['client'].values()):.3f} | {found['server']:.3f} | {up:.1f} | {over} "
+                "|",
                 flush=True,
             )
     write(given.json, {"benchmark": "secure_sum", "results": results})

@@ -1,10 +1,12 @@
-"""What one example moves, for forms of models, losses and data that users write; and what is refused before a charge.
+"""What one example moves, for forms of models, losses and data that users write; and what is
+refused before a charge.
 
     python -m benchmarks.privacy.true_epsilon --out docs/results/true-epsilon.md
 
-Each form runs twice through ``fedlsg.PrivateStep`` with full batches and without noise: with and without its first
-example, an outlier. "right" is at most 1.001 clip norms between the two clipped sums, or, of a form that moves a weight
-from outside, a refusal. A refusal must come before a charge. Everything follows from one seed of torch.
+Each form runs twice through ``fedlsg.PrivateStep`` with full batches and without noise: with and
+without its first example, an outlier. "right" is at most 1.001 clip norms between the two clipped
+sums, or, of a form that moves a weight from outside, a refusal. A refusal must come before a
+charge. Everything follows from one seed of torch.
 """
 
 import argparse
@@ -31,7 +33,9 @@ Form = Callable[[], str]
 
 
 def tensors(first: int = 0) -> tuple[Tensor, Tensor]:
-    """Rows (60, 4), of which the first is 50 times as large, without those before ``first``; classes 0 to 2."""
+    """Rows (60, 4), of which the first is 50 times as large, without those before ``first``;
+    classes 0 to 2.
+    """
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(ROWS, 4, generator=draw), torch.randint(0, 3, (ROWS,), generator=draw)
     x[0] *= 50
@@ -40,7 +44,12 @@ def tensors(first: int = 0) -> tuple[Tensor, Tensor]:
 
 def private_step(model: nn.Module, loss: Any, count: int, **settings: Any) -> fedlsg.PrivateStep:
     """A step on full batches that clips to 1, adds no noise and moves no weight."""
-    usual: dict[str, Any] = {"mechanism": "clip-only", "sample_rate": 1.0, "steps": 3, "clip_norm": 1.0}
+    usual: dict[str, Any] = {
+        "mechanism": "clip-only",
+        "sample_rate": 1.0,
+        "steps": 3,
+        "clip_norm": 1.0,
+    }
     usual["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.0)
     return fedlsg.PrivateStep(model, loss, num_examples=count, method="dpsgd", **usual | settings)
 
@@ -77,11 +86,15 @@ def moved(
     data: Callable[[int], Any] = tensors,
     later: Callable[[nn.Module], None] | None = None,
 ) -> str:
-    """How far the first example moves the clipped sum; ``later``: changes the model after a first step."""
+    """How far the first example moves the clipped sum; ``later``: changes the model after a first
+    step.
+    """
     sums = []
     for first in (0, 1):
         model, rows = make(), data(first)
-        count = ROWS - first if callable(rows) else len(rows[1] if isinstance(rows, tuple) else rows)
+        count = (
+            ROWS - first if callable(rows) else len(rows[1] if isinstance(rows, tuple) else rows)
+        )
         try:
             step = private_step(model, loss or nn.CrossEntropyLoss(), count)
         except ValueError as error:
@@ -94,12 +107,21 @@ def moved(
             charged = step.epsilon()
             step.step(given)
         except ValueError as error:
-            if (later is None and step.epsilon() != 0) or (later is not None and step.epsilon() != charged):
+            if (later is None and step.epsilon() != 0) or (
+                later is not None and step.epsilon() != charged
+            ):
                 return f"WRONG: charged, then refused: {error}"
             return f"refused: {' '.join(str(error).split())[:100]}"
-        sums.append(torch.cat([(p.grad * count).flatten() for p in model.parameters() if p.grad is not None]))
+        sums.append(
+            torch.cat(
+                [(p.grad * count).flatten() for p in model.parameters() if p.grad is not None]
+            )
+        )
     distance = float((sums[0] - sums[1]).norm())
-    return f"{'right' if distance <= 1.001 else 'WRONG'}: moves it by {distance:.2f} C, at {step.isolation}"
+    return (
+        f"{'right' if distance <= 1.001 else 'WRONG'}: moves it by {distance:.2f} C, at "
+        f"{step.isolation}"
+    )
 
 
 def dropped(h: Tensor) -> Tensor:
@@ -171,7 +193,13 @@ def hooked() -> nn.Module:
 class Flipped(Dataset):  # type: ignore[type-arg]
     """Rows that change their sign by a draw."""
 
-    def __init__(self, first: int, draw: Callable[[], bool], *, seed: Callable[[int], object] = lambda i: None) -> None:
+    def __init__(
+        self,
+        first: int,
+        draw: Callable[[], bool],
+        *,
+        seed: Callable[[int], object] = lambda i: None,
+    ) -> None:
         self.x, self.y = tensors(first)
         self.draw, self.seed = draw, seed
 
@@ -252,11 +280,18 @@ def centred_forward(model: nn.Module) -> None:
 
 
 def goes_on(change: Callable[[nn.Module], nn.Module]) -> Form:
-    """A second private step, without the ledger of the first, from weights that the first one wrote."""
+    """A second private step, without the ledger of the first, from weights that the first one
+    wrote.
+    """
 
     def form() -> str:
         model, data = Net(), tensors()
-        usual: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-5, "mechanism": "dp", "optimizer": None}
+        usual: dict[str, Any] = {
+            "noise_multiplier": 1.0,
+            "delta": 1e-5,
+            "mechanism": "dp",
+            "optimizer": None,
+        }
         usual |= {"learning_rate": 0.5, "sample_rate": 0.5}
         step = private_step(model, nn.CrossEntropyLoss(), ROWS, **usual)
         step.step(step.batches(data))
@@ -265,7 +300,9 @@ def goes_on(change: Callable[[nn.Module], nn.Module]) -> Form:
             again.step(again.batches(data))
         except ValueError as error:
             return f"refused: {' '.join(str(error).split())[:100]}"
-        counted = fedlsg.epsilon_of_data(data) if again.epsilon() <= step.epsilon() else again.epsilon()
+        counted = (
+            fedlsg.epsilon_of_data(data) if again.epsilon() <= step.epsilon() else again.epsilon()
+        )
         return f"WRONG: epsilon {again.epsilon():.2f} after two steps, {counted:.2f} on the data"
 
     return form
@@ -376,8 +413,12 @@ G = np.random.default_rng(0)
 FORMS: dict[str, dict[str, Form]] = {
     "Random draws of a model or a loss": {
         "torch.manual_seed in forward": lambda: moved(seeded(lambda m: torch.manual_seed(0))),
-        "a state that is restored in forward": lambda: moved(seeded(lambda m: torch.set_rng_state(m.state))),
-        "default_generator.manual_seed": lambda: moved(seeded(lambda m: torch.default_generator.manual_seed(0))),
+        "a state that is restored in forward": lambda: moved(
+            seeded(lambda m: torch.set_rng_state(m.state))
+        ),
+        "default_generator.manual_seed": lambda: moved(
+            seeded(lambda m: torch.default_generator.manual_seed(0))
+        ),
         "fork_rng and a seed": lambda: moved(net(forked)),
         "a generator of the model's own": lambda: moved(
             net(lambda m, h: h + torch.randn(h.shape, generator=m.own.manual_seed(0)))
@@ -386,10 +427,19 @@ FORMS: dict[str, dict[str, Form]] = {
             net(lambda m, h: h + torch.rand(h.shape, generator=m.own))
         ),
         "np.random.default_rng(0) in forward": lambda: moved(
-            net(lambda m, h: h * torch.from_numpy(np.random.default_rng(0).random(tuple(h.shape)) > 0.5))
+            net(
+                lambda m, h: (
+                    h * torch.from_numpy(np.random.default_rng(0).random(tuple(h.shape)) > 0.5)
+                )
+            )
         ),
         "np.random.seed in forward": lambda: moved(
-            net(lambda m, h: (np.random.seed(0), h * torch.from_numpy(np.random.rand(*h.shape) > 0.5))[1])
+            net(
+                lambda m, h: (
+                    np.random.seed(0),
+                    h * torch.from_numpy(np.random.rand(*h.shape) > 0.5),
+                )[1]
+            )
         ),
         "random.seed in forward": lambda: moved(
             net(lambda m, h: (random.seed(0), h * torch.tensor([[random.random()] for _ in h]))[1])
@@ -409,7 +459,9 @@ FORMS: dict[str, dict[str, Form]] = {
         "the same by torch.where": lambda: moved(
             net(lambda m, h: torch.where((h.abs() > 37.123).any(), h - h.mean(0), h))
         ),
-        "only in batches over 40": lambda: moved(net(lambda m, h: h - h.mean(0) if len(h) > 40 else h)),
+        "only in batches over 40": lambda: moved(
+            net(lambda m, h: h - h.mean(0) if len(h) > 40 else h)
+        ),
         "an attribute of the call before": lambda: moved(net(remembers)),
         "a running mean in a buffer": lambda: moved(net(averages)),
         "from the 60th call on": lambda: moved(net(counts)),
@@ -419,21 +471,29 @@ FORMS: dict[str, dict[str, Form]] = {
         "the neighbour": lambda: moved(net(lambda m, h: (h + h.roll(1, 0)) / 2)),
         "a softmax over the batch": lambda: moved(net(lambda m, h: h * h.softmax(0))),
         "the largest of the batch": lambda: moved(net(lambda m, h: h - h.detach().amax(0))),
-        "a mean by numpy": lambda: moved(net(lambda m, h: h - torch.from_numpy(h.detach().numpy().mean(0)))),
+        "a mean by numpy": lambda: moved(
+            net(lambda m, h: h - torch.from_numpy(h.detach().numpy().mean(0)))
+        ),
         "a hook that centres": lambda: moved(hooked),
         "a hook on a gradient": lambda: moved(net(gradient_hooked)),
         "a hook on a gradient, where numbers are large": lambda: moved(net(late_hook)),
         "an autograd.Function": lambda: moved(net(lambda m, h: Centring.apply(h))),
         "one with a rule for vmap of its own": lambda: moved(net(lambda m, h: OwnRule.apply(h))),
         "a mean after an LSTM": lambda: moved(Sequences),
-        "a missing number": lambda: moved(net(lambda m, h: h - h.mean(0) if bool(h.isnan().any()) else h)),
+        "a missing number": lambda: moved(
+            net(lambda m, h: h - h.mean(0) if bool(h.isnan().any()) else h)
+        ),
         "a loss over the number of labels that count": lambda: moved(Net, unknown_labels),
         "a loss over its mean": lambda: moved(Net, over_mean),
-        "a loss that adds the batch's mean": lambda: moved(Net, lambda o, y: by_rows(o, y) + by_rows(o, y).mean()),
+        "a loss that adds the batch's mean": lambda: moved(
+            Net, lambda o, y: by_rows(o, y) + by_rows(o, y).mean()
+        ),
         "a loss of a library model that mixes": lambda: moved(
             lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), over_mean
         ),
-        "BatchNorm": lambda: moved(lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))),
+        "BatchNorm": lambda: moved(
+            lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        ),
     },
     "Models that are unlikely": {
         "a layer for some rows": lambda: moved(routed),
@@ -442,21 +502,31 @@ FORMS: dict[str, dict[str, Form]] = {
         "a derivative by the input": lambda: moved(
             net(lambda m, h: h + torch.autograd.grad(m.last(h).sum(), h, create_graph=True)[0])
         ),
-        "a weight read next to its layer": lambda: moved(net(lambda m, h: h @ m.last.weight.T @ m.last.weight)),
-        "windows of a row as examples": lambda: moved(lambda: type("Windows", (Net,), {"forward": windows})()),
+        "a weight read next to its layer": lambda: moved(
+            net(lambda m, h: h @ m.last.weight.T @ m.last.weight)
+        ),
+        "windows of a row as examples": lambda: moved(
+            lambda: type("Windows", (Net,), {"forward": windows})()
+        ),
         "a parameter expanded to the batch": lambda: moved(Scaled),
         "texts of their own lengths": lambda: moved(
-            Texts, None, lambda first: list(zip(TEXTS[first:], tensors(first)[1].tolist(), strict=True))
+            Texts,
+            None,
+            lambda first: list(zip(TEXTS[first:], tensors(first)[1].tolist(), strict=True)),
         ),
     },
     "Data": {
         "a batch function that pads to the longest": lambda: moved(Texts, None, padded),
         "a batch function that standardises": lambda: moved(Net, None, standardised),
-        "random() in __getitem__": lambda: moved(Net, None, lambda f: Flipped(f, lambda: random.random() < 2)),
+        "random() in __getitem__": lambda: moved(
+            Net, None, lambda f: Flipped(f, lambda: random.random() < 2)
+        ),
         "a seed by the row's number": lambda: moved(
             Net, None, lambda f: Flipped(f, lambda: random.random() < 2, seed=random.seed)
         ),
-        "a global default_rng in __getitem__": lambda: moved(Net, None, lambda f: Flipped(f, lambda: G.random() < 0.5)),
+        "a global default_rng in __getitem__": lambda: moved(
+            Net, None, lambda f: Flipped(f, lambda: G.random() < 0.5)
+        ),
         "a row with the one that was read before": lambda: moved(Net, None, Mixed),
         "a row ten times in a Subset": lambda: moved(Net, None, repeated),
         "a row in two parts of a ConcatDataset": lambda: moved(Net, None, twice),
@@ -474,10 +544,14 @@ FORMS: dict[str, dict[str, Form]] = {
             later=lambda m: setattr(type(m), "between", lambda self, h: h - h.mean(0)),
         ),
         "weights in half precision": lambda: moved(Net, later=lambda m: m.half() and None),  # type: ignore
-        "an activation": lambda: moved(Net, later=lambda m: setattr(m, "between", lambda h: h - h.mean(0))),
+        "an activation": lambda: moved(
+            Net, later=lambda m: setattr(m, "between", lambda h: h - h.mean(0))
+        ),
         "a parametrization": lambda: moved(
             Net,
-            later=lambda m: parametrize.register_parametrization(m.first, "weight", nn.Identity()) and None,  # type: ignore
+            later=lambda m: (
+                parametrize.register_parametrization(m.first, "weight", nn.Identity()) and None
+            ),  # type: ignore
         ),
         "a frozen layer": lambda: moved(Net, later=lambda m: m.last.requires_grad_(False) and None),  # type: ignore
     },
@@ -521,7 +595,11 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     out = parser.parse_args().out
-    above = out.read_text("utf-8").partition(HEADING)[0] if out.exists() else "# What one example moves\n\n"
+    above = (
+        out.read_text("utf-8").partition(HEADING)[0]
+        if out.exists()
+        else "# What one example moves\n\n"
+    )
     text = f"{above}{HEADING}\n\n" + str(__doc__).partition("\n\n")[2] + "\n" + table() + "\n"
     out.write_text(text, encoding="utf-8")
 

@@ -1,8 +1,8 @@
 """The bare loops: the same job in plain PyTorch, without messages, ledgers, files or evaluation.
 
-``private`` computes a private round with the library's own functions: one frame, Poisson batches, clipped
-sums, noise, one server step. ``floor`` is its arithmetic by hand. ``plain`` is hand-written federated SGD: shuffled
-batches, no privacy. ``opacus``: a private round with Opacus.
+``private`` computes a private round with the library's own functions: one frame, Poisson batches,
+clipped sums, noise, one server step. ``floor`` is its arithmetic by hand. ``plain`` is hand-written
+federated SGD: shuffled batches, no privacy. ``opacus``: a private round with Opacus.
 """
 
 import hashlib
@@ -25,8 +25,14 @@ Round = Callable[[int], object]
 
 def private(plan: Plan) -> Round:
     """One round, by number."""
-    public = PublicState.start(plan.build_model(), plan.method, plan.schedule, seed=0, classifier="classifier")
-    state, model, train = ServerState(public, divisor=plan.divisor), public.model, plan.workload.train
+    public = PublicState.start(
+        plan.build_model(), plan.method, plan.schedule, seed=0, classifier="classifier"
+    )
+    state, model, train = (
+        ServerState(public, divisor=plan.divisor),
+        public.model,
+        plan.workload.train,
+    )
 
     def round_(number: int) -> None:
         frame, values = state.frame(), []
@@ -34,26 +40,39 @@ def private(plan: Plan) -> Round:
             part = plan.parts[client]
             values.append(
                 client_step(
-                    model, lambda rows, part=part: train.batch(part[rows]),
+                    model,
+                    lambda rows, part=part: train.batch(part[rows]),
                     lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
-                    frame=frame, mechanism=plan.terms[client].mechanism(plan.method.mechanism), local=plan.local,
-                    num_examples=len(part), sampler=secret_stream(), noise=secret_stream(), charge=lambda: None,
+                    frame=frame,
+                    mechanism=plan.terms[client].mechanism(plan.method.mechanism),
+                    local=plan.local,
+                    num_examples=len(part),
+                    sampler=secret_stream(),
+                    noise=secret_stream(),
+                    charge=lambda: None,
                 )
-            )  # fmt: skip
+            )
         server_step(
-            model, state.optimizer, state.scheduler, aggregate(values), frame=frame, divisor=plan.divisor,
+            model,
+            state.optimizer,
+            state.scheduler,
+            aggregate(values),
+            frame=frame,
+            divisor=plan.divisor,
             server=plan.method.server,
-        )  # fmt: skip
+        )
         state.round, state.updates = state.round + 1, state.updates + 1
 
     return round_
 
 
 def floor(plan: Plan, *, payloads: bool) -> Round:
-    """One round, by number: what a private round of an MLP computes, by hand, on all rows, 12 clients a pass.
+    """One round, by number: what a private round of an MLP computes, by hand, on all rows, 12
+    clients a pass.
 
-    Gradients and norms as factors, one product a layer for all sums, the secret noise of each client, the sum, SGD. No
-    check, no ledger, no message; ``payloads``: packed, hashed, and hashed again where they arrive.
+    Gradients and norms as factors, one product a layer for all sums, the secret noise of each
+    client, the sum, SGD. No check, no ledger, no message; ``payloads``: packed, hashed, and hashed
+    again where they arrive.
     """
     model, train, mechanism = plan.build_model(), plan.workload.train, plan.method.mechanism
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
@@ -78,7 +97,11 @@ def floor(plan: Plan, *, payloads: bool) -> Round:
             squares = sum(g.square().sum(1) * (x.square().sum(1) + 1) for g, x in found)
             factors = (mechanism.clip_norm / squares.sqrt()).clamp(max=1).unsqueeze(1)
             scaled = [((g * factors).view(len(clients), -1, g.shape[1]), x) for g, x in found]
-            sums = [t.flatten(1) for g, x in scaled for t in (g.mT @ x.view(len(g), -1, x.shape[1]), g.sum(1))]
+            sums = [
+                t.flatten(1)
+                for g, x in scaled
+                for t in (g.mT @ x.view(len(g), -1, x.shape[1]), g.sum(1))
+            ]
             for client, own in zip(clients, torch.cat(sums, 1), strict=True):
                 std = plan.terms[client].mechanism(mechanism).noise_std
                 noisy = add_gaussian(own.double(), std, secret_stream())
@@ -93,8 +116,12 @@ def floor(plan: Plan, *, payloads: bool) -> Round:
     return round_
 
 
-def averaged(plan: Plan, parameters: Sequence[torch.nn.Parameter], train: Callable[[int], None]) -> Round:
-    """One round, by number: each client trains from the round's weights, and their mean change is taken."""
+def averaged(
+    plan: Plan, parameters: Sequence[torch.nn.Parameter], train: Callable[[int], None]
+) -> Round:
+    """One round, by number: each client trains from the round's weights, and their mean change is
+    taken.
+    """
 
     def round_(number: int) -> None:
         start = [p.detach().clone() for p in parameters]
@@ -132,8 +159,9 @@ def plain(plan: Plan) -> Round:
 def opacus(plan: Plan) -> Round:
     """One private round, by number, with Opacus (1.5) for each client: hooks, clip, noise, FedSGD.
 
-    The fastest form that was found: one GradSampleModule for all clients and rounds, an optimizer for each client, and
-    noise from torch's own generator (``secure_mode`` needs a package of its own, and is slower).
+    The fastest form that was found: one GradSampleModule for all clients and rounds, an optimizer
+    for each client, and noise from torch's own generator (``secure_mode`` needs a package of its
+    own, and is slower).
     Raises ImportError if Opacus is not installed.
     """
     from opacus import GradSampleModule
@@ -145,12 +173,16 @@ def opacus(plan: Plan) -> Round:
     def train(client: int) -> None:
         part = plan.parts[client]
         optimizer = DPOptimizer(
-            torch.optim.SGD(parameters, lr=plan.local.learning_rate), loss_reduction="sum",
-            noise_multiplier=plan.terms[client].noise_multiplier, max_grad_norm=plan.method.mechanism.clip_norm,
+            torch.optim.SGD(parameters, lr=plan.local.learning_rate),
+            loss_reduction="sum",
+            noise_multiplier=plan.terms[client].noise_multiplier,
+            max_grad_norm=plan.method.mechanism.clip_norm,
             expected_batch_size=max(1, round(plan.local.expected_batch)),
-        )  # fmt: skip
+        )
         for _ in range(plan.local.steps):
-            inputs, targets = plan.workload.train.batch(part[torch.rand(len(part)) < plan.local.sample_rate])
+            inputs, targets = plan.workload.train.batch(
+                part[torch.rand(len(part)) < plan.local.sample_rate]
+            )
             F.cross_entropy(model(inputs), targets, reduction="sum").backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -1,14 +1,18 @@
-"""Interleaved rounds of engines and of other frameworks: CPU seconds of all their processes, and wall seconds.
+"""Interleaved rounds of engines and of other frameworks: CPU seconds of all their processes, and
+wall seconds.
 
-    python -m benchmarks.rounds.engines --json FILE [--model lenet] [--method sgd] [--engines bare local ray fedavg pfl]
+    python -m benchmarks.rounds.engines --json FILE [--model lenet] [--method sgd] [--engines bare
+    local ray fedavg pfl]
 
-Every arm is its own process tree, and all are alive at once. Only one arm runs a round at a time; the others wait at
-their ``Gate``. So the arms take rounds alternately on the same machine. CPU time of a waiting arm (Ray's daemons) is
-not counted. With ``--block 8`` an arm takes eight rounds in its turn. ``bare`` is the job in plain PyTorch. ``fedavg``
-is Flower's own FedAvg, ``pfl`` is pfl-research: both without privacy, so compare them with ``sgd``. ``alone`` is
-``local`` without passes that clients share, ``opacus`` a loop over clients with Opacus' hooks: compare with ``dpsgd``.
-``pfl-dp`` and ``fedavg-dp`` protect a client, not an example: one clip of its whole update, and noise on that.
-JOB="100 20 100 20" in the environment is the job of 100 clients with 20 images each, of which all take part (``jobs``).
+Every arm is its own process tree, and all are alive at once. Only one arm runs a round at a time;
+the others wait at their ``Gate``. So the arms take rounds alternately on the same machine. CPU time
+of a waiting arm (Ray's daemons) is not counted. With ``--block 8`` an arm takes eight rounds in its
+turn. ``bare`` is the job in plain PyTorch. ``fedavg`` is Flower's own FedAvg, ``pfl`` is
+pfl-research: both without privacy, so compare them with ``sgd``. ``alone`` is ``local`` without
+passes that clients share, ``opacus`` a loop over clients with Opacus' hooks: compare with
+``dpsgd``. ``pfl-dp`` and ``fedavg-dp`` protect a client, not an example: one clip of its whole
+update, and noise on that. JOB="100 20 100 20" in the environment is the job of 100 clients with 20
+images each, of which all take part (``jobs``).
 """
 
 import os
@@ -28,7 +32,8 @@ START_SECONDS, ROUND_SECONDS = 300.0, 300.0
 
 
 class Tree:
-    """The descendants of a process, Ray's and Flower's servers too, also those whose parent is gone (Linux).
+    """The descendants of a process, Ray's and Flower's servers too, also those whose parent is gone
+    (Linux).
 
     They are remembered from one look to the next.
     """
@@ -39,7 +44,9 @@ class Tree:
         self._seconds: dict[Process, float] = {}
 
     def cpu_seconds(self) -> float:
-        """User and system seconds of all of them so far; of one that has ended, as they were at the last look."""
+        """User and system seconds of all of them so far; of one that has ended, as they were at the
+        last look.
+        """
         alive = of_run(living(), {self.root}, self._known)
         self._known |= alive
         for process in alive:
@@ -49,7 +56,9 @@ class Tree:
 
 
 def _clock_of(pid: int) -> int:
-    """The CPU clock of a process, as clock_getcpuclockid(3) makes it: to the nanosecond, where /proc counts ticks."""
+    """The CPU clock of a process, as clock_getcpuclockid(3) makes it: to the nanosecond, where
+    /proc counts ticks.
+    """
     return (~pid << 3) | 2
 
 
@@ -59,23 +68,36 @@ class Arm:
     def __init__(self, engine: str, model: str, method: str, rounds: int, folder: Path) -> None:
         folder.mkdir()
         self.name, self.gate, self.log = engine, Gate(folder), (folder / "log").open("wb")
-        command = [sys.executable, "-m", "benchmarks.rounds.job_run", engine, model, method, str(rounds)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.rounds.job_run",
+            engine,
+            model,
+            method,
+            str(rounds),
+        ]
         environment = {
             **os.environ,
             FOLDER: str(folder),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.getcwd() + os.pathsep + os.environ.get("PYTHONPATH", ""),
         }
-        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=self.log, stderr=subprocess.STDOUT
+        )
         self.tree = Tree(self.process.pid)
 
     def arrive(self, round: int, seconds: float) -> None:
-        """Wait until the next round is ``round``. Raises RuntimeError with the log if the process has ended."""
+        """Wait until the next round is ``round``. Raises RuntimeError with the log if the process
+        has ended.
+        """
         deadline = time.monotonic() + seconds
         while not self.gate.has_arrived(round):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"{self.name} did not come to round {round}: {Path(self.log.name).read_text()[-2000:]}"
+                    f"{self.name} did not come to round {round}: "
+                    f"{Path(self.log.name).read_text()[-2000:]}"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -102,7 +124,9 @@ def measure(
     engines: list[str], model: str, method: str, *, pairs: int, warmup: int, block: int
 ) -> dict[str, dict[str, list[float]]]:
     """CPU and wall seconds of a round in every turn after the warm-up, by engine."""
-    seconds: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in engines} for clock in ("cpu", "wall")}
+    seconds: dict[str, dict[str, list[float]]] = {
+        clock: {name: [] for name in engines} for clock in ("cpu", "wall")
+    }
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="engines-")))
         arms = []
@@ -126,17 +150,26 @@ def main() -> None:
     options.add_argument("--model", default="lenet")
     options.add_argument("--method", default="sgd")
     options.add_argument("--engines", nargs="+", default=["bare", "local", "ray", "fedavg", "pfl"])
-    options.add_argument("--block", type=int, default=1, help="rounds that an arm takes in its turn")
+    options.add_argument(
+        "--block", type=int, default=1, help="rounds that an arm takes in its turn"
+    )
     given = options.parse_args()
     seconds = measure(
-        given.engines, given.model, given.method, pairs=given.pairs, warmup=given.warmup, block=given.block
+        given.engines,
+        given.model,
+        given.method,
+        pairs=given.pairs,
+        warmup=given.warmup,
+        block=given.block,
     )
     found = summary(seconds, given.engines)
     print(table(found, given.engines[0], unit="CPU s"))
     first = seconds["cpu"][given.engines[0]]
     for name in given.engines[1:]:
         over = sorted((a - b) / COHORT for a, b in zip(seconds["cpu"][name], first, strict=True))
-        print(f"{name}: {1000 * over[len(over) // 2]:.1f} ms of CPU a client over {given.engines[0]}")
+        print(
+            f"{name}: {1000 * over[len(over) // 2]:.1f} ms of CPU a client over {given.engines[0]}"
+        )
     write(given.json, {"model": given.model, "method": given.method, "engines": found})
 
 

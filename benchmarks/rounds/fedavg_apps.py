@@ -1,4 +1,6 @@
-"""The job in plain Flower, as in its PyTorch quickstart: FedAvg, the state dict in both directions; or LocalDpMod."""
+"""The job in plain Flower, as in its PyTorch quickstart: FedAvg, the state dict in both directions;
+or LocalDpMod.
+"""
 
 from functools import cache
 
@@ -16,14 +18,18 @@ from benchmarks.rounds.gate import Gate
 from simulations.workloads.base import Options
 
 client = ClientApp()  # a line each: Flower looks for them in the text
-private_client = ClientApp(mods=[LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=8.0, delta=1e-5)])
+private_client = ClientApp(
+    mods=[LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=8.0, delta=1e-5)]
+)
 server = ServerApp()
 
 
 @cache
 def images() -> tuple[Tensor, Tensor]:
     """All images in the model's input format, and their labels; made once in each process."""
-    workload = jobs.load(data_dir=None, cache_dir=None, options=Options(), progress=lambda text: None)
+    workload = jobs.load(
+        data_dir=None, cache_dir=None, options=Options(), progress=lambda text: None
+    )
     return workload.train.batch(torch.arange(jobs.CLIENTS * jobs.IMAGES))
 
 
@@ -41,7 +47,10 @@ def train(message: Message, context: Context) -> Message:
         F.cross_entropy(model(inputs[rows]), labels[rows]).backward()
         optimizer.step()
     metrics = MetricRecord({"num-examples": jobs.IMAGES})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 @server.main()

@@ -1,7 +1,9 @@
-"""Let several processes take rounds one after the other: a process waits before each round for permission.
+"""Let several processes take rounds one after the other: a process waits before each round for
+permission.
 
 process   gate = Gate.from_environment(); gate.wait(n) before round n
-driver    Held(folder).round(n): start round n, and return when the process waits before the next one
+driver    Held(folder).round(n): start round n, and return when the process waits before the next
+          one
 """
 
 import os

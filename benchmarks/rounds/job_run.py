@@ -1,4 +1,6 @@
-"""One process of ``benchmarks.rounds.engines``: the job on one engine, with a gate before every round but the first."""
+"""One process of ``benchmarks.rounds.engines``: the job on one engine, with a gate before every
+round but the first.
+"""
 
 import argparse
 import shutil
@@ -29,7 +31,9 @@ def run(engine: str, model: str, method: str, rounds: int) -> None:
     elif engine.startswith("pfl"):
         pfl_job.run(model, rounds, private=engine == "pfl-dp")
     else:
-        given = jobs.settings(model, method, rounds=rounds, engine="ray" if engine == "ray" else "local")
+        given = jobs.settings(
+            model, method, rounds=rounds, engine="ray" if engine == "ray" else "local"
+        )
         plan = make_plan(from_mapping(given))
         if engine == "opacus":
             bare_loop(bare.opacus(plan), rounds)
@@ -68,7 +72,9 @@ def plain_flower(model: str, rounds: int, client: str) -> None:
     config: dict[str, str | int | float | bool] = {"model": model, "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
         apps = "benchmarks.rounds.fedavg_apps:server", f"benchmarks.rounds.fedavg_apps:{client}"
-        simulate(write_project(Path(folder) / "fedavg", config, *apps), Path(folder), nodes=jobs.CLIENTS)
+        simulate(
+            write_project(Path(folder) / "fedavg", config, *apps), Path(folder), nodes=jobs.CLIENTS
+        )
 
 
 if __name__ == "__main__":

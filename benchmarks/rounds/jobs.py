@@ -1,9 +1,12 @@
-"""The federated job that rounds are measured on: 100 clients x 50 images, 10 a round, batch 10, one pass a round.
+"""The federated job that rounds are measured on: 100 clients x 50 images, 10 a round, batch 10, one
+pass a round.
 
-The environment variable JOB names other numbers: "100 20 100 20" is all of 100 clients with 20 images, one step each.
+The environment variable JOB names other numbers: "100 20 100 20" is all of 100 clients with 20
+images, one step each.
 
-Images and labels are random: time does not depend on them. Importing this module registers the workload ``job`` with
-its models; Ray's workers import it as part of the app, see ``benchmarks.rounds.job_apps``.
+Images and labels are random: time does not depend on them. Importing this module registers the
+workload ``job`` with its models; Ray's workers import it as part of the app, see
+``benchmarks.rounds.job_apps``.
 """
 
 import itertools
@@ -28,11 +31,22 @@ SIDE = 32
 
 DEFAULTS: Mapping[str, object] = MappingProxyType(
     {
-        "clients": CLIENTS, "clients_per_round": COHORT, "local_steps": IMAGES // BATCH, "sample_rate": BATCH / IMAGES,
-        "rounds": 30, "local_learning_rate": 0.01, "learning_rate": 0.01, "momentum": 0.0, "clip_norm": 1.0,
-        "noise_multiplier": 2.0, "delta": 1e-5, "rank": 8, "sparsity": 0.5, "partition": "iid",
+        "clients": CLIENTS,
+        "clients_per_round": COHORT,
+        "local_steps": IMAGES // BATCH,
+        "sample_rate": BATCH / IMAGES,
+        "rounds": 30,
+        "local_learning_rate": 0.01,
+        "learning_rate": 0.01,
+        "momentum": 0.0,
+        "clip_norm": 1.0,
+        "noise_multiplier": 2.0,
+        "delta": 1e-5,
+        "rank": 8,
+        "sparsity": 0.5,
+        "partition": "iid",
     }
-)  # fmt: skip
+)
 
 
 def lenet() -> nn.Module:
@@ -56,7 +70,8 @@ def mlp(units: int = 20) -> nn.Module:
 
 
 MODELS = MappingProxyType(
-    {"lenet": lenet, "wide": wide, "large": large, "mlp": mlp, "mlp-wide": partial(mlp, 512)}  # 1.6 M parameters
+    # 1.6 M parameters
+    {"lenet": lenet, "wide": wide, "large": large, "mlp": mlp, "mlp-wide": partial(mlp, 512)}
 )
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({})
 
@@ -69,21 +84,41 @@ def load(request: Request) -> LoadedWorkload:
 
     def split(count: int) -> Split:
         images = draw.integers(256, size=(count, 3, SIDE, SIDE), dtype=np.uint8)
-        return Split(inputs=images, labels=torch.from_numpy(draw.integers(10, size=count)), prepare=prepare)
+        return Split(
+            inputs=images, labels=torch.from_numpy(draw.integers(10, size=count)), prepare=prepare
+        )
 
     return LoadedWorkload(
-        name="job", train=split(count), test=split(100), num_classes=10, models=MODELS, defaults=DEFAULTS
+        name="job",
+        train=split(count),
+        test=split(100),
+        num_classes=10,
+        models=MODELS,
+        defaults=DEFAULTS,
     )
 
 
 def settings(model: str, method: str, **given: Any) -> dict[str, Any]:
     """Settings of a run of the job."""
     private = {} if method == "sgd" else {"noise_multiplier": 2.0}
-    return {"workload": "job", "model": model, "method": method, "evaluate_every": 10**6, **private, **given}
+    return {
+        "workload": "job",
+        "model": model,
+        "method": method,
+        "evaluate_every": 10**6,
+        **private,
+        **given,
+    }
 
 
 def _features(first: int, second: int) -> nn.Module:
-    layers = [nn.Conv2d(3, first, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(first, second, 5), nn.ReLU()]
+    layers = [
+        nn.Conv2d(3, first, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.MaxPool2d(2))
 
 
@@ -92,7 +127,9 @@ def _model(features: nn.Module, *widths: int) -> nn.Module:
     for width, following in itertools.pairwise(widths):
         layers += [nn.Linear(width, following), nn.ReLU()]
     body = nn.Sequential(*layers)
-    return nn.Sequential(OrderedDict(features=features, body=body, classifier=nn.Linear(widths[-1], 10)))
+    return nn.Sequential(
+        OrderedDict(features=features, body=body, classifier=nn.Linear(widths[-1], 10))
+    )
 
 
 workloads._REGISTRY = MappingProxyType({**workloads._REGISTRY, "job": sys.modules[__name__]})

@@ -1,6 +1,8 @@
-"""The job in pfl-research (Apple, 0.6.0): FederatedAveraging on its SimulatedBackend, in one process.
+"""The job in pfl-research (Apple, 0.6.0): FederatedAveraging on its SimulatedBackend, in one
+process.
 
-pip install --no-deps pfl==0.6.0 multiprocess dill     (its own pins would install other accountants)
+pip install --no-deps pfl==0.6.0 multiprocess dill     (its own pins would install other
+                                                       accountants)
 """
 
 import numpy as np
@@ -14,7 +16,8 @@ from simulations import workloads
 
 
 def run(model_name: str, rounds: int, *, private: bool = False) -> None:
-    """All rounds, with a gate before each but the first; ``private``: each client clips its update and adds noise.
+    """All rounds, with a gate before each but the first; ``private``: each client clips its update
+    and adds noise.
 
     Raises ImportError if pfl is not installed.
     """
@@ -52,7 +55,9 @@ def run(model_name: str, rounds: int, *, private: bool = False) -> None:
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(
-            training_data=FederatedDataset(user, get_user_sampler("random", list(range(jobs.CLIENTS)))),
+            training_data=FederatedDataset(
+                user, get_user_sampler("random", list(range(jobs.CLIENTS)))
+            ),
             val_data=None,
             postprocessors=[GaussianMechanism(1.0, 2.0)] if private else None,
         ),

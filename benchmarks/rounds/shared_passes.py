@@ -1,9 +1,12 @@
-"""CPU seconds of a private round with and without passes that clients share, and with Opacus for each client.
+"""CPU seconds of a private round with and without passes that clients share, and with Opacus for
+each client.
 
-    JOB="100 20 100 20" python -m benchmarks.rounds.shared_passes --json FILE [--models mlp lenet] [--pairs 6]
+    JOB="100 20 100 20" python -m benchmarks.rounds.shared_passes --json FILE [--models mlp lenet]
+    [--pairs 6]
 
-One process: rounds of the ``local`` engine take turns, one with passes and one without, each followed by a round of the
-loop with Opacus on the same clients and, for an MLP, by one of its arithmetic alone. Job: ``benchmarks.rounds.jobs``.
+One process: rounds of the ``local`` engine take turns, one with passes and one without, each
+followed by a round of the loop with Opacus on the same clients and, for an MLP, by one of its
+arithmetic alone. Job: ``benchmarks.rounds.jobs``.
 """
 
 import shutil
@@ -25,10 +28,15 @@ from simulations.settings.settings import from_mapping
 
 def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
     """Medians of each arm, and ratios of the rounds that follow each other."""
-    plan = make_plan(from_mapping(jobs.settings(model, method, rounds=2 * pairs + 3, engine="local")))
+    plan = make_plan(
+        from_mapping(jobs.settings(model, method, rounds=2 * pairs + 3, engine="local"))
+    )
     others = {"opacus": bare.opacus(plan), "bare": bare.private(plan)}
     if model.startswith("mlp"):
-        others |= {"floor": bare.floor(plan, payloads=False), "floor, payloads": bare.floor(plan, payloads=True)}
+        others |= {
+            "floor": bare.floor(plan, payloads=False),
+            "floor, payloads": bare.floor(plan, payloads=True),
+        }
     arms = ("passes", "alone", *others)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     shared, mark = passes.passes, time.process_time()
@@ -36,7 +44,8 @@ def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
     def on_round(row: Row) -> None:
         nonlocal mark
         took = time.process_time() - mark
-        arm = "passes" if row.round % 2 else "alone"  # of this round; the next one is of the other arm
+        # of this round; the next one is of the other arm
+        arm = "passes" if row.round % 2 else "alone"
         if row.round > 2:
             seconds[arm].append(took)
         passes.passes = (lambda pile, *_: [[task] for task in pile]) if row.round % 2 else shared
@@ -57,7 +66,9 @@ def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
         shutil.rmtree(folder)
     found: dict[str, Any] = {name: statistics.median(own) for name, own in seconds.items()}
     for name in arms[1:]:
-        found[f"{name} / passes"] = estimate([a / b for a, b in zip(seconds[name], seconds["passes"], strict=False)])
+        found[f"{name} / passes"] = estimate(
+            [a / b for a, b in zip(seconds[name], seconds["passes"], strict=False)]
+        )
     return found
 
 
@@ -71,7 +82,10 @@ def main() -> None:
     for model in given.models:
         results[model] = measure(model, given.method, pairs=given.pairs)
         print(model, {name: str(value) for name, value in results[model].items()}, flush=True)
-    write(given.json, {m: {k: getattr(v, "__dict__", v) for k, v in own.items()} for m, own in results.items()})
+    write(
+        given.json,
+        {m: {k: getattr(v, "__dict__", v) for k, v in own.items()} for m, own in results.items()},
+    )
 
 
 if __name__ == "__main__":

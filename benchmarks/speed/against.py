@@ -1,11 +1,13 @@
-"""The private step of this checkout against that of another one, interleaved in two processes that take turns.
+"""The private step of this checkout against that of another one, interleaved in two processes that
+take turns.
 
-    git worktree add ../before COMMIT
-    python -m benchmarks.speed.against ../before --json FILE [--pairs 30] [--models ...] [--arms ...] [--batch 16]
+    git worktree add ../before COMMIT python -m benchmarks.speed.against ../before --json FILE
+    [--pairs 30] [--models ...] [--arms ...] [--batch 16]
 
-Each process imports fedlsg and the benchmark's own arms from its own checkout, and keeps freed memory as a client does.
-Images and kernels are in channels-last memory. One thread. CPU seconds of the step; the ratio is before / now in the
-same pair: above 1 this checkout is faster. On a shared machine pin both to one processor: taskset -c 1 python -m ...
+Each process imports fedlsg and the benchmark's own arms from its own checkout, and keeps freed
+memory as a client does. Images and kernels are in channels-last memory. One thread. CPU seconds of
+the step; the ratio is before / now in the same pair: above 1 this checkout is faster. On a shared
+machine pin both to one processor: taskset -c 1 python -m ...
 """
 
 import gc
@@ -51,8 +53,11 @@ class Process:
     def __init__(self, root: Path, model: str, arm: str, batch: int) -> None:
         self.own = subprocess.Popen(
             [sys.executable, "-W", "ignore", __file__, str(root), model, arm, str(batch)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(root)},
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(root)},
+        )
 
     def read(self) -> str:
         """The next line. Raises RuntimeError if the process has ended."""
@@ -92,7 +97,13 @@ def compare(before: Path, model: str, arm: str, *, batch: int, pairs: int) -> di
     ratio = estimate([old / new for old, new in zip(*seconds, strict=True)])
     medians = dict(zip(("before", "now"), map(statistics.median, seconds), strict=True))
     shortest = dict(zip(("before", "now"), map(min, seconds), strict=True))
-    return {"model": model, "arm": arm, "median": medians, "shortest": shortest, "before / now": asdict(ratio)}
+    return {
+        "model": model,
+        "arm": arm,
+        "median": medians,
+        "shortest": shortest,
+        "before / now": asdict(ratio),
+    }
 
 
 def main() -> None:
@@ -110,11 +121,18 @@ def main() -> None:
     results = []
     for model in chosen.models:
         for arm in chosen.arms:
-            found = compare(chosen.before.resolve(), model, arm, batch=chosen.batch, pairs=chosen.pairs)
+            found = compare(
+                chosen.before.resolve(), model, arm, batch=chosen.batch, pairs=chosen.pairs
+            )
             results.append(found | {"load": os.getloadavg()})
-            print(f"{model}, {arm}: {Estimate(**found['before / now'])}, shortest {found['shortest']}", flush=True)
+            print(
+                f"{model}, {arm}: {Estimate(**found['before / now'])}, shortest "
+                f"{found['shortest']}",
+                flush=True,
+            )
             write(chosen.json, {"benchmark": "against", "pairs": chosen.pairs, "results": results})
 
 
 if __name__ == "__main__":
-    main() if __package__ else serve(*sys.argv[1:])  # run with -m, or by its path as one of the two processes
+    # run with -m, or by its path as one of the two processes
+    main() if __package__ else serve(*sys.argv[1:])

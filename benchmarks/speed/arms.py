@@ -1,7 +1,8 @@
 """The arms of the step benchmark: the plain step, its floor, and fedlsg's private steps.
 
-A private step is everything that a client and the server do between two values of the weights, with the library's
-own functions: decompose, mask, per-example gradients, clip, sum, noise, divide, Eq. 3, SGD.
+A private step is everything that a client and the server do between two values of the weights, with
+the library's own functions: decompose, mask, per-example gradients, clip, sum, noise, divide, Eq.
+3, SGD.
 """
 
 from collections.abc import Callable
@@ -27,12 +28,16 @@ BOTH = Precision(precision="bfloat16", activation_storage="bfloat16")
 
 
 def plain(subject: Subject, precision: Precision = FLOAT32) -> Step:
-    """Forward, backward, SGD: the ordinary step without any privacy, in the precision of ``precision``."""
+    """Forward, backward, SGD: the ordinary step without any privacy, in the precision of
+    ``precision``.
+    """
     model = subject.build()
     optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
 
     def step() -> None:
-        precision.losses(lambda: model(subject.inputs), losses, subject.targets, subject.targets).mean().backward()
+        precision.losses(
+            lambda: model(subject.inputs), losses, subject.targets, subject.targets
+        ).mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -40,9 +45,13 @@ def plain(subject: Subject, precision: Precision = FLOAT32) -> Step:
 
 
 def floor(subject: Subject) -> Step:
-    """Forward, and the gradients of all activations after the first trained layer, without gradients of weights."""
+    """Forward, and the gradients of all activations after the first trained layer, without
+    gradients of weights.
+    """
     model = subject.build()
-    first = next(m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False)))
+    first = next(
+        m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))
+    )
     model.requires_grad_(False)
     first.register_forward_hook(lambda _module, _args, output: output.requires_grad_())
 
@@ -53,7 +62,12 @@ def floor(subject: Subject) -> Step:
 
 
 def private(
-    subject: Subject, recipe: str, *, rank: int = 8, sparsity: float = 0.0, precision: Precision = FLOAT32
+    subject: Subject,
+    recipe: str,
+    *,
+    rank: int = 8,
+    sparsity: float = 0.0,
+    precision: Precision = FLOAT32,
 ) -> Step:
     """A round of fedlsg with one client that has the whole batch."""
     model = subject.build()
@@ -64,9 +78,14 @@ def private(
         learning_rate=LEARNING_RATE,
     )
     batch = len(subject.targets)
-    public = PublicState.start(model, method, Schedule(rounds=1000), seed=0, classifier=subject.classifier)
+    public = PublicState.start(
+        model, method, Schedule(rounds=1000), seed=0, classifier=subject.classifier
+    )
     optimizer, scheduler = make_optimizer(
-        trainable(model), replace(method.server, momentum=0.0), updates=1000, classifier=subject.classifier
+        trainable(model),
+        replace(method.server, momentum=0.0),
+        updates=1000,
+        classifier=subject.classifier,
     )
     local = LocalTraining(microbatch_size=batch, expected_batch=float(batch), precision=precision)
     noise, sampler = secret_stream(), secret_stream()
@@ -76,12 +95,25 @@ def private(
         now = next(rounds)
         frame = public.frame(now, updates=now)
         values = client_step(
-            model, lambda rows: (subject.inputs[rows], subject.targets[rows]), losses, frame=frame,
-            mechanism=method.mechanism, local=local, num_examples=batch, sampler=sampler, noise=noise,
+            model,
+            lambda rows: (subject.inputs[rows], subject.targets[rows]),
+            losses,
+            frame=frame,
+            mechanism=method.mechanism,
+            local=local,
+            num_examples=batch,
+            sampler=sampler,
+            noise=noise,
             charge=lambda: None,
-        )  # fmt: skip
+        )
         server_step(
-            model, optimizer, scheduler, aggregate([values]), frame=frame, divisor=float(batch), server=method.server
+            model,
+            optimizer,
+            scheduler,
+            aggregate([values]),
+            frame=frame,
+            divisor=float(batch),
+            server=method.server,
         )
 
     return step
@@ -98,12 +130,16 @@ OURS: dict[str, Callable[[Subject], Step]] = {
     "lsg p=0, bfloat16": lambda subject: private(subject, "lsg", precision=MIXED),
     "dpsgd, bfloat16": lambda subject: private(subject, "dpsgd", precision=MIXED),
     "lsg p=0, stored in bfloat16": lambda subject: private(subject, "lsg", precision=STORED),
-    "lsg p=.5, stored in bfloat16": lambda subject: private(subject, "lsg", sparsity=0.5, precision=STORED),
+    "lsg p=.5, stored in bfloat16": lambda subject: private(
+        subject, "lsg", sparsity=0.5, precision=STORED
+    ),
     "dpsgd, stored in bfloat16": lambda subject: private(subject, "dpsgd", precision=STORED),
     "lsg p=0, both": lambda subject: private(subject, "lsg", precision=BOTH),
 }
 
-ON_REQUEST: dict[str, Callable[[Subject], Step]] = {"plain, compiled": lambda subject: plain(compiled(subject))}
+ON_REQUEST: dict[str, Callable[[Subject], Step]] = {
+    "plain, compiled": lambda subject: plain(compiled(subject))
+}
 """Not measured unless they are asked for: compiling takes minutes."""
 
 
@@ -126,4 +162,6 @@ def in_channels_last(subject: Subject) -> Subject:
     def build() -> nn.Module:
         return subject.build().to(memory_format=torch.channels_last)
 
-    return replace(subject, build=build, inputs=subject.inputs.contiguous(memory_format=torch.channels_last))
+    return replace(
+        subject, build=build, inputs=subject.inputs.contiguous(memory_format=torch.channels_last)
+    )

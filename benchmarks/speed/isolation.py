@@ -1,4 +1,5 @@
-"""CPU seconds of a private step whose model is the user's own code, isolated, next to the pass over the batch.
+"""CPU seconds of a private step whose model is the user's own code, isolated, next to the pass over
+the batch.
 
     python -m benchmarks.speed.isolation --json FILE [--steps 100]
 
@@ -77,7 +78,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] = {
 }
 
 
-def stepper(make: Callable[[], nn.Module], batch: int, shape: tuple[int, ...], level: str, method: str) -> Any:
+def stepper(
+    make: Callable[[], nn.Module], batch: int, shape: tuple[int, ...], level: str, method: str
+) -> Any:
     """A function that takes a step."""
     torch.manual_seed(1)
     count = 20 * batch
@@ -118,7 +121,9 @@ def measure(name: str, method: str, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure all cases, print and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=100)
     given = parser.parse_args()

@@ -1,10 +1,12 @@
 """Peak memory of one training step above the memory of the idle process (which includes the model).
 
-    python -m benchmarks.speed.memory --json FILE [--threads 1] [--pairs 30] [--models ...] [--arms ...] [--batch 16]
+    python -m benchmarks.speed.memory --json FILE [--threads 1] [--pairs 30] [--models ...] [--arms
+    ...] [--batch 16]
 
-Each measurement is a fresh process: a warm-up step, then the kernel's high-water mark of another step, minus the
-resident memory before it. The allocator returns freed memory at once (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_),
-so the mark counts live memory, not memory kept for later. Needs Linux.
+Each measurement is a fresh process: a warm-up step, then the kernel's high-water mark of another
+step, minus the resident memory before it. The allocator returns freed memory at once
+(MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_), so the mark counts live memory, not memory kept
+for later. Needs Linux.
 """
 
 import argparse
@@ -29,7 +31,9 @@ TURNED = ", channels last"
 
 
 def memory(field: str) -> float:
-    """A line of /proc/self/status in MB (10^6 bytes): VmRSS now, VmHWM its largest value since the last reset."""
+    """A line of /proc/self/status in MB (10^6 bytes): VmRSS now, VmHWM its largest value since the
+    last reset.
+    """
     found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found.group(1)) * 1024 / 1e6
@@ -52,11 +56,25 @@ def measure(options: argparse.Namespace) -> float:
 
 def in_a_process(arm: str, model: str, options: argparse.Namespace) -> float | None:
     """``measure`` in a fresh process; None, and a line with the reason, if the arm cannot run."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.speed.memory", "--only", arm, "--models", model]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "benchmarks.speed.memory",
+        "--only",
+        arm,
+        "--models",
+        model,
+    ]
     command += ["--batch", str(options.batch), "--threads", str(options.threads[0])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | GIVE_BACK)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | GIVE_BACK
+    )
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"process ended with status {done.returncode}"])[-1]
+        said = (
+            done.stderr.strip().splitlines() or [f"process ended with status {done.returncode}"]
+        )[-1]
         print(f"{arm}: left out, {said}", flush=True)
         return None
     return float(json.loads(done.stdout.splitlines()[-1]))
@@ -85,7 +103,9 @@ def main() -> None:
                 else:
                     found[arm].append(peak)
         medians = summary({"MB": found}, ["plain"])
-        print(f"\n## {model}, batch {chosen.batch}: peak over idle, {chosen.pairs} processes an arm\n")
+        print(
+            f"\n## {model}, batch {chosen.batch}: peak over idle, {chosen.pairs} processes an arm\n"
+        )
         print(table(medians, "plain", unit="MB"), flush=True)
         results.append({"model": model, "batch": chosen.batch, "arms": medians})
         write(chosen.json, {"benchmark": "memory", "pairs": chosen.pairs, "results": results})

@@ -37,9 +37,16 @@ def main() -> None:
     }
     for values in chosen.values:
         total = torch.zeros(values)
-        rounds = [{name: seconds(draw, total) for name, draw in arms.items()} for _ in range(chosen.pairs + 1)]
+        rounds = [
+            {name: seconds(draw, total) for name, draw in arms.items()}
+            for _ in range(chosen.pairs + 1)
+        ]
         found = {name: median(r[name] for r in rounds[1:]) / values * 1e9 for name in arms}
-        print(f"{values:>10,} values: " + ", ".join(f"{name} {ns:.1f} ns" for name, ns in found.items()), flush=True)
+        print(
+            f"{values:>10,} values: "
+            + ", ".join(f"{name} {ns:.1f} ns" for name, ns in found.items()),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

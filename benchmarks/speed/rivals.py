@@ -1,6 +1,7 @@
 """The same step in other libraries: Opacus with hooks and with ghost norms, and torch.func.
 
-Each clips per example and adds noise as its users do: Opacus by its own optimizers, torch.func by a plain generator.
+Each clips per example and adds noise as its users do: Opacus by its own optimizers, torch.func by a
+plain generator.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,12 @@ def opacus_hooks(subject: Subject) -> Step:
 
     model = GradSampleModule(subject.build(), loss_reduction="sum")
     optimizer = DPOptimizer(
-        _sgd(model), noise_multiplier=NOISE, max_grad_norm=CLIP_NORM, expected_batch_size=len(subject.targets),
+        _sgd(model),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP_NORM,
+        expected_batch_size=len(subject.targets),
         loss_reduction="sum",
-    )  # fmt: skip
+    )
 
     def step() -> None:
         losses(model(subject.inputs), subject.targets).sum().backward()
@@ -36,8 +40,12 @@ def opacus_hooks(subject: Subject) -> Step:
 
 
 def opacus_ghost(subject: Subject) -> Step:
-    """Opacus' fast gradient clipping with ghost norms: two backward passes, no per-example gradient."""
-    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+    """Opacus' fast gradient clipping with ghost norms: two backward passes, no per-example
+    gradient.
+    """
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+        GradSampleModuleFastGradientClipping,
+    )
     from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
@@ -45,10 +53,15 @@ def opacus_ghost(subject: Subject) -> Step:
         subject.build(), max_grad_norm=CLIP_NORM, use_ghost_clipping=True, loss_reduction="mean"
     )
     optimizer = DPOptimizerFastGradientClipping(
-        _sgd(model), noise_multiplier=NOISE, max_grad_norm=CLIP_NORM, expected_batch_size=len(subject.targets),
+        _sgd(model),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP_NORM,
+        expected_batch_size=len(subject.targets),
         loss_reduction="mean",
-    )  # fmt: skip
-    criterion = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean")
+    )
+    criterion = DPLossFastGradientClipping(
+        model, optimizer, nn.CrossEntropyLoss(reduction="mean"), "mean"
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -64,12 +77,16 @@ def func_vmap(subject: Subject) -> Step:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def loss(weights: dict[str, Tensor], example: Tensor, target: Tensor) -> Tensor:
-        return losses(functional_call(model, weights, (example.unsqueeze(0),)), target.unsqueeze(0)).sum()
+        return losses(
+            functional_call(model, weights, (example.unsqueeze(0),)), target.unsqueeze(0)
+        ).sum()
 
     per_example = vmap(grad(loss), in_dims=(None, 0, 0))
 
     def step() -> None:
-        gradients = per_example({n: p.detach() for n, p in trained.items()}, subject.inputs, subject.targets)
+        gradients = per_example(
+            {n: p.detach() for n, p in trained.items()}, subject.inputs, subject.targets
+        )
         _descend(trained, _clipped_and_noisy(list(gradients.values())), len(subject.targets))
 
     return step

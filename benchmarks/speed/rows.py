@@ -34,7 +34,10 @@ from strategies.own_loop.user_inputs import Together
 COUNT = 8192
 CPU = torch.device("cpu")
 DRAW = torch.Generator().manual_seed(0)
-VECTORS, LABELS = torch.randn(COUNT, 64, generator=DRAW), torch.randint(10, (COUNT,), generator=DRAW)
+VECTORS, LABELS = (
+    torch.randn(COUNT, 64, generator=DRAW),
+    torch.randint(10, (COUNT,), generator=DRAW),
+)
 IMAGES = torch.rand(COUNT, 3, 32, 32, generator=DRAW)
 LENGTHS = torch.randint(4, 60, (COUNT,), generator=DRAW).tolist()
 TEXTS = [torch.randint(1, 1000, (length,), generator=DRAW) for length in LENGTHS]
@@ -77,7 +80,9 @@ def vectors(positions: Tensor) -> tuple[Tensor, Tensor]:
 
 def padded(positions: Tensor) -> tuple[Tensor, Tensor]:
     """Texts, padded to the longest of the batch."""
-    return pad_sequence([TEXTS[place] for place in positions.tolist()], batch_first=True), LABELS[positions]
+    return pad_sequence([TEXTS[place] for place in positions.tolist()], batch_first=True), LABELS[
+        positions
+    ]
 
 
 def collated(item: Callable[[int], Any]) -> Callable[[Tensor], Any]:
@@ -126,9 +131,16 @@ def trained(make: Callable[[], nn.Module], example: Tensor, batch: int, steps: i
     model = make()
     model(example)
     return PrivateStep(
-        model, nn.CrossEntropyLoss(), num_examples=COUNT, method="dpsgd", sample_rate=batch / COUNT, steps=steps,
-        noise_multiplier=1.0, delta=1e-5, learning_rate=0.1,
-    )  # fmt: skip
+        model,
+        nn.CrossEntropyLoss(),
+        num_examples=COUNT,
+        method="dpsgd",
+        sample_rate=batch / COUNT,
+        steps=steps,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        learning_rate=0.1,
+    )
 
 
 def by_opacus(
@@ -148,7 +160,11 @@ def by_opacus(
         collate_fn=lambda places: before(torch.stack([place for (place,) in places])),
     )
     model, optimizer, loader = PrivacyEngine().make_private(
-        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
     )
     batches = iter(batch for _ in iter(int, 1) for batch in loader)
 
@@ -196,7 +212,9 @@ def measure(name: str, batch: int, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure all cases, print and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=256)

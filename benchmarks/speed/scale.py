@@ -1,12 +1,16 @@
-"""Start, memory and seconds of a round by the number of clients and over many rounds, with fitted exponents.
+"""Start, memory and seconds of a round by the number of clients and over many rounds, with fitted
+exponents.
 
-    python -m benchmarks.speed.scale --json FILE [--clients 1000 10000 100000 1000000] [--rounds 20] [--long 1000]
+    python -m benchmarks.speed.scale --json FILE [--clients 1000 10000 100000 1000000] [--rounds 20]
+    [--long 1000]
 
-A synthetic federation: every client has five rows of 16 numbers, 100 clients take part in a round, engine ``local``.
-Each number of clients is a process of its own. Seconds are CPU seconds, but one column. ``start``: from the settings,
-after imports, to the first round. ``memory``: the most that the process needed. A round: the median of those after the
-third. ``--long``: that many rounds with 1,000 clients: a round at the start and at the end, and what the end of the
-run, a resume and the report take. An exponent is the slope of a straight line through logarithms.
+A synthetic federation: every client has five rows of 16 numbers, 100 clients take part in a round,
+engine ``local``. Each number of clients is a process of its own. Seconds are CPU seconds, but one
+column. ``start``: from the settings, after imports, to the first round. ``memory``: the most that
+the process needed. A round: the median of those after the
+third. ``--long``: that many rounds with 1,000 clients: a round at the start and at the end, and
+what the end of the run, a resume and the report take. An exponent is the slope of a straight line
+through logarithms.
 """
 
 import argparse
@@ -49,18 +53,31 @@ def load(request: Request) -> LoadedWorkload:
     def split(count: int) -> Split:
         rows = draw.integers(256, size=(count, COLUMNS), dtype=np.uint8)
         labels = torch.from_numpy((rows[:, :3].sum(1) > 382).astype(np.int64))
-        return Split(inputs=rows, labels=labels, prepare=lambda stored: rescale(stored, offset, scale))
+        return Split(
+            inputs=rows, labels=labels, prepare=lambda stored: rescale(stored, offset, scale)
+        )
 
     return LoadedWorkload(
-        name="crowd", train=split(request.options.train_rows or 5000), test=split(1000), num_classes=2,
+        name="crowd",
+        train=split(request.options.train_rows or 5000),
+        test=split(1000),
+        num_classes=2,
         models={"mlp": _model},
-        defaults={"learning_rate": 0.5, "momentum": 0.0, "clip_norm": 1.0, "delta": 1e-6, "partition": "iid"},
-    )  # fmt: skip
+        defaults={
+            "learning_rate": 0.5,
+            "momentum": 0.0,
+            "clip_norm": 1.0,
+            "delta": 1e-6,
+            "partition": "iid",
+        },
+    )
 
 
 def _model() -> nn.Module:
     return nn.Sequential(
-        OrderedDict(body=nn.Sequential(nn.Linear(COLUMNS, 32), nn.ReLU()), classifier=nn.Linear(32, 2))
+        OrderedDict(
+            body=nn.Sequential(nn.Linear(COLUMNS, 32), nn.ReLU()), classifier=nn.Linear(32, 2)
+        )
     )
 
 
@@ -78,9 +95,17 @@ def measure(clients: int, rounds: int, folder: str) -> dict[str, Any]:
 
     register()
     given = {
-        "workload": "crowd", "method": "dpsgd", "engine": "local", "clients": clients, "clients_per_round": COHORT,
-        "train_rows": ROWS * clients, "rounds": rounds, "sample_rate": 0.4, "epsilon": 4.0, "evaluate_every": 10**6,
-    }  # fmt: skip
+        "workload": "crowd",
+        "method": "dpsgd",
+        "engine": "local",
+        "clients": clients,
+        "clients_per_round": COHORT,
+        "train_rows": ROWS * clients,
+        "rounds": rounds,
+        "sample_rate": 0.4,
+        "epsilon": 4.0,
+        "evaluate_every": 10**6,
+    }
     began, wall = time.process_time(), time.perf_counter()
     plan = ready_plan(from_mapping(given))
     planned = time.process_time()
@@ -145,9 +170,13 @@ def exponent(values: dict[int, float]) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--json", type=Path)
-    options.add_argument("--clients", type=int, nargs="*", default=[1000, 10_000, 100_000, 1_000_000])
+    options.add_argument(
+        "--clients", type=int, nargs="*", default=[1000, 10_000, 100_000, 1_000_000]
+    )
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--long", type=int, nargs="*", default=[100, 1000])
     given = options.parse_args()
@@ -155,25 +184,43 @@ def main() -> None:
         options.error(f"expected more than {WARM} rounds, which are warm-up")
     found: dict[str, dict[str, Any]] = {}
     print(
-        "| clients | plan, CPU s | start | start, wall s | memory, MB | a round | end |\n|---|---|---|---|---|---|---|"
+        "| clients | plan, CPU s | start | start, wall s | memory, MB | a round | end |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for clients in given.clients:
         with tempfile.TemporaryDirectory() as folder:
-            found[str(clients)] = one = process(f"measure({clients}, {given.rounds}, {folder!r})", folder)
+            found[str(clients)] = one = process(
+                f"measure({clients}, {given.rounds}, {folder!r})", folder
+            )
         parts = (one[key] for key in ("plan", "start", "start_wall", "memory", "round", "end"))
-        print("| {:,} | {:.2f} | {:.2f} | {:.2f} | {:.0f} | {:.4f} | {:.2f} |".format(clients, *parts), flush=True)
+        print(
+            "| {:,} | {:.2f} | {:.2f} | {:.2f} | {:.0f} | {:.4f} | {:.2f} |".format(
+                clients, *parts
+            ),
+            flush=True,
+        )
     long: dict[str, dict[str, Any]] = {}
     for rounds in given.long:
         with tempfile.TemporaryDirectory() as folder:
             one = process(f"measure(1000, {rounds}, {folder!r})", folder)
             long[str(rounds)] = one | process(f"after({folder!r})", folder)
-    print("| rounds | a round, first fifth, CPU s | last fifth | memory, MB | end | resume | report | page, MB |")
+    print(
+        "| rounds | a round, first fifth, CPU s | last fifth | memory, MB | end | resume | report "
+        "| page, MB |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name, one in long.items():
         later, fifth = one["rounds"][WARM:], max(len(one["rounds"]) // 5, 1)
-        one["first"], one["last"] = statistics.median(later[:fifth]), statistics.median(later[-fifth:])
+        one["first"], one["last"] = (
+            statistics.median(later[:fifth]),
+            statistics.median(later[-fifth:]),
+        )
         parts = (one[key] for key in ("first", "last", "memory", "end", "resume", "report", "page"))
-        print("| {} | {:.4f} | {:.4f} | {:.0f} | {:.2f} | {:.2f} | {:.2f} | {:.1f} |".format(name, *parts))
+        print(
+            "| {} | {:.4f} | {:.4f} | {:.0f} | {:.2f} | {:.2f} | {:.2f} | {:.1f} |".format(
+                name, *parts
+            )
+        )
     exponents = {
         f"{name} over {what}": exponent({int(number): one[name] for number, one in group.items()})
         for what, group, names in (

@@ -1,12 +1,15 @@
-"""Seconds of one training step: the plain step, its floor, fedlsg's private steps, and other libraries' steps.
+"""Seconds of one training step: the plain step, its floor, fedlsg's private steps, and other
+libraries' steps.
 
-    python -m benchmarks.speed.step --json FILE [--threads 1,2] [--pairs 30] [--models ...] [--arms ...] [--batch 16]
-    python -m benchmarks.speed.step --json FILE --device cuda --models wrn-28-4 --batch 1000
-    python -m benchmarks.speed.step --json FILE --device cuda --models roberta-base --batch 256
+    python -m benchmarks.speed.step --json FILE [--threads 1,2] [--pairs 30] [--models ...] [--arms
+    ...] [--batch 16] python -m benchmarks.speed.step --json FILE --device cuda --models wrn-28-4
+    --batch 1000 python -m benchmarks.speed.step --json FILE --device cuda --models roberta-base
+    --batch 256
 
-The rounds are interleaved. The plain step and ours are measured in both memory formats: compare with the better one.
-Opacus' arms need the package opacus. An arm that cannot run, or whose batch does not fit into the device's memory, is
-left out, and the reason is printed. On a device an arm's peak is the memory that torch allocates there.
+The rounds are interleaved. The plain step and ours are measured in both memory formats: compare
+with the better one. Opacus' arms need the package opacus. An arm that cannot run, or whose batch
+does not fit into the device's memory, is left out, and the reason is printed. On a device an arm's
+peak is the memory that torch allocates there.
 """
 
 from argparse import ArgumentParser
@@ -31,7 +34,11 @@ def arms_of(subject: Subject, names: list[str]) -> dict[str, Step]:
     makers = {name: partial((ARMS | ON_REQUEST)[name], subject) for name in names}
     if subject.inputs.ndim == 4:
         turned = in_channels_last(subject)
-        makers |= {f"{name}, channels last": partial(ARMS[name], turned) for name in CHANNELS_LAST if name in names}
+        makers |= {
+            f"{name}, channels last": partial(ARMS[name], turned)
+            for name in CHANNELS_LAST
+            if name in names
+        }
     steps = {}
     for name, make in makers.items():
         try:
@@ -45,7 +52,9 @@ def arms_of(subject: Subject, names: list[str]) -> dict[str, Step]:
 
 
 def device_peaks(steps: Mapping[str, Step], device: torch.device) -> dict[str, float]:
-    """Peak MB (10^6 bytes) that each arm's step takes of a CUDA device over what all arms hold there; none on a CPU."""
+    """Peak MB (10^6 bytes) that each arm's step takes of a CUDA device over what all arms hold
+    there; none on a CPU.
+    """
     peaks = {}
     for name, step in steps.items() if device.type == "cuda" else ():
         torch.cuda.reset_peak_memory_stats(device)
@@ -60,7 +69,8 @@ def device_of(name: str, options: ArgumentParser) -> torch.device:
     """The device; exits with advice if torch does not find it."""
     if name == "cuda" and not torch.cuda.is_available():
         options.error(
-            "--device cuda: torch finds no CUDA device on this machine; leave --device out to measure the CPU"
+            "--device cuda: torch finds no CUDA device on this machine; leave --device out to "
+            "measure the CPU"
         )
     return torch.device(name)
 
@@ -85,11 +95,22 @@ def main() -> None:
         torch.set_num_threads(threads)
         for model in chosen.models:
             steps = arms_of(on_device(SUBJECTS[model](chosen.batch), device), chosen.arms)
-            found = summary(interleave(steps, pairs=chosen.pairs, warmup=chosen.warmup, settle=settle), REFERENCES)
-            counted, peaks = {name: flops(step) for name, step in steps.items()}, device_peaks(steps, device)
-            print(f"\n## {model}, batch {chosen.batch}, {threads} thread(s), {chosen.pairs} rounds\n", flush=True)
+            found = summary(
+                interleave(steps, pairs=chosen.pairs, warmup=chosen.warmup, settle=settle),
+                REFERENCES,
+            )
+            counted, peaks = (
+                {name: flops(step) for name, step in steps.items()},
+                device_peaks(steps, device),
+            )
+            print(
+                f"\n## {model}, batch {chosen.batch}, {threads} thread(s), {chosen.pairs} rounds\n",
+                flush=True,
+            )
             print(table(found, "plain"), work_table(found, counted), sep="\n\n", flush=True)
-            results.append({"model": model, "batch": chosen.batch, "threads": threads, "arms": found})
+            results.append(
+                {"model": model, "batch": chosen.batch, "threads": threads, "arms": found}
+            )
             results[-1] |= {"device": name_of(device), "flop": counted, "device_peak_mb": peaks}
             write(chosen.json, {"benchmark": "step", "pairs": chosen.pairs, "results": results})
 

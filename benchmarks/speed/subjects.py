@@ -1,4 +1,6 @@
-"""The models for measuring steps, each with one batch of random data: time does not depend on the values."""
+"""The models for measuring steps, each with one batch of random data: time does not depend on the
+values.
+"""
 
 import math
 from collections.abc import Callable
@@ -14,7 +16,9 @@ from simulations.models.resnet import wide_resnet
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A way to build the model (always with the same weights), a batch, and the path of the output layer."""
+    """A way to build the model (always with the same weights), a batch, and the path of the output
+    layer.
+    """
 
     build: Callable[[], nn.Module]
     inputs: Tensor
@@ -22,7 +26,9 @@ class Subject:
     classifier: str = "classifier"
 
 
-def losses(outputs: Float[Tensor, "batch classes"], targets: Int64[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+def losses(
+    outputs: Float[Tensor, "batch classes"], targets: Int64[Tensor, " batch"]
+) -> Float[Tensor, " batch"]:
     """The cross-entropy of each example."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
@@ -58,7 +64,9 @@ def roberta(batch: int, length: int = 128) -> Subject:
 
 
 def bare_wrn(batch: int) -> Subject:
-    """WRN-28-1 on 8 x 8 images: as many layers as WRN-28-4, and hardly any arithmetic. For two examples."""
+    """WRN-28-1 on 8 x 8 images: as many layers as WRN-28-4, and hardly any arithmetic. For two
+    examples.
+    """
     torch.manual_seed(0)
     return Subject(
         build=_with_seed(lambda: wide_resnet(28, 1, channels=3, num_classes=10, form="standard")),
@@ -68,7 +76,9 @@ def bare_wrn(batch: int) -> Subject:
 
 
 def bare_encoder(batch: int) -> Subject:
-    """As many layers as the encoder, of width 96, on 4 tokens: hardly any arithmetic. For two examples."""
+    """As many layers as the encoder, of width 96, on 4 tokens: hardly any arithmetic. For two
+    examples.
+    """
     torch.manual_seed(0)
     return Subject(
         build=_with_seed(lambda: Encoder(layers=6, width=96, heads=12, length=4)),
@@ -89,9 +99,13 @@ def mlp(batch: int) -> Subject:
 
 
 SUBJECTS: dict[str, Callable[[int], Subject]] = {
-    "wrn-28-4": wrn, "encoder-6x384": encoder, "roberta-base": roberta, "wrn-bare": bare_wrn,
-    "encoder-bare": bare_encoder, "mlp": mlp,
-}  # fmt: skip
+    "wrn-28-4": wrn,
+    "encoder-6x384": encoder,
+    "roberta-base": roberta,
+    "wrn-bare": bare_wrn,
+    "encoder-bare": bare_encoder,
+    "mlp": mlp,
+}
 SMALL = ("wrn-28-4", "encoder-6x384")
 """Those of which a CPU takes a step within a second."""
 
@@ -117,7 +131,9 @@ def _with_seed(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 class Encoder(nn.Module):
     """A BERT-like classifier in plain layers, so that every library can differentiate it."""
 
-    def __init__(self, *, layers: int, width: int, heads: int, length: int, vocabulary: int = 1000) -> None:
+    def __init__(
+        self, *, layers: int, width: int, heads: int, length: int, vocabulary: int = 1000
+    ) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width).requires_grad_(False)
         self.places = nn.Embedding(length, width).requires_grad_(False)
@@ -141,8 +157,13 @@ class EncoderLayer(nn.Module):
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.fed = nn.LayerNorm(width)
 
-    def forward(self, x: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
-        parts = [p(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for p in (self.query, self.key, self.value)]
+    def forward(
+        self, x: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch length width"]:
+        parts = [
+            p(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for p in (self.query, self.key, self.value)
+        ]
         seen = F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
         x = self.attended(x + self.output(seen))
         y: Tensor = self.fed(x + self.narrow(F.gelu(self.widen(x))))

@@ -1,12 +1,17 @@
-"""CPU seconds that a user of a run waits for accounting: plan, display and checks of a round, many clients.
+"""CPU seconds that a user of a run waits for accounting: plan, display and checks of a round, many
+clients.
 
     python -m benchmarks.speed.waits --json FILE [--repeats 3]
-    PYTHONPATH=CHECKOUT python -P benchmarks/speed/waits.py --json FILE      (of another checkout: before and after)
+    PYTHONPATH=CHECKOUT python -P benchmarks/speed/waits.py --json FILE      (of another checkout:
+                                                                             before and after)
 
-Each part is a process of its own. ``plan``: rates, noise and checks of the default job and of federations by
-``partition=dirichlet`` with ``batch_size``, without hints of earlier runs and, ``again``, with those of the first time.
-``display``: epsilon of one client after each of 100 rounds. ``check``: whether each of 100 rounds is within the budget,
-for a client that is. ``clients``: what the server does in a round for the ledgers of many clients, 50 of them selected.
+Each part is a process of its own. ``plan``: rates, noise and checks of the default job and of
+federations by ``partition=dirichlet`` with ``batch_size``, without hints of earlier runs and,
+``again``, with those of the first time.
+``display``: epsilon of one client after each of 100 rounds. ``check``: whether each of 100 rounds
+is within the budget,
+for a client that is. ``clients``: what the server does in a round for the ledgers of many clients,
+50 of them selected.
 """
 
 import argparse
@@ -22,7 +27,8 @@ from types import SimpleNamespace
 from typing import Any
 
 FEDERATIONS: dict[str, dict[str, Any]] = {"plan, default job": {}} | {
-    f"plan, {n} clients that differ": {"clients": n, "partition": "dirichlet", "batch_size": 8} for n in (10, 100)
+    f"plan, {n} clients that differ": {"clients": n, "partition": "dirichlet", "batch_size": 8}
+    for n in (10, 100)
 }
 MANY = (1_000, 10_000, 100_000)
 
@@ -39,7 +45,9 @@ def plan(name: str) -> dict[str, float]:
 
 
 def rounds(name: str) -> dict[str, float]:
-    """Seconds of a display and of a check, the mean of 100 rounds; the first of each is not counted."""
+    """Seconds of a display and of a check, the mean of 100 rounds; the first of each is not
+    counted.
+    """
     from fedlsg.accounting import Event, calibrate_noise_multiplier, displayed
     from fedlsg.privacy import Entry, Ledger
 
@@ -49,9 +57,16 @@ def rounds(name: str) -> dict[str, float]:
         ledger = Ledger(Path(folder) / "ledger", client=0)
         for round in range(1, 101):
             entry = Entry(
-                client=0, round=round, attempt=0, steps=1, sample_rate=0.5, noise_multiplier=sigma, clip_norm=1.0,
-                num_examples=100, mechanism="dp",
-            )  # fmt: skip
+                client=0,
+                round=round,
+                attempt=0,
+                steps=1,
+                sample_rate=0.5,
+                noise_multiplier=sigma,
+                clip_norm=1.0,
+                num_examples=100,
+                mechanism="dp",
+            )
             before = time.process_time()
             assert not ledger.would_exceed(entry, 8.0, 1e-5)
             between = time.process_time()
@@ -79,13 +94,22 @@ def many(name: str) -> dict[str, float]:
             seconds = []
             for round in range(1, 21):
                 selected = [(37 * round + i) % clients for i in range(50)]
-                ledgers.charge([
-                    Entry(
-                        client=client, round=round, attempt=0, steps=1, sample_rate=0.1, noise_multiplier=2.0,
-                        clip_norm=1.0, num_examples=100, mechanism="dp",
-                    )
-                    for client in selected
-                ])  # fmt: skip
+                ledgers.charge(
+                    [
+                        Entry(
+                            client=client,
+                            round=round,
+                            attempt=0,
+                            steps=1,
+                            sample_rate=0.1,
+                            noise_multiplier=2.0,
+                            clip_norm=1.0,
+                            num_examples=100,
+                            mechanism="dp",
+                        )
+                        for client in selected
+                    ]
+                )
                 before = time.process_time()
                 spent.update(selected, [])
                 spent.displayed()
@@ -98,13 +122,19 @@ def measured(part: str, hints: str) -> dict[str, float]:
     """A part in a process of its own."""
     env = {**os.environ, "FEDLSG_CACHE": hints, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, __file__, "--part", part], env=env, capture_output=True, text=True, check=True
+        [sys.executable, __file__, "--part", part],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--json", type=Path)
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument("--part")
@@ -116,9 +146,16 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     for _ in range(given.repeats):
         with tempfile.TemporaryDirectory() as hints:
-            for part in (*FEDERATIONS, *(f"{name}|again" for name in FEDERATIONS), "rounds", "many"):
+            for part in (
+                *FEDERATIONS,
+                *(f"{name}|again" for name in FEDERATIONS),
+                "rounds",
+                "many",
+            ):
                 for name, seconds in measured(part.partition("|")[0], hints).items():
-                    found.setdefault(name + (", again" if part.endswith("again") else ""), []).append(seconds)
+                    found.setdefault(
+                        name + (", again" if part.endswith("again") else ""), []
+                    ).append(seconds)
     rows = {name: statistics.median(seconds) for name, seconds in found.items()}
     for name, seconds in rows.items():
         print(f"{name:40} {seconds:9.4f} s")

@@ -1,1 +1,3 @@
-"""What the site needs beyond Sphinx: navigation, pages of code, notebooks, pictures, generated reference."""
+"""What the site needs beyond Sphinx: navigation, pages of code, notebooks, pictures, generated
+reference.
+"""

@@ -15,14 +15,21 @@ HEAD = "| file | class | what it is | who writes it |\n|---|---|---|---|\n"
 
 
 def anew(page: str) -> str:
-    """The page with its tables of files made anew, in the order of run, commands, deployed client."""
+    """The page with its tables of files made anew, in the order of run, commands, deployed
+    client.
+    """
     tables = iter([_table(RUN), _table(COMMANDS, "private"), _table(NODE)])
-    return re.sub(re.escape(HEAD) + r"(\|[^\n]*\n)*", lambda _: "".join(chain([HEAD], next(tables))), page)
+    return re.sub(
+        re.escape(HEAD) + r"(\|[^\n]*\n)*", lambda _: "".join(chain([HEAD], next(tables))), page
+    )
 
 
 def _table(files: Iterable[Declared], kind: str = "secret") -> Iterator[str]:
     for one in files:
-        yield f"| `{one.pattern}` | {kind if one.secret else 'public'} | {one.what} | {one.writer} |\n"
+        yield (
+            f"| `{one.pattern}` | {kind if one.secret else 'public'} | {one.what} | {one.writer} "
+            "|\n"
+        )
 
 
 if __name__ == "__main__":

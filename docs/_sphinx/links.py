@@ -1,7 +1,9 @@
-"""``python -m docs._sphinx.links build/site``: every link of the built pages leads to a file and a place that exist.
+"""``python -m docs._sphinx.links build/site``: every link of the built pages leads to a file and a
+place that exist.
 
-Sphinx checks links between pages while it builds. This reads the result: also pages of code, notebooks and pictures.
-Links to other sites are counted, not followed; what a page loads (pictures, scripts, styles) must not come from one.
+Sphinx checks links between pages while it builds. This reads the result: also pages of code,
+notebooks and pictures. Links to other sites are counted, not followed; what a page loads (pictures,
+scripts, styles) must not come from one.
 """
 
 import sys
@@ -71,5 +73,8 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 if __name__ == "__main__":
     wrong = list(problems(Path(sys.argv[1])))
-    print("\n".join(wrong) or f"all links of {len(list(Path(sys.argv[1]).rglob('*.html')))} pages lead somewhere")
+    print(
+        "\n".join(wrong)
+        or f"all links of {len(list(Path(sys.argv[1]).rglob('*.html')))} pages lead somewhere"
+    )
     sys.exit(bool(wrong))

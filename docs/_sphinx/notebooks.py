@@ -1,4 +1,6 @@
-"""Notebooks as pages: their text, code and stored outputs. Nothing is executed while the site is built."""
+"""Notebooks as pages: their text, code and stored outputs. Nothing is executed while the site is
+built.
+"""
 
 import json
 from typing import Any

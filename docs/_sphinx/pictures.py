@@ -1,4 +1,5 @@
-"""Pictures of docs/pictures are written into the page, so that they follow the page's light and dark colours.
+"""Pictures of docs/pictures are written into the page, so that they follow the page's light and
+dark colours.
 
 As files (on GitHub, in a terminal's viewer) they follow the reader's system.
 """
@@ -13,7 +14,9 @@ FOLDER = "pictures/"
 
 
 def write_into_page(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    """Replace each image of the folder by the SVG itself, with its alternative text as the label."""
+    """Replace each image of the folder by the SVG itself, with its alternative text as the
+    label.
+    """
     for image in list(doctree.findall(nodes.image)):
         if str(image["uri"]).startswith(FOLDER):
             svg = (Path(app.srcdir) / image["uri"]).read_text()

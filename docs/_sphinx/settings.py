@@ -1,7 +1,8 @@
-"""``python -m docs._sphinx.settings``: docs/settings.md and docs/presets.md, from the declarations and the presets.
+"""``python -m docs._sphinx.settings``: docs/settings.md and docs/presets.md, from the declarations
+and the presets.
 
-Of what goes together, the page has every rule of the one checker, and matrices that the checker itself fills. Tests in
-``tests/simulations/settings`` compare the pages with what this makes.
+Of what goes together, the page has every rule of the one checker, and matrices that the checker
+itself fills. Tests in ``tests/simulations/settings`` compare the pages with what this makes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,20 +21,56 @@ from simulations.settings.published import Published, presets
 from simulations.settings.published.show import COLUMNS, numbered, row
 from simulations.settings.run import Settings
 from simulations.settings.settings import all_settings
-from simulations.settings.show import by_group, by_value, default_of, plain, range_of, sides, used_by
+from simulations.settings.show import (
+    by_group,
+    by_value,
+    default_of,
+    plain,
+    range_of,
+    sides,
+    used_by,
+)
 
 PAGES = Path(__file__).resolve().parents[1]
 MODES = (
-    "trust=secure", "trust=aggregate", "trust=server", "unit=client", "sampling=shuffle", "personal", "downlink=sparse",
-    "indices=explicit", "over_selection", "deadline", "evaluate_clients", "record_updates", "deployed",
-)  # fmt: skip
-OF_METHODS = ("trust=secure", "trust=aggregate", "trust=server", "unit=client", "personal", "over_selection")
+    "trust=secure",
+    "trust=aggregate",
+    "trust=server",
+    "unit=client",
+    "sampling=shuffle",
+    "personal",
+    "downlink=sparse",
+    "indices=explicit",
+    "over_selection",
+    "deadline",
+    "evaluate_clients",
+    "record_updates",
+    "deployed",
+)
+OF_METHODS = (
+    "trust=secure",
+    "trust=aggregate",
+    "trust=server",
+    "unit=client",
+    "personal",
+    "over_selection",
+)
 FREE: Mapping[str, Sequence[str]] = {
-    "trust": ("client", "secure", "aggregate", "server"), "unit": tuple(UNITS), "codec": (DEFAULT_CODEC,),
-    "sampling": ("poisson", "shuffle"), "downlink": ("full", "sparse"), "indices": ("derived", "explicit"),
-}  # fmt: skip
+    "trust": ("client", "secure", "aggregate", "server"),
+    "unit": tuple(UNITS),
+    "codec": (DEFAULT_CODEC,),
+    "sampling": ("poisson", "shuffle"),
+    "downlink": ("full", "sparse"),
+    "indices": ("derived", "explicit"),
+}
 """Settings whose other values are tried before a pair is called impossible."""
-PRIVATE = {"mechanism": DP.name, "private": True, "noise": True, "clip": "joint", "grid_from_noise": False}
+PRIVATE = {
+    "mechanism": DP.name,
+    "private": True,
+    "noise": True,
+    "clip": "joint",
+    "grid_from_noise": False,
+}
 
 TOGETHER = """## What goes together
 
@@ -56,14 +93,32 @@ def settings_page() -> str:
     found = all_settings()
     lines = [HEAD]
     for group, names in by_group(found).items():
-        lines += ["", f"## {group}", "", "| name | meaning | unit | range | default |", "|" + "---|" * 5]
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            "| name | meaning | unit | range | default |",
+            "|" + "---|" * 5,
+        ]
         for one in (found[name] for name in names):
-            cells = (f"`{one.name}`", one.setting.meaning, one.setting.unit, range_of(one), default_of(one))
+            cells = (
+                f"`{one.name}`",
+                one.setting.meaning,
+                one.setting.unit,
+                range_of(one),
+                default_of(one),
+            )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         used = {name: used_by(name) for name in names}
         for title, values in (
-            ("Methods that take each of them, by default:", {name: one.defaults for name, one in used.items()}),
-            ("Values in presets of workloads:", {name: one.workloads for name, one in used.items()}),
+            (
+                "Methods that take each of them, by default:",
+                {name: one.defaults for name, one in used.items()},
+            ),
+            (
+                "Values in presets of workloads:",
+                {name: one.workloads for name, one in used.items()},
+            ),
         ):
             listed = [f"- `{name}`: {by_value(own)}" for name, own in values.items() if own]
             lines += ["", title, "", *listed] if listed else []
@@ -75,16 +130,30 @@ def _together() -> list[str]:
     rules = all_rules()
     hard, idle = (_merged(rules, idle=idle) for idle in (False, True))
     return [
-        TOGETHER, "", *_table(("setting", "needs", "not with", "why, and what to do"), hard), "",
-        NO_EFFECT, "", *_table(("setting", "has an effect with"), [row[:2] for row in idle]), "",
-        MATRIX, "", *_table(("", *map(_name, MODES)), _pairs(rules)), "",
-        METHODS, "", *_table(("method", *map(_name, OF_METHODS)), _of_methods(rules)),
-    ]  # fmt: skip
+        TOGETHER,
+        "",
+        *_table(("setting", "needs", "not with", "why, and what to do"), hard),
+        "",
+        NO_EFFECT,
+        "",
+        *_table(("setting", "has an effect with"), [row[:2] for row in idle]),
+        "",
+        MATRIX,
+        "",
+        *_table(("", *map(_name, MODES)), _pairs(rules)),
+        "",
+        METHODS,
+        "",
+        *_table(("method", *map(_name, OF_METHODS)), _of_methods(rules)),
+    ]
 
 
 def _pairs(rules: Sequence[Rule]) -> Iterator[Sequence[str]]:
     for place, first in enumerate(MODES):
-        cells = ("" if second == first or _possible(rules, first, second) else "x" for second in MODES[: place + 1])
+        cells = (
+            "" if second == first or _possible(rules, first, second) else "x"
+            for second in MODES[: place + 1]
+        )
         yield _name(first), *cells, *[""] * (len(MODES) - place - 1)
 
 
@@ -95,7 +164,9 @@ def _of_methods(rules: Sequence[Rule]) -> Iterator[Sequence[str]]:
 
 def _method_goes(rules: Sequence[Rule], name: str, mode: str) -> bool:
     wanted = example(mode)
-    share: dict[str, Any] = {"noise_share": SHARE} if wanted.get("trust") in ("secure", "aggregate") else {}
+    share: dict[str, Any] = (
+        {"noise_share": SHARE} if wanted.get("trust") in ("secure", "aggregate") else {}
+    )
     try:
         method = strategies.recipe(name, **share)
         if "personal" in wanted:
@@ -110,10 +181,17 @@ def _possible(rules: Sequence[Rule], *modes: str, facts: Facts = PRIVATE) -> boo
     wanted: dict[str, Any] = {"deployed": False, "batch_size": 1}
     for mode in modes:
         found = example(mode)
-        if any(name in wanted and wanted[name] != value for name, value in found.items() if name != "deployed"):
+        if any(
+            name in wanted and wanted[name] != value
+            for name, value in found.items()
+            if name != "deployed"
+        ):
             return False  # two values of one setting
         wanted |= found
-    tried = [{**dict(zip(FREE, values, strict=True)), **facts, **wanted} for values in product(*FREE.values())]
+    tried = [
+        {**dict(zip(FREE, values, strict=True)), **facts, **wanted}
+        for values in product(*FREE.values())
+    ]
     tried = [{**one, **unit_facts(one["unit"])} for one in tried]
     return any(not any(not rule.idle and rule.broken(one) for rule in rules) for one in tried)
 

@@ -1,7 +1,9 @@
-"""Links from a page to code outside of docs/ lead to a page that shows the code, so that they work offline.
+"""Links from a page to code outside of docs/ lead to a page that shows the code, so that they work
+offline.
 
-A reference ``[text](../fedlsg/lowrank.py)`` leads on the site to ``source/fedlsg/lowrank.py.html``. A folder becomes a
-list of its files. Links to Markdown files outside of docs/ lead to the page of the site that has their text.
+A reference ``[text](../fedlsg/lowrank.py)`` leads on the site to ``source/fedlsg/lowrank.py.html``.
+A folder becomes a list of its files. Links to Markdown files outside of docs/ lead to the page of
+the site that has their text.
 """
 
 import re
@@ -63,19 +65,28 @@ def code_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         inside = children(ROOT / path)
         todo += [child.relative_to(ROOT).as_posix() for child in inside]
         body = listing(inside) if (ROOT / path).is_dir() else highlighted(app, ROOT / path)
-        yield f"source/{path}", {"title": path, "body": f"<h1>{escape(path)}</h1>{body}"}, "page.html"
+        yield (
+            f"source/{path}",
+            {"title": path, "body": f"<h1>{escape(path)}</h1>{body}"},
+            "page.html",
+        )
 
 
 def children(folder: Path) -> list[Path]:
     """What a page of a folder lists; nothing for a file."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.name[0] not in "._" or path.name == "__init__.py")
+    return sorted(
+        path for path in folder.iterdir() if path.name[0] not in "._" or path.name == "__init__.py"
+    )
 
 
 def listing(paths: list[Path]) -> str:
     """Links to the pages of files in a folder, which are in a folder of its name."""
-    items = (f'<li><a href="{path.parent.name}/{path.name}.html">{escape(path.name)}</a></li>' for path in paths)
+    items = (
+        f'<li><a href="{path.parent.name}/{path.name}.html">{escape(path.name)}</a></li>'
+        for path in paths
+    )
     return f"<ul>{''.join(items)}</ul>"
 
 

@@ -1,6 +1,8 @@
-"""``python -m docs._sphinx.troubleshooting``: write docs/troubleshooting.md again, from errors that really come.
+"""``python -m docs._sphinx.troubleshooting``: write docs/troubleshooting.md again, from errors that
+really come.
 
-Each command is typed in a folder with the files of ``prepare``, and the page has the error that fedlsg prints there.
+Each command is typed in a folder with the files of ``prepare``, and the page has the error that
+fedlsg prints there.
 """
 
 import contextlib
@@ -43,7 +45,8 @@ WITHOUT = (
     (
         "you pressed Ctrl-C, or the machine stopped",
         "the finished rounds are on disk",
-        "`fedlsg resume RUN`; clients of the round that was cut off may be charged a second time for it",
+        "`fedlsg resume RUN`; clients of the round that was cut off may be charged a second time "
+        "for it",
     ),
     (
         "`--open` shows no page",
@@ -82,59 +85,158 @@ class Case:
 
 CASES = {
     "Type a command": [
-        Case("run --epsilom 3", "did you mean", "An option is misspelt.",
-             "Take the name that the error offers; `fedlsg settings` lists all."),
-        Case("run -c learning_rte=0.1", "unknown setting", "A setting is misspelt.", "`fedlsg settings` lists all."),
-        Case("run --seed 1 2", "takes one value", "An option takes one value, and two were given.",
-             "For several seeds: `fedlsg compare digits --seeds 2`."),
-        Case("run cifra10", "unknown workload", "The data set has another name, or is your own.",
-             "`fedlsg list workloads`; your own is `FILE.py:NAME` ([how](own.md))."),
-        Case("run --sparsity 1.5", "expected 0", "A value is out of its range.",
-             "The error says the range; `fedlsg settings sparsity` says the meaning."),
-        Case("run --method dpsgd --rank 4", "has no setting", "The setting belongs to other methods.",
-             "Leave it out, or choose a method that has it: [methods](methods.md)."),
-        Case("run --trust aggregate --codec noise-floor", "needs codec=float32", "Two settings exclude each other.",
-             "The error names the value that goes with the other."),
-        Case("run --clients 5000", "number of examples", "There are more clients than examples.",
-             "Fewer clients, or more data."),
-        Case("calibrate", "give either", "Noise or epsilon: one is given, the other follows.",
-             "`fedlsg calibrate --epsilon 3`."),
+        Case(
+            "run --epsilom 3",
+            "did you mean",
+            "An option is misspelt.",
+            "Take the name that the error offers; `fedlsg settings` lists all.",
+        ),
+        Case(
+            "run -c learning_rte=0.1",
+            "unknown setting",
+            "A setting is misspelt.",
+            "`fedlsg settings` lists all.",
+        ),
+        Case(
+            "run --seed 1 2",
+            "takes one value",
+            "An option takes one value, and two were given.",
+            "For several seeds: `fedlsg compare digits --seeds 2`.",
+        ),
+        Case(
+            "run cifra10",
+            "unknown workload",
+            "The data set has another name, or is your own.",
+            "`fedlsg list workloads`; your own is `FILE.py:NAME` ([how](own.md)).",
+        ),
+        Case(
+            "run --sparsity 1.5",
+            "expected 0",
+            "A value is out of its range.",
+            "The error says the range; `fedlsg settings sparsity` says the meaning.",
+        ),
+        Case(
+            "run --method dpsgd --rank 4",
+            "has no setting",
+            "The setting belongs to other methods.",
+            "Leave it out, or choose a method that has it: [methods](methods.md).",
+        ),
+        Case(
+            "run --trust aggregate --codec noise-floor",
+            "needs codec=float32",
+            "Two settings exclude each other.",
+            "The error names the value that goes with the other.",
+        ),
+        Case(
+            "run --clients 5000",
+            "number of examples",
+            "There are more clients than examples.",
+            "Fewer clients, or more data.",
+        ),
+        Case(
+            "calibrate",
+            "give either",
+            "Noise or epsilon: one is given, the other follows.",
+            "`fedlsg calibrate --epsilon 3`.",
+        ),
     ],
     "Use your own model and data": [
-        Case("run gone.py:model", "no file", "The path is relative to the folder that you are in.",
-             "Check the folder, or give the whole path."),
-        Case("run mine.py:model", "has no", "The file has no such name.", "Name one that it has: [how](own.md)."),
-        Case("run batchnorm.py:digits", "BatchNorm",
-             "BatchNorm mixes examples, so no example has a gradient of its own.",
-             "`fedlsg.make_supported(model)` puts GroupNorm in its place: [layers](layers.md)."),
-        Case("run cifar10 --data-dir nowhere", "no folder", "The mirror of the data has another layout.",
-             "Put the files where the error expects them, or leave out `--data-dir` to download."),
+        Case(
+            "run gone.py:model",
+            "no file",
+            "The path is relative to the folder that you are in.",
+            "Check the folder, or give the whole path.",
+        ),
+        Case(
+            "run mine.py:model",
+            "has no",
+            "The file has no such name.",
+            "Name one that it has: [how](own.md).",
+        ),
+        Case(
+            "run batchnorm.py:digits",
+            "BatchNorm",
+            "BatchNorm mixes examples, so no example has a gradient of its own.",
+            "`fedlsg.make_supported(model)` puts GroupNorm in its place: [layers](layers.md).",
+        ),
+        Case(
+            "run cifar10 --data-dir nowhere",
+            "no folder",
+            "The mirror of the data has another layout.",
+            "Put the files where the error expects them, or leave out `--data-dir` to download.",
+        ),
     ],
     "Continue, read and attack a run": [
-        Case("run --out used", "not empty", "Nothing is overwritten.",
-             "Another `--out`, or none: then the folder has the time in its name."),
-        Case("resume gone", "no run directory", "The folder does not exist, or is no run.",
-             "`fedlsg runs` lists the runs of `runs/`."),
-        Case("report edited", "changed since the run", "A file of the run is not what the run wrote.",
-             "Restore it from a copy. Nothing is computed from an edited file."),
-        Case("attack finished", "no recorded updates", "The run kept no updates: an attack has nothing to look at.",
-             "Run again with `--record-updates`."),
-        Case("export unfinished", "finish", "The run has no final model.", "`fedlsg resume RUN`, then export."),
-        Case("runs nowhere", "no folder", "There is no such folder.", "Name the folder that has your runs."),
+        Case(
+            "run --out used",
+            "not empty",
+            "Nothing is overwritten.",
+            "Another `--out`, or none: then the folder has the time in its name.",
+        ),
+        Case(
+            "resume gone",
+            "no run directory",
+            "The folder does not exist, or is no run.",
+            "`fedlsg runs` lists the runs of `runs/`.",
+        ),
+        Case(
+            "report edited",
+            "changed since the run",
+            "A file of the run is not what the run wrote.",
+            "Restore it from a copy. Nothing is computed from an edited file.",
+        ),
+        Case(
+            "attack finished",
+            "no recorded updates",
+            "The run kept no updates: an attack has nothing to look at.",
+            "Run again with `--record-updates`.",
+        ),
+        Case(
+            "export unfinished",
+            "finish",
+            "The run has no final model.",
+            "`fedlsg resume RUN`, then export.",
+        ),
+        Case(
+            "runs nowhere",
+            "no folder",
+            "There is no such folder.",
+            "Name the folder that has your runs.",
+        ),
     ],
     "Compare and tune": [
-        Case("compare digits --methods lsg,gone", "unknown method", "A method is misspelt.", "`fedlsg list methods`."),
-        Case("compare digits --methods lsg --trials 3", "belongs to --search", "Trials are of a search.",
-             "Say what is searched: [tuning](tuning.md)."),
-        Case("compare --grid gone.toml", "grid file", "The file is not there.",
-             "Give its path; [its form](comparing.md#a-grid-file)."),
-        Case("run --preset lsg", "preset", "A preset is one row of a paper.", "`fedlsg list presets lsg` lists them."),
+        Case(
+            "compare digits --methods lsg,gone",
+            "unknown method",
+            "A method is misspelt.",
+            "`fedlsg list methods`.",
+        ),
+        Case(
+            "compare digits --methods lsg --trials 3",
+            "belongs to --search",
+            "Trials are of a search.",
+            "Say what is searched: [tuning](tuning.md).",
+        ),
+        Case(
+            "compare --grid gone.toml",
+            "grid file",
+            "The file is not there.",
+            "Give its path; [its form](comparing.md#a-grid-file).",
+        ),
+        Case(
+            "run --preset lsg",
+            "preset",
+            "A preset is one row of a paper.",
+            "`fedlsg list presets lsg` lists them.",
+        ),
     ],
-}  # fmt: skip
+}
 
 
 def prepare(folder: Path) -> None:
-    """The files that the commands find: code, a finished run, an edited one, and one that is not finished."""
+    """The files that the commands find: code, a finished run, an edited one, and one that is not
+    finished.
+    """
     (folder / "mine.py").write_text("x = 1\n")
     (folder / "batchnorm.py").write_text(MODEL)
     (folder / "used").mkdir()
@@ -144,7 +246,12 @@ def prepare(folder: Path) -> None:
         shutil.copytree(folder / "finished", folder / copy)
     with (folder / "edited" / "rounds.csv").open("a") as rows:
         rows.write("1,2,3\n")
-    for pattern in ("summary.json", "model.safetensors", "manifest.json*", "clients/manifest.json*"):
+    for pattern in (
+        "summary.json",
+        "model.safetensors",
+        "manifest.json*",
+        "clients/manifest.json*",
+    ):
         for path in (folder / "unfinished").glob(pattern):
             path.unlink()
 
@@ -153,7 +260,8 @@ def say(command: str) -> str:
     """What fedlsg prints to stderr for a command, in the working directory."""
     from simulations.cli.app import main
 
-    words = shlex.split(command) + (["--engine", "local"] if command.startswith("run ") else [])  # no Ray is started
+    # no Ray is started
+    words = shlex.split(command) + (["--engine", "local"] if command.startswith("run ") else [])
     said, place = io.StringIO(), f"{Path.cwd()}/"
     quiet = contextlib.redirect_stdout(io.StringIO())
     asked = patch.object(sys, "argv", ["fedlsg", *words])
@@ -164,7 +272,11 @@ def say(command: str) -> str:
 
 def errors() -> Iterator[tuple[str, Case, str]]:
     """Every case with its chapter and the error that came."""
-    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name), patch.dict(os.environ, {"COLUMNS": "9999"}):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        contextlib.chdir(name),
+        patch.dict(os.environ, {"COLUMNS": "9999"}),
+    ):
         prepare(Path.cwd())
         for chapter, cases in CASES.items():
             for case in cases:
@@ -176,10 +288,15 @@ def page() -> str:
     lines, before = [HEAD], ""
     for chapter, case, error in errors():
         if not error.startswith("fedlsg: error: ") or case.words not in error:
-            raise ValueError(f"fedlsg {case.command}: expected an error with {case.words!r}, and got {error!r}")
+            raise ValueError(
+                f"fedlsg {case.command}: expected an error with {case.words!r}, and got {error!r}"
+            )
         lines += [f"\n## {chapter}\n"] if chapter != before else []
         before = chapter
-        lines.append(f"\n```text\n$ fedlsg {case.command}\n{wrapped(error)}\n```\n\n{case.cause} **Fix:** {case.fix}\n")
+        lines.append(
+            f"\n```text\n$ fedlsg {case.command}\n{wrapped(error)}\n```\n\n{case.cause} **Fix:** "
+            f"{case.fix}\n"
+        )
     table = ("you see", "cause", "fix"), ("---",) * 3, *WITHOUT
     rows = [f"| {' | '.join(row)} |\n" for row in table]
     return "".join([*lines, "\n## It does not start, or stops without an error\n\n", *rows])

@@ -35,32 +35,72 @@ def _of_methods() -> str:
     named = explicit(PrivateStep.__init__)
     step = {name: own[name] for name in sorted(own) if name not in (*named, *SHARES)}
     rest = {name: own[name] for name in sorted(own) if name in named}
-    return "\n".join([
-        f'"""Types of the settings of methods. {MADE}"""', "", "from typing import Literal, TypedDict", "", "",
-        *_class("StepSettings", "TypedDict", "Settings of a private step: of a recipe, of clip and noise, of the "
-                "optimizer.", step), "", "",
-        *_class("MethodSettings", "StepSettings", "Settings of a method.", rest), "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'"""Types of the settings of methods. {MADE}"""',
+            "",
+            "from typing import Literal, TypedDict",
+            "",
+            "",
+            *_class(
+                "StepSettings",
+                "TypedDict",
+                "Settings of a private step: of a recipe, of clip and noise, of the optimizer.",
+                step,
+            ),
+            "",
+            "",
+            *_class("MethodSettings", "StepSettings", "Settings of a method.", rest),
+            "",
+        ]
+    )
 
 
 def _of_runs() -> str:
-    runs, methods = all_settings(), {*strategies.common_settings(), *strategies.recipe_settings()} - {*SHARES}
+    runs, methods = (
+        all_settings(),
+        {*strategies.common_settings(), *strategies.recipe_settings()} - {*SHARES},
+    )
     skipped = {*INTERNAL, *explicit(simulate)}
     known = {name: runs[name] for name in sorted(runs) if name not in {*skipped, *methods}}
-    more = {field.name: _written(field.name, field.type) for field in fields(Workload)
-            if field.name in MORE - known.keys()}  # fmt: skip
-    lines = [f'"""Types of the settings of runs. {MADE}"""', "", "from collections.abc import Callable, Sequence",
-             "from typing import Any, Literal", "", "from fedlsg.carriers.probe.carrier import Draw",
-             "from strategies.settings_typed import MethodSettings", "", ""]  # fmt: skip
-    return "\n".join([
-        *lines, *_class("RunSettings", "MethodSettings", "Settings of a run, and further arguments of ``Workload``.",
-                        known, more), "",
-    ])  # fmt: skip
+    more = {
+        field.name: _written(field.name, field.type)
+        for field in fields(Workload)
+        if field.name in MORE - known.keys()
+    }
+    lines = [
+        f'"""Types of the settings of runs. {MADE}"""',
+        "",
+        "from collections.abc import Callable, Sequence",
+        "from typing import Any, Literal",
+        "",
+        "from fedlsg.carriers.probe.carrier import Draw",
+        "from strategies.settings_typed import MethodSettings",
+        "",
+        "",
+    ]
+    return "\n".join(
+        [
+            *lines,
+            *_class(
+                "RunSettings",
+                "MethodSettings",
+                "Settings of a run, and further arguments of ``Workload``.",
+                known,
+                more,
+            ),
+            "",
+        ]
+    )
 
 
 def explicit(of: Callable[..., Any]) -> list[str]:
     """Names that a signature has itself."""
-    return [name for name, one in signature(of).parameters.items() if one.kind is not Parameter.VAR_KEYWORD]
+    return [
+        name
+        for name, one in signature(of).parameters.items()
+        if one.kind is not Parameter.VAR_KEYWORD
+    ]
 
 
 def _class(

@@ -7,7 +7,20 @@ from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, check
 from fedlsg.accounting.population import Events, Spread, displayed, shared_rates, spread
 
 __all__ = [
-    "ACCOUNTANTS", "AccountingError", "EpsilonBound", "Event", "Events", "Spread", "calibrate_each",
-    "calibrate_noise_multiplier", "check_delta", "compose", "displayed", "epsilon", "max_steps", "shared_rates",
-    "spread", "surely_within",
-]  # fmt: skip
+    "ACCOUNTANTS",
+    "AccountingError",
+    "EpsilonBound",
+    "Event",
+    "Events",
+    "Spread",
+    "calibrate_each",
+    "calibrate_noise_multiplier",
+    "check_delta",
+    "compose",
+    "displayed",
+    "epsilon",
+    "max_steps",
+    "shared_rates",
+    "spread",
+    "surely_within",
+]

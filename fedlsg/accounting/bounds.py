@@ -1,9 +1,10 @@
 """Epsilon of Poisson-subsampled Gaussian steps, certified and witnessed.
 
-The reported epsilon is a certified upper bound: the closed form if every step takes the full batch ("gaussian"), else
-that of privacy loss distributions ("pld"), or the Renyi bound ("renyi") where that is smaller or no grid fits.
-prv-accountant, of independent make, is the witness: where its lower end exceeds the reported bound, one of the two is
-wrong, and nothing is reported. Unit of privacy: one example, add/remove adjacency. Disjoint clients compose in
+The reported epsilon is a certified upper bound: the closed form if every step takes the full batch
+("gaussian"), else that of privacy loss distributions ("pld"), or the Renyi bound ("renyi") where
+that is smaller or no grid fits. prv-accountant, of independent make, is the witness: where its
+lower end exceeds the reported bound, one of the two is wrong, and nothing is reported. Unit of
+privacy: one example, add/remove adjacency. Disjoint clients compose in
 parallel: take the maximum over clients, never a sum.
 """
 
@@ -29,45 +30,65 @@ from fedlsg.accounting.events import (
 
 ACCOUNTANTS = ("prv", "pld")
 SMALLEST_NOISE = 0.02
-"""Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is protected."""
+"""Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is
+protected.
+"""
 WITNESSED, MOST_SETTINGS = 8, 256
-"""Different (q, sigma): so many are witnessed, a second for each; more than the other are merged upwards."""
+"""Different (q, sigma): so many are witnessed, a second for each; more than the other are merged
+upwards.
+"""
 HOPELESS = 1e4
-"""Sum of T (q / sigma)^2 of many different settings from which minutes of a finer bound change nothing."""
+"""Sum of T (q / sigma)^2 of many different settings from which minutes of a finer bound change
+nothing.
+"""
 
 
 def epsilon(
-    *, sample_rate: float, noise_multiplier: float, steps: int, delta: float, accountants: Sequence[str] = ACCOUNTANTS
+    *,
+    sample_rate: float,
+    noise_multiplier: float,
+    steps: int,
+    delta: float,
+    accountants: Sequence[str] = ACCOUNTANTS,
 ) -> EpsilonBound:
     """Epsilon at ``delta`` of T = ``steps`` Poisson-subsampled Gaussian steps on the same examples.
 
-    ``sample_rate``: q, the chance that an example enters a step's batch, in (0, 1]. ``noise_multiplier``: sigma, the
-    noise's standard deviation over the L2 sensitivity of all that a step releases. Unit of privacy: one example, under
-    add/remove adjacency.
-    Guarantee: the true epsilon is not above ``.upper``, which is the number to report; see ``compose``.
-    Source: Balle & Wang 2018 ("gaussian"); Doroshenko et al. 2022 ("pld"); Gopi et al. 2021 ("prv", the witness).
-    Raises ValueError for a setting out of range; AccountingError if no accountant certifies a finite epsilon.
+    ``sample_rate``: q, the chance that an example enters a step's batch, in (0, 1].
+    ``noise_multiplier``: sigma, the noise's standard deviation over the L2 sensitivity of all that
+    a step releases. Unit of privacy: one example, under add/remove adjacency.
+    Guarantee: the true epsilon is not above ``.upper``, which is the number to report; see
+    ``compose``.
+    Source: Balle & Wang 2018 ("gaussian"); Doroshenko et al. 2022 ("pld"); Gopi et al. 2021 ("prv",
+    the witness).
+    Raises ValueError for a setting out of range; AccountingError if no accountant certifies a
+    finite epsilon.
     """
     event = Event(sample_rate=sample_rate, noise_multiplier=noise_multiplier, steps=steps)
     return compose([event], delta=delta, accountants=accountants)
 
 
-def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> EpsilonBound:
+def compose(
+    events: Sequence[Event], *, delta: float, accountants: Sequence[str] = ACCOUNTANTS
+) -> EpsilonBound:
     """Epsilon at ``delta`` of all events on the same examples; their order does not matter.
 
-    Guarantee: the true epsilon is not above ``upper``, a bound that holds with its own rounding. It is at most .1 %
-    above the true value where a grid fits: delta from 1e-2 to 1e-15, up to 10^7 steps. ``witness`` is "prv" if
-    prv-accountant answered and its interval allows ``upper``, else "unwitnessed"; ``failures`` says why.
-    No events, no release: 0. ``accountants=("pld",)`` leaves out the witness, for searches and a progress display;
-    the reported number takes both. Cost is bounded: more than ``WITNESSED`` different (q, sigma) have no witness, more
-    than ``MOST_SETTINGS`` are merged to fewer that lose more (``events.fewer``): ``upper`` still holds, ``lower`` is 0.
+    Guarantee: the true epsilon is not above ``upper``, a bound that holds with its own rounding. It
+    is at most .1 %
+    above the true value where a grid fits: delta from 1e-2 to 1e-15, up to 10^7 steps. ``witness``
+    is "prv" if prv-accountant answered and its interval allows ``upper``, else "unwitnessed";
+    ``failures`` says why.
+    No events, no release: 0. ``accountants=("pld",)`` leaves out the witness, for searches and a
+    progress display;
+    the reported number takes both. Cost is bounded: more than ``WITNESSED`` different (q, sigma)
+    have no witness, more than ``MOST_SETTINGS`` are merged to fewer that lose more
+    (``events.fewer``): ``upper`` still holds, ``lower`` is 0.
 
-    Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2 Lambda is added to
-    every ``estimate`` and ``upper``. ``lower`` is then what they say of the Gaussian mechanisms at delta e^-Lambda. It
-    is no lower bound of the release.
+    Events with a Lambda: the accountants are asked at delta e^-Lambda, Lambda the sum of all, and 2
+    Lambda is added to every ``estimate`` and ``upper``. ``lower`` is then what they say of the
+    Gaussian mechanisms at delta e^-Lambda. It is no lower bound of the release.
 
-    Raises: ValueError for a setting out of range; AccountingError if no accountant certifies a finite epsilon, or if
-    Lambda is so large that delta e^-Lambda is no normal float.
+    Raises: ValueError for a setting out of range; AccountingError if no accountant certifies a
+    finite epsilon, or if Lambda is so large that delta e^-Lambda is no normal float.
     """
     delta = checked_delta(delta)
     if not accountants or not set(accountants) <= set(ACCOUNTANTS):
@@ -75,7 +96,9 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     plain, log_ratio = split(events)
     merged, delta = canonical(plain), smaller_delta(delta, log_ratio)
     if not merged:
-        return EpsilonBound(lower=0.0, estimate=0.0, upper=0.0, accountant="none", intervals={}, failures={})
+        return EpsilonBound(
+            lower=0.0, estimate=0.0, upper=0.0, accountant="none", intervals={}, failures={}
+        )
     intervals: dict[str, Interval] = {}
     failures = {name: "not asked" for name in ACCOUNTANTS if name not in accountants}
     for name in (name for name in ACCOUNTANTS if name in accountants):
@@ -87,10 +110,14 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     if not intervals or ("pld" in accountants and set(intervals) == {"prv"}):
         reasons = "; ".join(f"{name}: {text}" for name, text in failures.items())
         raise AccountingError(
-            f"no accountant certifies an epsilon for {in_words(merged)} at delta {delta:.6g}: give a larger noise "
-            f"multiplier, or an epsilon in its place ({reasons})"
+            f"no accountant certifies an epsilon for {in_words(merged)} at delta {delta:.6g}: give "
+            f"a larger noise multiplier, or an epsilon in its place ({reasons})"
         )
-    name = min((name for name in intervals if name != "prv"), key=lambda name: intervals[name].upper, default="prv")
+    name = min(
+        (name for name in intervals if name != "prv"),
+        key=lambda name: intervals[name].upper,
+        default="prv",
+    )
     witness = _agreement(intervals, name, merged, delta)
     intervals = {name: _raised(interval, log_ratio) for name, interval in intervals.items()}
     best = intervals[name]
@@ -105,7 +132,9 @@ def compose(events: Sequence[Event], *, delta: float, accountants: Sequence[str]
     )
 
 
-def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]) -> dict[str, Interval] | str:
+def _certified(
+    events: tuple[Event, ...], delta: float, failures: dict[str, str]
+) -> dict[str, Interval] | str:
     """The certified bounds by their names, or why there is none."""
     if _full_batches(events):
         return {"gaussian": closed_forms.gaussian_interval(events[0].noise_multiplier, delta)}
@@ -121,7 +150,11 @@ def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]
         failures["pld"] = answer
     else:
         found["pld"] = replace(answer, lower=0.0) if merged else answer
-    if "pld" in found and not merged and (len(events) > WITNESSED or _below_renyi(found["pld"], events, delta)):
+    if (
+        "pld" in found
+        and not merged
+        and (len(events) > WITNESSED or _below_renyi(found["pld"], events, delta))
+    ):
         return found  # of many events the other bound takes longer, and is rarely smaller
     renyi = closed_forms.interval(fewer(whole, 4 * MOST_SETTINGS), delta)
     if "pld" not in found or renyi.upper < found["pld"].upper:
@@ -130,7 +163,9 @@ def _certified(events: tuple[Event, ...], delta: float, failures: dict[str, str]
 
 
 def _below_renyi(bound: Interval, events: tuple[Event, ...], delta: float) -> bool:
-    """Whether a bound is clearly below that of every Renyi order, so that the quick accountant need not be asked."""
+    """Whether a bound is clearly below that of every Renyi order, so that the quick accountant need
+    not be asked.
+    """
     least: float = _library("pld").chernoff(events, delta)
     return bound.upper * 1.01 < least
 
@@ -138,7 +173,10 @@ def _below_renyi(bound: Interval, events: tuple[Event, ...], delta: float) -> bo
 def _witness(events: tuple[Event, ...], delta: float) -> dict[str, Interval] | str:
     """prv-accountant's interval, or why there is none."""
     if len(events) > WITNESSED:
-        return f"not asked: {len(events)} different sample rates and noise multipliers, more than {WITNESSED}"
+        return (
+            f"not asked: {len(events)} different sample rates and noise multipliers, more than "
+            f"{WITNESSED}"
+        )
     silent = ""
 
     def search() -> tuple[float, ...]:
@@ -148,12 +186,21 @@ def _witness(events: tuple[Event, ...], delta: float) -> dict[str, Interval] | s
         return () if isinstance(answer, str) else astuple(answer)
 
     def holds(hint: hints.Answer) -> bool:
-        """Whether the interval meets the other accountant's: a contradiction is never taken from a hint."""
+        """Whether the interval meets the other accountant's: a contradiction is never taken from a
+        hint.
+        """
         other = _answer("pld", events, delta)
         ordered = len(hint) == 3 and 0 <= hint[0] <= hint[1] <= hint[2]
-        return ordered and not isinstance(other, str) and hint[0] <= other.upper and other.lower <= hint[2]
+        return (
+            ordered
+            and not isinstance(other, str)
+            and hint[0] <= other.upper
+            and other.lower <= hint[2]
+        )
 
-    found = hints.checked("witness", ([astuple(e) for e in events], delta), holds=holds, search=search)
+    found = hints.checked(
+        "witness", ([astuple(e) for e in events], delta), holds=holds, search=search
+    )
     return silent or {"prv": Interval(lower=found[0], estimate=found[1], upper=found[2])}
 
 
@@ -163,19 +210,30 @@ def _full_batches(events: tuple[Event, ...]) -> bool:
 
 
 def _answer(name: str, events: tuple[Event, ...], delta: float) -> Interval | str:
-    """One accountant's interval, or why there is none; an unforeseen error of a library is a refusal."""
+    """One accountant's interval, or why there is none; an unforeseen error of a library is a
+    refusal.
+    """
     library = _library(name)
     try:
         answer: Interval = library.interval(events, delta)
         return answer
     except AccountingError as error:
         return str(error)
-    except (ArithmeticError, ValueError, RuntimeError, AssertionError, IndexError, MemoryError) as error:
+    except (
+        ArithmeticError,
+        ValueError,
+        RuntimeError,
+        AssertionError,
+        IndexError,
+        MemoryError,
+    ) as error:
         return f"{type(error).__name__}: {error}"
 
 
 def _library(name: str) -> ModuleType:
-    """An accountant's module, imported on first use: its libraries take a second, and most clients never need it."""
+    """An accountant's module, imported on first use: its libraries take a second, and most clients
+    never need it.
+    """
     if name == "prv":
         from fedlsg.accounting import prv as accountant_prv
 
@@ -185,19 +243,24 @@ def _library(name: str) -> ModuleType:
     return accountant_pld
 
 
-def _agreement(intervals: dict[str, Interval], name: str, events: tuple[Event, ...], delta: float) -> str:
-    """ "prv" where it allows the reported bound, "unwitnessed" where it did not answer or is all there is.
+def _agreement(
+    intervals: dict[str, Interval], name: str, events: tuple[Event, ...], delta: float
+) -> str:
+    """ "prv" where it allows the reported bound, "unwitnessed" where it did not answer or is all
+    there is.
 
-    Raises: AccountingError where prv's lower end exceeds the bound: one of the two misses the truth.
+    Raises: AccountingError where prv's lower end exceeds the bound: one of the two misses the
+    truth.
     """
     if name == "prv" or "prv" not in intervals:
         return "unwitnessed"
     prv, reported = intervals["prv"], intervals[name]
     if prv.lower > reported.upper * (1 + 1e-9):
         raise AccountingError(
-            f"two accountants contradict each other for {in_words(events)} at delta {delta:.6g}: {name} says that "
-            f"epsilon is at most {reported.upper:.6g}, prv that it is at least {prv.lower:.6g}. No epsilon is reported:"
-            " take another noise multiplier or number of steps, and report these numbers as a bug"
+            f"two accountants contradict each other for {in_words(events)} at delta {delta:.6g}: "
+            f"{name} says that epsilon is at most {reported.upper:.6g}, prv that it is at least "
+            f"{prv.lower:.6g}. No epsilon is reported: take another noise multiplier or number of "
+            "steps, and report these numbers as a bug"
         )
     return "prv"
 
@@ -227,7 +290,9 @@ def certified_or_inf(events: Sequence[Event], delta: float) -> float:
     return upper_or_inf(events, delta, ("pld",))
 
 
-def upper_or_inf(events: Sequence[Event], delta: float, accountants: Sequence[str] = ACCOUNTANTS) -> float:
+def upper_or_inf(
+    events: Sequence[Event], delta: float, accountants: Sequence[str] = ACCOUNTANTS
+) -> float:
     """The certified upper bound of ``compose``, infinite if there is none."""
     try:
         return compose(events, delta=delta, accountants=accountants).upper

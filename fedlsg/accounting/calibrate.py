@@ -1,8 +1,9 @@
 """Inverting an epsilon bound: the smallest noise multiplier, the largest number of steps.
 
-A search takes two functions: ``cheap`` finds the neighbourhood in milliseconds, ``reported`` has the last word.
-They differ by a few percent whose size hardly changes nearby. Both return infinity where nothing certifies an
-epsilon, which counts as beyond any target. Results are kept by value, and as ``hints`` for other processes.
+A search takes two functions: ``cheap`` finds the neighbourhood in milliseconds, ``reported`` has
+the last word. They differ by a few percent whose size hardly changes nearby. Both return infinity
+where nothing certifies an epsilon, which counts as beyond any target. Results are kept by value,
+and as ``hints`` for other processes.
 """
 
 import math
@@ -54,17 +55,19 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Smallest sigma whose reported epsilon (the certified upper bound) is within ``epsilon``.
 
-    ``sample_rate``: q in (0, 1]; ``steps``: T; sigma is the noise's standard deviation over the L2 sensitivity.
-    ``besides`` are events on the same examples at noise of their own (a pruning round): the epsilon is that of the
-    composition of the steps with them, which is less than the sum of the two epsilons. ``log_ratio``: Lambda of all
-    ``steps`` together.
+    ``sample_rate``: q in (0, 1]; ``steps``: T; sigma is the noise's standard deviation over the L2
+    sensitivity. ``besides`` are events on the same examples at noise of their own (a pruning
+    round): the epsilon is that of the composition of the steps with them, which is less than the
+    sum of the two epsilons. ``log_ratio``: Lambda of all ``steps`` together.
 
-    Guarantee: ``epsilon(noise_multiplier=sigma, ...).upper <= epsilon`` (``compose`` of all events) for the returned
-    sigma, with every Lambda included, and a sigma smaller by 1e-4 of it exceeds the target. The search asks for the
-    certified bound, the witness is asked once, about the result.
+    Guarantee: ``epsilon(noise_multiplier=sigma, ...).upper <= epsilon`` (``compose`` of all events)
+    for the returned sigma, with every Lambda included, and a sigma smaller by 1e-4 of it exceeds
+    the target. The search asks for the certified bound, the witness is asked once, about the
+    result.
 
-    Raises: ValueError for a setting out of range; AccountingError for a target that no sigma in [0.05, 1e6]
-    meets, or that is met without noise, or that 2 Lambda alone exceeds, or where the witness disagrees.
+    Raises: ValueError for a setting out of range; AccountingError for a target that no sigma in
+    [0.05, 1e6] meets, or that is met without noise, or that 2 Lambda alone exceeds, or where the
+    witness disagrees.
     """
     found = _calibrated(epsilon, delta, sample_rate, steps, besides, log_ratio)
     event = Event(sample_rate=sample_rate, noise_multiplier=found, steps=steps, log_ratio=log_ratio)
@@ -82,32 +85,55 @@ def calibrate_each(
 ) -> dict[tuple[float, int], float]:
     """``calibrate_noise_multiplier`` of several clients, by (sample_rate, steps).
 
-    Differs: the witness, which takes longer than the search, is asked about the first and the last one in their order.
+    Differs: the witness, which takes longer than the search, is asked about the first and the last
+    one in their order.
     """
     ordered = sorted(set(settings))
     for q, steps in {*ordered[:1], *ordered[-1:]}:
         calibrate_noise_multiplier(
-            epsilon=epsilon, delta=delta, sample_rate=q, steps=steps, besides=besides, log_ratio=log_ratio
+            epsilon=epsilon,
+            delta=delta,
+            sample_rate=q,
+            steps=steps,
+            besides=besides,
+            log_ratio=log_ratio,
         )
-    return {(q, steps): _calibrated(epsilon, delta, q, steps, besides, log_ratio) for q, steps in ordered}
+    return {
+        (q, steps): _calibrated(epsilon, delta, q, steps, besides, log_ratio)
+        for q, steps in ordered
+    }
 
 
 @lru_cache(maxsize=4096)
 def _calibrated(
-    epsilon: float, delta: float, sample_rate: float, steps: int, besides: tuple[Event, ...], log_ratio: float
+    epsilon: float,
+    delta: float,
+    sample_rate: float,
+    steps: int,
+    besides: tuple[Event, ...],
+    log_ratio: float,
 ) -> float:
     """The search of ``calibrate_noise_multiplier``, without the witness."""
     target, delta = checked_epsilon(epsilon), checked_delta(delta)
-    q, steps, log_ratio = checked_sample_rate(sample_rate), checked_steps(steps), checked_log_ratio(log_ratio)
+    q, steps, log_ratio = (
+        checked_sample_rate(sample_rate),
+        checked_steps(steps),
+        checked_log_ratio(log_ratio),
+    )
 
     def events(sigma: float) -> list[Event]:
-        return [Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio), *besides]
+        return [
+            Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio),
+            *besides,
+        ]
 
     def reported(sigma: float) -> float:
         return certified_or_inf(events(sigma), delta)
 
     if (added := raised(0.0, split(events(1.0))[1])) >= target:
-        raise AccountingError(f"{epsilon=} is not above {added:.3g}, what discrete noise adds: take a finer grid")
+        raise AccountingError(
+            f"{epsilon=} is not above {added:.3g}, what discrete noise adds: take a finer grid"
+        )
 
     def holds(hint: hints.Answer) -> bool:
         """The guarantee itself."""
@@ -119,11 +145,17 @@ def _calibrated(
 
     try:
         (found,) = hints.checked(
-            "sigma", (target, delta, q, steps, [astuple(e) for e in besides], log_ratio), holds=holds,
-            search=lambda: (smallest_sigma(lambda sigma: rough(events(sigma), delta), reported, target),),
-        )  # fmt: skip
+            "sigma",
+            (target, delta, q, steps, [astuple(e) for e in besides], log_ratio),
+            holds=holds,
+            search=lambda: (
+                smallest_sigma(lambda sigma: rough(events(sigma), delta), reported, target),
+            ),
+        )
     except OutOfReachError as error:
-        raise AccountingError(f"{epsilon=} for {sample_rate=}, {steps=}, {delta=}: {error}") from None
+        raise AccountingError(
+            f"{epsilon=} for {sample_rate=}, {steps=}, {delta=}: {error}"
+        ) from None
     return found
 
 
@@ -137,11 +169,12 @@ def max_steps(
     besides: tuple[Event, ...] = (),
     log_ratio: float = 0.0,
 ) -> int:
-    """Largest number of steps whose reported epsilon, with ``besides``, is within ``epsilon``; 0 where one exceeds it.
+    """Largest number of steps whose reported epsilon, with ``besides``, is within ``epsilon``; 0
+    where one exceeds it.
 
     ``log_ratio``: Lambda of one step; n steps have n times as much.
-    Guarantee: n steps are within the budget and n + 1 are not (or n is the search's end, 10^8). What no
-    accountant certifies counts as beyond the budget.
+    Guarantee: n steps are within the budget and n + 1 are not (or n is the search's end, 10^8).
+    What no accountant certifies counts as beyond the budget.
 
     Raises: ValueError for a setting out of range.
     """
@@ -150,7 +183,9 @@ def max_steps(
     each = checked_log_ratio(log_ratio)
 
     def events(steps: int) -> list[Event]:
-        whole = Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=sum_up([steps * each]))
+        whole = Event(
+            sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=sum_up([steps * each])
+        )
         return [whole, *besides]
 
     def reported(steps: int) -> float:
@@ -158,19 +193,29 @@ def max_steps(
 
     def holds(hint: hints.Answer) -> bool:
         """The guarantee itself."""
-        return len(hint) == 1 and 1 <= (n := int(hint[0])) < MAX_STEPS and reported(n) <= target < reported(n + 1)
+        return (
+            len(hint) == 1
+            and 1 <= (n := int(hint[0])) < MAX_STEPS
+            and reported(n) <= target < reported(n + 1)
+        )
 
     (found,) = hints.checked(
-        "steps", (target, delta, q, sigma, [astuple(e) for e in besides], each), holds=holds,
-        search=lambda: (largest_steps(lambda steps: rough(events(steps), delta), reported, target),),
-    )  # fmt: skip
+        "steps",
+        (target, delta, q, sigma, [astuple(e) for e in besides], each),
+        holds=holds,
+        search=lambda: (
+            largest_steps(lambda steps: rough(events(steps), delta), reported, target),
+        ),
+    )
     return int(found)
 
 
 def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
-    """The smallest sigma with ``reported(sigma) <= target``, to SIGMA_TOLERANCE; both bounds fall with sigma.
+    """The smallest sigma with ``reported(sigma) <= target``, to SIGMA_TOLERANCE; both bounds fall
+    with sigma.
 
-    Guarantee: the returned sigma meets the target by ``reported``'s own answer, not by extrapolation.
+    Guarantee: the returned sigma meets the target by ``reported``'s own answer, not by
+    extrapolation.
 
     Raises: OutOfReachError.
     """
@@ -196,20 +241,28 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
                 raise OutOfReachError(OUT_OF_RANGE)
         if enough <= too_small * (1 + 0.5 * SIGMA_TOLERANCE):
             return enough
-        # Aim a tenth of the tolerance inside the target: one or two corrections then end the search.
-        step = (found / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10) if 0 < found < math.inf else 0.0
+        # Aim a tenth of the tolerance inside the target: one or two corrections then end the
+        # search.
+        step = (
+            (found / target) ** (-1 / slope) * (1 + SIGMA_TOLERANCE / 10)
+            if 0 < found < math.inf
+            else 0.0
+        )
         low, high = too_small or min(SMALLEST_SIGMA, sigma), min(enough, LARGEST_SIGMA)
         if low < sigma * step < high:
             sigma *= step
         elif too_small and enough < math.inf:
             sigma = math.sqrt(low * high)
         else:
-            sigma = max(sigma / 2, SMALLEST_SIGMA) if found <= target else min(sigma * 2, LARGEST_SIGMA)
+            sigma = (
+                max(sigma / 2, SMALLEST_SIGMA) if found <= target else min(sigma * 2, LARGEST_SIGMA)
+            )
     raise OutOfReachError("the search for a noise multiplier does not end: change the target")
 
 
 def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int:
-    """The largest n with ``reported(n) <= target``, at most MAX_STEPS, 0 if there is none; both bounds rise with n.
+    """The largest n with ``reported(n) <= target``, at most MAX_STEPS, 0 if there is none; both
+    bounds rise with n.
 
     Guarantee: ``reported`` was called at n and at n + 1 (unless n is MAX_STEPS).
     """
@@ -233,13 +286,15 @@ def largest_steps(cheap: StepsBound, reported: StepsBound, target: float) -> int
             return within
         if attempt >= 6 or not 0 < found < math.inf:
             steps = (within + beyond) // 2
-        else:  # epsilon grows about like the square root of steps: one correction ends next to the root
+        # epsilon grows about like the square root of steps: one correction ends next to the root
+        else:
             steps = round(steps * (target / found) ** 2) + (0 if found > target else 1)
     raise AssertionError("a bracket of 10^8 integers is halved at most 27 times")
 
 
 def crossing(function: Bound, target: float, low: float, high: float) -> float:
-    """About where a monotone function crosses ``target`` between ``low`` and ``high``, searched in logarithms.
+    """About where a monotone function crosses ``target`` between ``low`` and ``high``, searched in
+    logarithms.
 
     ``reported`` has the last word, so a finer root is pointless.
     """
@@ -256,7 +311,9 @@ def crossing(function: Bound, target: float, low: float, high: float) -> float:
 
 
 def _bracket(cheap: Bound, target: float) -> tuple[float, float]:
-    """Two sigmas at most a factor of 2 apart, the lower one above the target and the higher one within it."""
+    """Two sigmas at most a factor of 2 apart, the lower one above the target and the higher one
+    within it.
+    """
     low = high = 1.0
     while cheap(high) > target:
         if (low := high) >= LARGEST_SIGMA:
@@ -270,6 +327,8 @@ def _bracket(cheap: Bound, target: float) -> tuple[float, float]:
 
 
 def forget() -> None:
-    """Let the next search of this process begin anew: for measurements, and for tests that plant mistakes."""
+    """Let the next search of this process begin anew: for measurements, and for tests that plant
+    mistakes.
+    """
     for cached in (calibrate_noise_multiplier, _calibrated, max_steps):
         cached.cache_clear()

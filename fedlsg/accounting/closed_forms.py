@@ -1,4 +1,5 @@
-"""Bounds in closed form: the exact epsilon of full batches, and a quick upper bound of sampled ones.
+"""Bounds in closed form: the exact epsilon of full batches, and a quick upper bound of sampled
+ones.
 
 Full batches: T Gaussian mechanisms are one (Balle & Wang 2018, theorem 8).
 
@@ -7,20 +8,28 @@ Full batches: T Gaussian mechanisms are one (Balle & Wang 2018, theorem 8).
 
 With t = epsilon / mu - mu / 2 both terms have the factor phi(t), the normal density:
 
-    delta(epsilon) = phi(t) (m(t) - m(t + mu)),     m(t) = (1 - Phi(t)) / phi(t)  (Mills' ratio, which falls)
+    delta(epsilon) = phi(t) (m(t) - m(t + mu)),     m(t) = (1 - Phi(t)) / phi(t)  (Mills' ratio,
+                                                    which falls)
 
 so nothing underflows and nothing is lost at a small delta. No grid and no transform.
 
 Sampled batches: Renyi divergences in closed form, and at fractional orders by quadrature.
 
-    A(a) = sum over k <= a of  C(a, k) (1 - q)^(a - k) q^k exp((k^2 - k) / (2 sigma^2))     one step, integer order a
-    A(a) = E[(1 - q + q e^((2 x - 1) / (2 sigma^2)))^a], x ~ N(0, sigma^2)                  one step, any order a > 1
+    A(a) = sum over k <= a of  C(a, k) (1 - q)^(a - k) q^k exp((k^2 - k) / (2 sigma^2))     one
+                               step, integer order a
+    A(a) = E[(1 - q + q e^((2 x - 1) / (2 sigma^2)))^a], x ~ N(0, sigma^2)                  one
+                                                                                            step,
+                                                                                            any
+                                                                                            order a
+                                                                                            > 1
     epsilon = min over a of  T log A(a) / (a - 1)  +  log(1 - 1 / a)  -  log(a delta) / (a - 1)
 
-Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 5 and section 3.3: A bounds both directions of add/remove.
-Conversion: Canonne, Kamath & Steinke 2020, proposition 12. It is a tenth to a quarter above the exact value. A client
-far from its budget learns from it, in milliseconds, that it is far. It is reported, by its name, where the privacy loss
-distribution does not fit a grid: no probability is subtracted from another here. Sees no data.
+Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 5 and section 3.3: A bounds both directions
+of add/remove.
+Conversion: Canonne, Kamath & Steinke 2020, proposition 12. It is a tenth to a quarter above the
+exact value. A client far from its budget learns from it, in milliseconds, that it is far. It is
+reported, by its name, where the privacy loss distribution does not fit a grid: no probability is
+subtracted from another here. Sees no data.
 """
 
 import math
@@ -52,10 +61,11 @@ _LOG_FACTORIALS = np.array([math.lgamma(n + 1) for n in range(INTEGERS[-1] + 1)]
 
 
 def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> bool:
-    """Whether the epsilon that ``compose`` would report is certainly not above ``epsilon``; False says nothing.
+    """Whether the epsilon that ``compose`` would report is certainly not above ``epsilon``; False
+    says nothing.
 
-    Guarantee: where it is True, this bound is at most ``epsilon``, and ``compose`` reports no more than this bound.
-    Lambda of the events is charged as in ``compose``.
+    Guarantee: where it is True, this bound is at most ``epsilon``, and ``compose`` reports no more
+    than this bound. Lambda of the events is charged as in ``compose``.
     """
     plain, log_ratio = split(events)
     try:
@@ -68,19 +78,29 @@ def surely_within(events: Sequence[Event], *, epsilon: float, delta: float) -> b
 def interval(events: Sequence[Event], delta: float) -> Interval:
     """The bound with room for rounding; nothing is known from below.
 
-    Differs from the accountants at small epsilon: no order above 256 is tried, so it does not fall below about
-    log(1 / delta) / 255 (0.09 at delta = 1e-12). Raises AccountingError where it is infinite.
+    Differs from the accountants at small epsilon: no order above 256 is tried, so it does not fall
+    below about log(1 / delta) / 255 (0.09 at delta = 1e-12). Raises AccountingError where it is
+    infinite.
     """
     upper = upper_bound(events, delta) + ROUNDING * sum(e.steps for e in events)
     return Interval(lower=0.0, estimate=upper, upper=upper)
 
 
 def upper_bound(events: Sequence[Event], delta: float) -> float:
-    """Certified upper bound on the epsilon of all events on the same examples. Raises ValueError for a Lambda."""
+    """Certified upper bound on the epsilon of all events on the same examples. Raises ValueError
+    for a Lambda.
+    """
     if any(e.noise_multiplier < LEAST_NOISE for e in check_plain(events)):
         return math.inf
-    spent = sum((e.steps * _log_moments(e.sample_rate, e.noise_multiplier) for e in events), np.zeros(len(ORDERS)))
-    bounds = spent / (ORDERS - 1) + np.log1p(-1 / ORDERS) - (np.log(ORDERS) + math.log(delta)) / (ORDERS - 1)
+    spent = sum(
+        (e.steps * _log_moments(e.sample_rate, e.noise_multiplier) for e in events),
+        np.zeros(len(ORDERS)),
+    )
+    bounds = (
+        spent / (ORDERS - 1)
+        + np.log1p(-1 / ORDERS)
+        - (np.log(ORDERS) + math.log(delta)) / (ORDERS - 1)
+    )
     return max(float(bounds.min()), 0.0)
 
 
@@ -102,7 +122,9 @@ def _log_moments(sample_rate: float, noise_multiplier: float) -> Float64[np.ndar
 
 
 def gaussian_interval(noise_multiplier: float, delta: float) -> Interval:
-    """Epsilon of one full batch at ``noise_multiplier``, exact but for rounding, which both ends leave room for."""
+    """Epsilon of one full batch at ``noise_multiplier``, exact but for rounding, which both ends
+    leave room for.
+    """
     mu = 1 / noise_multiplier
     room = 1e-12 + 1e-13 / min(mu, 1.0) + (0.0 if mu >= TINY else 20 * mu)
     upper = _gaussian_epsilon(mu, math.log(delta) + math.log1p(-min(room, 0.5))) * (1 + 1e-12)
@@ -117,7 +139,15 @@ def _gaussian_epsilon(mu: float, log_delta: float) -> float:
 
     # Phi(-t) <= e^(-t^2 / 2) / 2, so delta is below the target at the larger end.
     largest = mu * (mu / 2 + math.sqrt(-2 * log_delta))
-    return float(brentq(lambda epsilon: _log_delta(epsilon, mu) - log_delta, 0.0, largest, xtol=1e-300, rtol=1e-14))
+    return float(
+        brentq(
+            lambda epsilon: _log_delta(epsilon, mu) - log_delta,
+            0.0,
+            largest,
+            xtol=1e-300,
+            rtol=1e-14,
+        )
+    )
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
@@ -126,8 +156,14 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
     t = epsilon / mu - mu / 2
     if t < -8:  # delta is 1 to within e^-32, less a term that is as small or exact
-        return math.log1p(-min(math.exp(log_ndtr(t)) + math.exp(min(epsilon + log_ndtr(-t - mu), 0.0)), 1 - 1e-16))
+        return math.log1p(
+            -min(math.exp(log_ndtr(t)) + math.exp(min(epsilon + log_ndtr(-t - mu), 0.0)), 1 - 1e-16)
+        )
     mills = math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))
     further = math.sqrt(math.pi / 2) * erfcx((t + mu) / math.sqrt(2))
     difference = mu * (1 - t * mills) if mu < TINY else mills - further
-    return math.log(difference) - t * t / 2 - math.log(math.sqrt(2 * math.pi)) if difference > 0 else -math.inf
+    return (
+        math.log(difference) - t * t / 2 - math.log(math.sqrt(2 * math.pi))
+        if difference > 0
+        else -math.inf
+    )

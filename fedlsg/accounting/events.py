@@ -1,14 +1,15 @@
 """Privacy events and bounds: the input of an accountant, and its result.
 
 Symbols: q is ``sample_rate`` (Poisson inclusion probability of one example in one step), sigma is
-``noise_multiplier`` (standard deviation of the noise over the joint L2 sensitivity), T is ``steps``, Lambda is
-``log_ratio``. Adjacency is add/remove of one example throughout; replacing one example counts as a removal and an
-addition and is not what these numbers bound.
+``noise_multiplier`` (standard deviation of the noise over the joint L2 sensitivity), T is
+``steps``, Lambda is ``log_ratio``. Adjacency is add/remove of one example throughout; replacing one
+example counts as a removal and an addition and is not what these numbers bound.
 
-Lambda is for releases that are only nearly these mechanisms (discrete noise, docs/discrete-noise.md). At every outcome
-the logarithm of the ratio of both laws is within +-Lambda. If the mechanisms are (epsilon, delta)-private, the releases
-are (epsilon + 2 Lambda, e^Lambda delta)-private. No accountant knows Lambda: ``split`` takes it out, ``smaller_delta``
-is what the accountants are asked at, and ``raised`` adds it to their answer.
+Lambda is for releases that are only nearly these mechanisms (discrete noise,
+docs/discrete-noise.md). At every outcome the logarithm of the ratio of both laws is within
++-Lambda. If the mechanisms are (epsilon, delta)-private, the releases are (epsilon + 2 Lambda,
+e^Lambda delta)-private. No accountant knows Lambda: ``split`` takes it out, ``smaller_delta`` is
+what the accountants are asked at, and ``raised`` adds it to their answer.
 """
 
 import math
@@ -40,12 +41,13 @@ class AccountingError(ValueError):
 class Event:
     """``steps`` Poisson-subsampled Gaussian mechanisms with the same (q, sigma).
 
-    ``noise_multiplier`` is the effective one: noise s.d. over the sensitivity of everything that is released
-    in a step. A per-block clip that is entered with its per-block sigma understates epsilon; see the
-    mechanism that made the noise. ``log_ratio`` is Lambda of all ``steps`` together, 0 for Gaussian noise.
+    ``noise_multiplier`` is the effective one: noise s.d. over the sensitivity of everything that is
+    released in a step. A per-block clip that is entered with its per-block sigma understates
+    epsilon; see the mechanism that made the noise. ``log_ratio`` is Lambda of all ``steps``
+    together, 0 for Gaussian noise.
 
-    Raises: ValueError unless 0 < q <= 1, sigma is finite and positive, steps is an integer >= 1, and Lambda is finite
-    and not negative.
+    Raises: ValueError unless 0 < q <= 1, sigma is finite and positive, steps is an integer >= 1,
+    and Lambda is finite and not negative.
     """
 
     sample_rate: float
@@ -55,14 +57,18 @@ class Event:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_rate", checked_sample_rate(self.sample_rate))
-        object.__setattr__(self, "noise_multiplier", checked_noise_multiplier(self.noise_multiplier))
+        object.__setattr__(
+            self, "noise_multiplier", checked_noise_multiplier(self.noise_multiplier)
+        )
         object.__setattr__(self, "steps", checked_steps(self.steps))
         object.__setattr__(self, "log_ratio", checked_log_ratio(self.log_ratio))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """Epsilon as one accountant sees it: certified ``lower`` and ``upper``, best ``estimate`` between them."""
+    """Epsilon as one accountant sees it: certified ``lower`` and ``upper``, best ``estimate``
+    between them.
+    """
 
     lower: float
     estimate: float
@@ -77,10 +83,11 @@ class Interval:
 class EpsilonBound:
     """Epsilon at one delta. ``upper`` is the certified number and the only one to report.
 
-    ``accountant`` names whose bound this is: "gaussian" (closed form), "pld", or "renyi". ``witness`` is "prv" if
-    prv-accountant answered and does not contradict it, else "unwitnessed". ``intervals`` holds every answer,
-    ``failures`` the text of every accountant that failed, was refused or was not asked. Where events have a Lambda, no
-    ``lower`` is certified of the release: see ``compose``.
+    ``accountant`` names whose bound this is: "gaussian" (closed form), "pld", or "renyi".
+    ``witness`` is "prv" if prv-accountant answered and does not contradict it, else "unwitnessed".
+    ``intervals`` holds every answer, ``failures`` the text of every accountant that failed, was
+    refused or was not asked. Where events have a Lambda, no ``lower`` is certified of the release:
+    see ``compose``.
     """
 
     lower: float
@@ -95,21 +102,29 @@ class EpsilonBound:
 def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
     """The fewest events with exactly the same privacy loss, in a fixed order.
 
-    Equal (q, sigma) are merged. All q = 1 events become one: T Gaussian mechanisms compose to a single one
-    with sigma = (sum T_i / sigma_i^2)^(-1/2), exactly (Dong, Roth & Su 2022, Cor. 3.3).
-    Differs at numbers whose squares no float holds: q below ``LEAST_RATE`` moves up, sigma above ``MOST_NOISE`` down.
+    Equal (q, sigma) are merged. All q = 1 events become one: T Gaussian mechanisms compose to a
+    single one with sigma = (sum T_i / sigma_i^2)^(-1/2), exactly (Dong, Roth & Su 2022, Cor. 3.3).
+    Differs at numbers whose squares no float holds: q below ``LEAST_RATE`` moves up, sigma above
+    ``MOST_NOISE`` down.
 
-    Raises: ValueError for an event with a Lambda, which would be lost: ``split`` comes first. AccountingError for full
+    Raises: ValueError for an event with a Lambda, which would be lost: ``split`` comes first.
+    AccountingError for full
     batches almost without noise: an epsilon above 10^11.
     """
     events = check_plain(events)
     counts: dict[tuple[float, float], int] = defaultdict(int)
     for event in events:
-        counts[max(event.sample_rate, LEAST_RATE), min(event.noise_multiplier, MOST_NOISE)] += event.steps
+        counts[max(event.sample_rate, LEAST_RATE), min(event.noise_multiplier, MOST_NOISE)] += (
+            event.steps
+        )
     full = [(steps, sigma) for (q, sigma), steps in sorted(counts.items()) if q == 1]
-    precision = math.fsum(steps / sigma**2 if sigma > LEAST_NOISE else math.inf for steps, sigma in full)
+    precision = math.fsum(
+        steps / sigma**2 if sigma > LEAST_NOISE else math.inf for steps, sigma in full
+    )
     if precision > LEAST_NOISE**-2:
-        raise AccountingError(f"no epsilon is certified of full batches with so little noise: {in_words(events)}")
+        raise AccountingError(
+            f"no epsilon is certified of full batches with so little noise: {in_words(events)}"
+        )
     merged = [
         Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
         for (q, sigma), steps in sorted(counts.items())
@@ -121,11 +136,13 @@ def canonical(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def in_words(events: Iterable[Event]) -> str:
-    """The events for a message: "noise_multiplier=0.5 (40 steps at sample rate 0.1)"; the first ones of many."""
+    """The events for a message: "noise_multiplier=0.5 (40 steps at sample rate 0.1)"; the first
+    ones of many.
+    """
     events = tuple(events)
     words = [
-        f"noise_multiplier={event.noise_multiplier:.4g} ({event.steps} step{'' if event.steps == 1 else 's'} at sample "
-        f"rate {event.sample_rate:.4g})"
+        f"noise_multiplier={event.noise_multiplier:.4g} ({event.steps} "
+        f"step{'' if event.steps == 1 else 's'} at sample rate {event.sample_rate:.4g})"
         for event in events[:SHOWN]
     ]
     return " and ".join(words + ([f"{len(events) - SHOWN} more"] if len(events) > SHOWN else []))
@@ -139,7 +156,9 @@ def split(events: Iterable[Event]) -> tuple[tuple[Event, ...], float]:
 
 
 def sum_up(log_ratios: Iterable[float]) -> float:
-    """The sum of Lambdas, rounded up; 0 if all are 0. At most the largest float: ``smaller_delta`` refuses that."""
+    """The sum of Lambdas, rounded up; 0 if all are 0. At most the largest float: ``smaller_delta``
+    refuses that.
+    """
     try:
         total = math.fsum(log_ratios)
     except OverflowError:
@@ -148,17 +167,19 @@ def sum_up(log_ratios: Iterable[float]) -> float:
 
 
 def smaller_delta(delta: float, log_ratio: float) -> float:
-    """delta e^-Lambda, rounded down: where the accountants are asked, so that the whole is private at ``delta``.
+    """delta e^-Lambda, rounded down: where the accountants are asked, so that the whole is private
+    at ``delta``.
 
-    Raises: AccountingError if that is not a normal float: Lambda is hundreds, and no epsilon means anything.
+    Raises: AccountingError if that is not a normal float: Lambda is hundreds, and no epsilon means
+    anything.
     """
     if not log_ratio:
         return delta
     smaller = delta * math.exp(-log_ratio) * (1 - 1e-15)
     if not smaller >= sys.float_info.min:
         raise AccountingError(
-            f"no epsilon is certified at {delta=} with {log_ratio=}: the noise is too far from Gaussian noise; take a"
-            " finer grid"
+            f"no epsilon is certified at {delta=} with {log_ratio=}: the noise is too far from "
+            "Gaussian noise; take a finer grid"
         )
     return smaller
 
@@ -172,7 +193,9 @@ def check_plain(events: Iterable[Event]) -> tuple[Event, ...]:
     """The events. Raises ValueError if one has a Lambda."""
     events = tuple(events)
     if any(event.log_ratio for event in events):
-        raise ValueError(f"expected events with log_ratio=0, got {events}: split them first, and add 2 log_ratio")
+        raise ValueError(
+            f"expected events with log_ratio=0, got {events}: split them first, and add 2 log_ratio"
+        )
     return events
 
 
@@ -180,7 +203,8 @@ def checked_sample_rate(sample_rate: float) -> float:
     check_real(sample_rate=sample_rate)
     if not 0 < sample_rate <= 1:
         raise ValueError(
-            f"expected 0 < {sample_rate=} <= 1: the chance that one example enters a batch (1 = full batch)"
+            f"expected 0 < {sample_rate=} <= 1: the chance that one example enters a batch (1 = "
+            "full batch)"
         )
     return float(sample_rate)
 
@@ -189,8 +213,9 @@ def checked_noise_multiplier(noise_multiplier: float) -> float:
     check_real(noise_multiplier=noise_multiplier)
     if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
         raise ValueError(
-            f"expected a finite {noise_multiplier=} > 0: without noise epsilon is infinite, with infinite noise"
-            " nothing is learned; calibrate it to a target epsilon or use a mechanism that claims no privacy"
+            f"expected a finite {noise_multiplier=} > 0: without noise epsilon is infinite, with "
+            "infinite noise nothing is learned; calibrate it to a target epsilon or use a "
+            "mechanism that claims no privacy"
         )
     return float(noise_multiplier)
 
@@ -202,7 +227,8 @@ def checked_steps(steps: int) -> int:
         raise ValueError(f"expected an integer {steps=}: the number of noisy steps") from None
     if isinstance(steps, bool) or not 1 <= count <= MOST_STEPS:
         raise ValueError(
-            f"expected an integer {steps=} from 1 to 2^53: an event without a step is left out, not entered"
+            f"expected an integer {steps=} from 1 to 2^53: an event without a step is left out, "
+            "not entered"
         )
     return count
 
@@ -210,8 +236,8 @@ def checked_steps(steps: int) -> int:
 def checked_log_ratio(log_ratio: float) -> float:
     if not 0 <= log_ratio < math.inf:
         raise ValueError(
-            f"expected a finite {log_ratio=} >= 0: how far the logarithm of the ratio of the release's law and the"
-            " Gaussian one can be from 0; if it is infinite, take a finer grid"
+            f"expected a finite {log_ratio=} >= 0: how far the logarithm of the ratio of the "
+            "release's law and the Gaussian one can be from 0; if it is infinite, take a finer grid"
         )
     return float(log_ratio)
 
@@ -219,7 +245,9 @@ def checked_log_ratio(log_ratio: float) -> float:
 def checked_delta(delta: float) -> float:
     check_real(delta=delta)
     if not 0 < delta < 1:
-        raise ValueError(f"expected 0 < {delta=} < 1: take less than 1 / number of examples, such as 1e-5")
+        raise ValueError(
+            f"expected 0 < {delta=} < 1: take less than 1 / number of examples, such as 1e-5"
+        )
     return float(delta)
 
 
@@ -227,7 +255,8 @@ def checked_epsilon(epsilon: float) -> float:
     check_real(epsilon=epsilon)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(
-            f"expected a finite {epsilon=} > 0: the privacy budget; train without a mechanism for no privacy"
+            f"expected a finite {epsilon=} > 0: the privacy budget; train without a mechanism for "
+            "no privacy"
         )
     return float(epsilon)
 
@@ -242,17 +271,18 @@ def check_delta(delta: float, num_examples: int) -> None:
         raise ValueError(f"expected {num_examples=} >= 1: a client without examples does not train")
     if delta >= 1 / num_examples:
         raise ValueError(
-            f"expected {delta=} < 1 / {num_examples=} = {1 / num_examples:.3g}: at a larger delta releasing one whole"
-            " example would pass as private; lower delta"
+            f"expected {delta=} < 1 / {num_examples=} = {1 / num_examples:.3g}: at a larger delta "
+            "releasing one whole example would pass as private; lower delta"
         )
 
 
 def fewer(events: tuple[Event, ...], most: int) -> tuple[Event, ...]:
-    """At most ``most`` different (q, sigma) that lose at least as much privacy, on the finest grid that has so few.
+    """At most ``most`` different (q, sigma) that lose at least as much privacy, on the finest grid
+    that has so few.
 
-    On a grid of powers of two, 2^(k/n) for integers k: epsilon rises with q and falls with sigma, so q moves up and
-    sigma down. Events without Lambda, none below a noise multiplier of 1e-30. As many steps in all; the same events if
-    they are few.
+    On a grid of powers of two, 2^(k/n) for integers k: epsilon rises with q and falls with sigma,
+    so q moves up and sigma down. Events without Lambda, none below a noise multiplier of 1e-30. As
+    many steps in all; the same events if they are few.
     """
     found, level = events, FINEST
     while len(found) > most:

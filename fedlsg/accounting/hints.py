@@ -1,12 +1,14 @@
 """What a search found, kept on disk as a hint, which the accountant checks before it is used.
 
-A noise multiplier, a number of steps and a witness's interval take a tenth of a second to seconds to find, and a few
-milliseconds to check. An entry that is stale, damaged, of another version or of another question costs a search and
-never an epsilon: what is reported is always composed, and never read from here.
+A noise multiplier, a number of steps and a witness's interval take a tenth of a second to seconds
+to find, and a few milliseconds to check. An entry that is stale, damaged, of another version or of
+another question costs a search and never an epsilon: what is reported is always composed, and never
+read from here.
 
-Each entry is a file of its own in the folder ``accounting`` of the cache (FEDLSG_CACHE, else ``~/.cache/fedlsg``), for
-its owner only. Its name is a digest of the question, the code here, and the versions of what it computes with. With
-FEDLSG_HINTS=off nothing is read or kept. A folder that cannot be used is none.
+Each entry is a file of its own in the folder ``accounting`` of the cache (FEDLSG_CACHE, else
+``~/.cache/fedlsg``), for its owner only. Its name is a digest of the question, the code here, and
+the versions of what it computes with. With FEDLSG_HINTS=off nothing is read or kept. A folder that
+cannot be used is none.
 """
 
 import hashlib
@@ -31,9 +33,14 @@ USED = ("numpy", "scipy", "prv-accountant")
 
 
 def checked(
-    name: str, inputs: Sequence[object], *, holds: Callable[[Answer], bool], search: Callable[[], Answer]
+    name: str,
+    inputs: Sequence[object],
+    *,
+    holds: Callable[[Answer], bool],
+    search: Callable[[], Answer],
 ) -> Answer:
-    """The numbers that ``search`` finds for ``inputs``, or those of an earlier search if ``holds`` of them.
+    """The numbers that ``search`` finds for ``inputs``, or those of an earlier search if ``holds``
+    of them.
 
     ``inputs``: all that the answer depends on, as JSON has it.
     """
@@ -52,7 +59,10 @@ def checked(
 
 def folder() -> Path:
     """Where hints are kept. Raises RuntimeError for a user without a home."""
-    return Path(os.environ.get("FEDLSG_CACHE") or Path.home() / ".cache" / "fedlsg").expanduser() / "accounting"
+    return (
+        Path(os.environ.get("FEDLSG_CACHE") or Path.home() / ".cache" / "fedlsg").expanduser()
+        / "accounting"
+    )
 
 
 def file_of(question: str) -> Path:
@@ -61,12 +71,19 @@ def file_of(question: str) -> Path:
 
 
 def _read(question: str) -> Answer | None:
-    """The answer to a question; None where there is none, or its file is damaged or could be another user's."""
+    """The answer to a question; None where there is none, or its file is damaged or could be
+    another user's.
+    """
     try:
         path = file_of(question)
         status = path.stat()
         own = os.name != "posix" or (status.st_uid == os.geteuid() == path.parent.stat().st_uid)
-        if not own or status.st_mode & OTHERS or not is_closed(path.parent) or status.st_size > LARGEST:
+        if (
+            not own
+            or status.st_mode & OTHERS
+            or not is_closed(path.parent)
+            or status.st_size > LARGEST
+        ):
             return None
         record = json.loads(path.read_bytes())
         asked, answer, seal = record["question"], record["answer"], record["sha256"]
@@ -79,10 +96,16 @@ def _read(question: str) -> Answer | None:
 
 
 def _write(question: str, answer: Answer) -> None:
-    """Put an entry into its place as a whole: of several writers one is last, and each has written the same."""
+    """Put an entry into its place as a whole: of several writers one is last, and each has written
+    the same.
+    """
     path = file_of(question)
     make_folder(path.parent)
-    record = {"question": question, "answer": answer, "sha256": _digest(json.dumps([question, answer]))}
+    record = {
+        "question": question,
+        "answer": answer,
+        "sha256": _digest(json.dumps([question, answer])),
+    }
     handle, temporary = tempfile.mkstemp(dir=path.parent)  # for its owner only
     try:
         with open(handle, "w") as file:
@@ -106,7 +129,9 @@ def _age(path: Path) -> float:
 
 @cache
 def _code() -> list[str]:
-    """What an answer depends on besides its inputs: the accountants' code, and the versions of what they use."""
+    """What an answer depends on besides its inputs: the accountants' code, and the versions of what
+    they use.
+    """
     sources = sorted(Path(__file__).parent.glob("*.py"))
     own = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     return [own, platform.machine(), platform.python_version(), *(version(name) for name in USED)]

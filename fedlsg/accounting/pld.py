@@ -1,30 +1,37 @@
-"""Epsilon from privacy loss distributions on a grid, composed under an exponential tilt; certified from above.
+"""Epsilon from privacy loss distributions on a grid, composed under an exponential tilt; certified
+from above.
 
-Symbols: S is the sum of all steps' losses, K(theta) = log E[e^(theta S)], delta(epsilon) = E[(1 - e^(epsilon - S))+],
-h the grid's width, T the number of steps, u = 2^-53. Removal and addition of an example are two such sums: both are
-bounded, and the larger epsilon counts.
+Symbols: S is the sum of all steps' losses, K(theta) = log E[e^(theta S)], delta(epsilon) = E[(1 -
+e^(epsilon - S))+], h the grid's width, T the number of steps, u = 2^-53. Removal and addition of an
+example are two such sums: both are bounded, and the larger epsilon counts.
 
-A step's loss is rounded to the grid by connect the dots (`step.rounded`), which lowers no delta. Its masses p are
-tilted, p_theta(l) = p(l) e^(theta l) / E[e^(theta l)], with theta where the tail at epsilon becomes the middle of the
-tilted law. T-fold convolution and tilt commute, so with g = the T-fold convolution of p_theta
+A step's loss is rounded to the grid by connect the dots (`step.rounded`), which lowers no delta.
+Its masses p are tilted, p_theta(l) = p(l) e^(theta l) / E[e^(theta l)], with theta where the tail
+at epsilon becomes the middle of the tilted law. T-fold convolution and tilt commute, so with g =
+the T-fold convolution of p_theta
 
-    delta(epsilon) = e^(K(theta) - theta epsilon) sum of g(s) e^(-theta (s - epsilon)) (1 - e^(epsilon - s))+.
+    delta(epsilon) = e^(K(theta) - theta epsilon) sum of g(s) e^(-theta (s - epsilon)) (1 -
+    e^(epsilon - s))+.
 
-g comes from one FFT, a power and the inverse. Its errors are absolute, about T u, next to a sum that is of order 1:
-the factor in front, which is the Chernoff bound, carries the size of delta. Without a tilt they would be absolute
-errors of delta, and nothing below 1e-11 could be told. What is added to delta, at every epsilon:
+g comes from one FFT, a power and the inverse. Its errors are absolute, about T u, next to a sum
+that is of order 1: the factor in front, which is the Chernoff bound, carries the size of delta.
+Without a tilt they would be absolute errors of delta, and nothing below 1e-11 could be told. What
+is added to delta, at every epsilon:
 
-* FFT. |f^ - f| <= e = `tilt.ROUNDING` log2(N) u for each coefficient of a law with sum 1, so that of the product is
-  off by at most prod (|f^| + 2 e)^T - prod (|f^| + e)^T. The mean of that over frequencies, and e prod (|f^| + e)^T for
-  the inverse, bound the error of every g(s); the sum of the weights turns it into one of delta. Where it is not small
-  (large losses that are rare: the tilted law has no middle at epsilon), the transforms take extended precision.
-* Aliasing. The transform is periodic: g(s) also has the mass at s + j N h. That only adds. What is above the window is
-  missing there, and is added whole: P(S > top) <= e^(K(theta') - theta' top) for the best theta' (Chernoff).
+* FFT. |f^ - f| <= e = `tilt.ROUNDING` log2(N) u for each coefficient of a law with sum 1, so that
+  of the product is off by at most prod (|f^| + 2 e)^T - prod (|f^| + e)^T. The mean of that over
+  frequencies, and e prod (|f^| + e)^T for the inverse, bound the error of every g(s); the sum of
+  the weights turns it into one of delta. Where it is not small (large losses that are rare: the
+  tilted law has no middle at epsilon), the transforms take extended precision.
+* Aliasing. The transform is periodic: g(s) also has the mass at s + j N h. That only adds. What is
+  above the window is missing there, and is added whole: P(S > top) <= e^(K(theta') - theta' top)
+  for the best theta' (Chernoff).
 * Outputs that are not described (`step.outside`), T times.
-* Rounding of masses, T `step.MASS_ROUNDING` of delta. That of losses, a few u each, is added to epsilon.
+* Rounding of masses, T `step.MASS_ROUNDING` of delta. That of losses, a few u each, is added to
+  epsilon.
 
-h is chosen so that rounding to the grid costs `tilt.TIGHTNESS` of epsilon: by Hoeffding's lemma it adds at most
-theta (1 + theta) h^2 / 8 to a step's K, on average 1 / 12.
+h is chosen so that rounding to the grid costs `tilt.TIGHTNESS` of epsilon: by Hoeffding's lemma it
+adds at most theta (1 + theta) h^2 / 8 to a step's K, on average 1 / 12.
 """
 
 import math
@@ -37,14 +44,17 @@ from fedlsg.accounting.events import AccountingError, Event, Interval
 from fedlsg.accounting.step import MASS_ROUNDING
 from fedlsg.accounting.tilt import MAX_WINDOW, TIGHTNESS, Curve, Plan, Sum, plan, solve, tilted
 
-MANY, MOST_WORK = 16, 2**24  # of many different events, points of the grid times events: about ten seconds
+# of many different events, points of the grid times events: about ten seconds
+MANY, MOST_WORK = 16, 2**24
 
 
 @lru_cache(maxsize=4096)
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
-    """Bounds on epsilon in both directions of add/remove; ``estimate`` is the upper bound less the grid's error.
+    """Bounds on epsilon in both directions of add/remove; ``estimate`` is the upper bound less the
+    grid's error.
 
-    Raises: AccountingError where the grid would not fit in memory, or float64 does not resolve delta.
+    Raises: AccountingError where the grid would not fit in memory, or float64 does not resolve
+    delta.
     """
     removal = _bounds(Sum.of(events, delta, removal=True), delta, 0.0)
     most = largest_addition(events)
@@ -67,12 +77,18 @@ def largest_addition(events: Sequence[Event]) -> float:
 
 @lru_cache(maxsize=4096)
 def chernoff(events: tuple[Event, ...], delta: float) -> float:
-    """About epsilon, a few percent above it: the Renyi bound at the best real order, without a grid."""
-    return max(_saddle(Sum.of(events, delta, removal=removal), delta)[1] for removal in (True, False))
+    """About epsilon, a few percent above it: the Renyi bound at the best real order, without a
+    grid.
+    """
+    return max(
+        _saddle(Sum.of(events, delta, removal=removal), delta)[1] for removal in (True, False)
+    )
 
 
 def _bounds(total: Sum, delta: float, other: float) -> Interval:
-    """Bounds for one direction; ``other``: what the other direction has, below which this one need not be sharp."""
+    """Bounds for one direction; ``other``: what the other direction has, below which this one need
+    not be sharp.
+    """
     theta, chernoff = _saddle(total, delta)
     if chernoff * (1 + 1e-6) < other:
         return Interval(lower=0.0, estimate=0.0, upper=max(chernoff * (1 + 1e-6), 0.0))
@@ -85,7 +101,9 @@ def _bounds(total: Sum, delta: float, other: float) -> Interval:
         try:
             grid = plan(total, delta, theta, scale)
             if len(total.events) > MANY and grid.cells * len(total.events) > MOST_WORK:
-                raise AccountingError(f"{len(total.events)} different events on {grid.cells:,} points take minutes")
+                raise AccountingError(
+                    f"{len(total.events)} different events on {grid.cells:,} points take minutes"
+                )
             found, added = _composed(total, grid, delta)
         except AccountingError:  # a finer grid does not fit: the coarser one's answer holds
             if best is None:
@@ -93,7 +111,8 @@ def _bounds(total: Sum, delta: float, other: float) -> Interval:
             break
         best = found if best is None or found.upper < best.upper else best
         fine = added <= 1.5 * TIGHTNESS * found.upper
-        # `added` supposes a grid that is fine next to epsilon; where it is not, two widths must agree.
+        # `added` supposes a grid that is fine next to epsilon; where it is not, two widths must
+        # agree.
         settled = found.upper >= 200 * grid.width or before - found.upper <= TIGHTNESS * found.upper
         if found.upper == 0 or (fine and settled) or grid.cells > MAX_WINDOW / 4:
             break
@@ -104,9 +123,11 @@ def _bounds(total: Sum, delta: float, other: float) -> Interval:
 
 
 def _saddle(total: Sum, delta: float) -> tuple[float, float]:
-    """(theta, a bound of epsilon): Canonne, Kamath & Steinke 2020, proposition 12, at the best order 1 + theta.
+    """(theta, a bound of epsilon): Canonne, Kamath & Steinke 2020, proposition 12, at the best
+    order 1 + theta.
 
-    It holds, too: with what the nodes leave out of K, which grows like theta^12, and of the outputs.
+    It holds, too: with what the nodes leave out of K, which grows like theta^12, and of the
+    outputs.
     """
     steepest = total.steepest
     log_delta = math.log(delta - total.outside)
@@ -116,18 +137,27 @@ def _saddle(total: Sum, delta: float) -> tuple[float, float]:
 
 
 def _added(total: Sum, grid: Plan, fall: float) -> float:
-    """About how much rounding to the grid adds to epsilon, where log delta falls by ``fall`` for each unit of it."""
+    """About how much rounding to the grid adds to epsilon, where log delta falls by ``fall`` for
+    each unit of it.
+    """
     steep = max(grid.theta, fall)
-    return total.steps * min(grid.width, (1 + steep) * grid.width**2 / 12) * max(1.0, grid.theta / fall)
+    return (
+        total.steps
+        * min(grid.width, (1 + steep) * grid.width**2 / 12)
+        * max(1.0, grid.theta / fall)
+    )
 
 
 def _composed(total: Sum, grid: Plan, delta: float) -> tuple[Interval, float]:
-    """Epsilon where the composed delta, with all errors added, is ``delta``; and about how much of it is the grid's."""
+    """Epsilon where the composed delta, with all errors added, is ``delta``; and about how much of
+    it is the grid's.
+    """
     growth = math.expm1(MASS_ROUNDING * total.steps + 1e-9)
     target = (delta - total.outside - grid.above) / (1 + growth)
     curve = tilted(total, grid, np.float64)
     upper = curve.epsilon(target)
-    # Large losses that are rare: the tilted law has no middle at epsilon. Extended precision takes a GB at the limit.
+    # Large losses that are rare: the tilted law has no middle at epsilon. Extended precision takes
+    # a GB at the limit.
     if total.steps > 1 and grid.cells <= MAX_WINDOW // 2 and not curve.noise(upper) <= 1e-4 * delta:
         curve = tilted(total, grid, np.longdouble)
         upper = curve.epsilon(target)
@@ -136,18 +166,22 @@ def _composed(total: Sum, grid: Plan, delta: float) -> tuple[Interval, float]:
         raise AccountingError(f"no finite epsilon on a grid of {grid.cells:,} points at {delta=}")
     lower = _lower(total, grid, curve, delta)
     added = _added(total, grid, curve.fall(upper)) if upper > 0 else 0.0
-    return Interval(lower=min(lower, upper), estimate=max(upper - added, min(lower, upper)), upper=upper), added
+    return Interval(
+        lower=min(lower, upper), estimate=max(upper - added, min(lower, upper)), upper=upper
+    ), added
 
 
 def _lower(total: Sum, grid: Plan, curve: Curve, delta: float) -> float:
-    """Certified lower bound: S on the grid exceeds S by more than ``moved`` with a probability of a hundredth of delta.
+    """Certified lower bound: S on the grid exceeds S by more than ``moved`` with a probability of a
+    hundredth of delta.
 
-    Each loss moves within an interval of length h, by at most h^2 / 8 on average (Hoeffding's lemma, since the mean of
-    e^-loss stays); the sum over steps is Hoeffding's inequality.
+    Each loss moves within an interval of length h, by at most h^2 / 8 on average (Hoeffding's
+    lemma, since the mean of e^-loss stays); the sum over steps is Hoeffding's inequality.
     """
     steps = total.steps
     moved = min(
-        steps * grid.width, steps * grid.width**2 / 8 + grid.width * math.sqrt(steps * math.log(100 / delta) / 2)
+        steps * grid.width,
+        steps * grid.width**2 / 8 + grid.width * math.sqrt(steps * math.log(100 / delta) / 2),
     )
     found = curve.epsilon(delta * 1.015, errors=-1.0)
     if grid.aliased(found) > 0.004 * delta:

@@ -1,14 +1,17 @@
-"""Epsilon from privacy random variables (prv-accountant 0.2.0; Gopi, Lee & Wutschitz 2021), guarded.
+"""Epsilon from privacy random variables (prv-accountant 0.2.0; Gopi, Lee & Wutschitz 2021),
+guarded.
 
-Its interval is certified by their Theorem 5.5 up to floating point. What differs from the library's front class:
+Its interval is certified by their Theorem 5.5 up to floating point. What differs from the library's
+front class:
 
-* The mean of a step's privacy loss, which recentres the grid, is integrated on nodes that follow the noise.
-  The library's fixed nodes miss the kink at log(1 - q); it then raises "Discrete mean differs", or silently
-  shifts epsilon by T times the error (its repair of 2023 is not on PyPI).
-* The grid is widened to a size that the FFT likes (5 times faster) and its size is known, and refused, before
-  it is made. It reaches as far as their Remark 5.6 says; the best of the library's Renyi orders is found by
-  bisection, of which any answer reaches far enough.
-* A step's distribution function is evaluated once for each end of a cell, and not where it is 0 or 1.
+* The mean of a step's privacy loss, which recentres the grid, is integrated on nodes that follow
+  the noise. The library's fixed nodes miss the kink at log(1 - q); it then raises "Discrete mean
+  differs", or silently shifts epsilon by T times the error (its repair of 2023 is not on PyPI).
+* The grid is widened to a size that the FFT likes (5 times faster) and its size is known, and
+  refused, before it is made. It reaches as far as their Remark 5.6 says; the best of the library's
+  Renyi orders is found by bisection, of which any answer reaches far enough.
+* A step's distribution function is evaluated once for each end of a cell, and not where it is 0 or
+  1.
 """
 
 import math
@@ -32,7 +35,9 @@ def _convolve(*args: Any, **options: Any) -> Any:
 
 
 _SIGNAL = "scipy.signal"
-"""The library imports it, and with it scipy.stats, 0.3 s, for a convolution that only events that differ need."""
+"""The library imports it, and with it scipy.stats, 0.3 s, for a convolution that only events that
+differ need.
+"""
 if _SIGNAL not in sys.modules:
     vars(later := ModuleType(_SIGNAL))["convolve"] = _convolve
     sys.modules[_SIGNAL] = later
@@ -47,7 +52,8 @@ finally:
     if vars(sys.modules[_SIGNAL]).get("convolve") is _convolve:
         del sys.modules[_SIGNAL]
 
-MAX_CELLS = 1_500_000  # about 4 seconds and 0.5 GB; sigma = .3 over 10,000 steps would take 46 s and 3.5 GB
+# about 4 seconds and 0.5 GB; sigma = .3 over 10,000 steps would take 46 s and 3.5 GB
+MAX_CELLS = 1_500_000
 MIN_DELTA = 1e-11  # delta_error is a thousandth of it, and the FFT's own error must stay below that
 SIGMA_RANGE = (0.05, 1e4)  # the library hangs at 0, NaN and infinity; this range is tested
 ROUGH_ERROR, LARGEST_ERROR, SMALLEST_ERROR = 0.1, 0.01, 1e-4
@@ -58,24 +64,31 @@ GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 @lru_cache(maxsize=4096)
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
-    """Bounds on epsilon with an additive error near min(.01, .005 epsilon), a small epsilon from a rough first pass.
+    """Bounds on epsilon with an additive error near min(.01, .005 epsilon), a small epsilon from a
+    rough first pass.
 
-    Raises: AccountingError with the reason where the grid would be too large, or where the library fails on
-    three grids.
+    Raises: AccountingError with the reason where the grid would be too large, or where the library
+    fails on three grids.
     """
     if delta < MIN_DELTA:
         raise AccountingError(f"{delta=} is below {MIN_DELTA}, what its transform resolves")
     low, high = SIGMA_RANGE
     if not all(low <= e.noise_multiplier <= high for e in events):
-        raise AccountingError(f"not tried: a noise multiplier is outside [{low}, {high:g}], where the library can hang")
-    about = _renyi_epsilon(_steps_of(events), [e.steps for e in events], delta)  # at most a third above epsilon
+        raise AccountingError(
+            f"not tried: a noise multiplier is outside [{low}, {high:g}], where the library can "
+            "hang"
+        )
+    # at most a third above epsilon
+    about = _renyi_epsilon(_steps_of(events), [e.steps for e in events], delta)
     if about < 1.5 * LARGEST_ERROR / SHARE:
         about = _attempts(events, delta, ROUGH_ERROR).estimate
     return _attempts(events, delta, min(LARGEST_ERROR, max(SMALLEST_ERROR, SHARE * about)))
 
 
 def _attempts(events: Sequence[Event], delta: float, eps_error: float) -> Interval:
-    """One grid, and two finer ones if the library fails: a step's whole mass may be next to one cell's centre."""
+    """One grid, and two finer ones if the library fails: a step's whole mass may be next to one
+    cell's centre.
+    """
     failures = []
     for finer in (1.0, 0.7, 0.45):
         try:
@@ -88,7 +101,9 @@ def _attempts(events: Sequence[Event], delta: float, eps_error: float) -> Interv
 
 
 def _compose(events: Sequence[Event], delta: float, eps_error: float) -> Interval:
-    """Theorem 5.5 on one grid: mesh = eps_error / sqrt(T / 2 log(12 / delta_error)), delta_error = delta / 1000."""
+    """Theorem 5.5 on one grid: mesh = eps_error / sqrt(T / 2 log(12 / delta_error)), delta_error =
+    delta / 1000.
+    """
     mechanisms, steps = _steps_of(events), [e.steps for e in events]
     delta_error = delta / 1000
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -97,7 +112,8 @@ def _compose(events: Sequence[Event], delta: float, eps_error: float) -> Interva
         mesh = eps_error / math.sqrt(sum(steps) / 2 * math.log(12 / delta_error))
         domain = _domain(half_width, mesh)
         parts = [
-            CellCentred().discretise(_TruncatedLoss(m, domain.t_min(), domain.t_max()), domain) for m in mechanisms
+            CellCentred().discretise(_TruncatedLoss(m, domain.t_min(), domain.t_max()), domain)
+            for m in mechanisms
         ]
         composed = Heterogeneous(parts).compute_composition(steps)
         lower, estimate, upper = composed.compute_epsilon(delta, delta_error, eps_error)
@@ -106,7 +122,9 @@ def _compose(events: Sequence[Event], delta: float, eps_error: float) -> Interva
     return Interval(lower=max(lower, 0.0), estimate=max(estimate, 0.0), upper=max(upper, 0.0))
 
 
-def _half_width(mechanisms: "list[_Step]", steps: list[int], eps_error: float, delta_error: float) -> float:
+def _half_width(
+    mechanisms: "list[_Step]", steps: list[int], eps_error: float, delta_error: float
+) -> float:
     """The library's ``compute_safe_domain_size``: Remark 5.6."""
     once = [_renyi_epsilon([step], [1], delta_error / 8 / sum(steps)) for step in mechanisms]
     return max(_renyi_epsilon(mechanisms, steps, delta_error / 4), *once, eps_error) + 3
@@ -132,11 +150,14 @@ def _domain(half_width: float, mesh: float) -> Domain:
     """Grid of even, FFT-friendly size, aligned with 0, that covers [-half_width, half_width]."""
     needed = 2 * half_width / mesh + 3
     if not needed <= MAX_CELLS:
-        raise AccountingError(f"not tried: its grid would have {needed:,.0f} cells, more than {MAX_CELLS:,}")
+        raise AccountingError(
+            f"not tried: its grid would have {needed:,.0f} cells, more than {MAX_CELLS:,}"
+        )
     size = next_fast_len(math.ceil(needed), real=True)
     while size % 2:
         size = next_fast_len(size + 1, real=True)
-    edge = (size / 2 - 1.5) * mesh  # half a cell inside the last node, so that the library's rounding is unambiguous
+    # half a cell inside the last node, so that the library's rounding is unambiguous
+    edge = (size / 2 - 1.5) * mesh
     return Domain.create_aligned(-edge, edge, mesh)
 
 
@@ -172,12 +193,15 @@ class _TruncatedLoss(PrivacyRandomVariableTruncated):
         return np.asarray(np.diff(below) / self.remaining_mass)
 
     def mean(self) -> float:
-        """E[loss] = integral of (1 - F) above 0 less the integral of F below it, F the truncated loss's cdf.
+        """E[loss] = integral of (1 - F) above 0 less the integral of F below it, F the truncated
+        loss's cdf.
 
-        20-point Gauss-Legendre between the losses of 257 equally spaced outputs, 0 and the grid's ends: between two
-        such nodes F is smooth.
+        20-point Gauss-Legendre between the losses of 257 equally spaced outputs, 0 and the grid's
+        ends: between two such nodes F is smooth.
         """
-        nodes = np.unique(np.clip([self.t_min, self.t_max, 0.0, *self._losses(257)], self.t_min, self.t_max))
+        nodes = np.unique(
+            np.clip([self.t_min, self.t_max, 0.0, *self._losses(257)], self.t_min, self.t_max)
+        )
         half = np.diff(nodes)[:, None] / 2
         t = (nodes[1:] + nodes[:-1])[:, None] / 2 + half * GAUSS_NODES
         below = self.cdf(t)

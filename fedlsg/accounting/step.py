@@ -1,16 +1,20 @@
-"""One Poisson-subsampled Gaussian step: its privacy loss on quadrature nodes, and rounded to a grid.
+"""One Poisson-subsampled Gaussian step: its privacy loss on quadrature nodes, and rounded to a
+grid.
 
 Symbols:
     q, sigma   sample rate and noise multiplier       x      an output of the step
     phi        density of N(0, sigma^2), the law of x without the example
-    R(x)     = log(1 - q + q exp((2 x - 1) / (2 sigma^2))); phi e^R is the density of x with the example
+    R(x)     = log(1 - q + q exp((2 x - 1) / (2 sigma^2))); phi e^R is the density of x with the
+             example
 
-Removal of the example: x follows phi e^R and the loss is R. Addition: x follows phi and the loss is -R.
-Only outputs in [-reach sigma, 1 + reach sigma] are described; `outside` bounds the probability of all others.
+Removal of the example: x follows phi e^R and the loss is R. Addition: x follows phi and the loss is
+-R. Only outputs in [-reach sigma, 1 + reach sigma] are described; `outside` bounds the probability
+of all others.
 
-No probability here is the difference of two larger ones. All are sums of positive terms with a relative error near
-1e-15, so they can be tilted by e^(theta R) and composed 10^8 times. dp-accounting's masses are second differences
-and have absolute errors of about 1e-16 over the grid's width.
+No probability here is the difference of two larger ones. All are sums of positive terms with a
+relative error near 1e-15, so they can be tilted by e^(theta R) and composed 10^8 times.
+dp-accounting's masses are second differences and have absolute errors of about 1e-16 over the
+grid's width.
 """
 
 import math
@@ -23,17 +27,22 @@ from fedlsg.accounting.events import AccountingError
 
 Nodes = tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]
 MASS_ROUNDING = 2e-13
-"""Relative error of a mass: of the quadrature, of exp at arguments up to 700, of a sum of positive terms."""
+"""Relative error of a mass: of the quadrature, of exp at arguments up to 700, of a sum of positive
+terms.
+"""
 LARGEST_REACH = 37.0  # exp(-37^2 / 2) is still a normal float
 
 
 def outside(reach: float) -> float:
-    """An upper bound of the probability of an output that is not described, with the example and without it."""
+    """An upper bound of the probability of an output that is not described, with the example and
+    without it.
+    """
     return math.erfc(reach / math.sqrt(2)) * (1 + 1e-9)
 
 
 def reach_for(probability: float) -> float:
-    """A reach, a multiple of 1/4, beyond which there is at most this probability. Raises AccountingError below 1e-290.
+    """A reach, a multiple of 1/4, beyond which there is at most this probability. Raises
+    AccountingError below 1e-290.
 
     From erfc(x) <= exp(-x^2).
     """
@@ -56,7 +65,9 @@ def log_ratio(
     return np.where(np.abs(change) < 0.5, near, np.logaddexp(math.log1p(-q), math.log(q) + z))
 
 
-def outputs_at(r: Float64[np.ndarray, " n"], sample_rate: float, noise_multiplier: float) -> Float64[np.ndarray, " n"]:
+def outputs_at(
+    r: Float64[np.ndarray, " n"], sample_rate: float, noise_multiplier: float
+) -> Float64[np.ndarray, " n"]:
     """The x with R(x) = r, minus infinity where r is not above log(1 - q)."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inside = np.expm1(r) / sample_rate
@@ -66,10 +77,14 @@ def outputs_at(r: Float64[np.ndarray, " n"], sample_rate: float, noise_multiplie
 
 @lru_cache(maxsize=256)
 def nodes(sample_rate: float, noise_multiplier: float, reach: float) -> Nodes:
-    """(R, log of phi times the weight) at Gauss-Legendre nodes: E[f(R)] without the example is a sum over them."""
+    """(R, log of phi times the weight) at Gauss-Legendre nodes: E[f(R)] without the example is a
+    sum over them.
+    """
     edges = _edges(noise_multiplier, reach)
     x, weight = _legendre(edges[:-1], edges[1:], 6)
-    return log_ratio(x, sample_rate, noise_multiplier).ravel(), (_log_phi(x, noise_multiplier) + np.log(weight)).ravel()
+    return log_ratio(x, sample_rate, noise_multiplier).ravel(), (
+        _log_phi(x, noise_multiplier) + np.log(weight)
+    ).ravel()
 
 
 def rounded(
@@ -77,19 +92,24 @@ def rounded(
 ) -> tuple[int, Float64[np.ndarray, " n"]]:
     """(k, m): m[i] is the log of the mass without the example at R = (k + i) width, a grid's point.
 
-    Connect the dots (Doroshenko et al. 2022, algorithm 1): each cell's outputs go to its two ends so that their
-    probability with the example and without it both stay. An output at R then becomes a random end, and neither
-    direction's hockey-stick divergence falls, at any epsilon and after any composition, because the original pair
-    of laws is a post-processing of the new one. With the example the mass at r is e^r times that without it.
+    Connect the dots (Doroshenko et al. 2022, algorithm 1): each cell's outputs go to its two ends
+    so that their probability with the example and without it both stay. An output at R then becomes
+    a random end, and neither direction's hockey-stick divergence falls, at any epsilon and after
+    any composition, because the original pair of laws is a post-processing of the new one. With the
+    example the mass at r is e^r times that without it.
 
-    Guarantee: the two masses of a cell are integrals of expm1(R - r) over expm1(width), so both are positive sums.
+    Guarantee: the two masses of a cell are integrals of expm1(R - r) over expm1(width), so both are
+    positive sums.
 
-    Raises: AccountingError if there would be more than ``most`` points, or if the masses do not sum to 1.
+    Raises: AccountingError if there would be more than ``most`` points, or if the masses do not sum
+    to 1.
     """
     low, high = log_ratio(_edges(noise_multiplier, reach)[[0, -1]], sample_rate, noise_multiplier)
     first, last = math.floor(low / width), math.ceil(high / width)
     if last - first >= most:
-        raise AccountingError(f"one step's grid would have {last - first + 1:,} points, more than {most:,}")
+        raise AccountingError(
+            f"one step's grid would have {last - first + 1:,} points, more than {most:,}"
+        )
     if first == last:
         last += 1
     inner = outputs_at(np.arange(first + 1, last) * width, sample_rate, noise_multiplier)
@@ -98,7 +118,8 @@ def rounded(
     edges = np.sort(np.concatenate([inner, fixed]))
     cell = np.searchsorted(inner, (edges[1:] + edges[:-1]) / 2, side="right")
     wide = np.diff(edges) > 0.03 * (fixed[1] - fixed[0])
-    # Times e^scale, so that what is likely only with the example does not underflow: phi e^R stays below phi's maximum.
+    # Times e^scale, so that what is likely only with the example does not underflow: phi e^R stays
+    # below phi's maximum.
     scale = np.maximum(np.arange(first, last) * width, 0.0)
     down, up = np.zeros(last - first), np.zeros(last - first)
     for part, order in ((wide, 6), (~wide & (np.diff(edges) > 0), 3)):
@@ -106,12 +127,17 @@ def rounded(
         r = log_ratio(x, sample_rate, noise_multiplier) - ((first + cell[part]) * width)[:, None]
         mass = np.exp(_log_phi(x, noise_multiplier) + scale[cell[part]][:, None]) * weight
         r = np.clip(r, 0.0, width)
-        up += np.bincount(cell[part], (mass * np.expm1(r)).sum(axis=1) / math.expm1(width), last - first)
-        down += np.bincount(cell[part], (mass * np.expm1(r - width)).sum(axis=1) / math.expm1(-width), last - first)
+        up += np.bincount(
+            cell[part], (mass * np.expm1(r)).sum(axis=1) / math.expm1(width), last - first
+        )
+        down += np.bincount(
+            cell[part], (mass * np.expm1(r - width)).sum(axis=1) / math.expm1(-width), last - first
+        )
     with np.errstate(divide="ignore"):
         low, high = np.log(down) - scale, np.log(up) - scale
     log_masses = np.logaddexp(np.append(low, -np.inf), np.append(-np.inf, high))
-    for gained in (0.0, (first + np.arange(len(log_masses))) * width):  # without the example, and with it
+    # without the example, and with it
+    for gained in (0.0, (first + np.arange(len(log_masses))) * width):
         total = np.exp(log_masses + gained).sum()
         if not 1 - outside(reach) - 1e-12 <= total <= 1 + 1e-12:
             raise AccountingError(f"the masses of one step sum to {total!r}: its quadrature failed")
@@ -119,10 +145,14 @@ def rounded(
 
 
 def _edges(noise_multiplier: float, reach: float) -> Float64[np.ndarray, " n"]:
-    """Equal intervals over all described outputs, in each of which log phi and R change by at most 1."""
+    """Equal intervals over all described outputs, in each of which log phi and R change by at most
+    1.
+    """
     sigma = noise_multiplier
     span = 2 * reach * sigma + 1
-    return np.linspace(-reach * sigma, 1 + reach * sigma, math.ceil(span * (reach * sigma + 2) / sigma**2) + 1)
+    return np.linspace(
+        -reach * sigma, 1 + reach * sigma, math.ceil(span * (reach * sigma + 2) / sigma**2) + 1
+    )
 
 
 def _legendre(
@@ -137,14 +167,18 @@ def _legendre(
 _rule = lru_cache(np.polynomial.legendre.leggauss)
 
 
-def _log_phi(x: Float64[np.ndarray, "*shape"], noise_multiplier: float) -> Float64[np.ndarray, "*shape"]:
+def _log_phi(
+    x: Float64[np.ndarray, "*shape"], noise_multiplier: float
+) -> Float64[np.ndarray, "*shape"]:
     return -0.5 * (x / noise_multiplier) ** 2 - math.log(noise_multiplier * math.sqrt(2 * math.pi))
 
 
 def log_expectations(
     sample_rate: float, noise_multiplier: float, orders: tuple[float, ...]
 ) -> Float64[np.ndarray, " orders"]:
-    """log E[e^(order R)] without the example, for orders of at most 10: all outputs that matter, by quadrature."""
+    """log E[e^(order R)] without the example, for orders of at most 10: all outputs that matter, by
+    quadrature.
+    """
     sigma = noise_multiplier
     low, high = -14 * sigma, max(orders) + 14 * sigma
     count = math.ceil((high - low) * (14 + (2 * max(orders) + 1) / sigma) / sigma)

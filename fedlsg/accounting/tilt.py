@@ -1,6 +1,8 @@
-"""The sum of all steps' losses in one direction: its tilt, grid and window, and delta(epsilon) by one FFT. See pld.py.
+"""The sum of all steps' losses in one direction: its tilt, grid and window, and delta(epsilon) by
+one FFT. See pld.py.
 
-Everything but the transform is a sum over a few thousand nodes a step, whatever the number of steps.
+Everything but the transform is a sum over a few thousand nodes a step, whatever the number of
+steps.
 """
 
 import math
@@ -19,7 +21,8 @@ from fedlsg.accounting.step import nodes, outside, reach_for, rounded
 Vector = Float64[np.ndarray, " n"]
 
 TIGHTNESS = 3e-4  # of epsilon, given up to the grid
-SMALL_SHARE = 1e-7  # of delta, given up to what is outside the window and to outputs that are not described
+# of delta, given up to what is outside the window and to outputs that are not described
+SMALL_SHARE = 1e-7
 ALIASED = 1e-6  # of the tilted law, may be above the window's length
 MAX_CELLS, MAX_WINDOW = 2**22, 2**23  # of one step, and of the composition: seconds and 500 MB
 COARSEST = 1.0
@@ -28,9 +31,11 @@ ROUNDING = 10.0  # pocketfft's passes: additions, twiddles and products, at most
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """One step's loss in one direction: its values and the logs of their weights; ``largest`` of their sizes.
+    """One step's loss in one direction: its values and the logs of their weights; ``largest`` of
+    their sizes.
 
-    A search asks for the moments at the same few hundred theta, whatever the number of steps: they are kept.
+    A search asks for the moments at the same few hundred theta, whatever the number of steps: they
+    are kept.
     """
 
     values: Vector
@@ -56,7 +61,9 @@ def loss(sample_rate: float, noise_multiplier: float, reach: float, removal: boo
     """The loss of one step, of outputs up to ``reach``."""
     ratio, log_weight = nodes(sample_rate, noise_multiplier, reach)
     largest = float(np.abs(ratio).max())
-    return Loss(ratio, log_weight + ratio, largest) if removal else Loss(-ratio, log_weight, largest)
+    return (
+        Loss(ratio, log_weight + ratio, largest) if removal else Loss(-ratio, log_weight, largest)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +92,13 @@ class Sum:
 
     @property
     def steepest(self) -> float:
-        """The largest theta at which the sum over nodes is E[e^(theta loss)], to 1e-8: e^(theta loss) must not change
-        by more than e^3 between two of the intervals in which the nodes are.
+        """The largest theta at which the sum over nodes is E[e^(theta loss)], to 1e-8: e^(theta
+        loss) must not change by more than e^3 between two of the intervals in which the nodes are.
         """
         return min(
-            3 * (self.reach * e.noise_multiplier + 2) / -math.expm1(math.log1p(-e.sample_rate) - one.largest)
+            3
+            * (self.reach * e.noise_multiplier + 2)
+            / -math.expm1(math.log1p(-e.sample_rate) - one.largest)
             if e.sample_rate < 1
             else 3 * (self.reach * e.noise_multiplier + 2)
             for e, one in zip(self.events, self.losses, strict=True)
@@ -98,7 +107,9 @@ class Sum:
     @property
     def rounding(self) -> float:
         """An upper bound of the error of S: each loss has a few units in its last place."""
-        return sum(e.steps * 1e-15 * one.largest for e, one in zip(self.events, self.losses, strict=True))
+        return sum(
+            e.steps * 1e-15 * one.largest for e, one in zip(self.events, self.losses, strict=True)
+        )
 
     def moments(self, theta: float) -> tuple[float, float, float]:
         """K, K' and K'' at theta: log E[e^(theta S)], and mean and variance of the tilted S."""
@@ -112,7 +123,9 @@ class Sum:
 
     def rounded(self, event: Event, width: float) -> tuple[int, Vector]:
         """(k, m): log masses of one step's loss at k width, (k + 1) width, ..."""
-        first, log_mass = rounded(event.sample_rate, event.noise_multiplier, self.reach, width, MAX_CELLS)
+        first, log_mass = rounded(
+            event.sample_rate, event.noise_multiplier, self.reach, width, MAX_CELLS
+        )
         if self.removal:
             return first, log_mass + (first + np.arange(len(log_mass))) * width
         return -(first + len(log_mass) - 1), log_mass[::-1]
@@ -120,10 +133,11 @@ class Sum:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a sum is composed: the tilt, the grid's width, and a window [bottom, bottom + cells) in widths.
+    """How a sum is composed: the tilt, the grid's width, and a window [bottom, bottom + cells) in
+    widths.
 
-    ``above``: an upper bound of P(S > the window). ``chernoff``: (t, log E[e^(t S)] or more) with t > theta, for the
-    bound of what aliasing adds to delta.
+    ``above``: an upper bound of P(S > the window). ``chernoff``: (t, log E[e^(t S)] or more) with t
+    > theta, for the bound of what aliasing adds to delta.
     """
 
     theta: float
@@ -134,10 +148,15 @@ class Plan:
     chernoff: tuple[float, float]
 
     def aliased(self, epsilon: float) -> float:
-        """Bound of what aliasing adds: the sum over j != 0 of e^(j theta N h) delta(epsilon + j N h)."""
+        """Bound of what aliasing adds: the sum over j != 0 of e^(j theta N h) delta(epsilon + j N
+        h).
+        """
         period = self.cells * self.width
         t, log_mean = self.chernoff
-        first, ratio = log_mean - t * (epsilon + period) + self.theta * period, math.exp((self.theta - t) * period)
+        first, ratio = (
+            log_mean - t * (epsilon + period) + self.theta * period,
+            math.exp((self.theta - t) * period),
+        )
         if first > 0 or ratio > 0.5 or self.theta * period < 1:
             return 1.0
         return 2 * (math.exp(first) + math.exp(-self.theta * period))
@@ -146,7 +165,9 @@ class Plan:
 def plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
     """Width and window for an epsilon near ``scale``."""
     steps = total.steps
-    width = max(TIGHTNESS * scale / steps, math.sqrt(12 * TIGHTNESS * scale / (steps * (1 + theta))))
+    width = max(
+        TIGHTNESS * scale / steps, math.sqrt(12 * TIGHTNESS * scale / (steps * (1 + theta)))
+    )
     width = min(width, COARSEST)
     share, steepest = math.log(SMALL_SHARE * delta), total.steepest
     k, mean, variance = total.moments(theta)
@@ -157,24 +178,40 @@ def plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
         high = solve(lambda t, k, mean: t * mean + grid * t**2 - k + share, total, steepest)  # noqa: B023
         k_high = total.moments(high)[0] + grid * (high + high**2)
         top = (k_high - share) / high
-        far = solve(lambda t, k_t, mean: (t - theta) * mean - k_t + k + math.log(ALIASED), total, steepest, theta)
+        far = solve(
+            lambda t, k_t, mean: (t - theta) * mean - k_t + k + math.log(ALIASED),
+            total,
+            steepest,
+            theta,
+        )
         k_far = total.moments(far)[0] + grid * (far + far**2)
         beyond = (k_far - k - math.log(ALIASED)) / (far - theta)
         bottom = mean - 4 * spread
-        length = max(top - bottom, beyond - mean + spread, (math.log(1e4) - math.log(delta)) / theta) + 2 * width
+        length = (
+            max(top - bottom, beyond - mean + spread, (math.log(1e4) - math.log(delta)) / theta)
+            + 2 * width
+        )
         if length <= width * MAX_WINDOW:
             break
         width *= max(1.05, length / (width * MAX_WINDOW))
         if width > COARSEST:
-            raise AccountingError(f"the loss of {steps:,} steps does not fit a grid: raise the noise multiplier")
+            raise AccountingError(
+                f"the loss of {steps:,} steps does not fit a grid: raise the noise multiplier"
+            )
     cells = next_fast_len(max(math.ceil(length / width), 64), real=True)
     start = math.floor(bottom / width)
     above = math.exp(min(k_high + 1e-8 * steps - high * (start + cells - 1) * width, 0.0))
-    return Plan(theta=theta, width=width, bottom=start, cells=cells, above=above, chernoff=(far, k_far))
+    return Plan(
+        theta=theta, width=width, bottom=start, cells=cells, above=above, chernoff=(far, k_far)
+    )
 
 
-def solve(excess: Callable[[float, float, float], float], total: Sum, largest: float, least: float = 0.0) -> float:
-    """A theta above ``least`` where ``excess(theta, K, K')``, which rises with theta, is about 0."""
+def solve(
+    excess: Callable[[float, float, float], float], total: Sum, largest: float, least: float = 0.0
+) -> float:
+    """A theta above ``least`` where ``excess(theta, K, K')``, which rises with theta, is about
+    0.
+    """
     low, high = math.log(1e-12), math.log(largest - least)
     while high - low > 0.01:
         middle = (low + high) / 2
@@ -190,7 +227,9 @@ def unit(dtype: type[np.floating[Any]]) -> float:
 
 
 def tilted(total: Sum, plan: Plan, dtype: type[np.floating[Any]]) -> "Curve":
-    """The tilted masses in the window; transforms and powers in ``dtype``, whose unit bounds their errors."""
+    """The tilted masses in the window; transforms and powers in ``dtype``, whose unit bounds their
+    errors.
+    """
     log_front, centre = 0.0, 0
     each = ROUNDING * unit(dtype) * math.log2(plan.cells)
     size = plan.cells // 2 + 1
@@ -210,7 +249,9 @@ def tilted(total: Sum, plan: Plan, dtype: type[np.floating[Any]]) -> "Curve":
                 return Curve(log_front=log_front, tilted=masses, error=0.0, plan=plan)
             middle = round(float(weight @ at / mass))
             centre += event.steps * middle
-            found = rfft(np.bincount((at - middle) % plan.cells, weight / mass, plan.cells).astype(dtype))
+            found = rfft(
+                np.bincount((at - middle) % plan.cells, weight / mass, plan.cells).astype(dtype)
+            )
             size_of = np.abs(found)
             magnitude += event.steps * np.log(size_of)
             phase += event.steps * np.angle(found)
@@ -227,7 +268,9 @@ def tilted(total: Sum, plan: Plan, dtype: type[np.floating[Any]]) -> "Curve":
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """delta(epsilon) of the tilted masses in a window; ``error``: bound of the error of each of them."""
+    """delta(epsilon) of the tilted masses in a window; ``error``: bound of the error of each of
+    them.
+    """
 
     log_front: float
     tilted: Vector
@@ -236,7 +279,9 @@ class Curve:
 
     @cached_property
     def weights(self) -> Vector:
-        """e^(-theta s) (1 - e^-s) at s = h, 2 h, ... up to 60 / theta, behind which they are below e^-60."""
+        """e^(-theta s) (1 - e^-s) at s = h, 2 h, ... up to 60 / theta, behind which they are below
+        e^-60.
+        """
         theta = self.plan.theta
         distance = self.plan.width * np.arange(1, len(self.tilted))
         distance = distance[: int(np.searchsorted(theta * distance, 60.0))]
@@ -244,7 +289,9 @@ class Curve:
         return found
 
     def at(self, i: int, errors: float = 1.0) -> float:
-        """delta at the grid's point i of the window, with the bound of FFT errors added (or with -1 taken off)."""
+        """delta at the grid's point i of the window, with the bound of FFT errors added (or with -1
+        taken off).
+        """
         theta, h = self.plan.theta, self.plan.width
         weight = self.weights[: len(self.tilted) - i - 1]
         # Of what is further away, all masses together are at most 1 and the error's share.
@@ -258,19 +305,27 @@ class Curve:
         """What the bound of FFT errors adds to delta near ``epsilon``."""
         if not math.isfinite(epsilon):
             return math.inf
-        i = min(max(math.floor(epsilon / self.plan.width) - self.plan.bottom, 0), len(self.tilted) - 3)
+        i = min(
+            max(math.floor(epsilon / self.plan.width) - self.plan.bottom, 0), len(self.tilted) - 3
+        )
         return self.at(i) - self.at(i, 0.0)
 
     def fall(self, epsilon: float) -> float:
         """- d log delta / d epsilon near ``epsilon``."""
-        i = min(max(math.floor(epsilon / self.plan.width) - self.plan.bottom, 0), len(self.tilted) - 3)
+        i = min(
+            max(math.floor(epsilon / self.plan.width) - self.plan.bottom, 0), len(self.tilted) - 3
+        )
         before, after = self.at(i), self.at(i + 1)
         return (
-            max(math.log(before / after) / self.plan.width, 1e-9) if 0 < after < before < math.inf else self.plan.theta
+            max(math.log(before / after) / self.plan.width, 1e-9)
+            if 0 < after < before < math.inf
+            else self.plan.theta
         )
 
     def epsilon(self, delta: float, errors: float = 1.0) -> float:
-        """Smallest epsilon >= 0 with delta(epsilon) <= delta; it is linear in e^epsilon between points of the grid."""
+        """Smallest epsilon >= 0 with delta(epsilon) <= delta; it is linear in e^epsilon between
+        points of the grid.
+        """
         if not delta > 0:
             return math.inf if errors > 0 else 0.0
         low, high = max(-self.plan.bottom, 0) - 1, len(self.tilted) - 1

@@ -1,18 +1,23 @@
-"""Was this example in the data? Loss threshold, likelihood ratios from shadow models, matched filter of a payload.
+"""Was this example in the data? Loss threshold, likelihood ratios from shadow models, matched
+filter of a payload.
 
-Loss threshold (Yu et al. 2021, RGP, Table 5): an example whose loss is below a threshold was trained on. A data set of
-equally many training and test examples is halved: one half finds the best threshold, the other measures how often it
-is right. 50 % is guessing. Success on average hides what happens to the few: report LiRA, and low false positive rates.
+Loss threshold (Yu et al. 2021, RGP, Table 5): an example whose loss is below a threshold was
+trained on. A data set of
+equally many training and test examples is halved: one half finds the best threshold, the other
+measures how often it is right. 50 % is guessing. Success on average hides what happens to the few:
+report LiRA, and low false positive rates.
 
-LiRA (Carlini et al. 2022, Algorithm 1): phi is the scaled confidence log(p / (1 - p)) of the true class; N shadows are
-trained with or without an example. Online compares phi of the target with Gaussians fitted to shadows with and without
-the example; offline knows only shadows without it. Several augmented queries of an example are independent dimensions.
+LiRA (Carlini et al. 2022, Algorithm 1): phi is the scaled confidence log(p / (1 - p)) of the true
+class; N shadows are trained with or without an example. Online compares phi of the target with
+Gaussians fitted to shadows with and without the example; offline knows only shadows without it.
+Several augmented queries of an example are independent dimensions.
 
-Matched filter: g is the example's clipped gradient in the frame, from the client's own code; s = |g| / noise_std.
-The score <values, g> / (noise_std |g|) is N(0, 1) without the example and N(s, 1) with it, where the rest of the batch
-is known and subtracted. By Neyman and Pearson no other test has a higher true positive rate at the same false positive
-rate. Where the clip acts, |g| = C and s = 1 / sigma_eff: the rate depends on sigma alone, not on method, rank or mask.
-The rest of an unknown batch is more noise to the adversary: the closed form bounds what is reached then.
+Matched filter: g is the example's clipped gradient in the frame, from the client's own code; s =
+|g| / noise_std. The score <values, g> / (noise_std |g|) is N(0, 1) without the example and N(s, 1)
+with it, where the rest of the batch is known and subtracted. By Neyman and Pearson no other test
+has a higher true positive rate at the same false positive rate. Where the clip acts, |g| = C and s
+= 1 / sigma_eff: the rate depends on sigma alone, not on method, rank or mask. The rest of an
+unknown batch is more noise to the adversary: the closed form bounds what is reached then.
 """
 
 import math
@@ -31,7 +36,9 @@ from fedlsg.attacks.metrics import Rate, Roc, clopper_pearson, roc
 
 @dataclass(frozen=True, kw_only=True)
 class LossThreshold:
-    """success: share of right answers on the second half. roc: of all losses, without a threshold. examples: in all."""
+    """success: share of right answers on the second half. roc: of all losses, without a threshold.
+    examples: in all.
+    """
 
     success: Rate
     threshold: float
@@ -44,7 +51,8 @@ def loss_threshold(
     other_losses: Float[Tensor, " m"],
     generator: torch.Generator,
 ) -> LossThreshold:
-    """The paper's protocol on losses of training examples and of others; the larger group is cut down at random.
+    """The paper's protocol on losses of training examples and of others; the larger group is cut
+    down at random.
 
     Raises ValueError for fewer than two of a kind, or a NaN.
     """
@@ -67,21 +75,29 @@ def loss_threshold(
 
 
 def best_threshold(members: Float[np.ndarray, " n"], others: Float[np.ndarray, " n"]) -> float:
-    """The loss below or at which to say "member", most often right; the lowest of several, -inf for "never"."""
+    """The loss below or at which to say "member", most often right; the lowest of several, -inf for
+    "never".
+    """
     tried = np.concatenate([[-np.inf], np.unique(np.concatenate([members, others]))])
-    right = np.searchsorted(np.sort(members), tried, "right") - np.searchsorted(np.sort(others), tried, "right")
+    right = np.searchsorted(np.sort(members), tried, "right") - np.searchsorted(
+        np.sort(others), tried, "right"
+    )
     return float(tried[int(right.argmax())])
 
 
 SMALLEST_DEVIATION = 1e-6
 ENOUGH_FOR_OWN_VARIANCE = 64
-"""Shadows below which one variance for all examples is better than one each (the paper's "fixed variance")."""
+"""Shadows below which one variance for all examples is better than one each (the paper's "fixed
+variance").
+"""
 
 
 def scaled_confidence(
     logits: Float[Tensor, "*batch classes"], labels: Int[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
-    """phi = log(p_y / (1 - p_y)) from logits, without rounding to 0 or 1: z_y - logsumexp of the other logits."""
+    """phi = log(p_y / (1 - p_y)) from logits, without rounding to 0 or 1: z_y - logsumexp of the
+    other logits.
+    """
     chosen = labels.unsqueeze(-1)
     others = logits.scatter(-1, chosen, -torch.inf).logsumexp(-1)
     return logits.gather(-1, chosen).squeeze(-1) - others
@@ -95,7 +111,8 @@ def lira_online(
     """log N(phi; in) - log N(phi; out) of each example; higher means more likely a member.
 
     ``inside`` says which shadow was trained with which example.
-    Raises ValueError where an example has fewer than two shadows of either kind, or a value is not finite.
+    Raises ValueError where an example has fewer than two shadows of either kind, or a value is not
+    finite.
     """
     _check_shadows(target, shadows, inside, ~inside)
     fixed = len(shadows) < 2 * ENOUGH_FOR_OWN_VARIANCE
@@ -109,7 +126,8 @@ def lira_offline(
     shadows: Float[np.ndarray, "models examples"],
     inside: Bool[np.ndarray, "models examples"],
 ) -> Float[np.ndarray, " examples"]:
-    """log P[shadow without the example is less sure than the target], by a fitted Gaussian; higher for members.
+    """log P[shadow without the example is less sure than the target], by a fitted Gaussian; higher
+    for members.
 
     Shadows that were trained with the example, as ``inside`` says, are left out.
     """
@@ -119,9 +137,13 @@ def lira_offline(
 
 
 def fit_gaussians(
-    shadows: Float[np.ndarray, "models examples"], chosen: Bool[np.ndarray, "models examples"], fixed: bool
+    shadows: Float[np.ndarray, "models examples"],
+    chosen: Bool[np.ndarray, "models examples"],
+    fixed: bool,
 ) -> tuple[Float[np.ndarray, " examples"], Float[np.ndarray, " examples"]]:
-    """Mean and deviation of each example's chosen values; one pooled deviation for all where ``fixed``."""
+    """Mean and deviation of each example's chosen values; one pooled deviation for all where
+    ``fixed``.
+    """
     count = chosen.sum(0)
     mean = np.where(chosen, shadows, 0).sum(0) / count
     squares = np.where(chosen, np.square(shadows - mean), 0).sum(0)
@@ -133,34 +155,45 @@ def _check_shadows(target: np.ndarray, shadows: np.ndarray, *chosen: np.ndarray)
     """``chosen``: each kind of shadows that every example needs."""
     if shadows.ndim != 2 or target.shape != shadows.shape[1:] or chosen[0].shape != shadows.shape:
         raise ValueError(
-            f"expected target (examples,), shadows and inside (models, examples), got {target.shape}, "
-            f"{shadows.shape}, {chosen[0].shape}"
+            "expected target (examples,), shadows and inside (models, examples), got "
+            f"{target.shape}, {shadows.shape}, {chosen[0].shape}"
         )
     if not np.isfinite(target).all() or not np.isfinite(shadows).all():
         raise ValueError("expected finite confidences: take scaled_confidence of logits")
     fewest = min(int(kind.sum(0).min()) for kind in chosen)
     if fewest < 2:
-        raise ValueError(f"an example has {fewest} shadow models of a kind, expected 2 at least: train more shadows")
+        raise ValueError(
+            f"an example has {fewest} shadow models of a kind, expected 2 at least: train more "
+            "shadows"
+        )
 
 
 def closed_form_tpr(fpr: float, effective_noise_multiplier: float) -> float:
-    """TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff) of one payload, for an example that the clip acts on."""
+    """TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff) of one payload, for an example that the clip acts
+    on.
+    """
     if not 0 < fpr < 1 or not 0 < effective_noise_multiplier < math.inf:
         raise ValueError(f"expected 0 < {fpr=} < 1 and finite {effective_noise_multiplier=} > 0")
     return float(ndtr(ndtri(fpr) + 1 / effective_noise_multiplier))
 
 
-def filter_payload(values: Float[Tensor, " kept"], g: Float[Tensor, " kept"], noise_std: float) -> float:
+def filter_payload(
+    values: Float[Tensor, " kept"], g: Float[Tensor, " kept"], noise_std: float
+) -> float:
     """<values, g> / (noise_std |g|). Raises ValueError where the quotient is not defined."""
     length = float(g.norm())
     if not noise_std > 0 or length == 0:
-        raise ValueError(f"expected {noise_std=} > 0 and a gradient that is not zero: the score is not defined")
+        raise ValueError(
+            f"expected {noise_std=} > 0 and a gradient that is not zero: the score is not defined"
+        )
     return float(values @ g) / (noise_std * length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Rates measured on fresh payloads at the threshold Phi^-1(1 - FPR), and the closed form of the TPR."""
+    """Rates measured on fresh payloads at the threshold Phi^-1(1 - FPR), and the closed form of the
+    TPR.
+    """
 
     fpr: Rate
     tpr: Rate
@@ -177,11 +210,17 @@ def play(
 ) -> tuple[Float[np.ndarray, " trials"], Float[np.ndarray, " trials"]]:
     """Scores of ``trials`` fresh payloads with the unit, and of as many without.
 
-    ``payload(present)`` is one payload; ``without``: the known sum of the others; ``g``: what the unit adds to it.
+    ``payload(present)`` is one payload; ``without``: the known sum of the others; ``g``: what the
+    unit adds to it.
     """
     g, without = g.double(), without.double()
     with_it, others = (
-        np.array([filter_payload(payload(present).double() - without, g, noise_std) for _ in range(trials)])
+        np.array(
+            [
+                filter_payload(payload(present).double() - without, g, noise_std)
+                for _ in range(trials)
+            ]
+        )
         for present in (True, False)
     )
     return with_it, others
@@ -196,7 +235,9 @@ def rates(
     fpr: float,
     confidence: float = 0.95,
 ) -> Membership:
-    """The rates of scores at the threshold of a false positive rate; the prediction is of the unit's clipped norm."""
+    """The rates of scores at the threshold of a false positive rate; the prediction is of the
+    unit's clipped norm.
+    """
     threshold = float(ndtri(1 - fpr))
     return Membership(
         fpr=clopper_pearson(int((others > threshold).sum()), len(others), confidence),

@@ -1,7 +1,9 @@
-"""How near a guess is to the truth, and how well scores tell members from others: for reports alone.
+"""How near a guess is to the truth, and how well scores tell members from others: for reports
+alone.
 
-Symbols: B examples; the range is the public width of the values (``Prior.span``), never that of the given images.
-A score is higher the more likely its example is a member. All intervals are two-sided at ``confidence``.
+Symbols: B examples; the range is the public width of the values (``Prior.span``), never that of the
+given images. A score is higher the more likely its example is a member. All intervals are two-sided
+at ``confidence``.
 """
 
 import math
@@ -26,7 +28,9 @@ K1, K2 = 0.01, 0.03
 def psnr(
     guess: Float[Tensor, "batch *shape"], truth: Float[Tensor, "batch *shape"], *, data_range: float
 ) -> Float[Tensor, " batch"]:
-    """10 log10(range^2 / mean squared error) of each example in dB; infinite for equal ones, NaN for unknown values."""
+    """10 log10(range^2 / mean squared error) of each example in dB; infinite for equal ones, NaN
+    for unknown values.
+    """
     _check_alike(guess, truth, data_range)
     error = (guess.double() - truth.double()).square().flatten(1).mean(1)
     return 10 * torch.log10(data_range**2 / error)
@@ -35,16 +39,18 @@ def psnr(
 def ssim(
     guess: Float[Tensor, "batch c h w"], truth: Float[Tensor, "batch c h w"], *, data_range: float
 ) -> Float[Tensor, " batch"]:
-    """Mean structural similarity of each image over 7x7 windows and channels (Wang et al. 2004), at most 1.
+    """Mean structural similarity of each image over 7x7 windows and channels (Wang et al. 2004), at
+    most 1.
 
-    Agrees with ``skimage.metrics.structural_similarity`` at its defaults: equal weights in a window, sample
-    covariances, windows inside the image only. Raises ValueError for an image that is smaller than a window.
+    Agrees with ``skimage.metrics.structural_similarity`` at its defaults: equal weights in a
+    window, sample covariances, windows inside the image only. Raises ValueError for an image that
+    is smaller than a window.
     """
     _check_alike(guess, truth, data_range)
     if guess.ndim != 4 or min(guess.shape[2:]) < SSIM_WINDOW:
         raise ValueError(
-            f"expected images (batch, channels, height, width) of {SSIM_WINDOW} pixels or more a side, got shape "
-            f"{tuple(guess.shape)}: a window does not fit in"
+            f"expected images (batch, channels, height, width) of {SSIM_WINDOW} pixels or more a "
+            f"side, got shape {tuple(guess.shape)}: a window does not fit in"
         )
     x, y = guess.double(), truth.double()
     mean_x, mean_y = _window_mean(x), _window_mean(y)
@@ -65,19 +71,27 @@ def _window_mean(images: Tensor) -> Tensor:
 def _check_alike(guess: Tensor, truth: Tensor, data_range: float) -> None:
     if guess.shape != truth.shape or guess.ndim < 2:
         raise ValueError(
-            f"expected guess and truth of one shape, batch first, got {tuple(guess.shape)} and {tuple(truth.shape)}"
+            f"expected guess and truth of one shape, batch first, got {tuple(guess.shape)} and "
+            f"{tuple(truth.shape)}"
         )
     if not 0 < data_range < math.inf:
-        raise ValueError(f"expected finite {data_range=} > 0: the public width of the range of values")
+        raise ValueError(
+            f"expected finite {data_range=} > 0: the public width of the range of values"
+        )
 
 
-def best_matching(cost: Float[Tensor, "guesses truths"]) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
-    """(guess, truth) positions of the pairing of least total cost, truths ascending: a batch has no order.
+def best_matching(
+    cost: Float[Tensor, "guesses truths"],
+) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
+    """(guess, truth) positions of the pairing of least total cost, truths ascending: a batch has no
+    order.
 
     Every one of the smaller side is paired. Raises ValueError for costs that are not finite.
     """
     if not bool(torch.isfinite(cost).all()):
-        raise ValueError("expected finite costs: fill in what a guess leaves unknown before it is paired")
+        raise ValueError(
+            "expected finite costs: fill in what a guess leaves unknown before it is paired"
+        )
     truths, guesses = linear_sum_assignment(cost.detach().double().cpu().numpy().T)
     return torch.from_numpy(guesses), torch.from_numpy(truths)
 
@@ -89,18 +103,27 @@ def squared_errors(
     return (guess.double().flatten(1).unsqueeze(1) - truth.double().flatten(1)).square().mean(2)
 
 
-def token_recall(guess: Sequence[int], truth: Sequence[int], *, ignored: Set[int] = frozenset()) -> float:
+def token_recall(
+    guess: Sequence[int], truth: Sequence[int], *, ignored: Set[int] = frozenset()
+) -> float:
     """Share of the truth's tokens, counted with repeats and in any order, that the guess holds.
 
-    ``ignored`` tokens (padding, begin, end) count on neither side. NaN where nothing is left of the truth.
+    ``ignored`` tokens (padding, begin, end) count on neither side. NaN where nothing is left of the
+    truth.
     """
     wanted = Counter(token for token in truth if token not in ignored)
     return (wanted & Counter(guess)).total() / wanted.total() if wanted else math.nan
 
 
-def exact_match(guess: Sequence[int], truth: Sequence[int], *, ignored: Set[int] = frozenset()) -> bool:
-    """Whether the guess is the truth token by token, in order, after ``ignored`` tokens are left out of both."""
-    return [token for token in guess if token not in ignored] == [token for token in truth if token not in ignored]
+def exact_match(
+    guess: Sequence[int], truth: Sequence[int], *, ignored: Set[int] = frozenset()
+) -> bool:
+    """Whether the guess is the truth token by token, in order, after ``ignored`` tokens are left
+    out of both.
+    """
+    return [token for token in guess if token not in ignored] == [
+        token for token in truth if token not in ignored
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +141,11 @@ class Interval:
 
 
 def mean_interval(values: Float[Tensor, " n"], *, confidence: float = 0.95) -> Interval:
-    """Student's two-sided confidence interval of a mean (of paired gains in dB, say) over independent values.
+    """Student's two-sided confidence interval of a mean (of paired gains in dB, say) over
+    independent values.
 
-    For means that are about normal. Raises ValueError for fewer than two values, and for values that are not finite.
+    For means that are about normal. Raises ValueError for fewer than two values, and for values
+    that are not finite.
     """
     if values.ndim != 1 or len(values) < 2 or not bool(torch.isfinite(values).all()):
         raise ValueError(f"expected two finite values or more, got {values.tolist()}")
@@ -129,7 +154,9 @@ def mean_interval(values: Float[Tensor, " n"], *, confidence: float = 0.95) -> I
     values = values.double().cpu()
     mean, count = float(values.mean()), len(values)
     reach = float(student_t.isf((1 - confidence) / 2, count - 1) * values.std() / math.sqrt(count))
-    return Interval(mean=mean, low=mean - reach, high=mean + reach, confidence=confidence, count=count)
+    return Interval(
+        mean=mean, low=mean - reach, high=mean + reach, confidence=confidence, count=count
+    )
 
 
 Scores = Float[np.ndarray, " n"]
@@ -153,7 +180,13 @@ class Roc:
     tpr: dict[float, Rate]
 
 
-def roc(members: Scores, others: Scores, *, rates: tuple[float, ...] = LOW_RATES, confidence: float = 0.95) -> Roc:
+def roc(
+    members: Scores,
+    others: Scores,
+    *,
+    rates: tuple[float, ...] = LOW_RATES,
+    confidence: float = 0.95,
+) -> Roc:
     """All figures of one attack."""
     return Roc(
         auc=auc(members, others, confidence=confidence),
@@ -164,15 +197,17 @@ def roc(members: Scores, others: Scores, *, rates: tuple[float, ...] = LOW_RATES
 def auc(members: Scores, others: Scores, *, confidence: float = 0.95) -> Rate:
     """P[member's score > other's] + P[equal] / 2, with the interval of DeLong et al. 1988.
 
-    Differs from DeLong where the variance is estimated as zero (one example, perfect separation): there the interval
-    reaches as far as that of a share of min(n, m) trials.
+    Differs from DeLong where the variance is estimated as zero (one example, perfect separation):
+    there the interval reaches as far as that of a share of min(n, m) trials.
     """
     n, m = _check_scores(members, others)
     ranks = rankdata(np.concatenate([members, others]))
     of_member = (ranks[:n] - rankdata(members)) / m  # share of the others below each member
     of_other = 1 - (ranks[n:] - rankdata(others)) / n
     value = float(of_member.mean())
-    variance = (of_member.var(ddof=1) / n if n > 1 else 0.0) + (of_other.var(ddof=1) / m if m > 1 else 0.0)
+    variance = (of_member.var(ddof=1) / n if n > 1 else 0.0) + (
+        of_other.var(ddof=1) / m if m > 1 else 0.0
+    )
     if variance == 0:
         edge = clopper_pearson(round(value * min(n, m)), min(n, m), confidence)
         return Rate(value=value, low=min(edge.low, value), high=max(edge.high, value))
@@ -183,9 +218,10 @@ def auc(members: Scores, others: Scores, *, confidence: float = 0.95) -> Rate:
 def tpr_at_fpr(members: Scores, others: Scores, rate: float, *, confidence: float = 0.95) -> Rate:
     """Share of members above the threshold that at most ``rate`` of the others pass.
 
-    Guarantee: the interval covers the true rate at the others' true quantile. One half of the error is spent on where
-    that quantile is among the others' order statistics (binomial), the other on the members (Clopper-Pearson).
-    With fewer than 1 / rate others the threshold is their maximum, and the interval is wide to match.
+    Guarantee: the interval covers the true rate at the others' true quantile. One half of the error
+    is spent on where that quantile is among the others' order statistics (binomial), the other on
+    the members (Clopper-Pearson). With fewer than 1 / rate others the threshold is their maximum,
+    and the interval is wide to match.
     """
     n, m = _check_scores(members, others)
     if not 0 < rate < 1:
@@ -209,7 +245,9 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Ra
 
 
 def _nth_highest(descending: Scores, position: int) -> float:
-    """The score that ``position`` others pass; infinite before the first, minus infinite past the last."""
+    """The score that ``position`` others pass; infinite before the first, minus infinite past the
+    last.
+    """
     if position < 0:
         return np.inf
     return float(descending[position]) if position < len(descending) else -np.inf
@@ -221,7 +259,9 @@ def _share_above(members: Scores, threshold: float) -> float:
 
 def _check_scores(members: Scores, others: Scores) -> tuple[int, int]:
     if members.ndim != 1 or others.ndim != 1 or not len(members) or not len(others):
-        raise ValueError(f"expected scores of both kinds, shape (n,), got {members.shape} and {others.shape}")
+        raise ValueError(
+            f"expected scores of both kinds, shape (n,), got {members.shape} and {others.shape}"
+        )
     if bool(np.isnan(members).any() or np.isnan(others).any()):
         raise ValueError("expected scores without NaN")
     return len(members), len(others)

@@ -1,8 +1,9 @@
 """What the adversary sees of one update, what else it knows, and what an attack gives back.
 
-The adversary knows everything public: architecture and weights W_t of the round, L, R, mask, clip, sigma, Poisson rate,
-local optimizer. It sees payloads as they were sent. The private batch is in none of these types, so an attack, which
-is a function of them, cannot read it; scoring it against the truth happens elsewhere.
+The adversary knows everything public: architecture and weights W_t of the round, L, R, mask, clip,
+sigma, Poisson rate, local optimizer. It sees payloads as they were sent. The private batch is in
+none of these types, so an attack, which is a function of them, cannot read it; scoring it against
+the truth happens elsewhere.
 """
 
 import math
@@ -28,8 +29,8 @@ Assumption = Literal["known", "unknown"]
 class ThreatModel:
     """Whom the report's numbers are about.
 
-    view: the payload of each client (the server, or an eavesdropper), or only their sum (the server behind
-        an ideal secure aggregation).
+    view: the payload of each client (the server, or an eavesdropper), or only their sum (the server
+        behind an ideal secure aggregation).
     labels: whether the adversary knows the labels of the batch.
     examples: whether it knows how many examples are in the batch.
     """
@@ -42,7 +43,8 @@ class ThreatModel:
         check_declared(self)
         if self.labels == "known" and self.examples == "unknown":
             raise ValueError(
-                "known labels say how many examples there are: choose examples='known', or labels='unknown'"
+                "known labels say how many examples there are: choose examples='known', or "
+                "labels='unknown'"
             )
 
 
@@ -50,8 +52,8 @@ class ThreatModel:
 class Knowledge:
     """What a threat model grants about one observation: None where it grants nothing.
 
-    labels: the targets, (B,) classes or (B, ...), in no particular order; examples: B, over all clients of the
-    observation.
+    labels: the targets, (B,) classes or (B, ...), in no particular order; examples: B, over all
+    clients of the observation.
     """
 
     labels: Shaped[Tensor, "batch *target"] | None = None
@@ -59,21 +61,27 @@ class Knowledge:
 
     def __post_init__(self) -> None:
         if self.examples is not None and self.examples < 1:
-            raise ValueError(f"expected examples={self.examples} >= 1: nothing was in an empty batch")
+            raise ValueError(
+                f"expected examples={self.examples} >= 1: nothing was in an empty batch"
+            )
         if self.labels is not None and self.examples != len(self.labels):
-            raise ValueError(f"expected as many labels as examples={self.examples}, got {len(self.labels)}")
+            raise ValueError(
+                f"expected as many labels as examples={self.examples}, got {len(self.labels)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """One update: the payload of one client, or the sum over several, and the public state that it was made in.
+    """One update: the payload of one client, or the sum over several, and the public state that it
+    was made in.
 
     model: the public architecture, holding W_t of the round; attacks leave it unchanged.
     loss_fn: the loss of each example, as the clients compute it.
     values: the kept values as received, in the order of ``frame.indices``.
     local: K, local learning rate, expected batch: K > 1 sums the steps of ``client_step``.
     noise_std: deviation of the noise on each value; 0 where none was added.
-    class_targets: whether a target is the number of a class, which label rules and soft labels are about.
+    class_targets: whether a target is the number of a class, which label rules and soft labels are
+    about.
     """
 
     model: nn.Module
@@ -89,23 +97,34 @@ class Observation:
 
     def __post_init__(self) -> None:
         if self.values.shape != (self.frame.kept,):
-            raise ValueError(f"expected {self.frame.kept} values of the frame, got shape {tuple(self.values.shape)}")
+            raise ValueError(
+                f"expected {self.frame.kept} values of the frame, got shape "
+                f"{tuple(self.values.shape)}"
+            )
         if not bool(torch.isfinite(self.values).all()):
             raise ValueError("expected finite values: the payload is damaged")
         if not 0 <= self.noise_std < math.inf or not self.clients:
-            raise ValueError(f"expected 0 <= noise_std={self.noise_std} < inf and at least one of {self.clients=}")
+            raise ValueError(
+                f"expected 0 <= noise_std={self.noise_std} < inf and at least one of "
+                f"{self.clients=}"
+            )
 
     @property
     def blocks(self) -> dict[tuple[str, str], Tensor]:
         """Received blocks by (parameter, part), zero where frozen, the clip's weights taken off."""
         pieces = self.frame.unflatten(self.values)
-        return {(b.parameter, b.part): piece for b, piece in zip(self.frame.blocks, pieces, strict=True)}
+        return {
+            (b.parameter, b.part): piece for b, piece in zip(self.frame.blocks, pieces, strict=True)
+        }
 
     @property
     def kept(self) -> dict[tuple[str, str], Tensor]:
         """Which coordinates of each block were sent: boolean, in the block's shape."""
         pieces = self.frame.split(torch.ones_like(self.values))
-        return {(b.parameter, b.part): piece > 0 for b, piece in zip(self.frame.blocks, pieces, strict=True)}
+        return {
+            (b.parameter, b.part): piece > 0
+            for b, piece in zip(self.frame.blocks, pieces, strict=True)
+        }
 
     @property
     def expected_examples(self) -> int:
@@ -118,17 +137,25 @@ class Observation:
         return {name: p.detach() for name, p in trainable(self.model).items()}
 
     def in_float64(self) -> "Observation":
-        """The same with a float64 copy of model, carriers and values: closed forms lose nothing to rounding."""
+        """The same with a float64 copy of model, carriers and values: closed forms lose nothing to
+        rounding.
+        """
         frame = replace(self.frame, coordinates=_as(self.frame, torch.float64))
-        return replace(self, model=deepcopy(self.model).double(), values=self.values.double(), frame=frame)
+        return replace(
+            self, model=deepcopy(self.model).double(), values=self.values.double(), frame=frame
+        )
 
     def to(self, device: str) -> "Observation":
-        """The same with model, frame and values on a device; a model that is elsewhere is copied."""
+        """The same with model, frame and values on a device; a model that is elsewhere is
+        copied.
+        """
         model, places = self.model, {p.device.type for p in (self.values, *self.model.parameters())}
         if places == {device}:
             return self
         model = deepcopy(model).to(device)
-        return replace(self, model=model, values=self.values.to(device), frame=_moved(self.frame, device))
+        return replace(
+            self, model=model, values=self.values.to(device), frame=_moved(self.frame, device)
+        )
 
 
 def _moved(frame: Frame, device: str) -> Frame:
@@ -139,22 +166,29 @@ def _moved(frame: Frame, device: str) -> Frame:
 def _as(frame: Frame, kind: str | torch.dtype) -> tuple[Coordinates, ...]:
     """The coordinates with carriers on a device, or in a precision."""
     return tuple(
-        c if c.L is None or c.R is None else replace(c, L=c.L.to(kind), R=c.R.to(kind)) for c in frame.coordinates
+        c if c.L is None or c.R is None else replace(c, L=c.L.to(kind), R=c.R.to(kind))
+        for c in frame.coordinates
     )
 
 
 class DoesNotApply(ValueError):  # noqa: N818 - reads as the sentence that its text completes
-    """The attack has nothing to work on in what was received or granted; the text says what is missing."""
+    """The attack has nothing to work on in what was received or granted; the text says what is
+    missing.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Guess:
     """An estimated batch.
 
-    inputs: (B, *shape), floating point with NaN where nothing is known (a frozen column, say), or token numbers.
-    labels: (B, ...) in the order of ``inputs``, None if they were not requested, or cannot be inferred.
-    objective: what restarts are chosen by, lower is better; comparable between guesses of one attack only.
-    unexplained: what of the received values the guess leaves open beyond noise, in 0..1 or more; None: not a search.
+    inputs: (B, *shape), floating point with NaN where nothing is known (a frozen column, say), or
+    token numbers.
+    labels: (B, ...) in the order of ``inputs``, None if they were not requested, or cannot be
+    inferred.
+    objective: what restarts are chosen by, lower is better; comparable between guesses of one
+    attack only.
+    unexplained: what of the received values the guess leaves open beyond noise, in 0..1 or more;
+    None: not a search.
     scale_open: whether the inputs are known up to sign and scale only.
     note: in words, what the estimate rests on and where it failed.
     """
@@ -168,6 +202,8 @@ class Guess:
 
     def __post_init__(self) -> None:
         if self.inputs.dim() < 1:
-            raise ValueError(f"expected inputs of shape (batch, *shape), got {tuple(self.inputs.shape)}")
+            raise ValueError(
+                f"expected inputs of shape (batch, *shape), got {tuple(self.inputs.shape)}"
+            )
         if self.labels is not None and len(self.labels) != len(self.inputs):
             raise ValueError(f"expected {len(self.inputs)} labels, got {len(self.labels)}")

@@ -1,16 +1,23 @@
-"""What an adversary computes on a candidate batch: the client's update, and how far it is from what was received.
+"""What an adversary computes on a candidate batch: the client's update, and how far it is from what
+was received.
 
-Symbols: y the received kept values, f(x) = replay(x) what a client would have sent for x, s the noise's deviation.
-    euclidean   |f(x) - y|^2 / |y|^2             DLG (Zhu et al. 2019, Eq. 4), made free of the gradient's scale
-    cosine      1 - <f(x), y> / (|f(x)| |y|)     Inverting Gradients (Geiping et al. 2020, Eq. 4), over all blocks
-    blocks      the mean of that cosine over blocks: the classifier, half of the energy of a ResNet, counts as one
-    likelihood  |f(x) - y|^2 / (2 s^2)           -log N(y; f(x), s^2 I): exact for one local step, clip simulated
+Symbols: y the received kept values, f(x) = replay(x) what a client would have sent for x, s the
+    noise's deviation.
+    euclidean   |f(x) - y|^2 / |y|^2             DLG (Zhu et al. 2019, Eq. 4), made free of the
+                gradient's scale
+    cosine      1 - <f(x), y> / (|f(x)| |y|)     Inverting Gradients (Geiping et al. 2020, Eq. 4),
+                over all blocks
+    blocks      the mean of that cosine over blocks: the classifier, half of the energy of a ResNet,
+                counts as one
+    likelihood  |f(x) - y|^2 / (2 s^2)           -log N(y; f(x), s^2 I): exact for one local step,
+                clip simulated
 Everything is differentiable in the inputs. Per-example gradients come from autograd with a graph
-(``per_example_gradients`` builds none). All later steps are the client's own code: ``Form.project``, ``kept_values``,
-``per_unit``, ``clipped_sum``. A change there changes the adversary too.
-An adaptive adversary compares in the frame: f(x) is projected, masked and clipped by the client's own code. A naive one
-compares the dense gradients of x with Eq. 3's lifted values and knows of no clip: what it misses is no protection.
-Candidates and public values go in, no truth.
+(``per_example_gradients`` builds none). All later steps are the client's own code:
+``Form.project``, ``kept_values``, ``per_unit``, ``clipped_sum``. A change there changes the
+adversary too.
+An adaptive adversary compares in the frame: f(x) is projected, masked and clipped by the client's
+own code. A naive one compares the dense gradients of x with Eq. 3's lifted values and knows of no
+clip: what it misses is no protection. Candidates and public values go in, no truth.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,27 +42,42 @@ Gradients = Mapping[str, Float[Tensor, "batch *shape"]]
 
 
 def dense_gradients(
-    observation: Observation, inputs: Batch, targets: Tensor, *, weights: Mapping[str, Tensor] | None = None
+    observation: Observation,
+    inputs: Batch,
+    targets: Tensor,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Float[Tensor, "batch *shape"]]:
-    """Each example's gradient of every trainable parameter, with a graph back to ``inputs`` (and soft ``targets``).
+    """Each example's gradient of every trainable parameter, with a graph back to ``inputs`` (and
+    soft ``targets``).
 
-    ``weights`` replace W_t where given: later local steps start from weights that depend on the candidate, too.
+    ``weights`` replace W_t where given: later local steps start from weights that depend on the
+    candidate, too.
     """
     own = trainable(observation.model)
     if targets.is_floating_point():
         targets = targets.to(observation.values)
-    at = {name: (p.detach().requires_grad_() if weights is None else weights[name]) for name, p in own.items()}
+    at = {
+        name: (p.detach().requires_grad_() if weights is None else weights[name])
+        for name, p in own.items()
+    }
     rows = []
     for row in range(batch_size(inputs, targets)):
         one = each(inputs, methodcaller("narrow", 0, row, 1))
-        outputs = functional_call(observation.model, at, *(((one,), {}) if isinstance(one, Tensor) else ((), one)))
+        outputs = functional_call(
+            observation.model, at, *(((one,), {}) if isinstance(one, Tensor) else ((), one))
+        )
         loss = observation.loss_fn(outputs, targets[row : row + 1]).sum()
-        rows.append(torch.autograd.grad(loss, list(at.values()), create_graph=True, materialize_grads=True))
+        rows.append(
+            torch.autograd.grad(loss, list(at.values()), create_graph=True, materialize_grads=True)
+        )
     return {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(at)}
 
 
 def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch kept"]]:
-    """Kept coordinates of each example's gradient, one tensor a block: equal to ``per_example_gradients``."""
+    """Kept coordinates of each example's gradient, one tensor a block: equal to
+    ``per_example_gradients``.
+    """
     if frame.embedded is not None:
         return embed([gradients[c.name].flatten(1) for c in frame.coordinates], frame)
     coordinates = {c.name: c for c in frame.coordinates}
@@ -70,17 +92,26 @@ def in_frame(gradients: Gradients, frame: Frame) -> list[Float[Tensor, "batch ke
 
 
 def replay(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, " kept"]:
-    """What a client would have sent for this batch, without noise: the adaptive adversary's model of a payload.
+    """What a client would have sent for this batch, without noise: the adaptive adversary's model
+    of a payload.
 
-    K local steps on the same batch stand for K Poisson batches (the surrogate model extension): the momentum and moves
-    are those of ``client_step``.
+    K local steps on the same batch stand for K Poisson batches (the surrogate model extension): the
+    momentum and moves are those of ``client_step``.
     """
     local, frame = observation.local, observation.frame
     weights: dict[str, Tensor] | None = None
     velocity = accumulated = torch.zeros(())
     for step in range(local.steps):
-        units = per_unit(in_frame(dense_gradients(observation, inputs, targets, weights=weights), frame), frame, 1)
-        velocity = local.momentum * velocity + clipped_sum(units, observation.mechanism) - local.pull * accumulated
+        units = per_unit(
+            in_frame(dense_gradients(observation, inputs, targets, weights=weights), frame),
+            frame,
+            1,
+        )
+        velocity = (
+            local.momentum * velocity
+            + clipped_sum(units, observation.mechanism)
+            - local.pull * accumulated
+        )
         accumulated = accumulated + velocity
         if step + 1 < local.steps:
             scale = local.learning_rate / local.expected_batch
@@ -91,7 +122,9 @@ def replay(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Te
 
 
 def lifted(observation: Observation) -> dict[str, Tensor]:
-    """Dense gradients by Eq. 3 or L S R from what was received: all that the naive adversary looks at."""
+    """Dense gradients by Eq. 3 or L S R from what was received: all that the naive adversary looks
+    at.
+    """
     return observation.frame.gradients(observation.values)
 
 
@@ -109,8 +142,9 @@ def euclidean(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float
 def cosine(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     """1 - cos(f, y): between 0 and 2.
 
-    Computed as half the squared distance of the directions, whose digits do not cancel where they nearly agree. A
-    candidate that sends nothing is no better than one at a right angle: about 1/2 is given, without a gradient.
+    Computed as half the squared distance of the directions, whose digits do not cancel where they
+    nearly agree. A candidate that sends nothing is no better than one at a right angle: about 1/2
+    is given, without a gradient.
     """
     tiny = torch.finfo(sent.dtype).tiny ** 0.5
     between: Tensor = sent / sent.norm().clamp_min(tiny) - received / received.norm()
@@ -118,11 +152,16 @@ def cosine(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Te
 
 
 def cosine_of_blocks(sent: Sequence[Tensor], received: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """The mean of ``cosine`` over the blocks that are not zero in what was received: between 0 and 2.
+    """The mean of ``cosine`` over the blocks that are not zero in what was received: between 0 and
+    2.
 
     Raises ValueError where all are zero.
     """
-    distances = [cosine(f.flatten(), y.flatten()) for f, y in zip(sent, received, strict=True) if bool(y.any())]
+    distances = [
+        cosine(f.flatten(), y.flatten())
+        for f, y in zip(sent, received, strict=True)
+        if bool(y.any())
+    ]
     if not distances:
         raise ValueError("expected a received block that is not zero")
     return torch.stack(distances).mean()
@@ -132,13 +171,16 @@ def _energy(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     return values.square().sum()
 
 
-def objective(observation: Observation, *, distance: Distance, compare: Compare = "adaptive") -> Objective:
+def objective(
+    observation: Observation, *, distance: Distance, compare: Compare = "adaptive"
+) -> Objective:
     """The distance of a candidate batch to this observation.
 
     Guarantee: at the private batch itself, without noise, an adaptive distance is 0 to rounding.
-    Several local steps are replayed by an adaptive adversary; a naive one sees a single gradient at W_t.
-    Raises ValueError for an unknown choice and for a naive likelihood; DoesNotApply for a likelihood without noise, and
-    for a payload of nothing but zeros.
+    Several local steps are replayed by an adaptive adversary; a naive one sees a single gradient at
+    W_t.
+    Raises ValueError for an unknown choice and for a naive likelihood; DoesNotApply for a
+    likelihood without noise, and for a payload of nothing but zeros.
     """
     for name, value, options in (("distance", distance, Distance), ("compare", compare, Compare)):
         if value not in get_args(options):
@@ -146,9 +188,15 @@ def objective(observation: Observation, *, distance: Distance, compare: Compare 
     if not bool(observation.values.any()):
         raise DoesNotApply("the payload is all zeros: no gradient was sent that could be matched")
     if distance == "likelihood" and compare == "naive":
-        raise ValueError("a likelihood needs the client simulated: choose compare='adaptive', or another distance")
+        raise ValueError(
+            "a likelihood needs the client simulated: choose compare='adaptive', or another "
+            "distance"
+        )
     if distance == "likelihood" and not observation.noise_std > 0:
-        raise DoesNotApply("a likelihood needs noise, and none was added: choose the distance 'euclidean' or 'cosine'")
+        raise DoesNotApply(
+            "a likelihood needs noise, and none was added: choose the distance 'euclidean' or "
+            "'cosine'"
+        )
     if compare == "naive":
         return _naive(observation, distance)
 
@@ -157,17 +205,25 @@ def objective(observation: Observation, *, distance: Distance, compare: Compare 
         if distance == "likelihood":
             return _energy(sent - observation.values) / (2 * observation.noise_std**2)
         if distance == "blocks":
-            return cosine_of_blocks(observation.frame.split(sent), observation.frame.split(observation.values))
-        return euclidean(sent, observation.values) if distance == "euclidean" else cosine(sent, observation.values)
+            return cosine_of_blocks(
+                observation.frame.split(sent), observation.frame.split(observation.values)
+            )
+        return (
+            euclidean(sent, observation.values)
+            if distance == "euclidean"
+            else cosine(sent, observation.values)
+        )
 
     return adaptive
 
 
 def unexplained(observation: Observation, inputs: Batch, targets: Tensor, *, scaled: bool) -> float:
-    """Share of the received energy that a candidate batch leaves open, beyond what the noise explains by chance.
+    """Share of the received energy that a candidate batch leaves open, beyond what the noise
+    explains by chance.
 
-    ``scaled``: of the best multiple of what the batch sends, for distances that compare directions. 0 at the private
-    batch; a search that ends far above 0 did not converge, and says nothing about privacy.
+    ``scaled``: of the best multiple of what the batch sends, for distances that compare directions.
+    0 at the private batch; a search that ends far above 0 did not converge, and says nothing about
+    privacy.
     """
     sent, y = replay(observation, inputs, targets).detach(), observation.values
     if scaled and bool(sent.any()):

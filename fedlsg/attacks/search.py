@@ -1,12 +1,14 @@
-"""One search for all matching attacks: restarts, the time that is left, minimisers, the choice by the objective.
+"""One search for all matching attacks: restarts, the time that is left, minimisers, the choice by
+the objective.
 
-A matching attack finds the batch whose update is nearest to what was received. Its unknowns are pixels in a range
-(``inversion.matching``), or tokens and their embeddings (``text.matching``). Restarts are chosen by the objective: no
-truth is known here. What the best batch leaves unexplained says whether a search converged.
+A matching attack finds the batch whose update is nearest to what was received. Its unknowns are
+pixels in a range (``inversion.matching``), or tokens and their embeddings (``text.matching``).
+Restarts are chosen by the objective: no truth is known here. What the best batch leaves unexplained
+says whether a search converged.
 
-The minimisers work within a box: L-BFGS-B, and (signed) Adam whose step decays as a cosine. Both count evaluations of
-the energy with its gradient, so that attacks can be compared at an equal budget; both return the lowest point that they
-saw, not the last one.
+The minimisers work within a box: L-BFGS-B, and (signed) Adam whose step decays as a cosine. Both
+count evaluations of the energy with its gradient, so that attacks can be compared at an equal
+budget; both return the lowest point that they saw, not the last one.
 """
 
 import math
@@ -39,16 +41,20 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-12
 LARGE = 1e30
 """Stands for an infinite energy in L-BFGS, whose line search computes with it."""
 LATE = 0.05
-"""Share of its time by which a search may lag behind its evaluations and still be the same in every run."""
+"""Share of its time by which a search may lag behind its evaluations and still be the same in every
+run.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """What every matching attack has.
 
-    evaluations: of the objective with its gradient, a restart. restarts: starting points; the first is the blind
-        baseline's. step_size: of Adam, as a share of the range, or of the embeddings' deviation.
-    tolerance: an objective that is as good as zero: it ends the search. seconds: so does the time; None: no limit.
+    evaluations: of the objective with its gradient, a restart. restarts: starting points; the first
+        is the blind baseline's. step_size: of Adam, as a share of the range, or of the embeddings'
+        deviation.
+    tolerance: an objective that is as good as zero: it ends the search. seconds: so does the time;
+    None: no limit.
     """
 
     distance: Distance = "euclidean"
@@ -77,7 +83,9 @@ class Watch:
         return time.monotonic() >= self.deadline
 
     def go_on(self, done: int, lowest: float) -> bool:
-        """Reports how far it is; False where the objective is as good as zero, or the time is over."""
+        """Reports how far it is; False where the objective is as good as zero, or the time is
+        over.
+        """
         each, restarts = self.attack.evaluations, self.attack.restarts
         text = f"restart {self.restart} of {restarts}, objective {min(lowest, self.lowest):.3g}"
         self.progress(min(each * (self.restart - 1) + done, each * restarts), each * restarts, text)
@@ -92,7 +100,9 @@ class Watch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found(Generic[P]):
-    """The point of lowest objective over ``restarts`` starts. unexplained: by ``replay.unexplained``; None if naive."""
+    """The point of lowest objective over ``restarts`` starts. unexplained: by
+    ``replay.unexplained``; None if naive.
+    """
 
     point: P
     objective: float
@@ -109,8 +119,9 @@ def search(
 ) -> Found[P]:
     """The lowest of the minima from every start.
 
-    ``minimum``: a local search of the watch's restart: the point, and its objective. ``batch``: inputs and targets of a
-    point. Ends at the first objective within the tolerance, and when the time is over.
+    ``minimum``: a local search of the watch's restart: the point, and its objective. ``batch``:
+    inputs and targets of a point. Ends at the first objective within the tolerance, and when the
+    time is over.
     """
     watch = Watch(attack, progress)
     points: list[P] = []
@@ -125,7 +136,9 @@ def search(
     left = None
     if attack.compare == "adaptive":
         inputs, targets = batch(points[0])
-        left = unexplained(observation, inputs, targets, scaled=attack.distance in ("cosine", "blocks"))
+        left = unexplained(
+            observation, inputs, targets, scaled=attack.distance in ("cosine", "blocks")
+        )
     return Found(point=points[0], objective=watch.lowest, restarts=watch.restart, unexplained=left)
 
 
@@ -153,7 +166,8 @@ class _Lowest:
         value = energy.item() if math.isfinite(energy.item()) else math.inf
         if self.point is None or value < self.value:
             self.value, self.point = value, at.detach().clone()
-        # An example whose gradient is exactly zero has no direction: autograd gives NaN through its norm.
+        # An example whose gradient is exactly zero has no direction: autograd gives NaN through its
+        # norm.
         return value, gradient.nan_to_num(0.0, 0.0, 0.0)
 
     @property
@@ -170,7 +184,8 @@ def lbfgs(
 ) -> tuple[Tensor, float]:
     """The lowest point found by L-BFGS-B (Byrd et al. 1995, SciPy's), and its value.
 
-    Runs until the budget, ``go_on``, float64, or a step that lowers max(1, value) by the share ``settled`` ends it.
+    Runs until the budget, ``go_on``, float64, or a step that lowers max(1, value) by the share
+    ``settled`` ends it.
     Differs from DLG, whose L-BFGS knows of no range.
     """
     lowest = _Lowest(energy, go_on)
@@ -184,7 +199,13 @@ def lbfgs(
             raise StopIteration
 
     low, high = box.low.double().cpu().numpy(), box.high.double().cpu().numpy()
-    options = {"maxfun": evaluations, "maxiter": evaluations, "maxcor": 50, "ftol": settled, "gtol": 0.0}
+    options = {
+        "maxfun": evaluations,
+        "maxiter": evaluations,
+        "maxcor": 50,
+        "ftol": settled,
+        "gtol": 0.0,
+    }
     minimize(
         evaluate,
         start.double().cpu().numpy(),
@@ -208,11 +229,13 @@ def adam(
     go_on: GoOn,
     spent: Callable[[], float] = lambda: 0.0,
 ) -> tuple[Tensor, float]:
-    """The lowest point found by Adam within the box, and its value; ``step_size`` of each unknown decays to 0.
+    """The lowest point found by Adam within the box, and its value; ``step_size`` of each unknown
+    decays to 0.
 
-    ``spent`` is the share of a budget of time that is over. Where it is shorter than the evaluations, the step size
-    decays with the time: a search that is cut off at its first step size would end as rough as it began.
-    ``signed`` looks at the gradient's signs only, as Inverting Gradients does (Geiping et al. 2020, App. A).
+    ``spent`` is the share of a budget of time that is over. Where it is shorter than the
+    evaluations, the step size decays with the time: a search that is cut off at its first step size
+    would end as rough as it began. ``signed`` looks at the gradient's signs only, as Inverting
+    Gradients does (Geiping et al. 2020, App. A).
     Differs from that paper: a cosine instead of three drops of the step size.
     """
     lowest = _Lowest(energy, go_on)
@@ -225,7 +248,10 @@ def adam(
         gradient = gradient.sign() if signed else gradient
         first = BETA1 * first + (1 - BETA1) * gradient
         second = BETA2 * second + (1 - BETA2) * gradient.square()
-        mean, scale = first / (1 - BETA1 ** (step + 1)), (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON
+        mean, scale = (
+            first / (1 - BETA1 ** (step + 1)),
+            (second / (1 - BETA2 ** (step + 1))).sqrt() + EPSILON,
+        )
         share, late = step / evaluations, spent()
         if late > share + LATE:
             share = late

@@ -1,10 +1,13 @@
-"""Texts from the span test: one token a position and text, chosen so that together they span what was received.
+"""Texts from the span test: one token a position and text, chosen so that together they span what
+was received.
 
-Symbols: Y (k, n) received rows, by singular directions    x_(t,v) (n,) embedding of token v at position t
-Every row of Y is a combination of the true x, B T of them. The most certain one is taken, projected out of rows and
-candidates, and the rest tested again: what remains of Y is in the span of what remains of the texts, so that each
-right token makes the test of the others stronger (rank-aware order recursive matching pursuit, Davies and Eldar 2012).
-Then every choice is made again, given all others, while that explains more of Y. No gradient is computed.
+Symbols: Y (k, n) received rows, by singular directions    x_(t,v) (n,) embedding of token v at
+                                                           position t
+Every row of Y is a combination of the true x, B T of them. The most certain one is taken, projected
+out of rows and candidates, and the rest tested again: what remains of Y is in the span of what
+remains of the texts, so that each right token makes the test of the others stronger (rank-aware
+order recursive matching pursuit, Davies and Eldar 2012). Then every choice is made again, given all
+others, while that explains more of Y. No gradient is computed.
 """
 
 import math
@@ -21,17 +24,22 @@ CANDIDATES = 64
 SWEEPS = 4
 RESTARTS = 4
 EXACT = 1e-9
-"""Share of the received energy left over that is rounding of a payload of float32: the search is over."""
+"""Share of the received energy left over that is rounding of a payload of float32: the search is
+over.
+"""
 GONE = 1e-8
 """An embedding of which this share or less is left is explained by those taken before."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reading:
-    """tokens: (B, T), in position; which text of several a token is of is not known. ``pad``: nothing was left there.
+    """tokens: (B, T), in position; which text of several a token is of is not known. ``pad``:
+    nothing was left there.
 
-    unexplained: share of the received energy outside the span of the chosen embeddings; 0 to rounding for the truth.
-    unique: fewer tokens than in units that were received: only then does an ``unexplained`` of 0 say anything.
+    unexplained: share of the received energy outside the span of the chosen embeddings; 0 to
+    rounding for the truth.
+    unique: fewer tokens than in units that were received: only then does an ``unexplained`` of 0
+    say anything.
     """
 
     tokens: Int64[Tensor, "texts positions"]
@@ -57,9 +65,11 @@ def read_tokens(
     texts: int,
     generator: torch.Generator,
 ) -> Reading:
-    """The tokens of ``texts`` texts of at most ``vocabulary.length`` positions, of the restart that explains most.
+    """The tokens of ``texts`` texts of at most ``vocabulary.length`` positions, of the restart that
+    explains most.
 
-    The first restart takes the most certain token each time, the others one of the most certain ones, by ``generator``.
+    The first restart takes the most certain token each time, the others one of the most certain
+    ones, by ``generator``.
     Raises ValueError for ``texts`` < 1.
     """
     if texts < 1:
@@ -68,7 +78,9 @@ def read_tokens(
     taken, lowest = [], math.inf
     for restart in range(RESTARTS):
         tried = _again(given, _pursue(given, texts, generator if restart else None))
-        left = float(_outside(given.Y, _spanned(given, tried)).square().sum() / given.Y.square().sum())
+        left = float(
+            _outside(given.Y, _spanned(given, tried)).square().sum() / given.Y.square().sum()
+        )
         if left < lowest:
             taken, lowest = tried, left
         if lowest < EXACT:
@@ -84,12 +96,16 @@ def read_tokens(
 def _choices(model: nn.Module, scores: TokenScores, vocabulary: Vocabulary) -> _Choices:
     span, direction = scores.span, scores.direction
     tokens = scores.candidates(CANDIDATES)
-    x = torch.cat([part[..., span.columns].double() for _, part in embedded(model, vocabulary, tokens=tokens)])
+    x = torch.cat(
+        [part[..., span.columns].double() for _, part in embedded(model, vocabulary, tokens=tokens)]
+    )
     Y = span.strength.unsqueeze(1) * span.basis
     out = direction.unsqueeze(0)
     x = _outside(x, out)
     x = x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-    return _Choices(Y=_outside(Y, out), least=span.least, x=x, tokens=tokens.repeat(vocabulary.types, 1))
+    return _Choices(
+        Y=_outside(Y, out), least=span.least, x=x, tokens=tokens.repeat(vocabulary.types, 1)
+    )
 
 
 def _outside(x: Float[Tensor, "*some n"], basis: Float[Tensor, "k n"]) -> Float[Tensor, "*some n"]:
@@ -97,8 +113,12 @@ def _outside(x: Float[Tensor, "*some n"], basis: Float[Tensor, "k n"]) -> Float[
     return x - (x @ basis.mT) @ basis
 
 
-def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> list[tuple[int, int]]:
-    """(candidate, position), the most certain first, until nothing of Y is left or every place is taken."""
+def _pursue(
+    given: _Choices, texts: int, generator: torch.Generator | None
+) -> list[tuple[int, int]]:
+    """(candidate, position), the most certain first, until nothing of Y is left or every place is
+    taken.
+    """
     Y, x = given.Y, given.x.clone()
     open_places = torch.full((x.shape[1],), texts)
     taken: list[tuple[int, int]] = []
@@ -125,7 +145,9 @@ def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> l
 
 
 def _again(given: _Choices, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Each choice made again given all others, until none changes: the received energy left over never grows."""
+    """Each choice made again given all others, until none changes: the received energy left over
+    never grows.
+    """
     taken = list(taken)
     for _ in range(SWEEPS):
         before = list(taken)

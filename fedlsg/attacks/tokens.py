@@ -1,12 +1,17 @@
-"""Which tokens were in a text: the span test on stacked dR (DAGER, Petrov et al. 2024, carried over to carriers).
+"""Which tokens were in a text: the span test on stacked dR (DAGER, Petrov et al. 2024, carried over
+to carriers).
 
-An embedding is a public function of token and position, so each (token, position) can be tested by itself: the share
-of its energy in the span of the received rows. With as many rows as tokens that share is 1 for those
-of the text; with fewer it is still far larger for them than for others, and ``token_reading`` continues from there.
-Symbols: x_t (n,) input of the first layers at position t      X (T, n)      dR = V X (r, n), V = (g L)^T
-Every received row of dR is a combination of the x_t of the text; so is every row of a dense gradient g^T X.
-Differs from the source: shares are ranked instead of compared with a threshold, so that noise, masks and fewer
-rows than tokens weaken the test and do not break it; the common direction of all embeddings is taken out first.
+An embedding is a public function of token and position, so each (token, position) can be tested by
+itself: the share of its energy in the span of the received rows. With as many rows as tokens that
+share is 1 for those of the text; with fewer it is still far larger for them than for others, and
+``token_reading`` continues from there.
+Symbols: x_t (n,) input of the first layers at position t      X (T, n)      dR = V X (r, n), V = (g
+                                                               L)^T
+Every received row of dR is a combination of the x_t of the text; so is every row of a dense
+gradient g^T X.
+Differs from the source: shares are ranked instead of compared with a threshold, so that noise,
+masks and fewer rows than tokens weaken the test and do not break it; the common direction of all
+embeddings is taken out first.
 """
 
 import math
@@ -36,7 +41,8 @@ class Vocabulary:
 
     embeddings: path of the module that turns input_ids (B, T) into x (B, T, n).
     words: path of the nn.Embedding in it that holds one row a token; only matching reads it.
-    size: number of tokens; length: T, special tokens included; special: tokens that no text is made of.
+    size: number of tokens; length: T, special tokens included; special: tokens that no text is made
+    of.
     pad: the token that fills texts up; its positions are outside the attention mask.
     types: token types that the model distinguishes (2 for pairs of texts); 1: all alike.
     """
@@ -52,14 +58,19 @@ class Vocabulary:
     def __post_init__(self) -> None:
         check_declared(self)
         if not all(0 <= token < self.size for token in (*self.special, self.pad)):
-            raise ValueError(f"expected tokens in [0, {self.size}), got special={self.special} and pad={self.pad}")
+            raise ValueError(
+                f"expected tokens in [0, {self.size}), got special={self.special} and "
+                f"pad={self.pad}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Span:
-    """Orthonormal rows that the texts' embeddings had a part in, over the in units that every layer kept.
+    """Orthonormal rows that the texts' embeddings had a part in, over the in units that every layer
+    kept.
 
-    strength: singular value of each; least: what rounding and noise alone would reach; rows: received numbers of rows.
+    strength: singular value of each; least: what rounding and noise alone would reach; rows:
+    received numbers of rows.
     complete: fewer directions than rows, so that the span holds every token's embedding.
     """
 
@@ -72,13 +83,16 @@ class Span:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing of the texts can lie outside: the rows had room for more directions than there are."""
+        """Whether nothing of the texts can lie outside: the rows had room for more directions than
+        there are.
+        """
         return len(self.basis) < min(self.rows, len(self.columns))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenScores:
-    """``share`` (V, T): energy of each token at each position inside the span, 0 to 1. ``span``: what was tested.
+    """``share`` (V, T): energy of each token at each position inside the span, 0 to 1. ``span``:
+    what was tested.
 
     direction: (columns,) common to all embeddings, of length 1, that was taken out of both.
     """
@@ -95,9 +109,12 @@ class TokenScores:
 def span_test(observation: Observation, vocabulary: Vocabulary) -> TokenScores:
     """Score every token at every position; special ones get 0.
 
-    Raises DoesNotApply where no received layer reads the embeddings, or where noise hides every direction.
+    Raises DoesNotApply where no received layer reads the embeddings, or where noise hides every
+    direction.
     """
-    span = received_span(observation, readers(observation.model, vocabulary.embeddings, vocabulary.length))
+    span = received_span(
+        observation, readers(observation.model, vocabulary.embeddings, vocabulary.length)
+    )
     n = _width(observation.model, vocabulary)
     direction = _common(observation.model, vocabulary)[span.columns].double()
     direction = direction / direction.norm().clamp_min(torch.finfo(direction.dtype).tiny)
@@ -116,18 +133,28 @@ def span_test(observation: Observation, vocabulary: Vocabulary) -> TokenScores:
     return TokenScores(share=table, span=span, direction=direction)
 
 
-def without(span: Span, direction: Float[Tensor, " columns"]) -> tuple[Float[Tensor, "k columns"], Tensor]:
-    """Orthonormal rows and strengths of the span after ``direction`` (of length 1) is taken out of it."""
+def without(
+    span: Span, direction: Float[Tensor, " columns"]
+) -> tuple[Float[Tensor, "k columns"], Tensor]:
+    """Orthonormal rows and strengths of the span after ``direction`` (of length 1) is taken out of
+    it.
+    """
     rows = span.strength.unsqueeze(1) * span.basis
-    _, values, right = torch.linalg.svd(rows - (rows @ direction).unsqueeze(1) * direction, full_matrices=False)
+    _, values, right = torch.linalg.svd(
+        rows - (rows @ direction).unsqueeze(1) * direction, full_matrices=False
+    )
     above = values > span.least
     return right[above], values[above]
 
 
 def embedded(
-    model: nn.Module, vocabulary: Vocabulary, *, tokens: Int64[Tensor, "some positions"] | None = None
+    model: nn.Module,
+    vocabulary: Vocabulary,
+    *,
+    tokens: Int64[Tensor, "some positions"] | None = None,
 ) -> Iterator[tuple[Int64[Tensor, " some"], Float[Tensor, "some positions n"]]]:
-    """Rows and embeddings (rows, T, n) of every token at every position, or of ``tokens`` where given, once a type.
+    """Rows and embeddings (rows, T, n) of every token at every position, or of ``tokens`` where
+    given, once a type.
 
     A text of one token over and over has it at all positions.
     """
@@ -139,13 +166,17 @@ def embedded(
         for kind in range(vocabulary.types):
             for rows in torch.arange(len(tokens)).split(at_once):
                 ids = tokens[rows]
-                types = {} if vocabulary.types == 1 else {"token_type_ids": torch.full_like(ids, kind)}
+                types = (
+                    {} if vocabulary.types == 1 else {"token_type_ids": torch.full_like(ids, kind)}
+                )
                 yield rows, embed(input_ids=ids, **types)
 
 
 def _width(model: nn.Module, vocabulary: Vocabulary) -> int:
     with torch.no_grad():
-        x: Tensor = model.get_submodule(vocabulary.embeddings)(input_ids=torch.zeros(1, 1, dtype=torch.int64))
+        x: Tensor = model.get_submodule(vocabulary.embeddings)(
+            input_ids=torch.zeros(1, 1, dtype=torch.int64)
+        )
     return x.shape[-1]
 
 
@@ -153,13 +184,16 @@ def _common(model: nn.Module, vocabulary: Vocabulary) -> Float[Tensor, " n"]:
     """The mean embedding of tokens that are spread over the vocabulary, at every position."""
     tokens = torch.arange(0, vocabulary.size, max(1, vocabulary.size // SAMPLE))
     total, count = torch.zeros(()), 0
-    for _, x in embedded(model, vocabulary, tokens=tokens.unsqueeze(1).expand(-1, vocabulary.length)):
+    for _, x in embedded(
+        model, vocabulary, tokens=tokens.unsqueeze(1).expand(-1, vocabulary.length)
+    ):
         total, count = total + x.double().sum((0, 1)), count + x.shape[0] * x.shape[1]
     return total / count
 
 
 def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
-    """Weights of the trained Linear layers whose input is the output of the module ``embeddings`` itself.
+    """Weights of the trained Linear layers whose input is the output of the module ``embeddings``
+    itself.
 
     Raises DoesNotApply if there is none: then their inputs are mixtures over the whole text.
     """
@@ -177,7 +211,9 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
     handles = [model.get_submodule(embeddings).register_forward_hook(remember)]
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and f"{name}.weight" in own:
-            handles.append(module.register_forward_pre_hook(lambda m, args, name=name: look(name, args)))
+            handles.append(
+                module.register_forward_pre_hook(lambda m, args, name=name: look(name, args))
+            )
     try:
         ids = torch.zeros(1, length, dtype=torch.int64)
         with torch.no_grad():
@@ -187,8 +223,8 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
             handle.remove()
     if not found:
         raise DoesNotApply(
-            f"no trained layer reads {embeddings}: the lowest layers are frozen, and the first ones that send "
-            "anything see mixtures of the whole text"
+            f"no trained layer reads {embeddings}: the lowest layers are frozen, and the first "
+            "ones that send anything see mixtures of the whole text"
         )
     return tuple(dict.fromkeys(found))
 
@@ -196,26 +232,32 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
 def received_span(observation: Observation, layers: tuple[str, ...]) -> Span:
     """The span of what was received of ``layers``: rows of dR, or of the dense gradient.
 
-    Directions whose singular value noise alone would reach are left out: sigma (sqrt(rows) + sqrt(columns) + 3), which
-    the largest one of noise passes with a probability of exp(-9/2) at most (Davidson and Szarek 2001).
+    Directions whose singular value noise alone would reach are left out: sigma (sqrt(rows) +
+    sqrt(columns) + 3), which the largest one of noise passes with a probability of exp(-9/2) at
+    most (Davidson and Szarek 2001).
     Raises DoesNotApply where nothing is left.
     """
     blocks, kept = observation.blocks, observation.kept
     found = [key for name in layers for key in ((name, "R"), (name, "dense")) if key in blocks]
     if not found:
-        raise DoesNotApply(f"nothing was received of {', '.join(layers)}: neither dR nor a dense gradient")
+        raise DoesNotApply(
+            f"nothing was received of {', '.join(layers)}: neither dR nor a dense gradient"
+        )
     columns = torch.stack([_whole_columns(kept[key]) for key in found]).all(0).nonzero().squeeze(1)
     if not len(columns):
         raise DoesNotApply(f"no in unit was kept in all of {', '.join(layers)}")
-    rows = torch.cat([blocks[key].flatten(1)[kept[key].flatten(1).any(1)][:, columns] for key in found])
+    rows = torch.cat(
+        [blocks[key].flatten(1)[kept[key].flatten(1).any(1)][:, columns] for key in found]
+    )
     noise = observation.noise_std * (math.sqrt(len(rows)) + math.sqrt(len(columns)) + 3)
     _, values, right = torch.linalg.svd(rows.double(), full_matrices=False)
     least = max(noise, ROUNDING * float(values[0])) if len(values) else noise
     above = values > least
     if not bool(above.any()):
         raise DoesNotApply(
-            f"noise hides every direction of the first layers (it alone would reach {noise:.3g}, the strongest has "
-            f"{float(values[0]) if len(values) else 0.0:.3g}): no token can be distinguished"
+            f"noise hides every direction of the first layers (it alone would reach {noise:.3g}, "
+            f"the strongest has {float(values[0]) if len(values) else 0.0:.3g}): no token can be "
+            "distinguished"
         )
     return Span(
         basis=right[above],
@@ -230,18 +272,24 @@ def received_span(observation: Observation, layers: tuple[str, ...]) -> Span:
 def _whole_columns(kept: Bool[Tensor, "rows n"]) -> Bool[Tensor, " n"]:
     """Columns that every row with anything kept has: what a span over columns can be taken of."""
     kept = kept.flatten(1)
-    return kept[kept.any(1)].all(0) if bool(kept.any()) else torch.zeros(kept.shape[1], dtype=torch.bool)
+    return (
+        kept[kept.any(1)].all(0)
+        if bool(kept.any())
+        else torch.zeros(kept.shape[1], dtype=torch.bool)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TextPrior:
     """What is public about the texts.
 
-    log_frequency: (V,) log p of a token in public texts, -inf for one that no text holds; None: all alike.
-    blind: (T,) the guess without a payload, which a likelihood counts changes from; None: drawn at random. Its tokens
-        that no text is made of (begin, end: special, or of frequency 0) stay where they are.
-    start: (B, T) tokens to start from, ``blind`` where None. candidates: (C, T) the only tokens that are tried at each
-        position; None: all that texts are made of.
+    log_frequency: (V,) log p of a token in public texts, -inf for one that no text holds; None: all
+    alike.
+    blind: (T,) the guess without a payload, which a likelihood counts changes from; None: drawn at
+        random. Its tokens that no text is made of (begin, end: special, or of frequency 0) stay
+        where they are.
+    start: (B, T) tokens to start from, ``blind`` where None. candidates: (C, T) the only tokens
+        that are tried at each position; None: all that texts are made of.
     """
 
     vocabulary: Vocabulary
@@ -253,13 +301,23 @@ class TextPrior:
     def __post_init__(self) -> None:
         if self.log_frequency is not None and self.log_frequency.shape != (self.vocabulary.size,):
             raise ValueError(
-                f"expected a log frequency for {self.vocabulary.size} tokens, got {tuple(self.log_frequency.shape)}"
+                f"expected a log frequency for {self.vocabulary.size} tokens, got "
+                f"{tuple(self.log_frequency.shape)}"
             )
-        for name, tokens in (("blind", self.blind), ("start", self.start), ("candidates", self.candidates)):
+        for name, tokens in (
+            ("blind", self.blind),
+            ("start", self.start),
+            ("candidates", self.candidates),
+        ):
             if tokens is not None and tokens.shape[-1:] != (self.vocabulary.length,):
-                raise ValueError(f"expected {name} of {self.vocabulary.length} positions, got {tuple(tokens.shape)}")
+                raise ValueError(
+                    f"expected {name} of {self.vocabulary.length} positions, got "
+                    f"{tuple(tokens.shape)}"
+                )
 
     def to(self, device: torch.device) -> "TextPrior":
         """The same on a device."""
-        tensors = {name: getattr(self, name) for name in ("log_frequency", "blind", "start", "candidates")}
+        tensors = {
+            name: getattr(self, name) for name in ("log_frequency", "blind", "start", "candidates")
+        }
         return replace(self, **{name: t.to(device) for name, t in tensors.items() if t is not None})

@@ -2,7 +2,8 @@
 
 base      what every carrier answers, and which weights pay
 low_rank  none, of W, of W - W_0, or random       lora       trained factors next to a frozen W
-powersgd  factors of a noisy update     probe   directions of public gradients      own   of a user's function
+powersgd  factors of a noisy update     probe   directions of public gradients      own   of a
+          user's function
 """
 
 from fedlsg.carriers.base import (
@@ -42,9 +43,37 @@ from fedlsg.carriers.own import OutRank, OwnCarriers
 from fedlsg.carriers.powersgd import Factors
 
 __all__ = [
-    "Adapted", "Carrier", "Dense", "Factors", "LayerRow", "Lora", "LoraAlpha", "LowRank", "LowRankChange", "OutRank",
-    "OwnCarriers", "PowerSteps", "RandomCarriers", "Rank", "Residual", "StepCarrier", "TrainEmbeddings", "Warmup",
-    "adapted_layers", "carried_parameters", "carried_sizes", "embeddings_of", "find_classifier", "find_output_layer",
-    "frozen_bases", "group_layers", "layer_table", "mask_factors", "merge", "of_pairs", "prepare_model", "step_carrier",
+    "Adapted",
+    "Carrier",
+    "Dense",
+    "Factors",
+    "LayerRow",
+    "Lora",
+    "LoraAlpha",
+    "LowRank",
+    "LowRankChange",
+    "OutRank",
+    "OwnCarriers",
+    "PowerSteps",
+    "RandomCarriers",
+    "Rank",
+    "Residual",
+    "StepCarrier",
+    "TrainEmbeddings",
+    "Warmup",
+    "adapted_layers",
+    "carried_parameters",
+    "carried_sizes",
+    "embeddings_of",
+    "find_classifier",
+    "find_output_layer",
+    "frozen_bases",
+    "group_layers",
+    "layer_table",
+    "mask_factors",
+    "merge",
+    "of_pairs",
+    "prepare_model",
+    "step_carrier",
     "totals",
-]  # fmt: skip
+]

@@ -3,14 +3,16 @@
 Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, n) carriers, r rank.
 Everything here is public: it reads weights, the round and the public seed.
 
-The head of a model is what ``linear-probe`` trains, what LoRA does not adapt, and the group ``classifier`` of rates
-and clip weights. The output layer is the one layer of it that is never carried.
+The head of a model is what ``linear-probe`` trains, what LoRA does not adapt, and the group
+``classifier`` of rates and clip weights. The output layer is the one layer of it that is never
+carried.
 
-Some carriers let the rounding of one example's gradient fill the clip of others. The number of rows in a pass decides
-the last bit of every row's gradient. A scale multiplies that bit: scales of 1e6 turn it into 0.7 C (``power=1``,
-``damping=1e-6``, an adversary's rows, a network of 256-64-10). It adds up over rows and grows with the layer. The rest
-of an embedding is nothing but such bits where L spans the gradient, and it is clipped by itself. So microbatches of
-such a frame have one number of rows (``training.local``).
+Some carriers let the rounding of one example's gradient fill the clip of others. The number of rows
+in a pass decides the last bit of every row's gradient. A scale multiplies that bit: scales of 1e6
+turn it into 0.7 C (``power=1``, ``damping=1e-6``, an adversary's rows, a network of 256-64-10). It
+adds up over rows and grows with the layer. The rest of an embedding is nothing but such bits where
+L spans the gradient, and it is clipped by itself. So microbatches of such a frame have one number
+of rows (``training.local``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +34,13 @@ from fedlsg.setting import Setting, check_declared
 from fedlsg.setting.rules import idle_unless
 
 Rank = Annotated[
-    int, Setting("Rank r of the carriers.", at_least=0, aliases=("r",), rules=(idle_unless("carrier!=dense"),))
+    int,
+    Setting(
+        "Rank r of the carriers.",
+        at_least=0,
+        aliases=("r",),
+        rules=(idle_unless("carrier!=dense"),),
+    ),
 ]
 """0 is for carriers that have none: dense gradients, and the form preconditioned."""
 PowerSteps = Annotated[int, Setting("Power steps with which carriers follow a matrix.", at_least=1)]
@@ -43,15 +51,19 @@ PAYS_BELOW = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Carrier:
-    """How the gradients of a model's weights travel: what every carrier answers, with the answers of most.
+    """How the gradients of a model's weights travel: what every carrier answers, with the answers
+    of most.
 
-    A carrier is a frozen subclass. It owns which weights it carries, their coordinates in a round, their sizes, and
-    what of masks, clips and other parts it goes with; ``forms`` own what is sent of a weight, and Eq. 3.
-    kind: its word in messages. rank, power_steps: those of its carriers; 0 and 1 without. form: what a carried weight
+    A carrier is a frozen subclass. It owns which weights it carries, their coordinates in a round,
+    their sizes, and what of masks, clips and other parts it goes with; ``forms`` own what is sent
+    of a weight, and Eq. 3.
+    kind: its word in messages. rank, power_steps: those of its carriers; 0 and 1 without. form:
+    what a carried weight
     sends. source: the public inputs that it probes the model with, in every
     ``refresh`` rounds. residual: false cuts W to rank r before each round.
     scale: LoRA's alpha / rank. train: what of the model is trained.
-    dense: every trainable parameter is sent as it is, so that masks of single weights and pruning mean something.
+    dense: every trainable parameter is sent as it is, so that masks of single weights and pruning
+    mean something.
     adds_up: the sum of clients' values is what the server needs.
     predicts: it says which entries of what is sent will have energy, before anything is sent.
     """
@@ -72,8 +84,9 @@ class Carrier:
     def __new__(cls, **given: Any) -> "Carrier":
         if cls is Carrier:
             raise ValueError(
-                "fedlsg.Carrier is what all carriers have in common: write fedlsg.OwnCarriers(make=..., rank=...) for "
-                "Carrier(kind='own', ...), and one of the classes of fedlsg.carriers for another kind"
+                "fedlsg.Carrier is what all carriers have in common: write "
+                "fedlsg.OwnCarriers(make=..., rank=...) for Carrier(kind='own', ...), and one of "
+                "the classes of fedlsg.carriers for another kind"
             )
         return super().__new__(cls)
 
@@ -92,7 +105,10 @@ class Carrier:
         """Why a mask of units means nothing here; None where it does."""
         if self.splits:
             return None
-        return "a mask of units freezes rows of dL and columns of dR: it needs low-rank carriers that send them"
+        return (
+            "a mask of units freezes rows of dL and columns of dR: it needs low-rank carriers that "
+            "send them"
+        )
 
     @property
     def functions(self) -> tuple[Callable[..., object], ...]:
@@ -104,40 +120,52 @@ class Carrier:
         return self.form.sizes(W, self.rank, None)
 
     def values(self, W: Tensor) -> int:
-        """Values that an update sends for a carried weight, before a mask: r (m + n) in the form tangent, else r s."""
+        """Values that an update sends for a carried weight, before a mask: r (m + n) in the form
+        tangent, else r s.
+        """
         return self.form.values(self.sizes(W))
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """Change a model to the one that is trained, in place. ``head``: the path of its classifier.
+        """Change a model to the one that is trained, in place. ``head``: the path of its
+        classifier.
 
         Raises ValueError if the model lacks what is to be trained.
         """
 
     def carried(self, model: nn.Module, *, classifier: str | None) -> tuple[str, ...]:
-        """Names of the weights that travel as carriers; every other trainable parameter stays dense.
+        """Names of the weights that travel as carriers; every other trainable parameter stays
+        dense.
 
         Raises ValueError if no layer of the model is large enough.
         """
         return weights_that_pay(model, self, find_output_layer(model, classifier))
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
-        """Coordinates of every trainable parameter in a round. Deterministic, on one kind of processor."""
+        """Coordinates of every trainable parameter in a round. Deterministic, on one kind of
+        processor.
+        """
         return of_pairs(public.weights, {}, self.form)
 
     def step_coordinates(self, where: tuple[Coordinates, ...]) -> tuple[Coordinates, ...] | None:
-        """The coordinates of a step, where they are not those of what is sent; None where they are."""
+        """The coordinates of a step, where they are not those of what is sent; None where they
+        are.
+        """
         return None
 
     def mask(self, blocks: tuple[Block, ...], mask: Mask, public: Public) -> tuple[Block, ...]:
         """The blocks with what a mask keeps of them, beyond what ``apply_mask`` knows."""
         return blocks
 
-    def weigh(self, blocks: tuple[Block, ...], mechanism: Mechanism) -> tuple[tuple[Block, ...], float | None]:
+    def weigh(
+        self, blocks: tuple[Block, ...], mechanism: Mechanism
+    ) -> tuple[tuple[Block, ...], float | None]:
         """The blocks with weights of the carrier's own, and ``Frame.part_norm``."""
         return blocks, None
 
     def needs_one_shape(self, where: Sequence[Coordinates]) -> bool:
-        """Whether every microbatch must have one number of rows (see above). Of public values alone."""
+        """Whether every microbatch must have one number of rows (see above). Of public values
+        alone.
+        """
         return False
 
     def without_residual(self, W: Tensor, seed: int, updates: int, name: str) -> Tensor:
@@ -168,25 +196,33 @@ def of_pairs(
     )
 
 
-def carried_sizes(carrier: Carrier, weights: Mapping[str, Tensor], carried: Sequence[str]) -> dict[str, Sizes]:
+def carried_sizes(
+    carrier: Carrier, weights: Mapping[str, Tensor], carried: Sequence[str]
+) -> dict[str, Sizes]:
     """The sizes of the carried weights and of their carriers, in model order."""
     return {name: carrier.sizes(W) for name, W in weights.items() if name in carried}
 
 
-def carried_parameters(model: nn.Module, carrier: Carrier, *, classifier: str | None = None) -> tuple[str, ...]:
-    """``Carrier.carried``: for most carriers a trainable weight of a Linear or Conv2d, hooked by itself and not shared,
-    not of the output layer, where ``Carrier.values`` < 0.8 m n.
+def carried_parameters(
+    model: nn.Module, carrier: Carrier, *, classifier: str | None = None
+) -> tuple[str, ...]:
+    """``Carrier.carried``: for most carriers a trainable weight of a Linear or Conv2d, hooked by
+    itself and not shared, not of the output layer, where ``Carrier.values`` < 0.8 m n.
 
     ``classifier`` names the head, of which the output layer stays dense (``find_output_layer``).
     """
     return carrier.carried(model, classifier=classifier)
 
 
-def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None = None, seed: int) -> nn.Module:
-    """The model that a method trains, changed in place: adapters inserted, what it does not train frozen, or W_0 cut.
+def prepare_model(
+    model: nn.Module, carrier: Carrier, *, classifier: str | None = None, seed: int
+) -> nn.Module:
+    """The model that a method trains, changed in place: adapters inserted, what it does not train
+    frozen, or W_0 cut.
 
     ``classifier`` names the head; without it, the last Linear. Deterministic in its arguments.
-    Raises ValueError if no layer can be adapted, or the model lacks what is to be trained: a classifier, bias terms.
+    Raises ValueError if no layer can be adapted, or the model lacks what is to be trained: a
+    classifier, bias terms.
     """
     check_initialized(model)
     carrier.prepare(model, find_classifier(model, classifier), classifier=classifier, seed=seed)
@@ -194,7 +230,9 @@ def prepare_model(model: nn.Module, carrier: Carrier, *, classifier: str | None 
 
 
 def weights_that_pay(model: nn.Module, carrier: Carrier, excluded: str) -> tuple[str, ...]:
-    """The weights that may travel as carriers and are smaller so; none of the module at the path ``excluded``."""
+    """The weights that may travel as carriers and are smaller so; none of the module at the path
+    ``excluded``.
+    """
     ways = ways_of(model)
     shared = {module._parameters[own] for places in ways.uses.values() for module, own in places}
     modules = {name: module for name, module in model.named_modules() if can_be_carried(module)}
@@ -213,12 +251,16 @@ def weights_that_pay(model: nn.Module, carrier: Carrier, excluded: str) -> tuple
 
 
 def pays(W: Tensor, carrier: Carrier) -> bool:
-    """Whether a carried weight sends clearly fewer values than it has, or sends them all preconditioned."""
+    """Whether a carried weight sends clearly fewer values than it has, or sends them all
+    preconditioned.
+    """
     return carrier.form.pays(carrier.sizes(W), PAYS_BELOW)
 
 
 def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
-    """Why no layer is carried, and what to do. ``candidates``: a layer could be carried at a smaller rank."""
+    """Why no layer is carried, and what to do. ``candidates``: a layer could be carried at a
+    smaller rank.
+    """
     if not carrier.rank:
         return f"{model} has no Linear or Conv2d layer before the classifier to precondition"
     core = carrier.form is CORE
@@ -226,18 +268,20 @@ def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
     given = f"rank={carrier.rank}{out_rank}"
     if not candidates:
         return (
-            f"{given} carries no layer of {model}: it has no Linear or Conv2d layer before the classifier; choose "
-            "another model, or a dense method such as dpsgd"
+            f"{given} carries no layer of {model}: it has no Linear or Conv2d layer before the "
+            "classifier; choose another model, or a dense method such as dpsgd"
         )
     rule, smaller = ("r s", "rank or out_rank") if core else ("r (m + n)", "rank")
     return (
-        f"{given} carries no layer of {model}: {rule} < {PAYS_BELOW} m n holds for no Linear or Conv2d layer before "
-        f"the classifier; choose a smaller {smaller}, or a dense method such as dpsgd"
+        f"{given} carries no layer of {model}: {rule} < {PAYS_BELOW} m n holds for no Linear or "
+        f"Conv2d layer before the classifier; choose a smaller {smaller}, or a dense method such "
+        "as dpsgd"
     )
 
 
 def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
-    """Path of the head, which may have several layers: the module that is named, else the last Linear, else "".
+    """Path of the head, which may have several layers: the module that is named, else the last
+    Linear, else "".
 
     Raises ValueError for a name that is no module of the model.
     """
@@ -249,10 +293,11 @@ def find_classifier(model: nn.Module, classifier: str | None = None) -> str:
 
 
 def find_output_layer(model: nn.Module, classifier: str | None = None) -> str:
-    """Path of the layer that makes the outputs: the last Linear of the head, or the head itself if it has none.
+    """Path of the layer that makes the outputs: the last Linear of the head, or the head itself if
+    it has none.
 
-    It is never carried: "all fully connected and attention layers except the classification layer" are (Ito et al.
-    2023, sec. 4). In RoBERTa's head ``dense`` is carried and ``out_proj`` is not.
+    It is never carried: "all fully connected and attention layers except the classification layer"
+    are (Ito et al. 2023, sec. 4). In RoBERTa's head ``dense`` is carried and ``out_proj`` is not.
     Raises ValueError for a ``classifier`` that is no module of the model.
     """
     head = find_classifier(model, classifier)
@@ -266,7 +311,9 @@ def _last_linear(model: nn.Module) -> str:
 
 
 EVEN = 4.0
-"""Largest scale on either side of a weight at which microbatches may differ in their number of rows."""
+"""Largest scale on either side of a weight at which microbatches may differ in their number of
+rows.
+"""
 
 
 def longest(matrix: Tensor, dim: int) -> float:

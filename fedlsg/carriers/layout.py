@@ -1,7 +1,8 @@
-"""How each parameter of a model travels: carried, dense or frozen, and how many values it sends, before and after the
-mask.
+"""How each parameter of a model travels: carried, dense or frozen, and how many values it sends,
+before and after the mask.
 
-The rule is that of ``carried_parameters``; this module only spells it out, for people and for tests.
+The rule is that of ``carried_parameters``; this module only spells it out, for people and for
+tests.
 """
 
 import math
@@ -24,8 +25,10 @@ Travel = Literal["carried", "dense", "frozen"]
 class LayerRow:
     """One parameter, or ``count`` of them that differ in their layer's number only.
 
-    values: what one update sends for each of them, before a mask: ``Carrier.values`` where carried, all where dense,
-    0 where frozen. sent: what all ``count`` of them send after the mask; None if no frame was given.
+    values: what one update sends for each of them, before a mask: ``Carrier.values`` where carried,
+    all where dense,
+    0 where frozen. sent: what all ``count`` of them send after the mask; None if no frame was
+    given.
     """
 
     name: str
@@ -37,15 +40,23 @@ class LayerRow:
 
 
 def layer_table(
-    model: nn.Module, carrier: Carrier, classifier: str | None = None, *, blocks: Iterable[Block] | None = None
+    model: nn.Module,
+    carrier: Carrier,
+    classifier: str | None = None,
+    *,
+    blocks: Iterable[Block] | None = None,
 ) -> list[LayerRow]:
-    """A row for every parameter, in model order. The model is one that ``prepare_model`` has prepared.
+    """A row for every parameter, in model order. The model is one that ``prepare_model`` has
+    prepared.
 
-    A weight that LoRA adapts is one carried row under its own name; its factors are the values. ``blocks``: those of a
-    frame, with its mask. Works on the meta device: only shapes are read. Raises what ``carried_parameters`` raises.
+    A weight that LoRA adapts is one carried row under its own name; its factors are the values.
+    ``blocks``: those of a frame, with its mask. Works on the meta device: only shapes are read.
+    Raises what ``carried_parameters`` raises.
     """
     carried = set(carried_parameters(model, carrier, classifier=classifier))
-    adapted = {path: module for path, module in model.named_modules() if isinstance(module, Adapted)}
+    adapted = {
+        path: module for path, module in model.named_modules() if isinstance(module, Adapted)
+    }
     bases = {path + BASE: module for path, module in adapted.items()}
     factors = {path + suffix for path in adapted for suffix in (DOWN, CORE, UP)}
     kept: Counter[str] = Counter()
@@ -69,15 +80,18 @@ def layer_table(
         path, base, attribute = name.rpartition(".base.")
         own_name = f"{path}.{attribute}" if base and path in adapted else name
         after = None if blocks is None else sent
-        rows.append(LayerRow(name=own_name, shape=tuple(p.shape), travel=travel, values=values, sent=after))
+        rows.append(
+            LayerRow(name=own_name, shape=tuple(p.shape), travel=travel, values=values, sent=after)
+        )
     return rows
 
 
 def group_layers(rows: Iterable[LayerRow]) -> list[LayerRow]:
-    """The rows with repeated layers put together: numbers in their names become ``*``, in order of first appearance.
+    """The rows with repeated layers put together: numbers in their names become ``*``, in order of
+    first appearance.
 
-    ``encoder.layer.0.output.weight`` to ``encoder.layer.11.output.weight`` of one shape that travel alike are one row
-    with ``count=12``. The sums of ``count * values`` and of ``sent`` stay.
+    ``encoder.layer.0.output.weight`` to ``encoder.layer.11.output.weight`` of one shape that travel
+    alike are one row with ``count=12``. The sums of ``count * values`` and of ``sent`` stay.
     """
     groups: dict[tuple[str, tuple[int, ...], Travel, int], LayerRow] = {}
     for row in rows:
@@ -95,9 +109,17 @@ def _together(one: LayerRow, other: LayerRow) -> LayerRow:
 
 def totals(rows: Iterable[LayerRow]) -> dict[Travel, tuple[int, int, int]]:
     """(tensors, their entries, values sent) of each way to travel; all three are there."""
-    found: dict[Travel, tuple[int, int, int]] = {"carried": (0, 0, 0), "dense": (0, 0, 0), "frozen": (0, 0, 0)}
+    found: dict[Travel, tuple[int, int, int]] = {
+        "carried": (0, 0, 0),
+        "dense": (0, 0, 0),
+        "frozen": (0, 0, 0),
+    }
     for row in rows:
         tensors, entries, values = found[row.travel]
         size = math.prod(row.shape)
-        found[row.travel] = (tensors + row.count, entries + row.count * size, values + row.count * row.values)
+        found[row.travel] = (
+            tensors + row.count,
+            entries + row.count * size,
+            values + row.count * row.values,
+        )
     return found

@@ -1,11 +1,12 @@
-"""LoRA: a frozen weight plus two trained factors (Hu et al. 2022), and which parameters a method trains.
+"""LoRA: a frozen weight plus two trained factors (Hu et al. 2022), and which parameters a method
+trains.
 
 Symbols: W_0 (m, n) frozen weight    A (r, n) "down"    B (m, r) "up"    s = alpha / r
     y = W_0 x + s B A x, and the effective weight is W_0 + s B A
     with a core C (r, r), ``train="core"``: y = W_0 x + s B C A x
-The factors are ordinary layers, so that their per-example gradients, clip, noise and payload are those of any other
-dense parameter: dB = s g^T (A x), dA = s (B^T g)^T x. A convolution's factors are a (r, c, kh, kw) kernel followed by
-a 1 x 1 one, (m, r, 1, 1).
+The factors are ordinary layers, so that their per-example gradients, clip, noise and payload are
+those of any other dense parameter: dB = s g^T (A x), dA = s (B^T g)^T x. A convolution's factors
+are a (r, c, kh, kw) kernel followed by a 1 x 1 one, (m, r, 1, 1).
 """
 
 import math
@@ -17,7 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.base import Carrier, PowerSteps, Rank, check_rank, find_classifier, weights_that_pay
+from fedlsg.carriers.base import (
+    Carrier,
+    PowerSteps,
+    Rank,
+    check_rank,
+    find_classifier,
+    weights_that_pay,
+)
 from fedlsg.carriers.low_rank import LowRank, freeze_all_but
 from fedlsg.frame import Block, Keep, Part
 from fedlsg.frame.public import Public
@@ -32,20 +40,26 @@ DOWN, CORE, UP, BASE = ".down.weight", ".core.weight", ".up.weight", ".base.weig
 LoraAlpha = Annotated[
     float | None,
     Setting(
-        "LoRA's product is scaled by lora_alpha / rank; by 1 without it.", above=0, below=math.inf, name="lora_alpha"
+        "LoRA's product is scaled by lora_alpha / rank; by 1 without it.",
+        above=0,
+        below=math.inf,
+        name="lora_alpha",
     ),
 ]
 
-TrainEmbeddings = Annotated[bool, Setting("Train the embeddings of a model under LoRA, dense; false freezes them.")]
+TrainEmbeddings = Annotated[
+    bool, Setting("Train the embeddings of a model under LoRA, dense; false freezes them.")
+]
 
 
 class Adapted(nn.Module):
-    """A Linear, Conv2d or Conv1D whose weight is frozen, plus the product of trained factors; its bias is trained on.
+    """A Linear, Conv2d or Conv1D whose weight is frozen, plus the product of trained factors; its
+    bias is trained on.
 
-    The product is B A, or B C A, in the shape in which the weight is stored. Conv1D of transformers computes x W, so
-    that B comes first there. Nothing changes at the start: B is 0, or the core is, where there is one. With a core, A
-    and B are carriers of W_0. Without, A is drawn: uniformly, as LoRA's is (Kaiming with a = sqrt(5)), or with
-    orthonormal rows.
+    The product is B A, or B C A, in the shape in which the weight is stored. Conv1D of transformers
+    computes x W, so that B comes first there. Nothing changes at the start: B is 0, or the core is,
+    where there is one. With a core, A and B are carriers of W_0. Without, A is drawn: uniformly, as
+    LoRA's is (Kaiming with a = sqrt(5)), or with orthonormal rows.
     """
 
     def __init__(self, base: nn.Module, carrier: "Lora", generator: torch.Generator) -> None:
@@ -68,7 +82,9 @@ class Adapted(nn.Module):
             down = _mixing(base, fan_in, rank)
         self.down = _filled(down, A, W_0)
         self.core = (
-            _filled(_mixing(base, rank, rank), torch.zeros(rank, rank), W_0) if carrier.train == "core" else None
+            _filled(_mixing(base, rank, rank), torch.zeros(rank, rank), W_0)
+            if carrier.train == "core"
+            else None
         )
         self.up = _filled(_mixing(base, rank, len(W_0)), B, W_0)
 
@@ -76,7 +92,9 @@ class Adapted(nn.Module):
         """(B, *) as the frozen layer takes it."""
         first, last = (self.up, self.down) if is_turned(self.base) else (self.down, self.up)
         inner = first(x)
-        result: Tensor = self.base(x) + self.scale * last(inner if self.core is None else self.core(inner))
+        result: Tensor = self.base(x) + self.scale * last(
+            inner if self.core is None else self.core(inner)
+        )
         return result
 
 
@@ -90,7 +108,9 @@ def _mixing(base: nn.Module, inputs: int, outputs: int) -> nn.Module:
 
 
 def _filled(layer: nn.Module, weight: Tensor, like: Tensor) -> nn.Module:
-    """A layer made on the meta device, with this weight, on the device and in the type of ``like``."""
+    """A layer made on the meta device, with this weight, on the device and in the type of
+    ``like``.
+    """
     layer.to_empty(device=like.device).to(like.dtype)
     own = layer.get_parameter("weight")
     with torch.no_grad():
@@ -102,10 +122,11 @@ def _filled(layer: nn.Module, weight: Tensor, like: Tensor) -> nn.Module:
 class Lora(Carrier):
     """W is frozen and two factors are trained in its place (``Adapted``).
 
-    ``train="up"`` freezes everything but the head and B, ``"core"`` everything but it and a core C (r, r) between B and
-    A, which are then carriers of W_0 after ``power_steps``. ``orthonormal``: A starts with orthonormal rows.
-    ``alpha``: s is alpha / rank; None means s = 1. ``embeddings``: train the tables of words and positions, too, which
-    have far more values than the factors.
+    ``train="up"`` freezes everything but the head and B, ``"core"`` everything but it and a core C
+    (r, r) between B and A, which are then carriers of W_0 after ``power_steps``. ``orthonormal``: A
+    starts with orthonormal rows.
+    ``alpha``: s is alpha / rank; None means s = 1. ``embeddings``: train the tables of words and
+    positions, too, which have far more values than the factors.
     """
 
     kind: ClassVar[str] = "lora"
@@ -130,20 +151,26 @@ class Lora(Carrier):
         """Masks of units freeze rows of B and columns of A."""
         if self.train == "all":
             return None
-        return "a mask of units freezes rows of LoRA's B and columns of A: it needs both factors trained"
+        return (
+            "a mask of units freezes rows of LoRA's B and columns of A: it needs both factors "
+            "trained"
+        )
 
     def carried(self, model: nn.Module, *, classifier: str | None) -> tuple[str, ...]:
         """None: the factors are parameters of their own."""
         return ()
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """Insert adapters in the layers outside of the head that low-rank carriers of this rank would carry.
+        """Insert adapters in the layers outside of the head that low-rank carriers of this rank
+        would carry.
 
-        LoRA freezes what it adapts, and embeddings where nobody asks for them (tied ones in the head, too). A head
-        starts at random: all of it is trained.
+        LoRA freezes what it adapts, and embeddings where nobody asks for them (tied ones in the
+        head, too). A head starts at random: all of it is trained.
         Raises ValueError if no layer can be adapted.
         """
-        for name in weights_that_pay(model, LowRank(rank=self.rank), find_classifier(model, classifier)):
+        for name in weights_that_pay(
+            model, LowRank(rank=self.rank), find_classifier(model, classifier)
+        ):
             path = name.removesuffix("weight").removesuffix(".")
             if not path:
                 raise ValueError("LoRA needs layers inside a model; this model is a single layer")
@@ -160,17 +187,33 @@ class Lora(Carrier):
 
     def mask(self, blocks: tuple[Block, ...], mask: Mask, public: Public) -> tuple[Block, ...]:
         """Rows of dB and columns of dA, under a mask of units."""
-        return mask_factors(blocks, public.weights, public.initial, mask, self) if mask.units else blocks
+        return (
+            mask_factors(blocks, public.weights, public.initial, mask, self)
+            if mask.units
+            else blocks
+        )
 
 
 def embeddings_of(model: nn.Module) -> list[nn.Parameter]:
-    """The tables of words, positions and types: what modules of type Embedding, or of a subclass, own."""
-    return [p for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)]
+    """The tables of words, positions and types: what modules of type Embedding, or of a subclass,
+    own.
+    """
+    return [
+        p
+        for m in model.modules()
+        if isinstance(m, nn.Embedding)
+        for p in m.parameters(recurse=False)
+    ]
 
 
 def frozen_bases(model: nn.Module) -> dict[str, Tensor]:
-    """W_0 of every adapted layer, by parameter name: public and constant, what masks of lsg-lora need."""
-    return {path + BASE: m.base.get_parameter("weight").detach() for path, m in adapted_layers(model).items()}
+    """W_0 of every adapted layer, by parameter name: public and constant, what masks of lsg-lora
+    need.
+    """
+    return {
+        path + BASE: m.base.get_parameter("weight").detach()
+        for path, m in adapted_layers(model).items()
+    }
 
 
 def effective_weight(
@@ -189,11 +232,13 @@ def adapted_layers(model: nn.Module) -> dict[str, Adapted]:
 
 
 def merge(tensors: Mapping[str, Tensor], paths: Collection[str], scale: float) -> dict[str, Tensor]:
-    """The state_dict of the model without adapters: W = W_0 + s B A in each adapted layer, the factors left out.
+    """The state_dict of the model without adapters: W = W_0 + s B A in each adapted layer, the
+    factors left out.
 
-    ``tensors``: the state_dict of the model with adapters at ``paths``. Names and their order are those of the model
-    before ``prepare_model``. It is the same function up to rounding where a layer is linear in its weight: a
-    weight-standardised convolution is not. Raises KeyError for a path that the tensors lack.
+    ``tensors``: the state_dict of the model with adapters at ``paths``. Names and their order are
+    those of the model before ``prepare_model``. It is the same function up to rounding where a
+    layer is linear in its weight: a weight-standardised convolution is not. Raises KeyError for a
+    path that the tensors lack.
     """
     found = dict(tensors)
     for path in paths:
@@ -201,16 +246,24 @@ def merge(tensors: Mapping[str, Tensor], paths: Collection[str], scale: float) -
         for factor in (DOWN, CORE, UP):
             found.pop(path + factor, None)
     places = {name: name.rpartition(".base.") for name in found}
-    return {f"{path}.{own}" if path in paths else name: found[name] for name, (path, _, own) in places.items()}
+    return {
+        f"{path}.{own}" if path in paths else name: found[name]
+        for name, (path, _, own) in places.items()
+    }
 
 
 def mask_factors(
-    blocks: Sequence[Block], weights: Mapping[str, Tensor], initial: Mapping[str, Tensor], mask: Mask, carrier: Lora
+    blocks: Sequence[Block],
+    weights: Mapping[str, Tensor],
+    initial: Mapping[str, Tensor],
+    mask: Mask,
+    carrier: Lora,
 ) -> tuple[Block, ...]:
-    """Blocks of which dB keeps the rows of important out units and dA the columns of important in units.
+    """Blocks of which dB keeps the rows of important out units and dA the columns of important in
+    units.
 
-    Source: Ito et al. 2024, Alg. 1. Importance is that of the effective weight W_0 + s B A. All other blocks are kept
-    whole.
+    Source: Ito et al. 2024, Alg. 1. Importance is that of the effective weight W_0 + s B A. All
+    other blocks are kept whole.
     """
     of: dict[str, tuple[int, Tensor]] = {}
     for block in blocks:
@@ -221,6 +274,11 @@ def mask_factors(
                     axis,
                     unit_importance(effective_weight(path, weights, initial, carrier.scale))[axis],
                 )
-    kept = keep_units_of_each([importance for _, importance in of.values()], mask.sparsity, mask.direction)
-    keeps = {name: Keep(axis=axis, index=k) for (name, (axis, _)), k in zip(of.items(), kept, strict=True)}
+    kept = keep_units_of_each(
+        [importance for _, importance in of.values()], mask.sparsity, mask.direction
+    )
+    keeps = {
+        name: Keep(axis=axis, index=k)
+        for (name, (axis, _)), k in zip(of.items(), kept, strict=True)
+    }
     return tuple(replace(block, keep=keeps.get(block.parameter, block.keep)) for block in blocks)

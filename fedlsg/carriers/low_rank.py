@@ -1,7 +1,9 @@
-"""Carriers of the weights themselves, of their change, or at random, in which LSG and RGP send dL and dR; and none.
+"""Carriers of the weights themselves, of their change, or at random, in which LSG and RGP send dL
+and dR; and none.
 
 Symbols: W (m, n) public weight now, W_0 the same at the start, L (m, r), R (r, n) carriers, r rank.
-Without carriers every trained parameter is sent as it is; all of the model is trained, or its head, or its biases.
+Without carriers every trained parameter is sent as it is; all of the model is trained, or its head,
+or its biases.
 """
 
 from collections.abc import Iterator
@@ -25,8 +27,8 @@ BIAS = ".bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Carrier):
-    """Gradients unchanged. ``train="classifier"`` freezes everything but the head, ``"biases"`` everything but it and
-    the bias terms."""
+    """Gradients unchanged. ``train="classifier"`` freezes everything but the head, ``"biases"``
+    everything but it and the bias terms."""
 
     kind: ClassVar[str] = "dense"
     dense: ClassVar[bool] = True
@@ -38,19 +40,25 @@ class Dense(Carrier):
         return ()
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """Freeze what is not trained. Raises ValueError if the model has no classifier, or no bias terms, to train."""
+        """Freeze what is not trained. Raises ValueError if the model has no classifier, or no bias
+        terms, to train.
+        """
         if self.train == "classifier":
             if not head:
-                raise ValueError(f"{type(model).__name__} has no Linear layer to train as its classifier")
+                raise ValueError(
+                    f"{type(model).__name__} has no Linear layer to train as its classifier"
+                )
             freeze_all_but(model, (), head)
         if self.train == "biases":
             biases = [
-                name for name in trainable(model) if f".{name}".endswith(BIAS) and not name.startswith(head + ".")
+                name
+                for name in trainable(model)
+                if f".{name}".endswith(BIAS) and not name.startswith(head + ".")
             ]
             if not biases:
                 raise ValueError(
-                    f"{type(model).__name__} has no bias terms to train outside of its classifier {head!r}: choose a "
-                    "model whose layers have biases, or method linear-probe"
+                    f"{type(model).__name__} has no bias terms to train outside of its classifier "
+                    f"{head!r}: choose a model whose layers have biases, or method linear-probe"
                 )
             freeze_all_but(model, biases, head)
 
@@ -62,15 +70,20 @@ def freeze_all_but(model: nn.Module, kept: "tuple[str, ...] | list[str]", head: 
             parameter.requires_grad_(False)
 
 
-Warmup = Annotated[int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)]
-Residual = Annotated[bool, Setting("Keep what carriers do not span of W; false replaces W by L R each round.")]
+Warmup = Annotated[
+    int, Setting("Updates of the server before carriers come from W - W_0, not W.", at_least=1)
+]
+Residual = Annotated[
+    bool, Setting("Keep what carriers do not span of W; false replaces W by L R each round.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(Carrier):
     """Carriers of W (Ito et al. 2023, Alg. 2).
 
-    ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C), W_0 included.
+    ``residual=False`` replaces W by its rank-r part before every round (Yu et al. 2021, App. C),
+    W_0 included.
     """
 
     kind: ClassVar[str] = "low-rank"
@@ -82,14 +95,20 @@ class LowRank(Carrier):
         check_rank(self)
 
     def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
-        """Without the residual: cut W_0. Cut later, W - W_0 would be the residual that was cut off, not the updates."""
+        """Without the residual: cut W_0. Cut later, W - W_0 would be the residual that was cut off,
+        not the updates.
+        """
         if not self.residual:
             for name in carried_parameters(model, self, classifier=classifier):
                 W = model.get_parameter(name).detach()
                 W.copy_(self.without_residual(W, seed, 0, name))
 
-    def without_residual(self, W: Float[Tensor, "m *rest"], seed: int, updates: int, name: str) -> Tensor:
-        """W in the spans of its own carriers, rank r at most: the rest is left out (Yu et al. 2021, App. C)."""
+    def without_residual(
+        self, W: Float[Tensor, "m *rest"], seed: int, updates: int, name: str
+    ) -> Tensor:
+        """W in the spans of its own carriers, rank r at most: the rest is left out (Yu et al. 2021,
+        App. C).
+        """
         generator = public_generator(seed, "truncate", updates, name)
         L, R = decompose(W, self.rank, generator=generator, power_steps=self.power_steps)
         return (L @ (L.mT @ flatten_kernel(W) @ R.mT) @ R).reshape(W.shape)
@@ -120,7 +139,9 @@ class LowRankChange(LowRank):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCarriers(LowRank):
-    """Random orthonormal carriers, drawn again each round (Yu et al. 2021, sec. 4, "RGP-random")."""
+    """Random orthonormal carriers, drawn again each round (Yu et al. 2021, sec. 4,
+    "RGP-random").
+    """
 
     kind: ClassVar[str] = "random"
 
@@ -128,14 +149,18 @@ class RandomCarriers(LowRank):
         """A draw for each carried weight and round."""
         made = {}
         for name in public.carried:
-            W, generator = public.weights[name].detach(), public.generator("carriers", public.time.round, name)
+            W, generator = (
+                public.weights[name].detach(),
+                public.generator("carriers", public.time.round, name),
+            )
             m, n = flatten_kernel(W).shape
             made[name] = random_carriers((m, n), self.rank, generator=generator, like=W)
         return of_pairs(public.weights, made, self.form)
 
 
 StepCarrier = Annotated[
-    Literal["dense", "low-rank", "low-rank-change", "random"], Setting("Coordinates of a weight's gradient.")
+    Literal["dense", "low-rank", "low-rank-change", "random"],
+    Setting("Coordinates of a weight's gradient."),
 ]
 """The carriers that a step may have by choice; the others belong to their recipes."""
 
@@ -153,13 +178,17 @@ def low_rank_coordinates(
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for run in runs:
         generators = [public.generator("carriers", public.time.round, name) for name in run]
-        made = decompose_each(list(run.values()), carrier.rank, generators=generators, power_steps=carrier.power_steps)
+        made = decompose_each(
+            list(run.values()), carrier.rank, generators=generators, power_steps=carrier.power_steps
+        )
         pairs |= zip(run, made, strict=True)
     return of_pairs(public.weights, pairs, carrier.form)
 
 
 def changes(public: Public, warmup: int) -> Iterator[dict[str, Tensor]]:
-    """W - W_0 of each carried weight, made and dropped one by one; before ``warmup`` updates W itself, all together."""
+    """W - W_0 of each carried weight, made and dropped one by one; before ``warmup`` updates W
+    itself, all together.
+    """
     own = {name: W.detach() for name, W in public.weights.items() if name in public.carried}
     if public.updates < warmup:
         yield own

@@ -1,12 +1,14 @@
-"""Personal parameters: a part of the model that stays with each client and is never sent, such as its classifier.
+"""Personal parameters: a part of the model that stays with each client and is never sent, such as
+its classifier.
 
-The gradient of an example in the shared part depends on the personal part, and so on every example that trained it. So
-personal gradients are in the same frame, joint clip, noise and ledger entry as shared ones: what a client keeps is as
+The gradient of an example in the shared part depends on the personal part, and so on every example
+that trained it. So personal gradients are in the same frame, joint clip, noise and ledger entry as
+shared ones: what a client keeps is as
 private as what it sends, and the next rounds only read noisy values. Of a step's values
     shared     are sent: ``Frame.wire`` has their blocks
     personal   move the client's own parameters, at its own learning rate
-Differs from FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021): there the personal part is trained
-without a clip and without noise, and no epsilon covers it.
+Differs from FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021): there the personal
+part is trained without a clip and without noise, and no epsilon covers it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +24,8 @@ CLASSIFIER = "classifier"
 
 
 def personal_names(names: Iterable[str], personal: str, classifier: str) -> tuple[str, ...]:
-    """The parameters that ``personal`` means: those of the head, or those whose name starts with it.
+    """The parameters that ``personal`` means: those of the head, or those whose name starts with
+    it.
 
     Raises ValueError for none of them, or all.
     """
@@ -31,8 +34,8 @@ def personal_names(names: Iterable[str], personal: str, classifier: str) -> tupl
     if not 0 < len(found) < len(known):
         which = "all" if found else "no"
         raise ValueError(
-            f"personal={personal!r} means {which} trained parameters: name a part of the model, the classifier or the "
-            f"start of some of these names: {', '.join(known)}"
+            f"personal={personal!r} means {which} trained parameters: name a part of the model, "
+            f"the classifier or the start of some of these names: {', '.join(known)}"
         )
     return found
 
@@ -44,9 +47,16 @@ def shared_values(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor,
 
 
 def with_zeros(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]:
-    """A step's values from those that were sent: 0 for personal parameters, of which the server knows nothing."""
+    """A step's values from those that were sent: 0 for personal parameters, of which the server
+    knows nothing.
+    """
     parts = iter(sent.split([block.kept for block in frame.wire.blocks]))
-    return torch.cat([sent.new_zeros(b.kept) if b.parameter in frame.personal else next(parts) for b in frame.blocks])
+    return torch.cat(
+        [
+            sent.new_zeros(b.kept) if b.parameter in frame.personal else next(parts)
+            for b in frame.blocks
+        ]
+    )
 
 
 def personal_size(frame: Frame) -> int:
@@ -55,15 +65,23 @@ def personal_size(frame: Frame) -> int:
 
 
 def personal_gradient(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " size"]:
-    """The personal part of a step's values in float64: all coordinates, 0 where the mask froze one."""
+    """The personal part of a step's values in float64: all coordinates, 0 where the mask froze
+    one.
+    """
     parts = zip(frame.blocks, frame.unflatten(values), strict=True)
-    return torch.cat([part.flatten() for block, part in parts if block.parameter in frame.personal]).double().cpu()
+    return (
+        torch.cat([part.flatten() for block, part in parts if block.parameter in frame.personal])
+        .double()
+        .cpu()
+    )
 
 
 def personal_weights(
     weights: Mapping[str, Tensor], names: Sequence[str], displacement: Float[Tensor, " size"]
 ) -> dict[str, Tensor]:
-    """A client's personal parameters: those of ``weights``, which all clients begin with, plus its displacement."""
+    """A client's personal parameters: those of ``weights``, which all clients begin with, plus its
+    displacement.
+    """
     own = {name: weights[name].detach() for name in names}
     parts = displacement.split([W.numel() for W in own.values()])
     return {

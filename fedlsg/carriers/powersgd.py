@@ -1,11 +1,13 @@
-"""PowerSGD on noisy gradients: a client sends rank-r factors of its own update (Vogels et al. 2019, Algorithm 1).
+"""PowerSGD on noisy gradients: a client sends rank-r factors of its own update (Vogels et al. 2019,
+Algorithm 1).
 
 Symbols: G (m, n) a client's noisy sum of clipped gradients     R (r, n) shared public start
     P = orthonormal columns of G R^T (m, r),  Q = P^T G (r, n),  the server adds P Q of every client
-Everything here is post-processing of the noisy output of the mechanism: epsilon is that of dense DP-SGD.
-Differs from the source: there is no error feedback, which would carry noise that was not sent from round to round. The
-shared start is the right carrier of W - W_0 (the history of all clients), not the last aggregate: every client can
-derive it.
+Everything here is post-processing of the noisy output of the mechanism: epsilon is that of dense
+DP-SGD.
+Differs from the source: there is no error feedback, which would carry noise that was not sent from
+round to round. The shared start is the right carrier of W - W_0 (the history of all clients), not
+the last aggregate: every client can derive it.
 """
 
 import math
@@ -52,7 +54,9 @@ class Factors(Carrier):
 
 
 def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:
-    """What is sent for the noisy values of a step: the shared ones, or factors if ``frame.sent`` has any."""
+    """What is sent for the noisy values of a step: the shared ones, or factors if ``frame.sent``
+    has any.
+    """
     if frame.personal:
         return shared_values(values, frame)
     if frame.sent is None:
@@ -70,7 +74,9 @@ def encode(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent
 
 
 def decode(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " kept"]:
-    """The step's values from what was sent: P Q where factors were sent, which undoes ``encode`` up to the rank."""
+    """The step's values from what was sent: P Q where factors were sent, which undoes ``encode`` up
+    to the rank.
+    """
     if frame.personal:
         return with_zeros(sent, frame)
     if frame.sent is None:

@@ -1,9 +1,11 @@
-"""Statistics of gradients that the papers show: stable rank, projection residual, clipping, energy of units.
+"""Statistics of gradients that the papers show: stable rank, projection residual, clipping, energy
+of units.
 
-Symbols: dW (m, n) gradient of a weight W, L (m, r), R (r, n) carriers, P their projection (Eq. 3), C clip norm, p
-sparsity; a convolution kernel (m, c, kh, kw) is flattened, and its in units are the c channels.
-Not private: everything here is a function of gradients without noise, to inspect a simulation, never to release.
-A gradient that is zero everywhere has no such statistics: they are NaN.
+Symbols: dW (m, n) gradient of a weight W, L (m, r), R (r, n) carriers, P their projection (Eq. 3),
+C clip norm, p sparsity; a convolution kernel (m, c, kh, kw) is flattened, and its in units are the
+c channels.
+Not private: everything here is a function of gradients without noise, to inspect a simulation,
+never to release. A gradient that is zero everywhere has no such statistics: they are NaN.
 """
 
 import math
@@ -29,8 +31,11 @@ def stable_rank(dW: Float[Tensor, "m *rest"]) -> float:
     return float(squares / torch.linalg.matrix_norm(A, 2).square()) if squares > 0 else math.nan
 
 
-def principal_carriers(A: Float[Tensor, "m *rest"], rank: int) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
-    """The first ``rank`` left and right singular vectors of A: the r-SVD of Yu et al. 2021, sec. 4.2.
+def principal_carriers(
+    A: Float[Tensor, "m *rest"], rank: int
+) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+    """The first ``rank`` left and right singular vectors of A: the r-SVD of Yu et al. 2021, sec.
+    4.2.
 
     Raises ValueError for a rank outside 1..min(m, n).
     """
@@ -41,12 +46,18 @@ def principal_carriers(A: Float[Tensor, "m *rest"], rank: int) -> tuple[Float[Te
 
 
 def residual(
-    dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "s n"], form: Form = TANGENT
+    dW: Float[Tensor, "m *rest"],
+    L: Float[Tensor, "m r"],
+    R: Float[Tensor, "s n"],
+    form: Form = TANGENT,
 ) -> float:
-    """||dW - P(dW)||_F / ||dW||_F, the share of dW's length that carriers lose (Yu et al. 2021, Eq. 5-6), in float64.
+    """||dW - P(dW)||_F / ||dW||_F in float64: the share of dW's length that carriers lose.
 
-    P is ``reconstruct(*project(dW, L, R), L, R)``, so that it is (I - L L^T) dW (I - R^T R) that is left over. P of a
-    core is the orthogonal projection onto span(L) x span(R), whatever the scales of L and R are.
+    Source: Yu et al. 2021, Eq. 5-6.
+
+    P is ``reconstruct(*project(dW, L, R), L, R)``, so that it is (I - L L^T) dW (I - R^T R) that is
+    left over. P of a core is the orthogonal projection onto span(L) x span(R), whatever the scales
+    of L and R are.
     """
     A, L, R = flatten_kernel(dW.detach()).double(), L.double(), R.double()
     length = A.norm()
@@ -59,7 +70,8 @@ def residual(
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Shares of ||dW||_F^2 in kept rows (out units), in kept columns (in units), and in entries of either.
+    """Shares of ||dW||_F^2 in kept rows (out units), in kept columns (in units), and in entries of
+    either.
 
     An entry whose row and column are both frozen gets only what the third term of Eq. 3 mixes in.
     """
@@ -69,7 +81,9 @@ class Energy:
     either: float
 
 
-def kept_energy(dW: Float[Tensor, "m n *taps"], rows: Int[Tensor, " k"], columns: Int[Tensor, " l"]) -> Energy:
+def kept_energy(
+    dW: Float[Tensor, "m n *taps"], rows: Int[Tensor, " k"], columns: Int[Tensor, " l"]
+) -> Energy:
     """Energy of dW in the given out units and in units."""
     squares = dW.detach().double().square()
     squares = squares.flatten(2).sum(2) if dW.ndim > 2 else squares
@@ -87,7 +101,9 @@ def kept_energy(dW: Float[Tensor, "m n *taps"], rows: Int[Tensor, " k"], columns
 
 
 def random_energy(shape: tuple[int, ...], rows: int, columns: int) -> Energy:
-    """Mean of ``kept_energy`` over uniformly random units, as many of them: the same for every dW of ``shape``."""
+    """Mean of ``kept_energy`` over uniformly random units, as many of them: the same for every dW
+    of ``shape``.
+    """
     out_share, in_share = rows / shape[0], columns / shape[1]
     return Energy(rows=out_share, columns=in_share, either=1 - (1 - out_share) * (1 - in_share))
 
@@ -103,10 +119,13 @@ def select_kept(
 ) -> list[Float[Tensor, "batch kept"]]:
     """What ``blocks`` keep of the gradients of the same blocks without a mask.
 
-    Guarantee: equal to a pass in the masked frame itself, up to rounding, since a mask only leaves coordinates out.
+    Guarantee: equal to a pass in the masked frame itself, up to rounding, since a mask only leaves
+    coordinates out.
     """
     return [
-        g if block.keep.index is None else g.index_select(1, block.keep.positions(block.shape).to(g.device))
+        g
+        if block.keep.index is None
+        else g.index_select(1, block.keep.positions(block.shape).to(g.device))
         for g, block in zip(gradients, blocks, strict=True)
     ]
 
@@ -115,12 +134,13 @@ def select_kept(
 class Clipping:
     """What one clip does to a batch of examples.
 
-    clipped: share of the factors below 1 (Ito et al. 2024, Listing 1 prints the factors), over the examples whose
-        gradient is finite; under a clip of each block, over examples and blocks.
+    clipped: share of the factors below 1 (Ito et al. 2024, Listing 1 prints the factors), over the
+        examples whose gradient is finite; under a clip of each block, over examples and blocks.
     mean_factor: their mean, how much of its length a gradient keeps.
     norms: quantiles of the joint norm, by level.
     dropped: examples with a gradient that is not finite, which the clip counts as zero.
-    lengths: the joint norms themselves, ascending; factors: one an example, in the order of the examples.
+    lengths: the joint norms themselves, ascending; factors: one an example, in the order of the
+    examples.
     """
 
     clipped: float
@@ -132,12 +152,17 @@ class Clipping:
 
 
 def clipping(
-    squares: Float64[Tensor, "blocks batch"], mechanism: Mechanism, *, dtype: torch.dtype, coordinates: int
+    squares: Float64[Tensor, "blocks batch"],
+    mechanism: Mechanism,
+    *,
+    dtype: torch.dtype,
+    coordinates: int,
 ) -> Clipping:
     """The clip of examples whose squared lengths are ``squares``: the factors of ``clipped_sum``.
 
-    ``dtype`` and ``coordinates`` of the clipped gradients set the factors' margin for rounding. ``factors`` are one an
-    example, the smallest of its blocks' where each block is clipped. Raises ValueError without an example.
+    ``dtype`` and ``coordinates`` of the clipped gradients set the factors' margin for rounding.
+    ``factors`` are one an example, the smallest of its blocks' where each block is clipped. Raises
+    ValueError without an example.
     """
     if not squares.shape[1]:
         raise ValueError("expected one example at least, got none")
@@ -151,7 +176,9 @@ def clipping(
     )
     lengths = joint[finite].sqrt()
     levels = torch.tensor(LEVELS, dtype=torch.float64, device=lengths.device)
-    quantiles = torch.quantile(lengths, levels).tolist() if len(lengths) else [math.nan] * len(LEVELS)
+    quantiles = (
+        torch.quantile(lengths, levels).tolist() if len(lengths) else [math.nan] * len(LEVELS)
+    )
     return Clipping(
         clipped=float((factors < 1).double().mean()),
         mean_factor=float(factors.mean()),

@@ -1,9 +1,10 @@
-"""The frame of a round: which coordinates of the model a step differentiates, and which of them are kept.
+"""The frame of a round: which coordinates of the model a step differentiates, and which of them are
+kept.
 
-Symbols: L (m, r), R (r, n) carriers of a weight W (m, n).
-A trainable parameter is *carried*, in a form (``frame.forms``: two blocks dL and dR, or one block S, say), or it is
-*dense* (one block, the parameter itself). Blocks lie one after the other in one flat vector of ``frame.size``
-coordinates; the mask keeps some of them. Everything here is public: a function of the weights, the round and the
+Symbols: L (m, r), R (r, n) carriers of a weight W (m, n). A trainable parameter is *carried*, in a
+form (``frame.forms``: two blocks dL and dR, or one block S, say), or it is *dense* (one block, the
+parameter itself). Blocks lie one after the other in one flat vector of ``frame.size`` coordinates;
+the mask keeps some of them. Everything here is public: a function of the weights, the round and the
 public seed (``frame.public``: what carriers and masks are made from).
 """
 
@@ -24,16 +25,18 @@ from fedlsg.lowrank import flatten_kernel
 from fedlsg.tensors import to_device
 
 Group = Literal["carriers", "norms", "classifier"]
-"""Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole head.
+"""Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole
+head.
 ``norms``: other biases and norm scales. ``carriers``: every other weight, carried or dense."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Keep:
-    """Kept coordinates of one block: whole slices along ``axis``, or flat positions where ``axis`` is None.
+    """Kept coordinates of one block: whole slices along ``axis``, or flat positions where ``axis``
+    is None.
 
-    ``index`` is sorted int64 without repeats, on the CPU: a pass copies those of all blocks to its device at once.
-    ``Keep(axis=None, index=None)`` keeps everything.
+    ``index`` is sorted int64 without repeats, on the CPU: a pass copies those of all blocks to its
+    device at once. ``Keep(axis=None, index=None)`` keeps everything.
     """
 
     axis: int | None = None
@@ -63,10 +66,11 @@ EVERYTHING = Keep()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coordinates:
-    """One trainable parameter: its name and shape, and its carriers (both None where it stays dense).
+    """One trainable parameter: its name and shape, and its carriers (both None where it stays
+    dense).
 
-    Only in the form ``core`` may R have another number of rows than L has columns; there and in the form
-    ``preconditioned`` neither need be orthonormal.
+    Only in the form ``core`` may R have another number of rows than L has columns; there and in the
+    form ``preconditioned`` neither need be orthonormal.
     """
 
     name: str
@@ -88,10 +92,11 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """A run of flat coordinates: dL (m, r), dR (r, n), S (r, s) or a dense parameter, with what the mask keeps of it.
+    """A run of flat coordinates: dL (m, r), dR (r, n), S (r, s) or a dense parameter, with what the
+    mask keeps of it.
 
-    ``weight`` multiplies its gradient before the joint clip and divides what comes back: a block of weight 2 counts
-    twice in the norm and gets half the noise.
+    ``weight`` multiplies its gradient before the joint clip and divides what comes back: a block of
+    weight 2 counts twice in the norm and gets half the noise.
     """
 
     parameter: str
@@ -115,9 +120,11 @@ class Block:
 class Frame:
     """All trainable parameters in model order, and the blocks that they make (dL before dR).
 
-    ``sent`` is the frame of what is sent, if that differs from what a step differentiates (PowerSGD). ``personal``:
-    parameters that are clipped and get noise like all others, and are not sent (``carriers.personal``).
-    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip (``privacy.clip``).
+    ``sent`` is the frame of what is sent, if that differs from what a step differentiates
+    (PowerSGD). ``personal``: parameters that are clipped and get noise like all others, and are not
+    sent (``carriers.personal``).
+    ``part_norm``: bound on an example's embeddings, and on the rests, before the joint clip
+    (``privacy.clip``).
     ``one_shape``: every microbatch has one public number of rows, as ``carriers.base`` says.
     """
 
@@ -131,7 +138,9 @@ class Frame:
 
     @cached_property
     def embedded(self) -> "Frame | None":
-        """The dense frame of the gradients that are embedded before the clip (``gradients.blocks``), or None."""
+        """The dense frame of the gradients that are embedded before the clip
+        (``gradients.blocks``), or None.
+        """
         if not any(c.carried and c.form.embeds for c in self.coordinates):
             return None
         dense = tuple(Coordinates(name=c.name, shape=c.shape) for c in self.coordinates)
@@ -139,9 +148,19 @@ class Frame:
 
     @cached_property
     def layout(self) -> tuple[tuple[object, ...], ...]:
-        """The coordinates and blocks without the values of carriers: names, shapes, forms. Equal where these are."""
-        where = [(c.name, c.shape, c.form, None if c.L is None else c.L.shape, None if c.R is None else c.R.shape)
-                 for c in self.coordinates]  # fmt: skip
+        """The coordinates and blocks without the values of carriers: names, shapes, forms. Equal
+        where these are.
+        """
+        where = [
+            (
+                c.name,
+                c.shape,
+                c.form,
+                None if c.L is None else c.L.shape,
+                None if c.R is None else c.R.shape,
+            )
+            for c in self.coordinates
+        ]
         return (*where, *[(b.parameter, b.part, b.shape) for b in self.blocks])
 
     @cached_property
@@ -150,7 +169,8 @@ class Frame:
         if self.personal:
             coordinates = tuple(c for c in self.coordinates if c.name not in self.personal)
             return Frame(
-                coordinates=coordinates, blocks=tuple(b for b in self.blocks if b.parameter not in self.personal)
+                coordinates=coordinates,
+                blocks=tuple(b for b in self.blocks if b.parameter not in self.personal),
             )
         return self if self.sent is None else self.sent
 
@@ -186,11 +206,15 @@ class Frame:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over block shapes, kept positions and the bits of (L, R): equal frames, equal digests."""
+        """SHA-256 over block shapes, kept positions and the bits of (L, R): equal frames, equal
+        digests.
+        """
         sha = hashlib.sha256()
         for block in self.blocks:
             weight = "" if block.weight == 1 else f"{block.weight!r}|"
-            sha.update(f"{block.parameter}|{block.part}|{block.shape}|{weight}{block.kept}|".encode())
+            sha.update(
+                f"{block.parameter}|{block.part}|{block.shape}|{weight}{block.kept}|".encode()
+            )
             if block.kept < block.size:
                 sha.update(block.keep.positions(block.shape).contiguous().numpy().data)
         if carriers := [t.detach().contiguous().flatten().view(torch.uint8) for t in self.carriers]:
@@ -198,7 +222,11 @@ class Frame:
         if self.sent is not None:
             sha.update(self.sent.digest)
         if self.personal or self.part_norm is not None:
-            sha.update(repr(self.personal if self.part_norm is None else (self.personal, self.part_norm)).encode())
+            sha.update(
+                repr(
+                    self.personal if self.part_norm is None else (self.personal, self.part_norm)
+                ).encode()
+            )
         return sha.digest()
 
     @property
@@ -206,14 +234,20 @@ class Frame:
         """L, R of every carried parameter, in order."""
         return tuple(t for c in self.coordinates for t in (c.L, c.R) if t is not None)
 
-    def gradients(self, values: Float[Tensor, " kept"], *, averaged: bool = False) -> dict[str, Tensor]:
-        """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3, L S R or S where carried.
+    def gradients(
+        self, values: Float[Tensor, " kept"], *, averaged: bool = False
+    ) -> dict[str, Tensor]:
+        """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3, L S R or S
+        where carried.
 
-        Linear in ``values``. ``averaged`` first averages the two copies of the r x r core (``average_core``).
+        Linear in ``values``. ``averaged`` first averages the two copies of the r x r core
+        (``average_core``).
         Raises ValueError if the number of values is not ``kept``.
         """
         return {
-            c.name: sent[0] if c.L is None or c.R is None else c.form.lift(sent, c.L, c.R).reshape(c.shape)
+            c.name: sent[0]
+            if c.L is None or c.R is None
+            else c.form.lift(sent, c.L, c.R).reshape(c.shape)
             for c, sent in self.by_parameter(self.unflatten(values), averaged=averaged)
         }
 
@@ -226,7 +260,9 @@ class Frame:
         *,
         averaged: bool = False,
     ) -> None:
-        """Add scale times ``gradients(values)`` to every parameter, without forming it where its form knows how."""
+        """Add scale times ``gradients(values)`` to every parameter, without forming it where its
+        form knows how.
+        """
         whole: dict[float, list[tuple[Tensor, Tensor]]] = {}
         for c, sent in self.by_parameter(self.unflatten(values), averaged=averaged):
             W, scale = parameters[c.name], scales[c.name]
@@ -253,16 +289,25 @@ class Frame:
     def by_parameter(
         self, tensors: Sequence[Tensor], *, averaged: bool = False
     ) -> Iterator[tuple[Coordinates, Sequence[Tensor]]]:
-        """Every parameter with those of its blocks in the order of its parts; ``tensors``: one for each block."""
+        """Every parameter with those of its blocks in the order of its parts; ``tensors``: one for
+        each block.
+        """
         of = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
         for c in self.coordinates:
             sent = [of[c.name, part] for part in c.parts]
-            yield c, c.form.average(sent, c.L, c.R) if averaged and c.L is not None and c.R is not None else sent
+            yield (
+                c,
+                c.form.average(sent, c.L, c.R)
+                if averaged and c.L is not None and c.R is not None
+                else sent,
+            )
 
     def unflatten(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
         """Kept values as full blocks, zero where frozen, the clip's weights taken off again."""
         pieces = self.split(values)
-        return [p if b.weight == 1 else p / b.weight for p, b in zip(pieces, self.blocks, strict=True)]
+        return [
+            p if b.weight == 1 else p / b.weight for p, b in zip(pieces, self.blocks, strict=True)
+        ]
 
     def split(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
         """Kept values as full blocks, zero where frozen, as they were clipped."""
@@ -270,9 +315,13 @@ class Frame:
             raise ValueError(f"expected {self.kept} kept values, got shape {tuple(values.shape)}")
         full = values
         if self.kept < self.size:
-            full = values.new_zeros(self.size).index_copy_(0, self.indices_on(values.device), values)
+            full = values.new_zeros(self.size).index_copy_(
+                0, self.indices_on(values.device), values
+            )
         pieces = full.split([block.size for block in self.blocks])
-        return [piece.reshape(block.shape) for piece, block in zip(pieces, self.blocks, strict=True)]
+        return [
+            piece.reshape(block.shape) for piece, block in zip(pieces, self.blocks, strict=True)
+        ]
 
 
 def _sent(c: Coordinates, G: Tensor) -> tuple[Tensor, ...]:
@@ -281,7 +330,11 @@ def _sent(c: Coordinates, G: Tensor) -> tuple[Tensor, ...]:
 
 def make_blocks(coordinates: Sequence[Coordinates]) -> tuple[Block, ...]:
     """Unmasked blocks of the parameters, in order; rests after all others."""
-    blocks = (Block(parameter=c.name, part=part, shape=shape_of(c, part)) for c in coordinates for part in c.parts)
+    blocks = (
+        Block(parameter=c.name, part=part, shape=shape_of(c, part))
+        for c in coordinates
+        for part in c.parts
+    )
     return tuple(sorted(blocks, key=lambda block: block.part == "rest"))
 
 

@@ -1,10 +1,14 @@
-"""What a carried weight sends, and how the server lifts it to a gradient of the weight: one class for each form.
+"""What a carried weight sends, and how the server lifts it to a gradient of the weight: one class
+for each form.
 
 Symbols: W (m, n) a weight, a kernel flattened; dW its gradient; L (m, r), R (s, n) its carriers.
-    tangent           dL = dW R^T, dR = L^T dW    dW = dL R + L dR - L L^T dL R (Eq. 3); r = s, orthonormal
+    tangent           dL = dW R^T, dR = L^T dW    dW = dL R + L dR - L L^T dL R (Eq. 3); r = s,
+                      orthonormal
     core              S = L^T dW R^T              L S R
-    preconditioned    S = L^T dW R^T              S, for square L and R: the server's gradient as it is
-    embedding         w = L^T dW, dW - L w        L w + rest, where W is one column (m, 1) and R is (1, 1)
+    preconditioned    S = L^T dW R^T              S, for square L and R: the server's gradient as it
+                      is
+    embedding         w = L^T dW, dW - L w        L w + rest, where W is one column (m, 1) and R is
+                      (1, 1)
     embedding-only    w                           L w
 A form's ``parts`` are the blocks that a carried weight makes of a step, in order.
 """
@@ -17,7 +21,15 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from fedlsg.lowrank import add_core, add_reconstruction, average_core, lift_core, project, project_core, reconstruct
+from fedlsg.lowrank import (
+    add_core,
+    add_reconstruction,
+    average_core,
+    lift_core,
+    project,
+    project_core,
+    reconstruct,
+)
 from fedlsg.setting.choices import did_you_mean
 
 Part = Literal["L", "R", "core", "rest", "dense"]
@@ -25,7 +37,9 @@ FormName = Literal["tangent", "core", "preconditioned", "embedding", "embedding-
 
 
 class Sizes(NamedTuple):
-    """Sizes of a carried weight (m, n), a kernel flattened, and of its carriers L (m, r) and R (s, n)."""
+    """Sizes of a carried weight (m, n), a kernel flattened, and of its carriers L (m, r) and R (s,
+    n).
+    """
 
     m: int
     r: int
@@ -34,7 +48,9 @@ class Sizes(NamedTuple):
 
 
 class Form(ABC):
-    """What a carried weight sends. ``embeds``: whether every parameter is embedded as one column."""
+    """What a carried weight sends. ``embeds``: whether every parameter is embedded as one
+    column.
+    """
 
     name: FormName
     parts: tuple[Part, ...] = ("core",)
@@ -72,7 +88,9 @@ class Form(ABC):
         """The gradient of the weight that the blocks imply. Linear in ``sent``."""
 
     def average(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Sequence[Tensor]:
-        """The blocks after the two copies of the r x r core, where there are two, are averaged (``average_core``)."""
+        """The blocks after the two copies of the r x r core, where there are two, are averaged
+        (``average_core``).
+        """
         return sent
 
     def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float) -> None:
@@ -99,7 +117,9 @@ class Tangent(Form):
         return sizes.m, W.shape[1]
 
     def shape(self, part: Part, shape: tuple[int, ...], L: Tensor, R: Tensor) -> tuple[int, ...]:
-        """That of dR is (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts in units."""
+        """That of dR is (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts
+        in units.
+        """
         if part == "L":
             return tuple(L.shape)
         return tuple(R.shape) if len(shape) == 2 else (R.shape[0], shape[1], math.prod(shape[2:]))
@@ -192,19 +212,26 @@ class Embedding(EmbeddingOnly):
 
 TANGENT, CORE, PRECONDITIONED = Tangent(), Core(), Preconditioned()
 EMBEDDING, EMBEDDING_ONLY = Embedding(), EmbeddingOnly()
-FORMS: dict[str, Form] = {form.name: form for form in (TANGENT, CORE, PRECONDITIONED, EMBEDDING, EMBEDDING_ONLY)}
+FORMS: dict[str, Form] = {
+    form.name: form for form in (TANGENT, CORE, PRECONDITIONED, EMBEDDING, EMBEDDING_ONLY)
+}
 
 
 def find_form(form: Form | str, rank: int, out_rank: int | None, known: Sequence[str]) -> Form:
-    """The form of a name. Raises ValueError for one that is not known, or ranks that it does not have, or lacks."""
+    """The form of a name. Raises ValueError for one that is not known, or ranks that it does not
+    have, or lacks.
+    """
     found = FORMS.get(form) if isinstance(form, str) else form
     if found is None or found.name not in known:
         word = form if isinstance(form, str) else form.name
-        raise ValueError(f"expected form in {', '.join(known)}, got {word!r}{did_you_mean(word, known)}")
+        raise ValueError(
+            f"expected form in {', '.join(known)}, got {word!r}{did_you_mean(word, known)}"
+        )
     if rank < 1 and found is not PRECONDITIONED:
         raise ValueError(f"expected rank={rank} >= 1 for low-rank carriers")
     if out_rank is not None and found is not CORE:
         raise ValueError(
-            f"out_rank={out_rank} is for form='core': in the form {found.name!r} L and R have no two ranks"
+            f"out_rank={out_rank} is for form='core': in the form {found.name!r} L and R have no "
+            "two ranks"
         )
     return found

@@ -1,7 +1,7 @@
 """What carriers and masks are made from: public values, and nothing else.
 
-A function of a ``Public`` costs no privacy: no field holds a gradient, a batch, or anything else that was computed from
-a client's data, except by way of released updates.
+A function of a ``Public`` costs no privacy: no field holds a gradient, a batch, or anything else
+that was computed from a client's data, except by way of released updates.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,9 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTime:
-    """When a mask is made: ``round`` (from 1) of ``rounds``, in ``epoch`` (from 0) of ``epochs``. All public."""
+    """When a mask is made: ``round`` (from 1) of ``rounds``, in ``epoch`` (from 0) of ``epochs``.
+    All public.
+    """
 
     round: int = 1
     rounds: int = 1
@@ -33,15 +35,17 @@ class RoundTime:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Public:
-    """What a function that makes carriers or masks sees, and all of it; the same on the server and on every client.
+    """What a function that makes carriers or masks sees, and all of it; the same on the server and
+    on every client.
 
-    ``weights``: W_t of every trainable parameter by name, in model order. ``initial``: W_0 of the same (of those that
-    the method needs, for the built-in kinds). Change neither: take a copy. ``carried``: the sizes of each weight that
-    is carried. ``coordinates``: the parameters with their L and R of this round, once they are made: a mask has them.
-    ``pairs``: the (L, R) that a probe made at its last refresh; ``energies``: what it predicts for the rows and the
-    columns of each carried weight (``probe.Pair``).
-    ``time``: the round. ``updates``: server updates so far. ``seed``: the public seed.
-    With ``pruned``, weights that pruning set to 0 are frozen as well, and shares count what is left.
+    ``weights``: W_t of every trainable parameter by name, in model order. ``initial``: W_0 of the
+    same (of those that the method needs, for the built-in kinds). Change neither: take a copy.
+    ``carried``: the sizes of each weight that is carried. ``coordinates``: the parameters with
+    their L and R of this round, once they are made: a mask has them.
+    ``pairs``: the (L, R) that a probe made at its last refresh; ``energies``: what it predicts for
+    the rows and the columns of each carried weight (``probe.Pair``).
+    ``time``: the round. ``updates``: server updates so far. ``seed``: the public seed. With
+    ``pruned``, weights that pruning set to 0 are frozen as well, and shares count what is left.
     """
 
     weights: Mapping[str, Tensor]
@@ -61,13 +65,17 @@ class Public:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def generator(self, *labels: str | int) -> torch.Generator:
-        """The public CPU generator of one draw: equal labels, equal numbers, on every machine and in every round."""
+        """The public CPU generator of one draw: equal labels, equal numbers, on every machine and
+        in every round.
+        """
         return public_generator(self.seed, *labels)
 
     def model(self) -> nn.Module:
-        """A copy of the model at W_t in evaluation mode, to probe with synthetic inputs; it may be changed.
+        """A copy of the model at W_t in evaluation mode, to probe with synthetic inputs; it may be
+        changed.
 
-        It is a copy of the model as it was built, so that no buffer or attribute holds what a batch left there.
+        It is a copy of the model as it was built, so that no buffer or attribute holds what a batch
+        left there.
         Raises ValueError where the record was made without a model.
         """
         if self.make_model is None:
@@ -86,8 +94,8 @@ MakeCarriers = Callable[[Public], Mapping[str, tuple[Tensor, Tensor]]]
 def call(function: Callable[..., Made], *arguments: Any, public: Public) -> Made:
     """The result of a user's function of ``arguments`` and ``public``.
 
-    Raises ValueError, naming the function, and its line where it failed; and if it changed a weight in place: the model
-    would go on with that.
+    Raises ValueError, naming the function, and its line where it failed; and if it changed a weight
+    in place: the model would go on with that.
     """
     before = _versions(public)
     try:
@@ -95,13 +103,20 @@ def call(function: Callable[..., Made], *arguments: Any, public: Public) -> Made
             made = function(*arguments, public)
     except Exception as error:
         file = getattr(_inside(function), "__code__", None)
-        steps = [step for step in extract_tb(error.__traceback__) if file and step.filename == file.co_filename]
+        steps = [
+            step
+            for step in extract_tb(error.__traceback__)
+            if file and step.filename == file.co_filename
+        ]
         line = f" in line {steps[-1].lineno}" if steps else ""
-        raise ValueError(f"{name_of(function)} failed{line}: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{name_of(function)} failed{line}: {type(error).__name__}: {error}"
+        ) from error
     after = _versions(public)
     if changed := [name for name in before if before[name] != after[name]]:
         raise ValueError(
-            f"{name_of(function)} changed {', '.join(changed)} in place: let it work on a copy (W.clone())"
+            f"{name_of(function)} changed {', '.join(changed)} in place: let it work on a copy "
+            "(W.clone())"
         )
     return made
 
@@ -109,7 +124,8 @@ def call(function: Callable[..., Made], *arguments: Any, public: Public) -> Made
 def _versions(public: Public) -> dict[str, tuple[int, ...]]:
     """How often each weight, now and at the start, was changed in place."""
     pairs = {
-        name: (public.weights.get(name), public.initial.get(name)) for name in {**public.initial, **public.weights}
+        name: (public.weights.get(name), public.initial.get(name))
+        for name in {**public.initial, **public.weights}
     }
     return {name: tuple(W._version for W in pair if W is not None) for name, pair in pairs.items()}
 
@@ -121,6 +137,8 @@ def _inside(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """A function's name for an error message; that of the function inside for a ``functools.partial``."""
+    """A function's name for an error message; that of the function inside for a
+    ``functools.partial``.
+    """
     inside = _inside(function)
     return f"{inside.__module__}.{getattr(inside, '__qualname__', type(inside).__qualname__)}"

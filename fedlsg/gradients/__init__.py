@@ -1,4 +1,6 @@
-"""Per-example gradients in the coordinates of a frame; the dense gradient of a carried layer is never formed."""
+"""Per-example gradients in the coordinates of a frame; the dense gradient of a carried layer is
+never formed.
+"""
 
 from fedlsg.gradients.calls import registered_layers
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
@@ -21,8 +23,29 @@ from fedlsg.gradients.precision import FLOAT32, Precision, without_autocast
 from fedlsg.gradients.supported import Checked, check_initialized, check_supported, trainable
 
 __all__ = [
-    "FLOAT32", "LAYERS", "Batch", "Checked", "Factors", "GhostGradients", "LossFunction", "NormGradients", "Precision",
-    "StandardizedConv2d", "batch_size", "call", "check", "check_initialized", "check_supported",
-    "factored_gradients", "keeps_float32_digits", "kept_values", "per_example_loss",
-    "registered_layers", "summable", "summed_gradient", "summed_gradients", "trainable", "without_autocast",
-]  # fmt: skip
+    "FLOAT32",
+    "LAYERS",
+    "Batch",
+    "Checked",
+    "Factors",
+    "GhostGradients",
+    "LossFunction",
+    "NormGradients",
+    "Precision",
+    "StandardizedConv2d",
+    "batch_size",
+    "call",
+    "check",
+    "check_initialized",
+    "check_supported",
+    "factored_gradients",
+    "keeps_float32_digits",
+    "kept_values",
+    "per_example_loss",
+    "registered_layers",
+    "summable",
+    "summed_gradient",
+    "summed_gradients",
+    "trainable",
+    "without_autocast",
+]

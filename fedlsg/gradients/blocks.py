@@ -1,15 +1,20 @@
-"""The blocks of a layer: what it keeps of its input and output in forward, and what it computes from that in backward.
+"""The blocks of a layer: what it keeps of its input and output in forward, and what it computes
+from that in backward.
 
-Symbols: x input, y output, g gradient at the output, L (m, r), R (r, n) carriers of the weight, u = x R^T.
+Symbols: x input, y output, g gradient at the output, L (m, r), R (r, n) carriers of the weight, u =
+x R^T.
 
-Blocks of embedded parameters (Yu, Zhang, Chen and Liu 2021, GEP): a dense gradient as an embedding and a rest.
-Symbols there: g (m,) one example's gradient of one parameter, flattened; L (m, k) orthonormal columns, public;
+Blocks of embedded parameters (Yu, Zhang, Chen and Liu 2021, GEP): a dense gradient as an embedding
+and a rest.
+Symbols there: g (m,) one example's gradient of one parameter, flattened; L (m, k) orthonormal
+    columns, public;
     w = L^T g embedding    g - L w rest    C clip norm, sigma noise multiplier, of both together
-The paper clips embeddings to C_1 and rests to C_2, and adds noise s C_1 and s C_2, so that a batch is released twice.
-Here rests are first multiplied by C_1 / C_2 (``Block.weight``) and both are clipped to C_1 = C / sqrt(2). What follows
-is the joint clip to C, which changes nothing any more, and noise sigma C. So s = sqrt(2) sigma, and both releases
-together are one Gaussian release of noise multiplier 1 / sqrt(1 / s^2 + 1 / s^2) = sigma, exactly. Two subsampled
-releases composed as if each had a Poisson batch of its own would be another mechanism: these share one. What the ledger
+The paper clips embeddings to C_1 and rests to C_2, and adds noise s C_1 and s C_2, so that a batch
+is released twice. Here rests are first multiplied by C_1 / C_2 (``Block.weight``) and both are
+clipped to C_1 = C / sqrt(2). What follows is the joint clip to C, which changes nothing any more,
+and noise sigma C. So s = sqrt(2) sigma, and both releases together are one Gaussian release of
+noise multiplier 1 / sqrt(1 / s^2 + 1 / s^2) = sigma, exactly. Two subsampled releases composed as
+if each had a Poisson batch of its own would be another mechanism: these share one. What the ledger
 is charged with rests on the joint clip alone, not on this module.
 """
 
@@ -26,10 +31,22 @@ from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialize
 from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
-from fedlsg.gradients.formulas.layers import CarriedGradients, Factors, StandardizedConvGradients, kept_values, units
+from fedlsg.gradients.formulas.layers import (
+    CarriedGradients,
+    Factors,
+    StandardizedConvGradients,
+    kept_values,
+    units,
+)
 from fedlsg.gradients.formulas.norm import NormGradients, Statistics
 from fedlsg.gradients.formulas.rows import product
-from fedlsg.gradients.formulas.standardized import OutputNote, finish_core, finish_left, finish_right, note_output
+from fedlsg.gradients.formulas.standardized import (
+    OutputNote,
+    finish_core,
+    finish_left,
+    finish_right,
+    note_output,
+)
 from fedlsg.gradients.plan import Layer, Slot
 
 
@@ -37,10 +54,10 @@ from fedlsg.gradients.plan import Layer, Slot
 class LayerMemory:
     """What one layer keeps from its call until backward.
 
-    ``u`` is x R^T. ``x`` is the input, or its kept units, at in-place version ``version``. ``again`` computes x again
-    in backward, if x is not kept. ``note`` is what a carried standardized convolution needs of its output.
-    ``statistics`` are those that a norm layer found. ``done`` has gradients that were computed together with another
-    one, by parameter.
+    ``u`` is x R^T. ``x`` is the input, or its kept units, at in-place version ``version``.
+    ``again`` computes x again in backward, if x is not kept. ``note`` is what a carried
+    standardized convolution needs of its output. ``statistics`` are those that a norm layer found.
+    ``done`` has gradients that were computed together with another one, by parameter.
     """
 
     u: Tensor | None = None
@@ -53,7 +70,9 @@ class LayerMemory:
 
     @property
     def changed(self) -> str:
-        """Which of "input" and "output" was changed in place after the call; empty if neither was."""
+        """Which of "input" and "output" was changed in place after the call; empty if neither
+        was.
+        """
         if self.x is not None and self.x._version != self.version:
             return "input"
         return "output" if self.note is not None and self.note.changed else ""
@@ -69,7 +88,9 @@ class LayerMemory:
 
 
 def needs_input(layer: Layer) -> bool:
-    """Whether a block of the layer needs x itself. Norm layers do, but autograd keeps x for them anyway."""
+    """Whether a block of the layer needs x itself. Norm layers do, but autograd keeps x for them
+    anyway.
+    """
     return layer.from_input is not None and not layer.is_norm
 
 
@@ -84,13 +105,21 @@ def remember(layer: Layer, x: Tensor, again: Rematerialized | None = None) -> La
 
 
 def keep_input(layer: Layer, memory: LayerMemory, x: Tensor) -> None:
-    """Keep x, or its kept units, if a block of the weight needs it. In backward this is x that was computed again."""
+    """Keep x, or its kept units, if a block of the weight needs it. In backward this is x that was
+    computed again.
+    """
     if layer.from_input is not None:
-        memory.x = x if layer.formulas.selects_late else units(x, layer.formulas.axis, layer.from_input.units)
+        memory.x = (
+            x
+            if layer.formulas.selects_late
+            else units(x, layer.formulas.axis, layer.from_input.units)
+        )
         memory.version = memory.x._version
 
 
-def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, node: Node | None) -> None:
+def remember_output(
+    layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, node: Node | None
+) -> None:
     """Add what the layer's blocks need of its output y, which ``node`` computed."""
     carried = layer.carried
     if layer.is_norm:
@@ -111,21 +140,32 @@ def remember_output(layer: Layer, memory: LayerMemory, x: Tensor, y: Tensor, nod
 
 
 def use_ghost(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> bool:
-    """Whether the slot is a whole dense weight for which ghost clipping is cheaper than one gradient an example."""
+    """Whether the slot is a whole dense weight for which ghost clipping is cheaper than one
+    gradient an example.
+    """
     if not slot.whole or memory.x is None:
         return False
-    return product(layer.module, memory.x, g).cheaper if slot.turned else ghost_is_cheaper(layer.module, g)
+    return (
+        product(layer.module, memory.x, g).cheaper
+        if slot.turned
+        else ghost_is_cheaper(layer.module, g)
+    )
 
 
 def choose_block(
     step: Graph, layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor
 ) -> Tensor | GhostGradients | Factors:
-    """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are cheaper."""
+    """The slot's gradients, in the type of the parameter; as ``GhostGradients`` where those are
+    cheaper.
+    """
     if step.factored and slot.block.parameter in step.factored:
         assert memory.x is not None
         assert isinstance(layer.formulas, CarriedGradients)
         if step.called[layer.path] > 1 and isinstance(layer.module, nn.Conv2d):
-            reason = "a probe needs a convolution that is called once; choose another method, such as lsg"
+            reason = (
+                "a probe needs a convolution that is called once; choose another method, such as "
+                "lsg"
+            )
             raise unsupported(layer.path, layer.module, reason)
         first, second = (memory.x, g) if slot.turned else (g, memory.x)
         return Factors(formulas=layer.formulas, g=first, x=second, version=first._version)
@@ -137,13 +177,19 @@ def choose_block(
         assert isinstance(layer.module, nn.Linear | nn.Conv2d)
         return GhostGradients(layer.module, kept, memory.x, kept._version)
     if memory.x is not None and memory.x.dtype != layer.dtype:
-        memory.x = memory.x.to(layer.dtype) if step.storage is None else step.storage.unpack(memory.x)
+        memory.x = (
+            memory.x.to(layer.dtype) if step.storage is None else step.storage.unpack(memory.x)
+        )
     value, dtype = form_block(layer, slot, memory, g), layer.types[slot.parameter]
     return value if value.dtype == dtype else value.to(dtype)
 
 
-def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch *kept"]:
-    """Kept coordinates of one block for each example, in ascending order once they are flattened."""
+def form_block(
+    layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor
+) -> Float[Tensor, "batch *kept"]:
+    """Kept coordinates of one block for each example, in ascending order once they are
+    flattened.
+    """
     formulas, block = layer.formulas, slot.block
     if layer.is_norm and memory.x is not None and not memory.done:
         assert isinstance(formulas, NormGradients)
@@ -171,11 +217,13 @@ def form_block(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Floa
     return value if slot.keep.index is None else kept_values(value, slot.keep)
 
 
-def left_gradient(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch kept r"]:
+def left_gradient(
+    layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor
+) -> Float[Tensor, "batch kept r"]:
     """dL of the slot's kept out units.
 
-    A column of ones behind u adds the gradient of the bias to the same product. Units are selected from the product,
-    which is r wide, and not from g.
+    A column of ones behind u adds the gradient of the bias to the same product. Units are selected
+    from the product, which is r wide, and not from g.
     """
     carried, u = layer.carried, memory.u
     assert carried is not None
@@ -200,7 +248,9 @@ def right_gradient(layer: Layer, slot: Slot, memory: LayerMemory, g: Tensor) -> 
     if layer.formulas.selects_late:
         x = units(x, layer.formulas.axis, slot.units)
     value = carried.formulas.right(carried.formulas.outer(g, carried.L), x)
-    return value if memory.note is None else finish_right(value, g, carried.L, memory.note, slot.units)
+    return (
+        value if memory.note is None else finish_right(value, g, carried.L, memory.note, slot.units)
+    )
 
 
 def core_gradient(layer: Layer, memory: LayerMemory, g: Tensor) -> Float[Tensor, "batch r s"]:
@@ -209,13 +259,19 @@ def core_gradient(layer: Layer, memory: LayerMemory, g: Tensor) -> Float[Tensor,
     assert carried is not None
     assert u is not None
     value = carried.formulas.left(carried.formulas.outer(g, carried.L), u)
-    return value if memory.note is None else finish_core(value, g, carried.L, carried.R, memory.note)
+    return (
+        value if memory.note is None else finish_core(value, g, carried.L, carried.R, memory.note)
+    )
 
 
-def embed(gradients: Sequence[Float[Tensor, "batch m"]], frame: Frame) -> list[Float[Tensor, "batch kept"]]:
-    """What is clipped of each example, one tensor a block of ``frame``: all embeddings, then all rests.
+def embed(
+    gradients: Sequence[Float[Tensor, "batch m"]], frame: Frame
+) -> list[Float[Tensor, "batch kept"]]:
+    """What is clipped of each example, one tensor a block of ``frame``: all embeddings, then all
+    rests.
 
-    ``gradients``: dense, one tensor a parameter in the order of ``frame.coordinates``; ``frame`` keeps all coordinates.
+    ``gradients``: dense, one tensor a parameter in the order of ``frame.coordinates``; ``frame``
+    keeps all coordinates.
     Guarantee: row i is a function of row i alone, and L w + rest is g to rounding.
     """
     found = {}

@@ -1,7 +1,9 @@
-"""A pass over the layers whose gradients are a function of one call: keep the inputs, then call that function.
+"""A pass over the layers whose gradients are a function of one call: keep the inputs, then call
+that function.
 
-Forward keeps the arguments of the call. Backward hands them over with the gradient at the output, checks what comes
-back, and puts it in the frame's blocks. What the function gives is clipped like any other gradient.
+Forward keeps the arguments of the call. Backward hands them over with the gradient at the output,
+checks what comes back, and puts it in the frame's blocks. What the function gives is clipped like
+any other gradient.
 """
 
 import inspect
@@ -49,14 +51,20 @@ class Graph(Protocol):
         """The output as the model gets it, in the graph."""
 
     def watch(
-        self, path: str, module: nn.Module, node: Node, arrived: Callable[[tuple[Tensor | None, ...]], None]
+        self,
+        path: str,
+        module: nn.Module,
+        node: Node,
+        arrived: Callable[[tuple[Tensor | None, ...]], None],
     ) -> None:
         """Call ``arrived`` with the gradients at a node."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallLayer:
-    """A module with the function that gives its gradients, and its blocks by the module's own parameter names."""
+    """A module with the function that gives its gradients, and its blocks by the module's own
+    parameter names.
+    """
 
     path: str
     module: nn.Module
@@ -90,41 +98,62 @@ def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator
         yield CallLayer(path=path, module=module, kind=kind, slots=own)
 
 
-def arguments(layer: CallLayer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def arguments(
+    layer: CallLayer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
     """All arguments of a call in the order of ``forward``, tensors detached."""
     if kwargs:
         bound = layer.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if bound.kwargs:
             names = ", ".join(bound.kwargs)
-            raise unsupported(layer.path, layer.module, f"keyword-only arguments ({names}) are not supported")
+            raise unsupported(
+                layer.path, layer.module, f"keyword-only arguments ({names}) are not supported"
+            )
         args = bound.args
     found: tuple[Any, ...] = map_tensors(Tensor.detach, args)
     return found
 
 
 def check_batch(layer: CallLayer, inputs: tuple[Any, ...], batch: int) -> None:
-    """Raise UnsupportedLayerError unless the examples are on the axes of the inputs where the layer has them."""
+    """Raise UnsupportedLayerError unless the examples are on the axes of the inputs where the layer
+    has them.
+    """
     tensors = tensors_in(inputs)
     first = inputs[0] if inputs else None
     packed = isinstance(first, PackedSequence)
-    if not packed and (not isinstance(first, Tensor) or first.ndim < layer.kind.least(layer.module)):
+    if not packed and (
+        not isinstance(first, Tensor) or first.ndim < layer.kind.least(layer.module)
+    ):
         found = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
         raise unsupported(
-            layer.path, layer.module, f"expected a tensor with a batch dimension as its first input, got {found}"
+            layer.path,
+            layer.module,
+            f"expected a tensor with a batch dimension as its first input, got {found}",
         )
     if (size := layer.kind.size(layer.module, inputs)) not in (None, batch):
-        raise unsupported(layer.path, layer.module, f"expected the batch of {batch}, got an input of {size} examples")
+        raise unsupported(
+            layer.path,
+            layer.module,
+            f"expected the batch of {batch}, got an input of {size} examples",
+        )
     axes = layer.kind.axes(layer.module, inputs)
     for t, axis in zip(tensors, axes, strict=False):
-        if axis is not None and (t.ndim <= axis or t.shape[axis] % batch or (t is first and t.shape[axis] != batch)):
+        if axis is not None and (
+            t.ndim <= axis or t.shape[axis] % batch or (t is first and t.shape[axis] != batch)
+        ):
             raise unsupported(
-                layer.path, layer.module, f"expected the batch of {batch} on dimension {axis} of its inputs, got shape "
-                f"{tuple(t.shape)}; keep examples there (no flattening of positions into it), or freeze it",
-            )  # fmt: skip
+                layer.path,
+                layer.module,
+                f"expected the batch of {batch} on dimension {axis} of its inputs, got shape "
+                f"{tuple(t.shape)}; keep examples there (no flattening of positions into it), or "
+                "freeze it",
+            )
 
 
-def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any, axis: Axis = 0) -> Any:
+def watch_call(
+    step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: Any, axis: Axis = 0
+) -> Any:
     """The output of a call, watched: the layer's blocks are formed when its gradient has arrived.
 
     ``axis``: the axis of the examples in the only input.
@@ -133,12 +162,18 @@ def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: A
 
     def form(output_gradient: Any) -> None:
         if versions != [t._version for t in tensors_in(inputs)]:
-            reason = "its input was changed in place after the call; use the out-of-place operation (inplace=False)"
+            reason = (
+                "its input was changed in place after the call; use the out-of-place operation "
+                "(inplace=False)"
+            )
             raise unsupported(layer.path, layer.module, reason)
         with without_autocast(layer.parameters[0].device.type), torch.no_grad():
             given, g = in_type(inputs, layer.dtype), in_type(output_gradient, layer.dtype)
             if axis != 0:
-                given, g = (examples_first(given[0], axis, step.batch), *given[1:]), examples_first(g, axis, step.batch)
+                given, g = (
+                    (examples_first(given[0], axis, step.batch), *given[1:]),
+                    examples_first(g, axis, step.batch),
+                )
             set_blocks(step, layer, given, g)
 
     if isinstance(output, Tensor):
@@ -153,7 +188,11 @@ def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: A
         return made
     numbers = [t for t in tensors_in(output) if t.is_floating_point()]
     if not numbers:
-        raise unsupported(layer.path, layer.module, "its output has no tensor of numbers in tuples, lists or dicts")
+        raise unsupported(
+            layer.path,
+            layer.module,
+            "its output has no tensor of numbers in tuples, lists or dicts",
+        )
     form_of_output = shape_of(output)
 
     def all_arrived(gradients: Sequence[Tensor]) -> None:
@@ -166,11 +205,15 @@ def watch_call(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output: A
 
 
 def shape_of(output: Any) -> Any:
-    """A structure with True in the places of floating-point tensors; named tuples become plain ones."""
+    """A structure with True in the places of floating-point tensors; named tuples become plain
+    ones.
+    """
     if isinstance(output, dict):
         return {key: shape_of(item) for key, item in output.items()}
     if isinstance(output, tuple | list):
-        return (tuple if hasattr(output, "_fields") else type(output))(shape_of(item) for item in output)
+        return (tuple if hasattr(output, "_fields") else type(output))(
+            shape_of(item) for item in output
+        )
     return isinstance(output, Tensor) and output.is_floating_point()
 
 
@@ -184,10 +227,14 @@ def fill_in(form: Any, gradients: Iterator[Tensor]) -> Any:
 
 
 class Copies(torch.autograd.Function):
-    """Copies of several tensors, whose gradients arrive together; zeros for a tensor without one."""
+    """Copies of several tensors, whose gradients arrive together; zeros for a tensor without
+    one.
+    """
 
     @staticmethod
-    def forward(ctx: Any, arrived: Callable[[Sequence[Tensor]], None], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, arrived: Callable[[Sequence[Tensor]], None], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.arrived = arrived
         return tuple(t.clone() for t in tensors)
 
@@ -202,8 +249,12 @@ def in_type(values: Any, dtype: torch.dtype) -> Any:
     return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
 
-def set_blocks(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output_gradient: Any) -> None:
-    """Compute the layer's gradients and keep its blocks. Raises UnsupportedLayerError for wrong ones, by name."""
+def set_blocks(
+    step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output_gradient: Any
+) -> None:
+    """Compute the layer's gradients and keep its blocks. Raises UnsupportedLayerError for wrong
+    ones, by name.
+    """
     try:
         found = layer.kind.gradients(layer.module, inputs, output_gradient)
     except (RuntimeError, ValueError) as error:
@@ -213,25 +264,36 @@ def set_blocks(step: Graph, layer: CallLayer, inputs: tuple[Any, ...], output_gr
         )
         raise unsupported(layer.path, layer.module, reason) from error
     if not isinstance(found, Mapping):
-        raise unsupported(layer.path, layer.module, f"expected a dict of gradients by parameter, got {type(found)}")
+        raise unsupported(
+            layer.path,
+            layer.module,
+            f"expected a dict of gradients by parameter, got {type(found)}",
+        )
     for name, slot in layer.slots.items():
         value = found.get(name)
         whole = (step.batch, *slot.block.shape)
         if not isinstance(value, Tensor | RowGradients | ProductGradients):
-            raise unsupported(layer.path, layer.module, f"its gradient function gave no gradient for {name}")
+            raise unsupported(
+                layer.path, layer.module, f"its gradient function gave no gradient for {name}"
+            )
         if isinstance(value, Tensor) and (value.shape != whole or not value.is_floating_point()):
             raise unsupported(
-                layer.path, layer.module, f"expected the gradient of {name} of shape {whole}, one row an example, got "
+                layer.path,
+                layer.module,
+                f"expected the gradient of {name} of shape {whole}, one row an example, got "
                 f"{tuple(value.shape)} of {value.dtype}",
-            )  # fmt: skip
+            )
         value = value.detach().to(layer.dtype) if isinstance(value, Tensor) else value
         step.add(slot.position, settle(value, slot, ghost=step.ghosts(layer.path)))
 
 
 def settle(value: Tensor | Lazy, slot: Slot, *, ghost: bool) -> Any:
-    """A block's kept coordinates for each example; ``Lazy`` as it is where ghost clipping may use it and is cheaper."""
+    """A block's kept coordinates for each example; ``Lazy`` as it is where ghost clipping may use
+    it and is cheaper.
+    """
     if isinstance(value, Tensor):
-        return kept_values(value if value.ndim > 1 else value.unsqueeze(1), slot.keep)  # a parameter of no dimensions
+        # a parameter of no dimensions
+        return kept_values(value if value.ndim > 1 else value.unsqueeze(1), slot.keep)
     block = slot.block
     if ghost and block.kept == block.size and block.weight == 1 and value.cheaper:
         return value

@@ -1,9 +1,11 @@
-"""One forward and backward pass with hooks: each layer's blocks are formed as soon as its gradient arrives.
+"""One forward and backward pass with hooks: each layer's blocks are formed as soon as its gradient
+arrives.
 
-A forward hook on each layer that owns a trainable parameter keeps what the layer's formulas need of the input. A hook
-in the autograd graph receives the gradient at the layer's output, forms the layer's blocks and frees the memory.
-A layer's own parameters are frozen during its call, so backward computes no weight gradient. If a parameter gets a
-gradient all the same, it was used elsewhere (F.linear(x, layer.weight)), where no hook sees it: the pass is refused.
+A forward hook on each layer that owns a trainable parameter keeps what the layer's formulas need of
+the input. A hook in the autograd graph receives the gradient at the layer's output, forms the
+layer's blocks and frees the memory. A layer's own parameters are frozen during its call, so
+backward computes no weight gradient. If a parameter gets a gradient all the same, it was used
+elsewhere (F.linear(x, layer.weight)), where no hook sees it: the pass is refused.
 """
 
 from collections import Counter
@@ -18,8 +20,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialization, own_memory, producer, release
-from fedlsg.gradients.blocks import LayerMemory, choose_block, keep_input, needs_input, remember, remember_output
+from fedlsg.gradients.activation_storage import (
+    ActivationStorage,
+    Rematerialization,
+    own_memory,
+    producer,
+    release,
+)
+from fedlsg.gradients.blocks import (
+    LayerMemory,
+    choose_block,
+    keep_input,
+    needs_input,
+    remember,
+    remember_output,
+)
 from fedlsg.gradients.called import CallLayer, arguments, check_batch, watch_call
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereError, Ways
@@ -43,20 +58,24 @@ from fedlsg.gradients.unbatched import axis_of_read, plain
 from fedlsg.gradients.uses import Uses
 
 HIDDEN = (
-    "its input requires a gradient, but no call of a trainable layer comes before it; call layers in place of reading "
-    "their weights, as F.conv2d(x, layer.weight) does, and detach inputs"
+    "its input requires a gradient, but no call of a trainable layer comes before it; call layers "
+    "in place of reading their weights, as F.conv2d(x, layer.weight) does, and detach inputs"
 )
 Call = tuple[str, int]
-"""The path of a layer, and the number of one of its calls from 1; of other uses, a negative number."""
+"""The path of a layer, and the number of one of its calls from 1; of other uses, a negative
+number.
+"""
 AGAIN = (
-    "called in backward, as activation checkpointing does, where its gradient cannot be split by example; switch "
-    "checkpointing off (model.gradient_checkpointing_disable()), or freeze it"
+    "called in backward, as activation checkpointing does, where its gradient cannot be split by "
+    "example; switch checkpointing off (model.gradient_checkpointing_disable()), or freeze it"
 )
 
 
 @contextmanager
 def hook_layers(model: nn.Module, step: "Pass", prepared: Prepared) -> Iterator[None]:
-    """Hook the layers inside the context; on exit remove the hooks and unfreeze the parameters, even after an error."""
+    """Hook the layers inside the context; on exit remove the hooks and unfreeze the parameters,
+    even after an error.
+    """
     placed: list[tuple[dict[Any, Any], object]] = []
     try:
         for call in prepared.calls:
@@ -72,7 +91,9 @@ def hook_layers(model: nn.Module, step: "Pass", prepared: Prepared) -> Iterator[
             for hooked in everything:
                 place(placed, hooked.module, partial(step.on_input, hooked), before=True)
         with (
-            nullcontext() if step.uses is None else replace_parameters(model, prepared.slots, step.ways.uses, step.uses)
+            nullcontext()
+            if step.uses is None
+            else replace_parameters(model, prepared.slots, step.ways.uses, step.uses)
         ):
             yield
     finally:
@@ -81,7 +102,8 @@ def hook_layers(model: nn.Module, step: "Pass", prepared: Prepared) -> Iterator[
         for hooks, key in placed:
             hooks.pop(key, None)
         step.rematerialization.forget()
-        step.due.clear()  # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
+        # nodes hold their hooks, and the hooks hold the pass: no collector sees this circle
+        step.due.clear()
         step.memories.clear()
         step.uses = None  # it holds the pass, too
 
@@ -94,10 +116,12 @@ def freeze(layer: Layer | CallLayer, *_: object) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class Pass:
-    """The state of one forward and backward pass: what layers keep, and the blocks, None for layers not reached.
+    """The state of one forward and backward pass: what layers keep, and the blocks, None for layers
+    not reached.
 
     What several calls of a layer give is added: the clip then sees one gradient of the example.
-    ``called``: calls by path. ``shared``: inputs of layers that are about to be called without the batch.
+    ``called``: calls by path. ``shared``: inputs of layers that are about to be called without the
+    batch.
     ``factored``: weights of Linear and Conv2d that give ``Factors`` in place of a block.
     """
 
@@ -120,9 +144,16 @@ class Pass:
     uses: Uses | None = None
 
     def on_output(
-        self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        self,
+        layer: Layer,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Tensor,
     ) -> Tensor | None:
-        """Forward hook: keep what the layer needs of its input, and hook the gradient at its output."""
+        """Forward hook: keep what the layer needs of its input, and hook the gradient at its
+        output.
+        """
         for p in layer.parameters:
             p.requires_grad_(True)
         if not torch.is_grad_enabled():
@@ -167,8 +198,9 @@ class Pass:
     def enter(self, path: str, module: nn.Module, output: Tensor) -> Tensor:
         """The output of a layer as the model gets it: in the graph."""
         if not output.requires_grad:
-            # Everything before this layer is frozen, so the graph starts here. The model gets a copy, because it may
-            # change its activations in place, which a leaf of the graph forbids.
+            # Everything before this layer is frozen, so the graph starts here. The model gets a
+            # copy, because it may change its activations in place, which a leaf of the graph
+            # forbids.
             self.starts.append(output.requires_grad_())
             return output.clone()
         if not self.starts:
@@ -176,18 +208,33 @@ class Pass:
         return output
 
     def on_input(
-        self, layer: Layer | CallLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        layer: Layer | CallLayer,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Forward pre-hook: a value that all examples share enters as it is, or as copies if it was expanded."""
+        """Forward pre-hook: a value that all examples share enters as it is, or as copies if it was
+        expanded.
+        """
         assert self.uses is not None
         x = args[0] if args else kwargs.get("input")
-        if isinstance(x, Tensor) and (self.uses.is_shared(x) or is_constant(self, layer, x)) and takes_shared(layer, x):
+        if (
+            isinstance(x, Tensor)
+            and (self.uses.is_shared(x) or is_constant(self, layer, x))
+            and takes_shared(layer, x)
+        ):
             self.shared[layer.path] = x
             return ((plain(x), *args[1:]), kwargs) if args else (args, kwargs | {"input": plain(x)})
         return self.uses.into_layer(layer.path, module, args, kwargs)
 
     def on_call(
-        self, layer: CallLayer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self,
+        layer: CallLayer,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
     ) -> Any:
         """Forward hook of a layer whose gradients are a function of its call."""
         for p in layer.parameters:
@@ -212,9 +259,15 @@ class Pass:
         return watch_call(self, layer, inputs, output, axis)
 
     def watch(
-        self, path: str, module: nn.Module, node: Node, arrived: Callable[[tuple[Tensor | None, ...]], None]
+        self,
+        path: str,
+        module: nn.Module,
+        node: Node,
+        arrived: Callable[[tuple[Tensor | None, ...]], None],
     ) -> None:
-        """Call ``arrived`` with the gradients at a node; the pass is refused if none arrive that should."""
+        """Call ``arrived`` with the gradients at a node; the pass is refused if none arrive that
+        should.
+        """
         key = path, -1 - len(self.due)
 
         def once(gradients: tuple[Tensor | None, ...]) -> None:
@@ -231,26 +284,37 @@ class Pass:
         again, node = self.rematerialization.of(x) if own else None, output.grad_fn
         with torch.no_grad(), without_autocast(x.device.type):
             if axis != 0:
-                x, output, node = examples_first(x, axis, self.batch), examples_first(output, axis, self.batch), None
+                x, output, node = (
+                    examples_first(x, axis, self.batch),
+                    examples_first(output, axis, self.batch),
+                    None,
+                )
             given = x = x.detach()
             x = x if same else x.to(layer.dtype)
             memory = remember(layer, x, again)
             remember_output(layer, memory, x, output, node)
             if not same and memory.x is x and given.itemsize < x.itemsize:
-                memory.x, memory.version = given, given._version  # autograd keeps this one, not the wider copy
+                # autograd keeps this one, not the wider copy
+                memory.x, memory.version = given, given._version
             if self.storage is not None:
                 memory.round_by(self.storage)
             return memory
 
     def on_gradient(
-        self, layer: Layer, call: Call, shape: torch.Size, axis: Axis, gradients: tuple[Tensor | None, ...]
+        self,
+        layer: Layer,
+        call: Call,
+        shape: torch.Size,
+        axis: Axis,
+        gradients: tuple[Tensor | None, ...],
     ) -> None:
         """Backward hook: form the layer's blocks, then free its memory."""
         memory = self.memories.pop(call)
         del self.due[call]
         if changed := memory.changed:
             reason = (
-                f"its {changed} was changed in place after the call; use the out-of-place operation (inplace=False)"
+                f"its {changed} was changed in place after the call; use the out-of-place "
+                "operation (inplace=False)"
             )
             raise unsupported(layer.path, layer.module, reason)
         if gradients[0] is None:
@@ -265,24 +329,31 @@ class Pass:
             for slot in layer.slots:
                 self.add(slot.position, choose_block(self, layer, slot, memory, g))
 
-    def backward(self, losses: Float[Tensor, " batch"], parameters: Checked) -> tuple[Tensor | None, ...]:
-        """Send the gradient of every example's own loss back to the first hooked layers, and to ``starts``.
+    def backward(
+        self, losses: Float[Tensor, " batch"], parameters: Checked
+    ) -> tuple[Tensor | None, ...]:
+        """Send the gradient of every example's own loss back to the first hooked layers, and to
+        ``starts``.
 
         Returns the gradients at ``starts``, in their order, and others behind them.
-        Raises UnsupportedLayerError if a gradient arrives at a parameter: the parameter was not frozen, so no hook saw
-        its use. Also if no gradient reached a layer on which the losses depend.
+        Raises UnsupportedLayerError if a gradient arrives at a parameter: the parameter was not
+        frozen, so no hook saw its use. Also if no gradient reached a layer on which the losses
+        depend.
         """
         if not losses.requires_grad:
             return ()
         sources = [] if self.uses is None else self.uses.sources
         named = [*parameters.items(), *((source.name, source.leaf) for source in sources)]
         wanted = [*self.starts, *(p for _, p in named)]
-        # The sum sends a one to every loss. Given those ones, torch would import sympy, for half a second a process.
+        # The sum sends a one to every loss. Given those ones, torch would import sympy, for half a
+        # second a process.
         self.in_backward = True
         with torch._C.DisableTorchFunctionSubclass() if sources else nullcontext():
             gradients = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
         if elsewhere := [
-            name for (name, _), g in zip(named, gradients[len(self.starts) :], strict=True) if g is not None
+            name
+            for (name, _), g in zip(named, gradients[len(self.starts) :], strict=True)
+            if g is not None
         ]:
             raise ReadElsewhereError(elsewhere)
         for path, module, node in self.due.values():

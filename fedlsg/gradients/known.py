@@ -1,11 +1,13 @@
-"""What was found out about a model, for as long as it stays as it is: checked once, and not in every step.
+"""What was found out about a model, for as long as it stays as it is: checked once, and not in
+every step.
 
-All answers here are functions of the structure and the numbers of the model's fingerprint (``fingerprint``), which is
-taken anew before an answer is given: in a small part of the time of the answers. So a layer that was replaced, frozen,
-tied, untied, cast or switched between two steps is checked as if it were new. Where the examples are (``survey``)
-depends on the code of the model, too: on hooks, a ``forward`` of a module's own, and on numbers and words that modules
-keep (``self.time_first``); what they keep in other objects is not seen.
-Values of parameters and batches are no part of it: whatever depends on them is found out in every pass.
+All answers here are functions of the structure and the numbers of the model's fingerprint
+(``fingerprint``), which is taken anew before an answer is given: in a small part of the time of the
+answers. So a layer that was replaced, frozen, tied, untied, cast or switched between two steps is
+checked as if it were new. Where the examples are (``survey``) depends on the code of the model,
+too: on hooks, a ``forward`` of a module's own, and on numbers and words that modules keep
+(``self.time_first``); what they keep in other objects is not seen. Values of parameters and batches
+are no part of it: whatever depends on them is found out in every pass.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -27,22 +29,33 @@ from fedlsg.gradients.supported import Checked, check_frame, check_supported, tr
 
 
 class Known:
-    """The answers about a model in one state. ``alive``: its modules and parameters, so that no other has their id."""
+    """The answers about a model in one state. ``alive``: its modules and parameters, so that no
+    other has their id.
+    """
 
     def __init__(self, now: Fingerprint, layers: Hashable) -> None:
-        self._marks, self._alive = (layers, now.structure, now.numbers), [ref(part) for part in now.parts]
+        self._marks, self._alive = (
+            (layers, now.structure, now.numbers),
+            [ref(part) for part in now.parts],
+        )
         self.answers: dict[Hashable, Any] = {}
 
     def holds(self, now: Fingerprint, layers: Hashable) -> bool:
-        """Whether the model is in this state: equal marks, of the same objects; ``layers`` are the registered ones."""
-        return self._marks == (layers, now.structure, now.numbers) and all([part() is not None for part in self._alive])
+        """Whether the model is in this state: equal marks, of the same objects; ``layers`` are the
+        registered ones.
+        """
+        return self._marks == (layers, now.structure, now.numbers) and all(
+            [part() is not None for part in self._alive]
+        )
 
 
 _known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
 
 
 def known(model: nn.Module) -> Known:
-    """What is known of the model as it is now. No answer may hold the model itself, or it would never be freed."""
+    """What is known of the model as it is now. No answer may hold the model itself, or it would
+    never be freed.
+    """
     now, layers = fingerprint_of_modules(model), tuple(registered_layers().items())
     found = _known.get(model)
     if found is None or not found.holds(now, layers):
@@ -51,15 +64,18 @@ def known(model: nn.Module) -> Known:
 
 
 def forget(model: nn.Module) -> None:
-    """What the answers do not see may have changed: methods of classes, functions and objects in attributes."""
+    """What the answers do not see may have changed: methods of classes, functions and objects in
+    attributes.
+    """
     _known.pop(model, None)
 
 
 def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
-    """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be computed.
+    """The trainable parameters. Raises UnsupportedLayerError if gradients in the frame cannot be
+    computed.
 
-    A model that has not changed is not checked again for a frame of the same coordinates. ``now``: what is ``known`` of
-    it.
+    A model that has not changed is not checked again for a frame of the same coordinates. ``now``:
+    what is ``known`` of it.
     """
     checked = (now or known(model)).answers
     found: Checked | None = checked.get(frame.layout)
@@ -72,9 +88,11 @@ def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """What passes over a model in one frame have in common: all clients of a worker, local steps, microbatches.
+    """What passes over a model in one frame have in common: all clients of a worker, local steps,
+    microbatches.
 
-    ``known``: the state of the model for which it was made. ``norms``: its norms that are no layers.
+    ``known``: the state of the model for which it was made. ``norms``: its norms that are no
+    layers.
     """
 
     known: Known
@@ -90,10 +108,13 @@ class Prepared:
 _prepared: WeakKeyDictionary[Frame, Prepared] = WeakKeyDictionary()
 
 
-def prepare(model: nn.Module, frame: Frame, precision: Precision, read: Collection[str]) -> Prepared:
+def prepare(
+    model: nn.Module, frame: Frame, precision: Precision, read: Collection[str]
+) -> Prepared:
     """What a pass needs, with the shortcuts that the weights of now allow.
 
-    ``read``: parameters that are followed by their uses. A model that changed since it was checked is checked again.
+    ``read``: parameters that are followed by their uses. A model that changed since it was checked
+    is checked again.
     """
     now, kind = known(model), (precision.mixed, frozenset(read))
     found = _prepared.get(frame)
@@ -127,7 +148,9 @@ _same_weights: WeakKeyDictionary[Frame, Prepared | None] = WeakKeyDictionary()
 
 @contextmanager
 def same_weights(frame: Frame) -> Iterator[None]:
-    """Inside, passes in a frame take the shortcuts of the first one: nothing moves weights between microbatches."""
+    """Inside, passes in a frame take the shortcuts of the first one: nothing moves weights between
+    microbatches.
+    """
     _same_weights[frame] = None
     try:
         yield

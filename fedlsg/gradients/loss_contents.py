@@ -1,7 +1,8 @@
-"""What a loss holds besides its code: tensors that follow the outputs' type, and parameters that nobody trains.
+"""What a loss holds besides its code: tensors that follow the outputs' type, and parameters that
+nobody trains.
 
-A loss may hold tensors as buffers and attributes of a module, in a ``functools.partial``, in the object of a bound
-method, in the variables of a closure, and as globals that its function reads.
+A loss may hold tensors as buffers and attributes of a module, in a ``functools.partial``, in the
+object of a bound method, in the variables of a closure, and as globals that its function reads.
 """
 
 import copy
@@ -30,7 +31,9 @@ def held_tensors(loss: Any) -> Iterator[tuple[str, Tensor]]:
     yield from _walk(loss, "", set(), top=True)
 
 
-def _walk(thing: Any, name: str, seen: set[int], *, top: bool = False) -> Iterator[tuple[str, Tensor]]:
+def _walk(
+    thing: Any, name: str, seen: set[int], *, top: bool = False
+) -> Iterator[tuple[str, Tensor]]:
     """``top``: whether the thing is the loss itself, so that the attributes of any object count."""
     if id(thing) in seen or isinstance(thing, ModuleType | type):
         return
@@ -39,16 +42,26 @@ def _walk(thing: Any, name: str, seen: set[int], *, top: bool = False) -> Iterat
         yield name, thing
         return
     for part, value, whole in _parts(thing, top=top):
-        yield from _walk(value, f"{name}.{part}" if name and part else name or part, seen, top=whole)
+        yield from _walk(
+            value, f"{name}.{part}" if name and part else name or part, seen, top=whole
+        )
 
 
 def _parts(thing: Any, *, top: bool) -> Iterator[tuple[str, Any, bool]]:
     """Named parts of a thing that may hold tensors; True where the part is what is called."""
     if isinstance(thing, torch.jit.ScriptModule):
-        yield from ((key, value, False) for key, value in (*thing.named_parameters(), *thing.named_buffers()))
+        yield from (
+            (key, value, False)
+            for key, value in (*thing.named_parameters(), *thing.named_buffers())
+        )
     elif isinstance(thing, nn.Module):
         spaces = [vars(thing), *(vars(thing).get(space, {}) for space in INTERNALS)]
-        yield from ((key, value, False) for space in spaces for key, value in space.items() if key not in INTERNALS)
+        yield from (
+            (key, value, False)
+            for space in spaces
+            for key, value in space.items()
+            if key not in INTERNALS
+        )
         yield "", type(thing).forward, False
     elif isinstance(thing, partial):
         yield "", thing.func, True
@@ -87,9 +100,11 @@ def _read_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_parameters(loss: Any, model: nn.Module | None = None) -> None:
-    """Raise ValueError, naming them, if the loss holds trainable parameters that are not of ``model``.
+    """Raise ValueError, naming them, if the loss holds trainable parameters that are not of
+    ``model``.
 
-    Only the model's parameters are trained and clipped: those of the loss would stay as they are, without a word.
+    Only the model's parameters are trained and clipped: those of the loss would stay as they are,
+    without a word.
     """
     own = set() if model is None else {id(p) for p in model.parameters()}
     if names := [name for name, t in held_tensors(loss) if t.requires_grad and id(t) not in own]:
@@ -100,22 +115,27 @@ def untrained(names: list[str]) -> str:
     """The message for trainable parameters of a loss."""
     shown = ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
     return (
-        f"the loss has trainable parameters ({shown}), which no private step trains: move them into the "
-        "model, whose forward applies them to its outputs, or freeze them with requires_grad_(False)"
+        f"the loss has trainable parameters ({shown}), which no private step trains: move them "
+        "into the model, whose forward applies them to its outputs, or freeze them with "
+        "requires_grad_(False)"
     )
 
 
 def follow(loss: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """A copy of the loss whose tensors are on the device of ``like``, floating-point ones in its type.
+    """A copy of the loss whose tensors are on the device of ``like``, floating-point ones in its
+    type.
 
-    The loss itself where it cannot be copied. Functions are not copied: their globals and closures stay as they are.
+    The loss itself where it cannot be copied. Functions are not copied: their globals and closures
+    stay as they are.
     """
     if isinstance(loss, FunctionType):
         return loss
     memo: dict[int, Any] = {}
     for _, t in held_tensors(loss):
         moved = t.detach().to(like.device, like.dtype if t.is_floating_point() else None)
-        memo[id(t)] = nn.Parameter(moved, requires_grad=False) if isinstance(t, nn.Parameter) else moved
+        memo[id(t)] = (
+            nn.Parameter(moved, requires_grad=False) if isinstance(t, nn.Parameter) else moved
+        )
     try:
         return copy.deepcopy(loss, memo)
     except Exception:  # an open file, a lock: the loss is called as it is
@@ -125,21 +145,30 @@ def follow(loss: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
 def first_numbers(value: Any) -> Tensor | None:
     """The first floating-point tensor in a model's outputs, if there is one."""
     found: list[Tensor] = []
-    map_tensors(lambda t: found.append(t) if t.is_floating_point() else None, getattr(value, "logits", value))
+    map_tensors(
+        lambda t: found.append(t) if t.is_floating_point() else None,
+        getattr(value, "logits", value),
+    )
     return found[0] if found else None
 
 
 def fits(t: Tensor, like: Tensor, *, strict: bool) -> bool:
-    """Whether a loss can use a tensor next to outputs; ``strict``: losses of torch want equal types.
+    """Whether a loss can use a tensor next to outputs; ``strict``: losses of torch want equal
+    types.
 
-    Other losses may mean a type of their own; only float64, which no check of theirs reckons with, changes it.
+    Other losses may mean a type of their own; only float64, which no check of theirs reckons with,
+    changes it.
     """
-    other = t.is_floating_point() and t.dtype != like.dtype and (strict or like.dtype == torch.float64)
+    other = (
+        t.is_floating_point() and t.dtype != like.dtype and (strict or like.dtype == torch.float64)
+    )
     return t.device == like.device and not other
 
 
 def other_leaves(losses: Tensor, model: nn.Module) -> list[str]:
-    """Trainable parameters from which losses are computed, and that are not the model's, by their shapes."""
+    """Trainable parameters from which losses are computed, and that are not the model's, by their
+    shapes.
+    """
     own = {id(p) for p in model.parameters()}
     found: list[str] = []
     due, seen = [losses.grad_fn], set()

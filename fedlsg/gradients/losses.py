@@ -1,12 +1,13 @@
 """One loss for each example, from a loss in the form in which torch's users have it.
 
-A private step clips the gradient of each example, so it needs the loss of each example: a mean over the batch would
-divide every gradient by the size of the batch, which is secret. What a loss does with the other values of one example,
+A private step clips the gradient of each example, so it needs the loss of each example: a mean over
+the batch would divide every gradient by the size of the batch, which is secret. What a loss does
+with the other values of one example,
 its labels or tokens, is what was asked for:
     "mean", "none"       their mean; of classes, over those that are not ``ignore_index``
     "sum", "batchmean"   their sum
-Class weights multiply the losses, and no sum of weights divides them: that of a batch mixes examples, and that of one
-example alone would cancel its weight.
+Class weights multiply the losses, and no sum of weights divides them: that of a batch mixes
+examples, and that of one example alone would cancel its weight.
 """
 
 import copy
@@ -21,11 +22,19 @@ from torch import Tensor, nn
 from torch.nn import _reduction
 from torch.nn.modules.loss import _Loss
 
-from fedlsg.gradients.loss_contents import first_numbers, fits, follow, held_tensors, refuse_parameters
+from fedlsg.gradients.loss_contents import (
+    first_numbers,
+    fits,
+    follow,
+    held_tensors,
+    refuse_parameters,
+)
 from fedlsg.gradients.per_example import LossFunction, batch_size
 
 CLASSES = ("CrossEntropyLoss", "cross_entropy", "NLLLoss", "nll_loss")
-"""Losses of torch whose outputs have the classes on dimension 1, and whose targets are class numbers."""
+"""Losses of torch whose outputs have the classes on dimension 1, and whose targets are class
+numbers.
+"""
 OTHER_SHAPES = ("MultiMarginLoss", "multi_margin_loss")
 """Other losses of torch whose targets have another shape than their outputs."""
 CLASS_LISTS = ("MultiLabelMarginLoss", "multilabel_margin_loss")
@@ -39,23 +48,27 @@ IGNORED = -100
 def per_example_loss(loss: Callable[..., Any], model: nn.Module | None = None) -> LossFunction:
     """``loss(outputs, targets)`` in the form that gives one loss for each example, shape (B,).
 
-    A loss of torch in its usual form (``nn.CrossEntropyLoss()``, ``F.mse_loss``), and any function with a parameter
-    ``reduction``, is called with ``reduction="none"``; the module itself is not changed. Other functions are called as
-    they are. The dimensions of a result (B, ...) after the first are added if the reduction is "sum" or "batchmean",
-    else averaged. For torch's losses, outputs that have ``.logits`` are replaced by these; cross-entropy takes outputs
-    (B, T, V) with targets (B, T), too, and averages over the targets of an example that are not ``ignore_index``.
-    Integer or boolean targets of a loss that compares them with outputs (``BCEWithLogitsLoss``) become floats.
-    Tensors that the loss holds (class weights) follow the type and device of the outputs, in a copy.
-    The result can be pickled if ``loss`` can. It raises ValueError for a result without the batch as first dimension,
-    and where torch would broadcast targets against outputs, which mixes examples.
-    Raises ValueError for what is no function of (outputs, targets), for an unknown reduction, and for trainable
-    parameters of the loss that are not of ``model``.
+    A loss of torch in its usual form (``nn.CrossEntropyLoss()``, ``F.mse_loss``), and any function
+    with a parameter ``reduction``, is called with ``reduction="none"``; the module itself is not
+    changed. Other functions are called as they are. The dimensions of a result (B, ...) after the
+    first are added if the reduction is "sum" or "batchmean", else averaged. For torch's losses,
+    outputs that have ``.logits`` are replaced by these; cross-entropy takes outputs (B, T, V) with
+    targets (B, T), too, and averages over the targets of an example that are not ``ignore_index``.
+    Integer or boolean targets of a loss that compares them with outputs (``BCEWithLogitsLoss``)
+    become floats. Tensors that the loss holds (class weights) follow the type and device of the
+    outputs, in a copy. The result can be pickled if ``loss`` can. It raises ValueError for a result
+    without the batch as first dimension, and where torch would broadcast targets against outputs,
+    which mixes examples.
+    Raises ValueError for what is no function of (outputs, targets), for an unknown reduction, and
+    for trainable parameters of the loss that are not of ``model``.
     """
     if isinstance(loss, PerExampleLoss):
         return loss
     if not callable(loss) or isinstance(loss, type):
         hint = f": write {loss.__name__}()" if isinstance(loss, type) else ""
-        raise ValueError(f"expected loss(outputs, targets), a function or a module of torch, got {loss!r}{hint}")
+        raise ValueError(
+            f"expected loss(outputs, targets), a function or a module of torch, got {loss!r}{hint}"
+        )
     check_arguments(loss)
     refuse_parameters(loss, model)
     if isinstance(loss, nn.Module):
@@ -64,7 +77,9 @@ def per_example_loss(loss: Callable[..., Any], model: nn.Module | None = None) -
         if isinstance(loss, _Loss) or isinstance(asked, str):
             loss = copy.copy(loss)
             vars(loss)["reduction"] = "none"
-        return PerExampleLoss(loss, name, getattr(loss, "ignore_index", IGNORED), adds(asked, name, loss))
+        return PerExampleLoss(
+            loss, name, getattr(loss, "ignore_index", IGNORED), adds(asked, name, loss)
+        )
     base: Any = loss
     given: dict[str, Any] = {}
     while isinstance(base, partial):
@@ -72,9 +87,15 @@ def per_example_loss(loss: Callable[..., Any], model: nn.Module | None = None) -
     name, defaults = name_in_torch(base), defaults_of(loss)
     asked = defaults.get("reduction")
     if "reduction" in defaults:
-        legacy = {key: None for key in ("size_average", "reduce") if name and defaults.get(key) is not None}
+        legacy = {
+            key: None
+            for key in ("size_average", "reduce")
+            if name and defaults.get(key) is not None
+        }
         if legacy:
-            asked = _reduction.legacy_get_string(defaults["size_average"], defaults["reduce"], emit_warning=False)
+            asked = _reduction.legacy_get_string(
+                defaults["size_average"], defaults["reduce"], emit_warning=False
+            )
         loss = partial(loss, reduction="none", **legacy)
     return PerExampleLoss(loss, name, given.get("ignore_index", IGNORED), adds(asked, name, base))
 
@@ -83,7 +104,9 @@ def adds(asked: object, name: str, loss: Any) -> bool:
     """Whether a reduction adds the values of an example. Raises ValueError for an unknown one."""
     known = ("none", "mean", "sum", *(("batchmean",) if not name or name in BATCHMEAN else ()))
     if isinstance(asked, str) and asked not in known:
-        raise ValueError(f"{shown(loss)}: expected a reduction in {known}, got {asked!r}: choose one of these")
+        raise ValueError(
+            f"{shown(loss)}: expected a reduction in {known}, got {asked!r}: choose one of these"
+        )
     return asked in ("sum", "batchmean")
 
 
@@ -110,8 +133,9 @@ def check_arguments(loss: Callable[..., Any]) -> None:
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
         raise ValueError(
-            f"{shown(loss)} needs {len(named)} arguments ({', '.join(named)}), and a loss gets two: give a function of "
-            "(outputs, targets) that calls it with reduction='none', and returns one loss an example, shape (B,)"
+            f"{shown(loss)} needs {len(named)} arguments ({', '.join(named)}), and a loss gets "
+            "two: give a function of (outputs, targets) that calls it with reduction='none', and "
+            "returns one loss an example, shape (B,)"
         ) from None
 
 
@@ -130,7 +154,8 @@ def name_in_torch(loss: Any) -> str:
 class PerExampleLoss:
     """See ``per_example_loss``.
 
-    ``name``: torch's own, or empty; ``ignored``: the class that does not count; ``added``: whether the values of an
+    ``name``: torch's own, or empty; ``ignored``: the class that does not count; ``added``: whether
+    the values of an
     example are added, not averaged. ``tensors``: what the loss holds.
     """
 
@@ -155,7 +180,9 @@ class PerExampleLoss:
         losses: Any = self._fitting(outputs)(outputs, targets)
         size = batch_size(targets, targets)
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != size:
-            raise ValueError(f"expected one loss an example, shape ({size},), got {self._cause(losses, size)}")
+            raise ValueError(
+                f"expected one loss an example, shape ({size},), got {self._cause(losses, size)}"
+            )
         if losses.ndim == 1:
             return losses
         if self.added:
@@ -169,30 +196,40 @@ class PerExampleLoss:
         """What is wrong with a result, and the fix."""
         if isinstance(losses, Tensor) and losses.ndim and size and losses.shape[0] % size == 0:
             return (
-                f"shape {tuple(losses.shape)}: examples and their positions are on one dimension; end the loss with "
-                ".unflatten(0, (len(targets), -1))"
+                f"shape {tuple(losses.shape)}: examples and their positions are on one dimension; "
+                "end the loss with .unflatten(0, (len(targets), -1))"
             )
         if not isinstance(losses, Tensor):
             found = type(losses).__name__
-            return f"{found}: give a tensor; one number averages over the batch (reduction='none' in torch's losses)"
+            return (
+                f"{found}: give a tensor; one number averages over the batch (reduction='none' in "
+                "torch's losses)"
+            )
         return (
-            f"shape {tuple(losses.shape)}: the loss averages over the batch; return the loss of each example, without "
-            "a mean or sum over dimension 0 (reduction='none' in torch's losses)"
+            f"shape {tuple(losses.shape)}: the loss averages over the batch; return the loss of "
+            "each example, without a mean or sum over dimension 0 (reduction='none' in torch's "
+            "losses)"
         )
 
     def _fitting(self, outputs: Any) -> Callable[..., Any]:
-        """The loss, or a copy whose tensors fit the outputs; made anew, for its owner may have changed the loss."""
+        """The loss, or a copy whose tensors fit the outputs; made anew, for its owner may have
+        changed the loss.
+        """
         like = first_numbers(outputs) if self.tensors else None
         if like is None or all(fits(t, like, strict=bool(self.name)) for t in self.tensors):
             return self.loss
         return follow(self.loss, like)
 
     def copy_like(self, like: Tensor) -> "PerExampleLoss":
-        """The same on a copy of the loss with a state of its own, and tensors of the type and device of ``like``."""
+        """The same on a copy of the loss with a state of its own, and tensors of the type and
+        device of ``like``.
+        """
         return PerExampleLoss(follow(self.loss, like), self.name, self.ignored, self.added)
 
     def _numbers(self, outputs: Any, targets: Any) -> Any:
-        """Targets such as 0 and 1 or True and False as floats, where the loss compares them with the outputs."""
+        """Targets such as 0 and 1 or True and False as floats, where the loss compares them with
+        the outputs.
+        """
         if self.name in (*CLASSES, *OTHER_SHAPES, *CLASS_LISTS) or not isinstance(targets, Tensor):
             return targets
         return targets if targets.is_floating_point() else targets.to(outputs.dtype)
@@ -207,24 +244,27 @@ class PerExampleLoss:
             outputs = outputs.float()  # of a pass in mixed precision
         if not isinstance(outputs, Tensor):
             raise ValueError(
-                f"{self.name}: expected outputs that are a tensor or have .logits, got {type(outputs).__name__}: give "
-                "a function that calls it with a part of them, such as lambda outputs, targets: "
-                "F.cross_entropy(outputs[0], targets, reduction='none')"
+                f"{self.name}: expected outputs that are a tensor or have .logits, got "
+                f"{type(outputs).__name__}: give a function that calls it with a part of them, "
+                "such as lambda outputs, targets: F.cross_entropy(outputs[0], targets, "
+                "reduction='none')"
             )
         if not isinstance(targets, Tensor):
             return outputs
         if self.name not in CLASSES:
             if outputs.shape != targets.shape and self.name not in OTHER_SHAPES:
                 raise ValueError(
-                    f"expected outputs and targets of one shape for {self.name}, got {tuple(outputs.shape)} and "
-                    f"{tuple(targets.shape)}: reshape one of the two, such as targets[:, None]"
+                    f"expected outputs and targets of one shape for {self.name}, got "
+                    f"{tuple(outputs.shape)} and {tuple(targets.shape)}: reshape one of the two, "
+                    "such as targets[:, None]"
                 )
             return outputs
         if outputs.ndim != 3 or targets.is_floating_point() or outputs.shape[:2] != targets.shape:
             return outputs
         if not classes_last and outputs.shape[1] == outputs.shape[2]:
             raise ValueError(
-                f"outputs of shape {tuple(outputs.shape)} may have their classes on dimension 1 or 2: give a function "
-                "that calls F.cross_entropy with the classes on dimension 1 and reduction='none'"
+                f"outputs of shape {tuple(outputs.shape)} may have their classes on dimension 1 or "
+                "2: give a function that calls F.cross_entropy with the classes on dimension 1 and "
+                "reduction='none'"
             )
         return outputs.movedim(2, 1)

@@ -1,19 +1,25 @@
-"""The gradient of each example of a batch in the coordinates of a frame, and the plain sum of all of them.
+"""The gradient of each example of a batch in the coordinates of a frame, and the plain sum of all
+of them.
 
 How data flows through this package:
-    per_example the batch, its losses, and the result; ``summed_gradients`` is one ordinary backward pass without hooks
+    per_example the batch, its losses, and the result; ``summed_gradients`` is one ordinary backward
+        pass without hooks
     plan        which layers get hooks, and which blocks of the frame each one computes
     hooks       one pass: forward hooks call ``remember``, backward hooks call ``form_block``
-    blocks      forward: what a layer keeps of its input and output; backward: the layer's blocks, from that and from
+    blocks      forward: what a layer keeps of its input and output; backward: the layer's blocks,
+                from that and from
                 the gradient at its output
     formulas    the products that these call, one class for each type of layer
-    called      layers whose gradients are a function of one call: built in, by torch.func, or registered (``calls``)
-    uses        parameters without a layer, and shared ones: copied for each example where they meet the batch;
+    called      layers whose gradients are a function of one call: built in, by torch.func, or
+                registered (``calls``)
+    uses        parameters without a layer, and shared ones: copied for each example where they meet
+                the batch;
                 ``sources`` puts them in place, and their gradients in the frame's blocks
     known       what of this is found out once, for as long as the model stays as it is
 ``check`` refuses what has no such gradient, before anything is computed.
 
-Reads private data, and what it returns is not private: clip it and add noise before anything is released.
+Reads private data, and what it returns is not private: clip it and add noise before anything is
+released.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping
@@ -50,7 +56,8 @@ LossFunction = Callable[[Any, Any], Tensor]
 class Given:
     """What a private pass is given.
 
-    ``parameters``: the trainable ones, checked. ``ghost``: whether blocks may be ``GhostGradients`` where these are
+    ``parameters``: the trainable ones, checked. ``ghost``: whether blocks may be ``GhostGradients``
+    where these are
     cheaper. ``factored``: weights, dense in the frame, whose gradients are wanted as ``Factors``.
     """
 
@@ -95,7 +102,8 @@ def factored_gradients(
     factored: Collection[str],
     checked: Checked | None = None,
 ) -> list[Float[Tensor, "batch *kept"] | GhostGradients | Factors]:
-    """As ``block_gradients``, but a weight named in ``factored``, dense in the frame, is returned as its ``Factors``.
+    """As ``block_gradients``, but a weight named in ``factored``, dense in the frame, is returned
+    as its ``Factors``.
 
     A layer that the forward pass does not reach gives zeros, factored or not.
     """
@@ -112,18 +120,22 @@ def factored_gradients(
 
 
 _read: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-"""Parameters that a model reads next to their layers' calls (``F.linear(x, layer.weight)``), where a pass met any."""
+"""Parameters that a model reads next to their layers' calls (``F.linear(x, layer.weight)``), where
+a pass met any.
+"""
 
 PassFunction = Callable[[Pass, Given, Collection[str]], None]
-"""A pass, as ``run_pass``: its last argument are the parameters that are read next to their layers' calls."""
+"""A pass, as ``run_pass``: its last argument are the parameters that are read next to their layers'
+calls.
+"""
 
 
 def run(given: Given, *, passed: PassFunction | None = None, copies: bool = False) -> list[Any]:
     """The values of the frame's blocks by a forward and a backward pass.
 
-    If a gradient arrives next to a layer's call, the pass is thrown away. In the next one these parameters are followed
-    by their uses. ``passed``: another pass than ``run_pass``; ``copies``: whether it copies such parameters for each
-    example, carried ones as well.
+    If a gradient arrives next to a layer's call, the pass is thrown away. In the next one these
+    parameters are followed by their uses. ``passed``: another pass than ``run_pass``; ``copies``:
+    whether it copies such parameters for each example, carried ones as well.
     """
     model, frame, step = given.model, given.frame, given.new_pass()
     while step.batch:
@@ -139,7 +151,9 @@ def run(given: Given, *, passed: PassFunction | None = None, copies: bool = Fals
             step = given.new_pass()
             _read[model] = read | set(error.names)
     zeros = partial(given.like.new_zeros, step.batch)
-    return [zeros(b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)]
+    return [
+        zeros(b.kept) if v is None else v for b, v in zip(frame.blocks, step.values, strict=True)
+    ]
 
 
 def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
@@ -149,20 +163,30 @@ def run_pass(step: Pass, given: Given, read: Collection[str]) -> None:
     step.ways, step.parameters = prepared.ways, prepared.parameters
     with force_eager():
         step.survey = survey_of(given.model, given.inputs, parameters, prepared.known.answers)
-    if step.ways.calls or step.ways.uses or any(None in axes for axes in step.survey.layers.values()):
+    if (
+        step.ways.calls
+        or step.ways.uses
+        or any(None in axes for axes in step.survey.layers.values())
+    ):
         step.uses = Uses(step=step, starts=step.starts)
     hooked = hook_layers(given.model, step, prepared)
     with force_eager(), rounding(given) as step.storage, hooked, torch.enable_grad():
         losses = losses_of(
-            given.model, given.loss_fn, given.inputs, given.targets, precision,
-            batch=step.batch, like=given.like,
-        )  # fmt: skip
+            given.model,
+            given.loss_fn,
+            given.inputs,
+            given.targets,
+            precision,
+            batch=step.batch,
+            like=given.like,
+        )
         followed = step.uses is not None
         step.backward(losses, parameters)
     if followed and step.survey.failure:
         raise UnsupportedLayerError(
-            f"the model runs on the batch of {step.batch}, but not on one and on three copies of a row in eval mode "
-            f"({step.survey.failure}), so that it is not known which dimension has the examples; make it run on them"
+            f"the model runs on the batch of {step.batch}, but not on one and on three copies of a "
+            f"row in eval mode ({step.survey.failure}), so that it is not known which dimension "
+            "has the examples; make it run on them"
         )
 
 
@@ -172,10 +196,14 @@ def rounding(given: Given) -> AbstractContextManager[Any]:
     return round_activations(given.model, given.inputs) if rounds else nullcontext()
 
 
-def survey_of(model: nn.Module, inputs: Batch, parameters: Checked, answers: dict[Hashable, Any]) -> Survey:
-    """Where the examples are in what the model's layers and tables read; kept in ``answers`` (``known``).
+def survey_of(
+    model: nn.Module, inputs: Batch, parameters: Checked, answers: dict[Hashable, Any]
+) -> Survey:
+    """Where the examples are in what the model's layers and tables read; kept in ``answers``
+    (``known``).
 
-    Positions of a sequence of length 1 do not show, so that a survey of one does not count for longer ones.
+    Positions of a sequence of length 1 do not show, so that a survey of one does not count for
+    longer ones.
     """
 
     def copies(scales: tuple[float, ...]) -> Batch:
@@ -189,8 +217,12 @@ def survey_of(model: nn.Module, inputs: Batch, parameters: Checked, answers: dic
 
 
 def summable(frame: Frame) -> bool:
-    """Whether the frame's coordinates are the parameters themselves, and none of them is weighted."""
-    return not any(c.carried for c in frame.coordinates) and all(b.weight == 1 for b in frame.blocks)
+    """Whether the frame's coordinates are the parameters themselves, and none of them is
+    weighted.
+    """
+    return not any(c.carried for c in frame.coordinates) and all(
+        b.weight == 1 for b in frame.blocks
+    )
 
 
 def summed_gradient(
@@ -203,11 +235,14 @@ def summed_gradient(
     checked: Checked | None = None,
     precision: Precision = FLOAT32,
 ) -> Float[Tensor, " kept"]:
-    """Kept coordinates of the sum of the examples' gradients: the sum over rows of ``per_example_gradients``.
+    """Kept coordinates of the sum of the examples' gradients: the sum over rows of
+    ``per_example_gradients``.
 
     Guarantees and errors as ``summed_gradients``.
     """
-    each = summed_gradients(model, loss_fn, inputs, targets, frame, checked=checked, precision=precision)
+    each = summed_gradients(
+        model, loss_fn, inputs, targets, frame, checked=checked, precision=precision
+    )
     flat = torch.cat([g.flatten() for g in each])
     return flat if frame.kept == frame.size else flat[frame.indices_on(flat.device)]
 
@@ -224,30 +259,45 @@ def summed_gradients(
 ) -> list[Tensor]:
     """The sum of the examples' gradients, one tensor for each whole parameter, in model order.
 
-    Guarantee: no parameter's ``.grad`` changes. An empty batch, and a layer that is not reached, give zeros.
-    Raises the errors of ``per_example_gradients`` for the model, and ValueError for losses of another shape than (B,).
-    ``checked`` and ``precision`` as there.
+    Guarantee: no parameter's ``.grad`` changes. An empty batch, and a layer that is not reached,
+    give zeros.
+    Raises the errors of ``per_example_gradients`` for the model, and ValueError for losses of
+    another shape than (B,). ``checked`` and ``precision`` as there.
     """
     parameters = list((check(model, frame) if checked is None else checked).values())
     batch = batch_size(inputs, targets)
     if not batch:
         return [torch.zeros_like(p, requires_grad=False) for p in parameters]
     rounds = precision.rounds_activations
-    eager, rounding = (force_eager(), round_activations(model, inputs)) if rounds else (nullcontext(), nullcontext())
+    eager, rounding = (
+        (force_eager(), round_activations(model, inputs))
+        if rounds
+        else (nullcontext(), nullcontext())
+    )
     with eager, rounding, torch.enable_grad():
-        losses = losses_of(model, loss_fn, inputs, targets, precision, batch=batch, like=parameters[0])
+        losses = losses_of(
+            model, loss_fn, inputs, targets, precision, batch=batch, like=parameters[0]
+        )
         gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    return [
+        torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)
+    ]
 
 
 def batch_size(inputs: Batch, targets: Batch) -> int:
     """The first dimension that all tensors share. Raises ValueError if they differ in it."""
-    tensors = [t for group in (inputs, targets) for t in ([group] if isinstance(group, Tensor) else group.values())]
+    tensors = [
+        t
+        for group in (inputs, targets)
+        for t in ([group] if isinstance(group, Tensor) else group.values())
+    ]
     sizes = {t.shape[0] if t.ndim else None for t in tensors}
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None:
         shapes = [tuple(t.shape) for t in tensors]
-        raise ValueError(f"expected inputs and targets that share their first dimension, the batch, got {shapes}")
+        raise ValueError(
+            f"expected inputs and targets that share their first dimension, the batch, got {shapes}"
+        )
     return size
 
 
@@ -270,7 +320,8 @@ def losses_of(
 ) -> Float[Tensor, " batch"]:
     """The loss of each of ``batch`` examples, on the device of ``like``.
 
-    Raises ValueError for losses of another shape than (B,): a mean would scale every gradient by 1 / B.
+    Raises ValueError for losses of another shape than (B,): a mean would scale every gradient by 1
+    / B.
     """
     losses: Tensor = precision.losses(partial(call, model, inputs), loss_fn, targets, like)
     if losses.shape != (batch,):

@@ -1,14 +1,16 @@
 """Which layers of a model get hooks, and which blocks of the frame each of them computes.
 
-Symbols: y = x W^T + b the output of a layer, L (m, r), R (r, n) carriers of its weight W (m, n), u = x R^T.
-If the output is narrower than the input, u is computed from the output, by a shortcut A.
-Carriers of W itself (``decompose``) have R = S^-1 L^T W with S = L^T W R^T, because R spans the rows of L^T W. So
+Symbols: y = x W^T + b the output of a layer, L (m, r), R (r, n) carriers of its weight W (m, n), u
+= x R^T. If the output is narrower than the input, u is computed from the output, by a shortcut A.
+Carriers of W itself (``decompose``) have R = S^-1 L^T W with S = L^T W R^T, because R spans the
+    rows of L^T W. So
     u = x R^T = (y - b) A        A = L S^-T, (m, r)
-and the product of x and R, n wide (a whole convolution for a kernel), becomes a product of y and A, m wide.
-Exact up to rounding, and checked for every layer: S^-1 L^T W differs from R if the weights have moved since the frame
-was made, if the carriers are not those of W, or if S is too near singular. R = S^-1 L^T W implies R R^T = I, so that
-scaled carriers of a core never pass. A bias far longer than x W^T rounds away digits of y. That does not show in R and
-is checked separately (``bias_lost``).
+and the product of x and R, n wide (a whole convolution for a kernel), becomes a product of y and A,
+m wide.
+Exact up to rounding, and checked for every layer: S^-1 L^T W differs from R if the weights have
+moved since the frame was made, if the carriers are not those of W, or if S is too near singular. R
+= S^-1 L^T W implies R R^T = I, so that scaled carriers of a core never pass. A bias far longer than
+x W^T rounds away digits of y. That does not show in R and is checked separately (``bias_lost``).
 """
 
 import math
@@ -24,26 +26,37 @@ from torch import Tensor, nn
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, Part
 from fedlsg.gradients.calls.registry import Ways
-from fedlsg.gradients.formulas.layers import CarriedGradients, LayerGradients, formulas_of, is_turned
+from fedlsg.gradients.formulas.layers import (
+    CarriedGradients,
+    LayerGradients,
+    formulas_of,
+    is_turned,
+)
 from fedlsg.gradients.formulas.norm import NormGradients
 from fedlsg.gradients.precision import Precision
 from fedlsg.tensors import matrix_in_memory_order, to_device, to_memory_order
 
 PRODUCTS = (nn.Linear, nn.Conv2d)
-"""Layers whose output and blocks are plain products: the shortcut to u and blocks in bfloat16 need that."""
+"""Layers whose output and blocks are plain products: the shortcut to u and blocks in bfloat16 need
+that.
+"""
 TURNED: Mapping[Part, Part] = {"L": "R", "R": "L"}
 TOLERATED = 1e3
-"""Units in the last place by which S^-1 L^T W may differ from R in Frobenius norm, for each row of R."""
+"""Units in the last place by which S^-1 L^T W may differ from R in Frobenius norm, for each row of
+R.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Slot:
-    """One block that a layer computes: its position in the frame, and the module's own name of the parameter.
+    """One block that a layer computes: its position in the frame, and the module's own name of the
+    parameter.
 
-    ``units`` are the kept out units of dL or in units of dR, if the mask keeps whole units. The others are never
-    computed, and ``keep`` then selects nothing. ``turned``: the layer stores its weight transposed (``make_layer``).
-    ``part``: the part of the block, for a weight (m, n). ``whole``: whether it is a whole dense weight that nothing
-    weighs in the clip, for which ghost clipping may be used.
+    ``units`` are the kept out units of dL or in units of dR, if the mask keeps whole units. The
+    others are never computed, and ``keep`` then selects nothing. ``turned``: the layer stores its
+    weight transposed (``make_layer``).
+    ``part``: the part of the block, for a weight (m, n). ``whole``: whether it is a whole dense
+    weight that nothing weighs in the clip, for which ghost clipping may be used.
     """
 
     position: int
@@ -60,7 +73,9 @@ def make_slots(frame: Frame, device: torch.device) -> list[Slot]:
     """The slots of the frame's blocks, with what is kept of each on a device."""
     kept = iter(to_device([b.keep.index for b in frame.blocks if b.keep.index is not None], device))
     return [
-        make_slot(i, b, b.keep if b.keep.index is None else Keep(axis=b.keep.axis, index=next(kept)))
+        make_slot(
+            i, b, b.keep if b.keep.index is None else Keep(axis=b.keep.axis, index=next(kept))
+        )
         for i, b in enumerate(frame.blocks)
     ]
 
@@ -83,7 +98,9 @@ def make_slot(position: int, block: Block, keep: Keep) -> Slot:
 
 @dataclass(kw_only=True, eq=False)
 class Carried:
-    """A layer's carriers and its formulas for a carried weight; ``A`` in a pass in which u comes from the output."""
+    """A layer's carriers and its formulas for a carried weight; ``A`` in a pass in which u comes
+    from the output.
+    """
 
     formulas: CarriedGradients
     L: Float[Tensor, "m r"]
@@ -93,12 +110,14 @@ class Carried:
 
 @dataclass(kw_only=True, eq=False)
 class Layer:
-    """A module that owns trainable parameters, with its formulas, its blocks, and its weight's carriers.
+    """A module that owns trainable parameters, with its formulas, its blocks, and its weight's
+    carriers.
 
-    The rest follows from these. ``parameters``: the module's own trainable ones; ``types``: the types of all that it
-    owns, by its own name. ``from_input``: the slot of the weight whose block needs the input itself: dR, or the dense
-    weight; ``from_inner``: whether a block needs u. ``narrows``: whether u may be computed from the output, because it
-    is narrower than the input (``through_outputs``).
+    The rest follows from these. ``parameters``: the module's own trainable ones; ``types``: the
+    types of all that it
+    owns, by its own name. ``from_input``: the slot of the weight whose block needs the input
+    itself: dR, or the dense weight; ``from_inner``: whether a block needs u. ``narrows``: whether u
+    may be computed from the output, because it is narrower than the input (``through_outputs``).
     """
 
     path: str
@@ -136,7 +155,9 @@ class Layer:
         )
 
 
-def make_layers(model: nn.Module, frame: Frame, precision: Precision, ways: Ways, slots: Sequence[Slot]) -> list[Layer]:
+def make_layers(
+    model: nn.Module, frame: Frame, precision: Precision, ways: Ways, slots: Sequence[Slot]
+) -> list[Layer]:
     """The layers without the shortcuts of a pass, which depend on the values of the weights."""
     of: dict[str, list[Slot]] = {}
     others = ways.others
@@ -157,11 +178,13 @@ def turn(slot: Slot) -> Slot:
     return replace(slot, turned=True, part=TURNED.get(slot.part, slot.part))
 
 
-def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinates: dict[str, Coordinates]) -> Layer:
+def make_layer(
+    path: str, module: nn.Module, slots: tuple[Slot, ...], coordinates: dict[str, Coordinates]
+) -> Layer:
     """The layer at ``path``, which computes ``slots``.
 
-    A weight W (n, m) that is stored transposed counts as W^T: its carriers are R^T and L^T, its dL is that of W^T's dR,
-    transposed, and its dR that of dL.
+    A weight W (n, m) that is stored transposed counts as W^T: its carriers are R^T and L^T, its dL
+    is that of W^T's dR, transposed, and its dR that of dL.
     """
     formulas = formulas_of(module)
     carried = None
@@ -173,11 +196,14 @@ def make_layer(path: str, module: nn.Module, slots: tuple[Slot, ...], coordinate
     parameter = module._parameters[slots[0].parameter]
     assert parameter is not None
     dtype = parameter.dtype
-    return Layer(path=path, module=module, formulas=formulas, slots=slots, dtype=dtype, carried=carried)
+    return Layer(
+        path=path, module=module, formulas=formulas, slots=slots, dtype=dtype, carried=carried
+    )
 
 
 def through_outputs(layers: Sequence[Layer]) -> None:
-    """Give the layers A where the output is narrower than the input and the carriers allow this shortcut to u.
+    """Give the layers A where the output is narrower than the input and the carriers allow this
+    shortcut to u.
 
     In every pass anew: it depends on the values of the weights.
     """
@@ -187,12 +213,15 @@ def through_outputs(layers: Sequence[Layer]) -> None:
             W, bias = (layer.module._parameters[name] for name in ("weight", "bias"))
             assert W is not None
             carriers.append((carried, bias))
-            products.append((carried.L.mT @ matrix_in_memory_order(W.detach()), to_memory_order(carried.R, W)))
+            products.append(
+                (carried.L.mT @ matrix_in_memory_order(W.detach()), to_memory_order(carried.R, W))
+            )
     if not products:
         return
     inverses = inverse_of_each([core @ rows.mT for core, rows in products])
     rests = [
-        torch.addmm(rows, inverse, core, beta=-1) for inverse, (core, rows) in zip(inverses, products, strict=True)
+        torch.addmm(rows, inverse, core, beta=-1)
+        for inverse, (core, rows) in zip(inverses, products, strict=True)
     ]
     gaps = list(torch._foreach_norm(rests))  # of S^-1 L^T W - R: NaN or huge if there is no such A
     for place, (inverse, (carried, bias)) in enumerate(zip(inverses, carriers, strict=True)):
@@ -205,21 +234,28 @@ def through_outputs(layers: Sequence[Layer]) -> None:
 
 
 def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tensor, "r r"]]:
-    """The inverse of each matrix, in one call for all of a size and kind; no error for those that have none."""
+    """The inverse of each matrix, in one call for all of a size and kind; no error for those that
+    have none.
+    """
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for place, S in enumerate(squares):
         alike.setdefault((S.shape, S.dtype, S.device), []).append(place)
     found: dict[int, Tensor] = {}
     for places in alike.values():
         many = torch.stack([squares[place] for place in places])
-        made, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)  # LAPACK has no half precision
+        # LAPACK has no half precision
+        made, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)
         found |= zip(places, made.to(many.dtype).unbind(), strict=True)
     return [found[place] for place in range(len(squares))]
 
 
 def bias_lost(bias: Float[Tensor, " m"], A: Float[Tensor, "m r"]) -> Float[Tensor, ""]:
-    """The error in u, for an input of length 1, that rounding y = x W^T + b can cause; add it to the norm above."""
-    lost: Tensor = torch.finfo(A.dtype).eps * torch.linalg.vector_norm(bias) * torch.linalg.vector_norm(A)
+    """The error in u, for an input of length 1, that rounding y = x W^T + b can cause; add it to
+    the norm above.
+    """
+    lost: Tensor = (
+        torch.finfo(A.dtype).eps * torch.linalg.vector_norm(bias) * torch.linalg.vector_norm(A)
+    )
     return lost
 
 
@@ -229,10 +265,11 @@ def tolerance(R: Float[Tensor, "r n"]) -> float:
 
 
 def in_bfloat16(layer: Layer) -> Layer:
-    """The layer as its blocks are formed under autocast: in bfloat16 if autocast takes its product in bfloat16.
+    """The layer as its blocks are formed under autocast: in bfloat16 if autocast takes its product
+    in bfloat16.
 
-    Then u is computed from x. The shortcut from the output would multiply the rounding of y by the condition number
-    of the carriers.
+    Then u is computed from x. The shortcut from the output would multiply the rounding of y by the
+    condition number of the carriers.
     """
     if layer.dtype != torch.float32 or type(layer.module) not in PRODUCTS:
         return layer
@@ -259,12 +296,16 @@ def _collect(module: nn.Module, path: str, first: dict[int, tuple[str, nn.Module
 
 
 def place(
-    placed: list[tuple[dict[Any, Any], object]], module: nn.Module, hook: Callable[..., Any], *, before: bool = False
+    placed: list[tuple[dict[Any, Any], object]],
+    module: nn.Module,
+    hook: Callable[..., Any],
+    *,
+    before: bool = False,
 ) -> None:
     """Register a hook with keyword arguments, as torch does in 20 times the time.
 
-    A forward hook comes first, so that it sees the layer's own output, before a hook of the user changes it; a hook
-    ``before`` the call comes last.
+    A forward hook comes first, so that it sees the layer's own output, before a hook of the user
+    changes it; a hook ``before`` the call comes last.
     """
     own, key = vars(module), object()
     hooks = own["_forward_pre_hooks" if before else "_forward_hooks"]
@@ -279,7 +320,12 @@ def place(
 def force_eager() -> AbstractContextManager[object]:
     """Switch torch.compile off inside the context.
 
-    A model that is compiled with hooks is compiled again for the hooks of every pass, until torch gives up. A model
-    that was compiled without hooks may skip them, and its gradients would silently be zeros.
+    A model that is compiled with hooks is compiled again for the hooks of every pass, until torch
+    gives up. A model that was compiled without hooks may skip them, and its gradients would
+    silently be zeros.
     """
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return (
+        torch.compiler.set_stance("force_eager")
+        if "torch._dynamo" in sys.modules
+        else nullcontext()
+    )

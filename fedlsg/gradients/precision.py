@@ -1,22 +1,27 @@
-"""The precision of a pass, and of the activations that it keeps for backward. Both are float32 by default.
+"""The precision of a pass, and of the activations that it keeps for backward. Both are float32 by
+default.
 
-``precision="bfloat16"``: mixed precision. Forward runs under autocast. The products of layers that autocast runs in
-bfloat16 are also formed in bfloat16 here. Norms, softmax and the loss keep the precision that autocast gives them.
-``activation_storage="bfloat16"``: activations are rounded while they wait for backward (``ActivationStorage``).
+``precision="bfloat16"``: mixed precision. Forward runs under autocast. The products of layers that
+autocast runs in bfloat16 are also formed in bfloat16 here. Norms, softmax and the loss keep the
+precision that autocast gives them.
+``activation_storage="bfloat16"``: activations are rounded while they wait for backward
+(``ActivationStorage``).
 
-TF32 is no setting here: torch decides it, for convolutions of CUDA by default, for products where a user allows it. It
-rounds the factors of a product to 11 bits. Guaranteed, whatever torch is set to: norms are taken in float64, of the
-numbers that are summed; the clip's factors multiply these numbers in float32 at least (``tensors.products``: a matrix
-product only where it ``keeps_digits``); ghost clipping is used only where no product and no convolution is rounded.
-So TF32 reaches forward, backward and what is computed from public weights, and never the clip.
+TF32 is no setting here: torch decides it, for convolutions of CUDA by default, for products where a
+user allows it. It rounds the factors of a product to 11 bits. Guaranteed, whatever torch is set to:
+norms are taken in float64, of the numbers that are summed; the clip's factors multiply these
+numbers in float32 at least (``tensors.products``: a matrix product only where it ``keeps_digits``);
+ghost clipping is used only where no product and no convolution is rounded. So TF32 reaches forward,
+backward and what is computed from public weights, and never the clip.
 
-Privacy. Blocks are clipped in the parameter's own type, whatever their precision before. The norm of a block is taken
-in float64, of the very numbers that are summed; the sum is in float32 at least, outside any autocast. So the
-contribution of one example is no longer than C. That alone does not bound the effect of one example: its neighbours'
-blocks must not depend on it. In bfloat16 they can: another shape of the pass (a padded length, a number of rows)
-selects other kernels, which round every row differently. The neighbours of one long text moved by up to C together.
-``training.local`` therefore makes the shape of a pass independent of the other examples. The sensitivity test of
-the simulations measures the sum: at most C (1 + 1e-4), in float32 and in bfloat16.
+Privacy. Blocks are clipped in the parameter's own type, whatever their precision before. The norm
+of a block is taken in float64, of the very numbers that are summed; the sum is in float32 at least,
+outside any autocast. So the contribution of one example is no longer than C. That alone does not
+bound the effect of one example: its neighbours' blocks must not depend on it. In bfloat16 they can:
+another shape of the pass (a padded length, a number of rows) selects other kernels, which round
+every row differently. The neighbours of one long text moved by up to C together. ``training.local``
+therefore makes the shape of a pass independent of the other examples. The sensitivity test of the
+simulations measures the sum: at most C (1 + 1e-4), in float32 and in bfloat16.
 """
 
 from collections.abc import Callable
@@ -40,7 +45,9 @@ class Precision:
     def __post_init__(self) -> None:
         for f in fields(self):
             if getattr(self, f.name) not in get_args(Bits):
-                raise ValueError(f"expected {f.name} in {get_args(Bits)}, got {getattr(self, f.name)!r}")
+                raise ValueError(
+                    f"expected {f.name} in {get_args(Bits)}, got {getattr(self, f.name)!r}"
+                )
 
     @property
     def mixed(self) -> bool:
@@ -53,9 +60,15 @@ class Precision:
         return self.activation_storage == "bfloat16"
 
     def losses(
-        self, outputs: Callable[[], Any], loss_fn: Callable[[Any, Any], Tensor], targets: Any, like: Tensor
+        self,
+        outputs: Callable[[], Any],
+        loss_fn: Callable[[Any, Any], Tensor],
+        targets: Any,
+        like: Tensor,
     ) -> Any:
-        """``loss_fn`` of a forward pass, on the device of ``like``; in mixed precision the loss in float32."""
+        """``loss_fn`` of a forward pass, on the device of ``like``; in mixed precision the loss in
+        float32.
+        """
         if not self.mixed:
             return loss_fn(outputs(), targets)
         with torch.autocast(like.device.type, dtype=torch.bfloat16):
@@ -70,5 +83,11 @@ FLOAT32 = Precision()
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Switch autocast off; skip the context manager if it is off already, since it costs as much as a small layer."""
-    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+    """Switch autocast off; skip the context manager if it is off already, since it costs as much as
+    a small layer.
+    """
+    return (
+        torch.autocast(device_type, enabled=False)
+        if torch.is_autocast_enabled(device_type)
+        else nullcontext()
+    )

@@ -13,7 +13,9 @@ from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.supported import check_supported, refusal, trainable
 
 GROUPS, CHANNELS = 32, 4
-"""Most groups of a GroupNorm that replaces a BatchNorm, and fewest channels of a group: with one value it gives 0."""
+"""Most groups of a GroupNorm that replaces a BatchNorm, and fewest channels of a group: with one
+value it gives 0.
+"""
 
 
 class Supported(NamedTuple):
@@ -29,11 +31,12 @@ class Supported(NamedTuple):
 def make_supported(model: nn.Module) -> Supported:
     """A copy of the model whose layers have per-example gradients; the given model is not changed.
 
-    Replaced: BatchNorm of any kind (it mixes examples) by GroupNorm with its scale and shift, because running means say
-    nothing about a single example; a frozen one in eval() mode stays. Statistics that InstanceNorm keeps of the batch,
-    dropout inside attention and recurrent layers (it cannot be drawn again in backward) and an embedding's ``max_norm``
-    and ``scale_grad_by_freq`` are switched off. A replaced norm computes something else: train the model again, or
-    check its accuracy. The last sentence names what is still refused, with its fix.
+    Replaced: BatchNorm of any kind (it mixes examples) by GroupNorm with its scale and shift,
+    because running means say nothing about a single example; a frozen one in eval() mode stays.
+    Statistics that InstanceNorm keeps of the batch, dropout inside attention and recurrent layers
+    (it cannot be drawn again in backward) and an embedding's ``max_norm`` and
+    ``scale_grad_by_freq`` are switched off. A replaced norm computes something else: train the
+    model again, or check its accuracy. The last sentence names what is still refused, with its fix.
     """
     holder = nn.ModuleDict({"model": copy.deepcopy(model)})
     changes: list[str] = []
@@ -45,7 +48,9 @@ def make_supported(model: nn.Module) -> Supported:
                 continue
             new, what = found
             parent, _, name = path.rpartition(".")
-            setattr(holder.get_submodule(parent), name, new) if parent else holder.update({name: new})
+            setattr(holder.get_submodule(parent), name, new) if parent else holder.update(
+                {name: new}
+            )
             changes.append(f"{shown} ({type(module).__name__}): {what}")
     try:
         check_supported(holder["model"])
@@ -62,7 +67,11 @@ def group_norm(norm: _BatchNorm) -> Change | None:
     if refusal(norm) is None:
         return None
     channels = norm.num_features
-    groups = max(g for g in range(1, GROUPS + 1) if channels % g == 0 and (g == 1 or channels // g >= CHANNELS))
+    groups = max(
+        g
+        for g in range(1, GROUPS + 1)
+        if channels % g == 0 and (g == 1 or channels // g >= CHANNELS)
+    )
     like = next(iter([*norm.parameters(), *norm.buffers()]), torch.empty(0))
     new = nn.GroupNorm(groups, channels, eps=norm.eps, affine=norm.affine).to(device=like.device)
     _take_parameters(new, norm)
@@ -77,7 +86,9 @@ def without_statistics(norm: _InstanceNorm) -> Change | None:
         return None
     new = type(norm)(norm.num_features, eps=norm.eps, affine=norm.affine)
     _take_parameters(new, norm)
-    return new.train(norm.training), "running statistics switched off, because they are of the batch"
+    return new.train(
+        norm.training
+    ), "running statistics switched off, because they are of the batch"
 
 
 def without_dropout(module: nn.MultiheadAttention | nn.RNNBase) -> Change | None:
@@ -85,7 +96,10 @@ def without_dropout(module: nn.MultiheadAttention | nn.RNNBase) -> Change | None
     if not module.dropout or not trainable(module):
         return None
     before, module.dropout = module.dropout, 0.0
-    return module, f"its own dropout of {before:g} switched off, because backward cannot draw it again"
+    return (
+        module,
+        f"its own dropout of {before:g} switched off, because backward cannot draw it again",
+    )
 
 
 def plain_embedding(module: nn.Embedding | nn.EmbeddingBag) -> Change | None:
@@ -93,7 +107,10 @@ def plain_embedding(module: nn.Embedding | nn.EmbeddingBag) -> Change | None:
     if module.max_norm is None and not module.scale_grad_by_freq:
         return None
     module.max_norm, module.scale_grad_by_freq = None, False
-    return module, "max_norm and scale_grad_by_freq switched off, because they depend on the whole batch"
+    return (
+        module,
+        "max_norm and scale_grad_by_freq switched off, because they depend on the whole batch",
+    )
 
 
 def _take_parameters(new: nn.Module, old: nn.Module) -> None:

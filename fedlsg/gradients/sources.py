@@ -1,4 +1,5 @@
-"""Where the examples are in what a layer reads, and where values that all examples share enter a pass (``uses``).
+"""Where the examples are in what a layer reads, and where values that all examples share enter a
+pass (``uses``).
 
 The frame's blocks take the gradients of shared values here.
 """
@@ -28,9 +29,13 @@ from fedlsg.gradients.uses import Uses
 def replace_parameters(
     model: nn.Module, slots: Sequence[Slot], places: Mapping[str, list[Place]], uses: Uses
 ) -> Iterator[None]:
-    """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the frame's blocks."""
+    """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the
+    frame's blocks.
+    """
     of = {slot.block.parameter: slot for slot in slots}
-    saved = [(module, own, module._parameters[own]) for found in places.values() for module, own in found]
+    saved = [
+        (module, own, module._parameters[own]) for found in places.values() for module, own in found
+    ]
     frozen = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
     uses.constant |= {t.untyped_storage().data_ptr() for t in frozen}
     try:
@@ -55,14 +60,24 @@ def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Ten
         dense = [part for part in parts if isinstance(part, Tensor)]
         if dense:
             g = torch.stack(dense).sum(0).reshape(uses.step.batch, -1, output.shape[-1])
-            rows = RowGradients(module, g, ids.reshape(1, -1).expand(len(g), -1), g._version, module.padding_idx)  # type: ignore[arg-type]
-            uses.step.add(slot.position, settle(rows, slot, ghost=uses.step.ghosts(name.rpartition(".")[0])))
+            rows = RowGradients(
+                module,  # type: ignore[arg-type]
+                g,
+                ids.reshape(1, -1).expand(len(g), -1),
+                g._version,
+                module.padding_idx,
+            )
+            uses.step.add(
+                slot.position, settle(rows, slot, ghost=uses.step.ghosts(name.rpartition(".")[0]))
+            )
 
     return shared_output(uses, output, name, receive)
 
 
 def takes_shared(layer: Layer | CallLayer, x: Tensor) -> bool:
-    """Whether a layer may read a value without the batch: any dimensions fit, or there is one of length 1."""
+    """Whether a layer may read a value without the batch: any dimensions fit, or there is one of
+    length 1.
+    """
     if isinstance(layer, CallLayer):
         return layer.kind.positions
     linear = isinstance(layer.module, nn.Linear | nn.LayerNorm) or is_turned(layer.module)
@@ -85,7 +100,10 @@ def without_batch(step: Graph, layer: Layer | CallLayer, x: Tensor, output: Tens
         g = torch.stack(dense).sum(0).view(batch, *output.shape)
         if isinstance(x, Unbatched):
             uses.found.append((x, pull_back(layer.module, plain(x), g)))
-        given, y = (t.detach().view(t.shape[one:]).expand(batch, *t.shape[one:]) for t in (plain(x), plain(output)))
+        given, y = (
+            t.detach().view(t.shape[one:]).expand(batch, *t.shape[one:])
+            for t in (plain(x), plain(output))
+        )
         g = g.reshape(y.shape)
         with torch.no_grad(), without_autocast(g.device.type):
             if isinstance(layer, CallLayer):
@@ -108,7 +126,9 @@ def pull_back(module: nn.Module, x: Tensor, g: Float[Tensor, "batch *shape"]) ->
     return found
 
 
-def shared_output(uses: Uses, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]) -> Tensor:
+def shared_output(
+    uses: Uses, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]
+) -> Tensor:
     """A copy of a new leaf, which the model may change in place."""
     leaf = uses.source(value, name, receive)
     with torch._C.DisableTorchFunctionSubclass():
@@ -122,7 +142,12 @@ def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None
         ghost = step.ghosts("")
         if len(parts) == 1:
             step.add(slot.position, settle(parts[0], slot, ghost=ghost))
-        elif ghost and slot.block.kept == slot.block.size and slot.block.weight == 1 and (both := tie(parts)):
+        elif (
+            ghost
+            and slot.block.kept == slot.block.size
+            and slot.block.weight == 1
+            and (both := tie(parts))
+        ):
             step.add(slot.position, both)
         elif parts:
             settled = [settle(part, slot, ghost=False) for part in parts]
@@ -132,7 +157,9 @@ def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None
 
 
 def tie(parts: Sequence[Tensor | Lazy]) -> TiedGradients | None:
-    """The gradients of a linear and an embedding use as factors, if there is no other and ghost clipping is cheaper."""
+    """The gradients of a linear and an embedding use as factors, if there is no other and ghost
+    clipping is cheaper.
+    """
     tables = [part for part in parts if isinstance(part, RowGradients)]
     linear = [part for part in parts if isinstance(part, ProductGradients)]
     if len(parts) != 2 or len(tables) != 1 or len(linear) != 1 or not linear[0].cheaper:
@@ -141,13 +168,19 @@ def tie(parts: Sequence[Tensor | Lazy]) -> TiedGradients | None:
 
 
 def is_constant(step: Graph, layer: Layer | CallLayer, x: Tensor) -> bool:
-    """Whether a layer reads a value that belongs to no example, though it was computed in the pass."""
+    """Whether a layer reads a value that belongs to no example, though it was computed in the
+    pass.
+    """
     next_call = step.called[layer.path] + 1
-    return (isinstance(x, Unbatched) or not x.requires_grad) and step.survey.axis(layer.path, next_call) is None
+    return (isinstance(x, Unbatched) or not x.requires_grad) and step.survey.axis(
+        layer.path, next_call
+    ) is None
 
 
 def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
-    """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula can take it."""
+    """The axis of the examples in a layer's input. Raises UnsupportedLayerError where no formula
+    can take it.
+    """
     axis, size = step.survey.axis(layer.path, step.called[layer.path]), -1
     if axis is None and (read := leaves_of(x)):
         names = [name for name, p in step.parameters.items() if any(p is q for q in read)]
@@ -165,8 +198,9 @@ def axis_of(step: Graph, layer: Layer | CallLayer, x: Tensor) -> Axis:
     raise unsupported(
         layer.path,
         layer.module,
-        f"expected an input whose first dimension is the batch of {step.batch}, got shape {tuple(x.shape)}; "
-        "keep examples on the first dimension (no flattening of positions into it), or freeze it",
+        f"expected an input whose first dimension is the batch of {step.batch}, got shape "
+        f"{tuple(x.shape)}; keep examples on the first dimension (no flattening of positions into "
+        "it), or freeze it",
     )
 
 
@@ -186,7 +220,9 @@ def leaves_of(x: Tensor) -> list[Tensor]:
 
 
 def leads_to(end: Node | None, places: Collection[Node]) -> bool:
-    """Whether the value of node ``end`` was computed from the value of one of the nodes ``places``."""
+    """Whether the value of node ``end`` was computed from the value of one of the nodes
+    ``places``.
+    """
     seen: set[Node] = set()
     due = [end]
     while due:

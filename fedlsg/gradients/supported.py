@@ -1,7 +1,8 @@
-"""Refuse models without per-example gradients, before anything is computed; errors name the layer and the fix.
+"""Refuse models without per-example gradients, before anything is computed; errors name the layer
+and the fix.
 
-A refusal protects the privacy claim: a layer that mixes examples, or a trainable parameter whose gradient is not
-clipped, would void it silently. Draws no noise and reads no private data.
+A refusal protects the privacy claim: a layer that mixes examples, or a trainable parameter whose
+gradient is not clipped, would void it silently. Draws no noise and reads no private data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,11 @@ from fedlsg.gradients.calls.registry import BUILT_IN, GENERAL, OWN_AXES, SHARED,
 from fedlsg.gradients.formulas.layers import can_be_carried, has_formulas
 
 HOOKS: Sequence[tuple[type[Any], str, str]] = (
-    (WeightNorm, "a hook of weight_norm", "parametrizations.weight_norm(layer, {!r}), which trains, in its place"),
+    (
+        WeightNorm,
+        "a hook of weight_norm",
+        "parametrizations.weight_norm(layer, {!r}), which trains, in its place",
+    ),
     (SpectralNorm, "a hook of spectral_norm", "remove_spectral_norm(layer, {!r})"),
     (BasePruningMethod, "prune", "prune.remove(layer, {!r})"),
 )
@@ -35,9 +40,11 @@ Checked = Mapping[str, nn.Parameter]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that require a gradient, by name, in model order; a shared one under its first name.
+    """Parameters that require a gradient, by name, in model order; a shared one under its first
+    name.
 
-    As ``model.named_parameters()``, in a third of its time: this is called several times in every step.
+    As ``model.named_parameters()``, in a third of its time: this is called several times in every
+    step.
     """
     first: dict[int, tuple[str, nn.Parameter]] = {}
     _collect(model, "", first)
@@ -66,14 +73,17 @@ def _named(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parame
 def check_supported(model: nn.Module) -> None:
     """Raise UnsupportedLayerError unless every trainable parameter has a per-example gradient.
 
-    Refuses: layers that mix examples (batch norm; instance norm that updates statistics), layers of torch.nn without
-    gradients for each example, settings of a layer that its gradients do not cover, weights shared by other layers than
-    ``SHARED``, and a model without a trainable parameter. Parameters that a module of a user owns are accepted here;
-    what the module does with them is checked in the pass (``uses``). Frozen parameters are fine anywhere.
+    Refuses: layers that mix examples (batch norm; instance norm that updates statistics), layers of
+    torch.nn without gradients for each example, settings of a layer that its gradients do not
+    cover, weights shared by other layers than ``SHARED``, and a model without a trainable
+    parameter. Parameters that a module of a user owns are accepted here; what the module does with
+    them is checked in the pass (``uses``). Frozen parameters are fine anywhere.
     """
     check_initialized(model)
     if not trainable(model):
-        raise UnsupportedLayerError("nothing to train: every parameter of the model has requires_grad=False")
+        raise UnsupportedLayerError(
+            "nothing to train: every parameter of the model has requires_grad=False"
+        )
     check_sharing(model)
     for path, module in _without_calls(model):
         reason = refusal(module)
@@ -82,7 +92,9 @@ def check_supported(model: nn.Module) -> None:
 
 
 def _without_calls(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All modules with their paths, but for those inside a module with a function of its own (``ways``)."""
+    """All modules with their paths, but for those inside a module with a function of its own
+    (``ways``).
+    """
     yield path, module
     kind = kind_of(module)
     if kind is None or kind is GENERAL:
@@ -95,23 +107,32 @@ def refusal(module: nn.Module) -> str | None:
     """Why a module is refused, with the fix; None if it is supported."""
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
         return (
-            "mixes the examples of a batch; replace BatchNorm by GroupNorm (fedlsg.make_supported(model) does), or "
-            "freeze it and call eval() on it"
+            "mixes the examples of a batch; replace BatchNorm by GroupNorm "
+            "(fedlsg.make_supported(model) does), or freeze it and call eval() on it"
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
-        return "keeps statistics of the batch; set track_running_stats=False, or replace it by GroupNorm"
+        return (
+            "keeps statistics of the batch; set track_running_stats=False, or replace it by "
+            "GroupNorm"
+        )
     if isinstance(module, torch.jit.ScriptModule) and trainable(module):
-        return "compiled by torch.jit, whose layers have no hooks; give the module that was scripted or traced"
+        return (
+            "compiled by torch.jit, whose layers have no hooks; give the module that was scripted "
+            "or traced"
+        )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-        return "max_norm changes the rows that private examples read, frozen or not; set max_norm=None"
+        return (
+            "max_norm changes the rows that private examples read, frozen or not; set max_norm=None"
+        )
     if (reason := refusal_of_weight(module)) is not None:
         return reason
     kind = kind_of(module)
     own = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
     if hooked := [name for name, p in own.items() if p._backward_hooks]:
         return (
-            f"a hook on the gradient of {', '.join(hooked)} (register_hook) would not run: gradients of single "
-            "examples are clipped, and never arrive there; remove it, and change p.grad after the step, or freeze it"
+            f"a hook on the gradient of {', '.join(hooked)} (register_hook) would not run: "
+            "gradients of single examples are clipped, and never arrive there; remove it, and "
+            "change p.grad after the step, or freeze it"
         )
     if kind is not None:
         inside = trainable(module)
@@ -126,17 +147,23 @@ def refusal_of_type(own: Mapping[str, nn.Parameter]) -> str | None:
 
 
 def refusal_to_train(module: nn.Module, own: dict[str, nn.Parameter]) -> str | None:
-    """Why the trainable parameters that ``module`` itself owns are refused; None if they are supported."""
+    """Why the trainable parameters that ``module`` itself owns are refused; None if they are
+    supported.
+    """
     names = ", ".join(own)
     if isinstance(module, _BatchNorm | _InstanceNorm):
         return f"no per-example gradients for {names}; replace it by GroupNorm, or freeze it"
     if isinstance(module, OWN_AXES):
         return (
-            f"no per-example gradients for {names}, because it has a forward of its own; use {shown(base_of(module))} "
-            "itself, give its gradients by fedlsg.register_layer, or freeze it with requires_grad_(False)"
+            f"no per-example gradients for {names}, because it has a forward of its own; use "
+            f"{shown(base_of(module))} itself, give its gradients by fedlsg.register_layer, or "
+            "freeze it with requires_grad_(False)"
         )
     if has_formulas(module) and not own.keys() <= {"weight", "bias"}:
-        return f"no per-example gradients for {names}; remove what computes its weight from them, or freeze it"
+        return (
+            f"no per-example gradients for {names}; remove what computes its weight from them, or "
+            "freeze it"
+        )
     return refusal_of_type(own)
 
 
@@ -146,18 +173,26 @@ def base_of(module: nn.Module) -> type[nn.Module]:
 
 
 def refusal_of_weight(module: nn.Module) -> str | None:
-    """Why a layer is refused that computes its trainable weight by a hook, or from what it remembers of passes."""
+    """Why a layer is refused that computes its trainable weight by a hook, or from what it
+    remembers of passes.
+    """
     if not trainable(module):
         return None
     if parametrize.is_parametrized(module):
         given: Any = module.parametrizations
-        names = [n for n, chain in given.items() if any(isinstance(p, _SpectralNorm) and p.training for p in chain)]
-        remove = "; ".join(f"torch.nn.utils.parametrize.remove_parametrizations(layer, {n!r})" for n in names)
+        names = [
+            n
+            for n, chain in given.items()
+            if any(isinstance(p, _SpectralNorm) and p.training for p in chain)
+        ]
+        remove = "; ".join(
+            f"torch.nn.utils.parametrize.remove_parametrizations(layer, {n!r})" for n in names
+        )
         if names:
             return (
-                f"the parametrization spectral_norm of {', '.join(names)} changes its vectors in each pass, and the "
-                f"number of passes depends on the batch; keep them by layer.parametrizations.eval(), use {remove}, or "
-                "freeze it"
+                f"the parametrization spectral_norm of {', '.join(names)} changes its vectors in "
+                "each pass, and the number of passes depends on the batch; keep them by "
+                f"layer.parametrizations.eval(), use {remove}, or freeze it"
             )
         return None
     for hook in module._forward_pre_hooks.values():
@@ -165,7 +200,9 @@ def refusal_of_weight(module: nn.Module) -> str | None:
             if isinstance(hook, kind):
                 own: str = hook._tensor_name if isinstance(hook, BasePruningMethod) else hook.name
                 fix = f"use torch.nn.utils.{remove.format(own)}, or freeze it"
-                return f"no per-example gradients of a layer whose {own} is computed by {named}; {fix}"
+                return (
+                    f"no per-example gradients of a layer whose {own} is computed by {named}; {fix}"
+                )
     return None
 
 
@@ -174,26 +211,36 @@ def check_initialized(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
             raise unsupported(
-                path, module, "its parameters have no shapes before its first call: run model(x) once on a row or on "
-                "zeros of its shape, where the model is built",
-            )  # fmt: skip
+                path,
+                module,
+                "its parameters have no shapes before its first call: run model(x) once on a row "
+                "or on zeros of its shape, where the model is built",
+            )
 
 
 def check_sharing(model: nn.Module) -> None:
-    """Raise UnsupportedLayerError for a parameter under two names (tied weights) in other layers than ``SHARED``."""
+    """Raise UnsupportedLayerError for a parameter under two names (tied weights) in other layers
+    than ``SHARED``.
+    """
     for places in ways_of(model).uses.values():
-        wrong = [module for module, _ in places if has_formulas(module) or kind_of(module) is not None]
+        wrong = [
+            module for module, _ in places if has_formulas(module) or kind_of(module) is not None
+        ]
         wrong = [module for module in wrong if type(module) not in SHARED]
         if len(places) > 1 and wrong:
-            names = [name for name, p in _named(model) if p is places[0][0]._parameters[places[0][1]]]
+            names = [
+                name for name, p in _named(model) if p is places[0][0]._parameters[places[0][1]]
+            ]
             raise UnsupportedLayerError(
-                f"{' and '.join(names)} are one shared parameter, which only Linear and Embedding may share; give each "
-                "module its own, or freeze it"
+                f"{' and '.join(names)} are one shared parameter, which only Linear and Embedding "
+                "may share; give each module its own, or freeze it"
             )
 
 
 def check_frame(model: nn.Module, frame: Frame) -> None:
-    """Raise UnsupportedLayerError unless the frame holds exactly the trainable parameters, whole, in model order."""
+    """Raise UnsupportedLayerError unless the frame holds exactly the trainable parameters, whole,
+    in model order.
+    """
     shapes = {name: tuple(p.shape) for name, p in trainable(model).items()}
     framed = {c.name: tuple(c.shape) for c in frame.coordinates}
     if missing := [name for name in shapes if name not in framed]:
@@ -203,20 +250,28 @@ def check_frame(model: nn.Module, frame: Frame) -> None:
         )
     for name, shape in framed.items():
         if name not in shapes:
-            raise UnsupportedLayerError(f"{name} is in the frame but is no trainable parameter; rebuild the frame")
+            raise UnsupportedLayerError(
+                f"{name} is in the frame but is no trainable parameter; rebuild the frame"
+            )
         if shape != shapes[name]:
-            raise UnsupportedLayerError(f"expected {name} of shape {shapes[name]}, the frame has {shape}; rebuild it")
+            raise UnsupportedLayerError(
+                f"expected {name} of shape {shapes[name]}, the frame has {shape}; rebuild it"
+            )
     if list(framed) != list(shapes) or len(framed) < len(frame.coordinates):
-        raise UnsupportedLayerError("the frame has the parameters in another order than the model; rebuild it")
+        raise UnsupportedLayerError(
+            "the frame has the parameters in another order than the model; rebuild it"
+        )
     others = ways_of(model).others
     for c in frame.coordinates:
         owner, _, attribute = c.name.rpartition(".")
         fits = attribute == "weight" and can_be_carried(model.get_submodule(owner))
         if c.carried and (not fits or c.name in others):
             raise UnsupportedLayerError(
-                f"{c.name} cannot be carried: carriers are for weights of Linear, Conv2d (one group) and transformers' "
-                "Conv1D that no other layer shares"
+                f"{c.name} cannot be carried: carriers are for weights of Linear, Conv2d (one "
+                "group) and transformers' Conv1D that no other layer shares"
             )
     whole = [(b.parameter, b.part, b.shape) for b in make_blocks(frame.coordinates)]
     if whole != [(b.parameter, b.part, b.shape) for b in frame.blocks]:
-        raise UnsupportedLayerError("the frame's blocks are not those of its coordinates; make them by make_blocks")
+        raise UnsupportedLayerError(
+            "the frame's blocks are not those of its coordinates; make them by make_blocks"
+        )

@@ -1,4 +1,6 @@
-"""The kinds of masks, one class each (``Mask`` explains them), and what a mask by a user's function keeps."""
+"""The kinds of masks, one class each (``Mask`` explains them), and what a mask by a user's function
+keeps.
+"""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -26,10 +28,16 @@ class Units(Mask, kind="units"):
         some = [(b, axis) for b, axis in axes.items() if frozen_count(b.shape[axis], rate)]
         if self.importance == "random":
             generator = partial(public.generator, "units", public.time.epoch)
-            index = [uniform(b.shape[axis], rate, generator=generator(b.parameter, b.part)) for b, axis in some]
+            index = [
+                uniform(b.shape[axis], rate, generator=generator(b.parameter, b.part))
+                for b, axis in some
+            ]
         else:
-            importance = cache(partial(self._importance, public))  # one look at W for both of its blocks
-            index = keep_units_of_each([importance(b.parameter)[axis] for b, axis in some], rate, self.direction)
+            # one look at W for both of its blocks
+            importance = cache(partial(self._importance, public))
+            index = keep_units_of_each(
+                [importance(b.parameter)[axis] for b, axis in some], rate, self.direction
+            )
         keeps = {b: Keep(axis=axis, index=i) for (b, axis), i in zip(some, index, strict=True)}
         return tuple(replace(b, keep=keeps[b]) if b in keeps else b for b in blocks)
 
@@ -67,7 +75,9 @@ class Uniform(Mask, kind="uniform"):
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
         """One draw for all blocks."""
         when = (public.time.epoch,) if self.redraw == "epoch" else ("round", public.time.round)
-        kept = uniform(sum(block.size for block in blocks), rate, generator=public.generator("mask", *when))
+        kept = uniform(
+            sum(block.size for block in blocks), rate, generator=public.generator("mask", *when)
+        )
         return split_kept(blocks, kept)
 
 
@@ -77,17 +87,22 @@ class Own(Mask, kind="own"):
     def check(self) -> None:
         """Raise ValueError without a function, and for any other setting."""
         if not callable(self.choose):
-            raise ValueError("a mask of kind 'own' needs choose=function, and no other kind takes one")
+            raise ValueError(
+                "a mask of kind 'own' needs choose=function, and no other kind takes one"
+            )
         given = [f.name for f in fields(self)[1:-1] if getattr(self, f.name) != f.default]
         if given:
             raise ValueError(
-                f"a mask of kind 'own' takes no {', '.join(given)}: its function decides (bind by functools.partial)"
+                f"a mask of kind 'own' takes no {', '.join(given)}: its function decides (bind by "
+                "functools.partial)"
             )
 
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
         """What the function keeps of each block."""
         assert self.choose is not None
-        return tuple(replace(block, keep=keep_chosen(block, self.choose, public)) for block in blocks)
+        return tuple(
+            replace(block, keep=keep_chosen(block, self.choose, public)) for block in blocks
+        )
 
 
 class Whole(Mask, kind="all"):
@@ -99,23 +114,33 @@ class Whole(Mask, kind="all"):
     def check(self) -> None:
         """Raise ValueError for a sparsity."""
         if self.sparsity:
-            raise ValueError(f"sparsity={self.sparsity} needs a mask: this method keeps every coordinate")
+            raise ValueError(
+                f"sparsity={self.sparsity} needs a mask: this method keeps every coordinate"
+            )
 
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
         """All of a block, or what pruning left of it."""
         if not public.pruned:
             return blocks
-        return tuple(replace(block, keep=entries_kept(self, block, rate, public, magnitudes)) for block in blocks)
+        return tuple(
+            replace(block, keep=entries_kept(self, block, rate, public, magnitudes))
+            for block in blocks
+        )
 
 
 class Magnitude(Mask, kind="magnitude"):
-    """In every weight tensor all entries but those of smallest abs(W_0), or of smallest abs(W_t) with ``refresh``."""
+    """In every weight tensor all entries but those of smallest abs(W_0), or of smallest abs(W_t)
+    with ``refresh``.
+    """
 
     entries: ClassVar[bool] = True
 
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
         """Biases and norms whole."""
-        return tuple(replace(block, keep=entries_kept(self, block, rate, public, magnitudes)) for block in blocks)
+        return tuple(
+            replace(block, keep=entries_kept(self, block, rate, public, magnitudes))
+            for block in blocks
+        )
 
     @property
     def from_start(self) -> bool:
@@ -137,7 +162,9 @@ class Drop(Mask, kind="drop"):
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
         """Biases and norms whole."""
         choose = draws if self.drop == "random" else magnitudes
-        return tuple(replace(block, keep=entries_kept(self, block, rate, public, choose)) for block in blocks)
+        return tuple(
+            replace(block, keep=entries_kept(self, block, rate, public, choose)) for block in blocks
+        )
 
 
 def _energy_keep(block: Block, rate: float, public: Public) -> Keep:
@@ -150,19 +177,24 @@ def _energy_keep(block: Block, rate: float, public: Public) -> Keep:
 
 
 def carrier_importance(c: Coordinates) -> tuple[Float[Tensor, " m"], Float[Tensor, " n_or_c"]]:
-    """Importance of out and in units by the carriers' own weights: row sums of abs(L), column sums of abs(R).
+    """Importance of out and in units by the carriers' own weights: row sums of abs(L), column sums
+    of abs(R).
 
-    An in channel of a convolution sums over its taps. (Ito et al. 2023, sec. 4.4: "Sparsification based on low-rank
-    matrices".)
+    An in channel of a convolution sums over its taps. (Ito et al. 2023, sec. 4.4: "Sparsification
+    based on low-rank matrices".)
     """
     assert c.L is not None
     assert c.R is not None
     units = c.shape[1]
-    return c.L.detach().abs().sum(1), c.R.detach().abs().reshape(c.R.shape[0], units, -1).sum((0, 2))
+    return c.L.detach().abs().sum(1), c.R.detach().abs().reshape(c.R.shape[0], units, -1).sum(
+        (0, 2)
+    )
 
 
 Chosen = Callable[[Tensor, int, float, str, Public], Tensor]
-"""Ascending places of kept entries, from values, number and share of frozen ones, a parameter, and public values."""
+"""Ascending places of kept entries, from values, number and share of frozen ones, a parameter, and
+public values.
+"""
 
 
 def entries_kept(mask: Mask, block: Block, rate: float, public: Public, choose: Chosen) -> Keep:
@@ -171,8 +203,14 @@ def entries_kept(mask: Mask, block: Block, rate: float, public: Public, choose: 
         return EVERYTHING
     W, W_0 = public.weights[block.parameter].detach(), public.initial.get(block.parameter)
     if W_0 is None and (public.pruned or mask.from_start):
-        raise ValueError(f"the initial value of {block.parameter} is needed to say which of its entries are kept")
-    left = not_pruned(W, W_0).flatten().nonzero().squeeze(1) if public.pruned and W_0 is not None else None
+        raise ValueError(
+            f"the initial value of {block.parameter} is needed to say which of its entries are kept"
+        )
+    left = (
+        not_pruned(W, W_0).flatten().nonzero().squeeze(1)
+        if public.pruned and W_0 is not None
+        else None
+    )
     source = W_0.to(W) if mask.from_start and W_0 is not None else W
     values = source.abs().flatten() if left is None else source.abs().flatten()[left]
     frozen = max(0, min(frozen_count(len(values), rate), len(values) - 1))
@@ -194,9 +232,11 @@ def draws(values: Tensor, frozen: int, rate: float, parameter: str, public: Publ
 
 
 def not_pruned(W: Float[Tensor, "*shape"], W_0: Float[Tensor, "*shape"]) -> Tensor:
-    """True where a weight is trained: all but those that pruning set from a value other than 0 to exactly 0.
+    """True where a weight is trained: all but those that pruning set from a value other than 0 to
+    exactly 0.
 
-    Weights that start at 0 are never pruned. One that training moves to exactly 0 would count as pruned from then on.
+    Weights that start at 0 are never pruned. One that training moves to exactly 0 would count as
+    pruned from then on.
     """
     return (W != 0) | (W_0.to(W.device) == 0)
 
@@ -204,13 +244,17 @@ def not_pruned(W: Float[Tensor, "*shape"], W_0: Float[Tensor, "*shape"]) -> Tens
 def keep_chosen(block: Block, choose: Choose, public: Public) -> Keep:
     """What is kept of a block.
 
-    Raises ValueError, naming function and block, unless the choice is boolean, has the block's shape, and keeps
-    something.
+    Raises ValueError, naming function and block, unless the choice is boolean, has the block's
+    shape, and keeps something.
     """
     kept: Any = call(choose, block, public=public)
     where = f"mask by {name_of(choose)} for the {block.part} block of {block.parameter}"
     if not isinstance(kept, Tensor) or kept.dtype != torch.bool or tuple(kept.shape) != block.shape:
-        found = f"{kept.dtype} of shape {tuple(kept.shape)}" if isinstance(kept, Tensor) else type(kept).__name__
+        found = (
+            f"{kept.dtype} of shape {tuple(kept.shape)}"
+            if isinstance(kept, Tensor)
+            else type(kept).__name__
+        )
         raise ValueError(f"{where}: expected a boolean tensor of shape {block.shape}, got {found}")
     if not bool(kept.any()):
         raise ValueError(f"{where}: expected one coordinate at least that is kept, got none")

@@ -3,8 +3,9 @@
 Symbols (Ito et al. 2023, Eq. 4-7; Zhu and Blaschko 2023, Alg. 1; Adamczewski et al. 2023, Alg. 3):
     O (m,) importance of the out units of W     p sparsity, the share that is frozen
     I (n,) or (c,) importance of the in units   e epoch, E epochs; t round, T rounds
-Masks come from public values only (weights, carriers, round, epoch, public seed), never from gradients
-without noise: no function here takes a gradient. A ranking (``Memory``) sees noisy gradients only.
+Masks come from public values only (weights, carriers, round, epoch, public seed), never from
+gradients without noise: no function here takes a gradient. A ranking (``Memory``) sees noisy
+gradients only.
 """
 
 import inspect
@@ -23,28 +24,44 @@ from fedlsg.setting import Setting, check_declared
 from fedlsg.setting.rules import idle_unless
 
 Choose = Callable[[Block, Public], Bool[Tensor, "*shape"]]
-"""``choose(block, public)``: True at each coordinate of the block that is kept, in ``block.shape``."""
+"""``choose(block, public)``: True at each coordinate of the block that is kept, in
+``block.shape``.
+"""
 MaskKind = Literal["all", "units", "energy", "uniform", "magnitude", "drop", "own"]
 Importance = Annotated[
     Literal["weights", "carriers", "random", "energy"],
-    Setting("Importance of units: of weights or carriers, a probe's energy, or random.", rules=WHERE_FROZEN),
+    Setting(
+        "Importance of units: of weights or carriers, a probe's energy, or random.",
+        rules=WHERE_FROZEN,
+    ),
 ]
 Redraw = Annotated[
-    Literal["epoch", "step"], Setting("How often a random mask is drawn again; a step is a round.", rules=WHERE_FROZEN)
+    Literal["epoch", "step"],
+    Setting("How often a random mask is drawn again; a step is a round.", rules=WHERE_FROZEN),
 ]
 Ranking = Annotated[
-    Literal["random", "gradients"], Setting("Freeze random coordinates, or those of the smallest noisy gradients.")
+    Literal["random", "gradients"],
+    Setting("Freeze random coordinates, or those of the smallest noisy gradients."),
 ]
 Drop = Annotated[
-    Literal["none", "random", "magnitude"], Setting("Which gradients of a weight tensor are dropped in a round.")
+    Literal["none", "random", "magnitude"],
+    Setting("Which gradients of a weight tensor are dropped in a round."),
 ]
 Cooling = Annotated[
-    bool, Setting("Raise the share that is frozen from 0 to sparsity over the epochs.", rules=WHERE_FROZEN)
+    bool,
+    Setting(
+        "Raise the share that is frozen from 0 to sparsity over the epochs.", rules=WHERE_FROZEN
+    ),
 ]
 Refresh = Annotated[
-    bool, Setting("Choose the smallest weights of W_t in every round, not of W_0 once.", rules=WHERE_FROZEN)
+    bool,
+    Setting(
+        "Choose the smallest weights of W_t in every round, not of W_0 once.", rules=WHERE_FROZEN
+    ),
 ]
-Sparsity = Annotated[float, Setting("Share p of units or coordinates that is frozen.", "share", at_least=0, below=1)]
+Sparsity = Annotated[
+    float, Setting("Share p of units or coordinates that is frozen.", "share", at_least=0, below=1)
+]
 SparsityFrom = Annotated[
     float,
     Setting(
@@ -59,10 +76,13 @@ SparsityFrom = Annotated[
 DropRate = Annotated[
     float,
     Setting(
-        "Share of the gradients of a weight tensor that is dropped in a round.", "share", at_least=0, below=1,
+        "Share of the gradients of a weight tensor that is dropped in a round.",
+        "share",
+        at_least=0,
+        below=1,
         rules=(idle_unless("drop!=none"),),
     ),
-]  # fmt: skip
+]
 
 
 _kinds: dict[str, type["Mask"]] = {}
@@ -72,28 +92,34 @@ _kinds: dict[str, type["Mask"]] = {}
 class Mask:
     """Which coordinates a step keeps; ``sparsity`` is the share that it freezes.
 
-    ``all``: keeps every one. ``units``: rows of dL and columns of dR of important units, dense blocks whole (Ito
-    et al. 2023, Alg. 1); ``importance`` is that of W or of the carriers, or the energy that a probe predicts in them;
-    or the same number of units is random, drawn again every epoch (Ito et al. 2023, sec. 4.4; units and not entries,
-    so that only the choice differs).
-    ``energy``: entries (i, j) of each S whose predicted energy, that of row i times that of column j, is largest.
-    ``uniform``: uniformly random over all coordinates, redrawn every epoch or every step; ``cooling`` ramps the rate
-    from 0 to ``sparsity`` over the epochs (Zhu and Blaschko 2023, Alg. 1); ``ranking="gradients"`` freezes the
-    coordinates that the noisy gradients of the last epoch rank lowest (App. I there).
-    ``magnitude``: in every weight tensor the entries of smallest abs(W_0), or of smallest abs(W_t) with ``refresh``;
-    biases and norms whole (the baseline "Sparse DPSGD" of Ito et al. 2023).
-    ``drop``: in every weight tensor and every step, random entries or those of smallest abs(W_t) (Adamczewski et al.
-    2023, Alg. 3).
-    ``own``: the choice of a user's function. ``choose(block, public)`` takes a ``Block`` and public values
-    (``fedlsg.Public``), and returns a boolean tensor of ``block.shape``: True where a coordinate is kept, one at least.
-    The server and every client call it for each block in every round, and compare their frames by digest: it must
-    always return the same, so it draws from ``public.generator`` only.
-    ``sparsity_from``: before that share of the rounds nothing is frozen (Ito et al. 2023, sec. 4.3); a ramp is cut off
-    there, not shifted. "Step" here is a round: the local steps of a round share its mask, so one payload can carry
-    them.
+    ``all``: keeps every one. ``units``: rows of dL and columns of dR of important units, dense
+    blocks whole (Ito et al. 2023, Alg. 1); ``importance`` is that of W or of the carriers, or the
+    energy that a probe predicts in them; or the same number of units is random, drawn again every
+    epoch (Ito et al. 2023, sec. 4.4; units and not entries, so that only the choice differs).
+    ``energy``: entries (i, j) of each S whose predicted energy, that of row i times that of column
+    j, is largest.
+    ``uniform``: uniformly random over all coordinates, redrawn every epoch or every step;
+    ``cooling`` ramps the rate from 0 to ``sparsity`` over the epochs (Zhu and Blaschko 2023, Alg.
+    1); ``ranking="gradients"`` freezes the coordinates that the noisy gradients of the last epoch
+    rank lowest (App. I there).
+    ``magnitude``: in every weight tensor the entries of smallest abs(W_0), or of smallest abs(W_t)
+    with ``refresh``; biases and norms whole (the baseline "Sparse DPSGD" of Ito et al. 2023).
+    ``drop``: in every weight tensor and every step, random entries or those of smallest abs(W_t)
+    (Adamczewski et al. 2023, Alg. 3).
+    ``own``: the choice of a user's function. ``choose(block, public)`` takes a ``Block`` and public
+    values (``fedlsg.Public``), and returns a boolean tensor of ``block.shape``: True where a
+    coordinate is kept, one at least. The server and every client call it for each block in every
+    round, and compare their frames by digest: it must always return the same, so it draws from
+    ``public.generator`` only.
+    ``sparsity_from``: before that share of the rounds nothing is frozen (Ito et al. 2023, sec.
+    4.3); a ramp is cut off
+    there, not shifted. "Step" here is a round: the local steps of a round share its mask, so one
+    payload can carry them.
 
-    Each kind is a subclass in ``kinds``, which ``Mask(kind=...)`` makes. ``whole``: keeps every coordinate.
-    ``entries``: of single weights, so that gradients must be dense. ``units``: of units. ``prunes``: goes with pruning.
+    Each kind is a subclass in ``kinds``, which ``Mask(kind=...)`` makes. ``whole``: keeps every
+    coordinate.
+    ``entries``: of single weights, so that gradients must be dense. ``units``: of units.
+    ``prunes``: goes with pruning.
     """
 
     whole: ClassVar[bool] = False
@@ -115,7 +141,8 @@ class Mask:
     def __new__(cls, **given: Any) -> "Mask":
         kind: Any = given.get("kind", "all" if cls is Mask else None)  # None: of a copy or a pickle
         made = object.__new__(_kinds.get(kind, cls))
-        if not isinstance(made, cls):  # replace(mask, kind=...): python initializes objects of the class itself only
+        # replace(mask, kind=...): python initializes objects of the class itself only
+        if not isinstance(made, cls):
             made.__init__(**given)  # type: ignore[misc]
         return made
 
@@ -126,20 +153,29 @@ class Mask:
     def __post_init__(self) -> None:
         check_declared(self)
         if _kinds[self.kind] is not type(self):
-            raise ValueError(f"expected a mask of the kind of {type(self).__name__}, got kind={self.kind!r}")
+            raise ValueError(
+                f"expected a mask of the kind of {type(self).__name__}, got kind={self.kind!r}"
+            )
         if self.kind != "own" and self.choose is not None:
-            raise ValueError("a mask of kind 'own' needs choose=function, and no other kind takes one")
+            raise ValueError(
+                "a mask of kind 'own' needs choose=function, and no other kind takes one"
+            )
         if self.kind != "drop" and self.drop != "none":
             raise ValueError(f"drop={self.drop!r} does not fit a mask of kind {self.kind!r}")
         if self.ranking == "gradients" and (self.kind != "uniform" or self.redraw == "step"):
-            raise ValueError("ranking='gradients' ranks once an epoch: it needs a uniform mask and redraw='epoch'")
+            raise ValueError(
+                "ranking='gradients' ranks once an epoch: it needs a uniform mask and "
+                "redraw='epoch'"
+            )
         self.check()
 
     def check(self) -> None:
         """Raise ValueError for settings that this kind does not take."""
 
     def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
-        """The blocks with what is kept of each, where the share ``rate`` is frozen. Deterministic in its arguments."""
+        """The blocks with what is kept of each, where the share ``rate`` is frozen. Deterministic
+        in its arguments.
+        """
         raise NotImplementedError
 
     @property
@@ -158,7 +194,9 @@ class Mask:
         return self.kind if self.ranking == "random" else f"by {self.ranking}"
 
     def rate(self, time: "RoundTime") -> float:
-        """Share of the coordinates that is frozen in a round; after the last round, as in the last epoch."""
+        """Share of the coordinates that is frozen in a round; after the last round, as in the last
+        epoch.
+        """
         if time.round - 1 < self.sparsity_from * time.rounds - 1e-9:
             return 0.0
         return (
@@ -181,11 +219,15 @@ def apply_mask(blocks: Sequence[Block], mask: Mask, public: Public) -> tuple[Blo
 
 
 def split_kept(blocks: Sequence[Block], kept: Int[Tensor, " k"]) -> tuple[Block, ...]:
-    """The blocks with the ascending positions ``kept`` of their flat vector, each assigned to its own block."""
+    """The blocks with the ascending positions ``kept`` of their flat vector, each assigned to its
+    own block.
+    """
     ends = torch.tensor([block.size for block in blocks]).cumsum(0)
     cuts = torch.searchsorted(kept, torch.cat([torch.zeros(1, dtype=torch.int64), ends])).tolist()
     out = []
     for block, end, low, high in zip(blocks, ends.tolist(), cuts, cuts[1:], strict=False):
         inside = kept[low:high] - (end - block.size)
-        out.append(replace(block, keep=EVERYTHING if high - low == block.size else Keep(index=inside)))
+        out.append(
+            replace(block, keep=EVERYTHING if high - low == block.size else Keep(index=inside))
+        )
     return tuple(out)

@@ -1,23 +1,28 @@
-"""Pruning before training: which weights are set to 0 for the whole run (Adamczewski et al. 2023, sec. 3.1).
+"""Pruning before training: which weights are set to 0 for the whole run (Adamczewski et al. 2023,
+sec. 3.1).
 
     kept = keep_top(scores, prunable(weights), rate)     which weights stay, by any score
     prune_in_place(parameters, kept)                     the public model before round 1
 
-Symbols: W_0 initial weight, p pruning rate. Pruned weights are 0 in the public model and their gradients are masked,
-so they stay 0 and no mask has to be sent: it follows from W_0 and W_t (``not_pruned``). Random and SynFlow scores are
-public. Clients add noise to the scores of DP-SNIP and charge them to their ledgers.
-Under weight standardisation a stored 0 is not an absent connection: the kernel has the filter's mean taken off.
+Symbols: W_0 initial weight, p pruning rate. Pruned weights are 0 in the public model and their
+gradients are masked,
+so they stay 0 and no mask has to be sent: it follows from W_0 and W_t (``not_pruned``). Random and
+SynFlow scores are public. Clients add noise to the scores of DP-SNIP and charge them to their
+ledgers. Under weight standardisation a stored 0 is not an absent connection: the kernel has the
+filter's mean taken off.
 
 DP-SNIP, private pruning by connection sensitivity (SNIP: Lee et al. 2019):
 
-    g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss      score s_j = |sum of noisy g_j| / N
+    g_j = dL/dc_j = w_j dL/dw_j        effect of connection j on the loss      score s_j = |sum of
+                                       noisy g_j| / N
 
-It is the pruning round, before training. ``saliency_frame`` says which weights are scored. ``client_step`` with the
-``scale`` of ``saliency_scale`` gives one noisy sum of clipped per-example saliencies a client. ``keep_snip`` ranks the
-total of these sums.
-Differs from the paper that introduced DP-SNIP: it clips the sum over the data set, whose sensitivity is then not the
-clip norm, so that its epsilon does not follow. Here every example's whole saliency vector is clipped on its own, the
-noisy sum is divided by a public constant, and the release is one q = 1 entry in the ledger of each client.
+It is the pruning round, before training. ``saliency_frame`` says which weights are scored.
+``client_step`` with the ``scale`` of ``saliency_scale`` gives one noisy sum of clipped per-example
+saliencies a client. ``keep_snip`` ranks the total of these sums.
+Differs from the paper that introduced DP-SNIP: it clips the sum over the data set, whose
+sensitivity is then not the clip norm, so that its epsilon does not follow. Here every example's
+whole saliency vector is clipped on its own, the noisy sum is divided by a public constant, and the
+release is one q = 1 entry in the ledger of each client.
 """
 
 import math
@@ -43,24 +48,38 @@ PruneKind = Annotated[
 PruneRate = Annotated[
     float,
     Setting(
-        "Share of the weights that is removed before training.", "share", at_least=0, below=1, name="prune_rate",
-        why="it is the share of weights that is removed", rules=(idle_unless("prune!=none"),),
+        "Share of the weights that is removed before training.",
+        "share",
+        at_least=0,
+        below=1,
+        name="prune_rate",
+        why="it is the share of weights that is removed",
+        rules=(idle_unless("prune!=none"),),
     ),
-]  # fmt: skip
+]
 PruneEpsilonShare = Annotated[
     float,
     Setting(
-        "Share of epsilon that dp-snip spends.", "share", above=0, below=1, name="prune_epsilon_share",
-        why="training needs the rest", rules=(idle_unless("prune=dp-snip"),),
+        "Share of epsilon that dp-snip spends.",
+        "share",
+        above=0,
+        below=1,
+        name="prune_epsilon_share",
+        why="training needs the rest",
+        rules=(idle_unless("prune=dp-snip"),),
     ),
-]  # fmt: skip
+]
 PruneClipNorm = Annotated[
     float,
     Setting(
-        "Norm to which dp-snip clips saliencies.", "norm", above=0, below=math.inf, name="prune_clip_norm",
+        "Norm to which dp-snip clips saliencies.",
+        "norm",
+        above=0,
+        below=math.inf,
+        name="prune_clip_norm",
         rules=(idle_unless("prune=dp-snip"),),
     ),
-]  # fmt: skip
+]
 Weights = Mapping[str, Tensor]
 Masks = dict[str, Tensor]
 
@@ -69,8 +88,9 @@ Masks = dict[str, Tensor]
 class Prune:
     """Pruning before training at ``rate``: none, random, SynFlow or DP-SNIP.
 
-    Only ``dp-snip`` reads data, in a pruning round before training: examples' saliencies are clipped to ``clip_norm``,
-    and the noise is such that this round alone has ``epsilon_share`` of the epsilon. Training gets the rest.
+    Only ``dp-snip`` reads data, in a pruning round before training: examples' saliencies are
+    clipped to ``clip_norm``, and the noise is such that this round alone has ``epsilon_share`` of
+    the epsilon. Training gets the rest.
     """
 
     kind: PruneKind = "none"
@@ -81,7 +101,9 @@ class Prune:
     def __post_init__(self) -> None:
         check_declared(self)
         if self.kind == "none" and self.rate:
-            raise ValueError(f"prune_rate={self.rate} needs a kind of pruning: random, synflow or dp-snip")
+            raise ValueError(
+                f"prune_rate={self.rate} needs a kind of pruning: random, synflow or dp-snip"
+            )
 
     @property
     def active(self) -> bool:
@@ -90,37 +112,53 @@ class Prune:
 
     @property
     def reads_data(self) -> bool:
-        """Whether there is a pruning round, in which clients take part and which their ledgers are charged for."""
+        """Whether there is a pruning round, in which clients take part and which their ledgers are
+        charged for.
+        """
         return self.kind == "dp-snip"
 
 
 def prunable(weights: Weights) -> Masks:
-    """True at the weights that may be pruned, by parameter: entries of weight tensors (2-D or more) that are not 0.
+    """True at the weights that may be pruned, by parameter: entries of weight tensors (2-D or more)
+    that are not 0.
 
-    Biases, norm scales and what starts at 0 are left out: they have no magnitude to prune by, and are always trained.
+    Biases, norm scales and what starts at 0 are left out: they have no magnitude to prune by, and
+    are always trained.
     """
-    return {name: W.detach() != 0 for name, W in weights.items() if W.ndim >= 2 and bool((W != 0).any())}
+    return {
+        name: W.detach() != 0 for name, W in weights.items() if W.ndim >= 2 and bool((W != 0).any())
+    }
 
 
 def keep_random(weights: Weights, rate: float, *, seed: int) -> Masks:
-    """Kept weights: in each tensor all but floor(p n), drawn uniformly, at least one (Adamczewski et al. 2023)."""
+    """Kept weights: in each tensor all but floor(p n), drawn uniformly, at least one (Adamczewski
+    et al. 2023).
+    """
     kept: Masks = {}
     for name, mask in prunable(weights).items():
-        draw = torch.rand(mask.shape, generator=public_generator(seed, "prune", name), dtype=torch.float64)
+        draw = torch.rand(
+            mask.shape, generator=public_generator(seed, "prune", name), dtype=torch.float64
+        )
         kept |= keep_top({name: draw}, {name: mask}, rate)
     return kept
 
 
 def keep_top(scores: Mapping[str, Float[Tensor, "*shape"]], may: Masks, rate: float) -> Masks:
-    """Kept weights: all but the floor(p n) of lowest score over all tensors together, at least one in each.
+    """Kept weights: all but the floor(p n) of lowest score over all tensors together, at least one
+    in each.
 
-    ``may`` marks the n prunable weights; the others are kept. Of equal scores the earlier weight goes first. Where a
-    tensor would lose every weight its best one stays, so that no layer is cut (the guard of SNIP's successors).
+    ``may`` marks the n prunable weights; the others are kept. Of equal scores the earlier weight
+    goes first. Where a tensor would lose every weight its best one stays, so that no layer is cut
+    (the guard of SNIP's successors).
     """
     check_sparsity(rate)
-    flat = torch.cat([scores[name].detach().cpu().double()[mask.cpu()] for name, mask in may.items()])
+    flat = torch.cat(
+        [scores[name].detach().cpu().double()[mask.cpu()] for name, mask in may.items()]
+    )
     if not bool(flat.isfinite().all()):
-        raise ValueError("pruning scores are not finite: the model's weights or the noise are out of range")
+        raise ValueError(
+            "pruning scores are not finite: the model's weights or the noise are out of range"
+        )
     frozen = min(frozen_count(len(flat), rate), len(flat) - 1) if len(flat) else 0
     drop = smallest(flat, frozen) if frozen else torch.zeros(len(flat), dtype=torch.bool)
     kept: Masks = {}
@@ -135,7 +173,9 @@ def keep_top(scores: Mapping[str, Float[Tensor, "*shape"]], may: Masks, rate: fl
     return kept
 
 
-def prune_in_place(parameters: Mapping[str, Tensor], kept: Mapping[str, Bool[Tensor, "*shape"]]) -> None:
+def prune_in_place(
+    parameters: Mapping[str, Tensor], kept: Mapping[str, Bool[Tensor, "*shape"]]
+) -> None:
     """Set every weight that is not kept to exactly 0."""
     with torch.no_grad():
         for name, keep in kept.items():
@@ -143,9 +183,11 @@ def prune_in_place(parameters: Mapping[str, Tensor], kept: Mapping[str, Bool[Ten
 
 
 def saliency_frame(weights: Weights) -> Frame:
-    """The frame of the pruning round: all trainable parameters dense, of which only the prunable weights are kept.
+    """The frame of the pruning round: all trainable parameters dense, of which only the prunable
+    weights are kept.
 
-    It depends only on which weights are 0, so it is the same in every process. Raises ValueError if no weight is left.
+    It depends only on which weights are 0, so it is the same in every process. Raises ValueError if
+    no weight is left.
     """
     may = prunable(weights)
     if not may:
@@ -169,20 +211,30 @@ def saliency_scale(weights: Weights, frame: Frame) -> list[Float[Tensor, " kept"
 
 
 def pruning_mechanism(mechanism: Mechanism, prune: Prune) -> Mechanism:
-    """The mechanism of the pruning round: the same kind, joint over all scored weights, at pruning's own clip norm."""
+    """The mechanism of the pruning round: the same kind, joint over all scored weights, at
+    pruning's own clip norm.
+    """
     return replace(
-        mechanism, clip_norm=prune.clip_norm, clip="joint", norms_clip_weight=1.0, classifier_clip_weight=1.0
+        mechanism,
+        clip_norm=prune.clip_norm,
+        clip="joint",
+        norms_clip_weight=1.0,
+        classifier_clip_weight=1.0,
     )
 
 
 def keep_snip(
     total: Float[Tensor, " kept"], frame: Frame, weights: Weights, rate: float, *, num_examples: int
 ) -> dict[str, Tensor]:
-    """Kept weights by the summed noisy saliencies: all but the floor(p n) smallest |sum| / N over the whole network.
+    """Kept weights by the summed noisy saliencies: all but the floor(p n) smallest |sum| / N over
+    the whole network.
 
-    ``num_examples`` is the declared N of all clients, a public constant. At least one weight of every tensor stays
-    (differs from the paper, whose threshold can cut a layer off). Post-processing: no privacy is spent here.
+    ``num_examples`` is the declared N of all clients, a public constant. At least one weight of
+    every tensor stays (differs from the paper, whose threshold can cut a layer off).
+    Post-processing: no privacy is spent here.
     """
     values = frame.unflatten(total / num_examples)
-    scores: Mapping[str, Tensor] = {b.parameter: v.abs() for b, v in zip(frame.blocks, values, strict=True)}
+    scores: Mapping[str, Tensor] = {
+        b.parameter: v.abs() for b, v in zip(frame.blocks, values, strict=True)
+    }
     return keep_top(scores, prunable(weights), rate)

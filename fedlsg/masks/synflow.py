@@ -1,9 +1,11 @@
-"""SynFlow: pruning by synaptic flow, without data (Tanaka et al. 2020; Adamczewski et al. 2023, Eq. 2).
+"""SynFlow: pruning by synaptic flow, without data (Tanaka et al. 2020; Adamczewski et al. 2023, Eq.
+2).
 
     R = 1^T (prod_l abs(W_l)) 1        score of a weight: W * dR/dW, on abs(W)
 
-R is what the network gives for an input of ones when it is made linear: magnitudes for weights, no biases, every
-pointwise activation the identity, every norm its scale alone. Needs shapes only; everything is public.
+R is what the network gives for an input of ones when it is made linear: magnitudes for weights, no
+biases, every pointwise activation the identity, every norm its scale alone. Needs shapes only;
+everything is public.
 """
 
 import copy
@@ -20,24 +22,54 @@ from fedlsg.gradients import StandardizedConv2d, trainable
 from fedlsg.masks.pruning import Masks, Prune, keep_random, keep_top, prunable
 
 ITERATIONS = 100
-IDENTITIES: frozenset[Callable[..., Any]] = frozenset({
-    torch.tanh, torch.sigmoid, torch.relu, torch.Tensor.tanh, torch.Tensor.sigmoid, torch.Tensor.relu,
-    torch.Tensor.relu_, torch.Tensor.tanh_, torch.Tensor.sigmoid_, torch.relu_, torch.tanh_, torch.sigmoid_,
-    F.relu, F.relu_, F.gelu, F.silu, F.elu, F.selu, F.leaky_relu, F.mish, F.softplus, F.hardswish, F.hardtanh, F.relu6,
-    F.tanh, F.sigmoid, F.dropout,
-})  # fmt: skip
+IDENTITIES: frozenset[Callable[..., Any]] = frozenset(
+    {
+        torch.tanh,
+        torch.sigmoid,
+        torch.relu,
+        torch.Tensor.tanh,
+        torch.Tensor.sigmoid,
+        torch.Tensor.relu,
+        torch.Tensor.relu_,
+        torch.Tensor.tanh_,
+        torch.Tensor.sigmoid_,
+        torch.relu_,
+        torch.tanh_,
+        torch.sigmoid_,
+        F.relu,
+        F.relu_,
+        F.gelu,
+        F.silu,
+        F.elu,
+        F.selu,
+        F.leaky_relu,
+        F.mish,
+        F.softplus,
+        F.hardswish,
+        F.hardtanh,
+        F.relu6,
+        F.tanh,
+        F.sigmoid,
+        F.dropout,
+    }
+)
 NORMS: frozenset[Callable[..., Any]] = frozenset({F.group_norm, F.layer_norm, F.batch_norm})
 
 
 class Linearised(TorchFunctionMode):
     """Within it pointwise activations return their input, and norms multiply by their scale.
 
-    Differs from the paper's code, whose batch norms have statistics of their own: at the start they are mean 0 and
-    variance 1, as here. A norm over the example itself would make the network scale-free and all flow 0.
+    Differs from the paper's code, whose batch norms have statistics of their own: at the start they
+    are mean 0 and variance 1, as here. A norm over the example itself would make the network
+    scale-free and all flow 0.
     """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
         if func in IDENTITIES:
@@ -60,20 +92,29 @@ def keep_public(model: nn.Module, prune: Prune, probe: object, *, seed: int) -> 
     return keep_random(trainable(model), prune.rate, seed=seed)
 
 
-def keep_synflow(model: nn.Module, probe: object, rate: float, *, iterations: int = ITERATIONS) -> Masks:
+def keep_synflow(
+    model: nn.Module, probe: object, rate: float, *, iterations: int = ITERATIONS
+) -> Masks:
     """Kept weights of the trainable weight tensors after iterative SynFlow pruning at ``rate``.
 
-    ``probe`` is any batch of the model's inputs: its shape is read, its values are not. In iteration k of n the
-    share (1 - p)^(k / n) of the weights is left, those of highest score among all layers; the scores are then
-    computed again on the weights that are left, in double precision. At least one weight of every tensor stays.
-    Raises ValueError for inputs that are not one real-valued tensor: there is no "input of ones" for words.
+    ``probe`` is any batch of the model's inputs: its shape is read, its values are not. In
+    iteration k of n the share (1 - p)^(k / n) of the weights is left, those of highest score among
+    all layers; the scores are then computed again on the weights that are left, in double
+    precision. At least one weight of every tensor stays.
+    Raises ValueError for inputs that are not one real-valued tensor: there is no "input of ones"
+    for words.
     """
     if not isinstance(probe, Tensor) or not probe.is_floating_point():
-        raise ValueError("SynFlow feeds an input of ones: it needs real-valued inputs; choose prune='random' for words")
+        raise ValueError(
+            "SynFlow feeds an input of ones: it needs real-valued inputs; choose prune='random' "
+            "for words"
+        )
     may = prunable({name: p.detach() for name, p in trainable(model).items()})
     kept = {name: torch.ones(mask.shape, dtype=torch.bool) for name, mask in may.items()}
     linear = linear_model(model)
-    ones = torch.ones(1, *probe.shape[1:], dtype=torch.float64, device=next(model.parameters()).device)
+    ones = torch.ones(
+        1, *probe.shape[1:], dtype=torch.float64, device=next(model.parameters()).device
+    )
     for k in range(1, iterations + 1):
         scores = flow(linear, ones, kept)
         left = {name: mask.cpu() & kept[name] for name, mask in may.items()}
@@ -86,8 +127,8 @@ def keep_synflow(model: nn.Module, probe: object, rate: float, *, iterations: in
 def linear_model(model: nn.Module) -> nn.Module:
     """A copy in double precision with magnitudes for weights and scales, and 0 for every bias.
 
-    Standardised convolutions become plain ones: a filter whose mean is taken off would carry a flow of 0. Fixed
-    features, such as scattering, give ones.
+    Standardised convolutions become plain ones: a filter whose mean is taken off would carry a flow
+    of 0. Fixed features, such as scattering, give ones.
     """
     linear = copy.deepcopy(model).double().eval()
     for module in linear.modules():
@@ -95,7 +136,9 @@ def linear_model(model: nn.Module) -> nn.Module:
             module.__class__ = nn.Conv2d  # type: ignore[assignment]
     with torch.no_grad():
         for name, parameter in linear.named_parameters():
-            parameter.copy_(torch.zeros_like(parameter) if name.endswith("bias") else parameter.abs())
+            parameter.copy_(
+                torch.zeros_like(parameter) if name.endswith("bias") else parameter.abs()
+            )
     for module in linear.modules():
         if any(p.ndim >= 2 for p in module.parameters(recurse=False)):
             module.register_forward_pre_hook(ones_before_all_weights)
@@ -103,9 +146,11 @@ def linear_model(model: nn.Module) -> nn.Module:
 
 
 def ones_before_all_weights(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Ones for what no weight has touched yet. Fixed features in front of the first weights pass no flow on.
+    """Ones for what no weight has touched yet. Fixed features in front of the first weights pass no
+    flow on.
 
-    The band-pass filters of a scattering transform give 0 for an image of ones: every weight behind them would score 0.
+    The band-pass filters of a scattering transform give 0 for an image of ones: every weight behind
+    them would score 0.
     """
     untouched = bool(args) and isinstance(args[0], Tensor) and not args[0].requires_grad
     return (torch.ones_like(args[0]), *args[1:]) if untouched else None
@@ -121,6 +166,8 @@ def flow(linear: nn.Module, ones: Tensor, kept: Masks) -> dict[str, Float[Tensor
     gradients = torch.autograd.grad(R, [tensors[name] for name in kept], allow_unused=True)
     pairs = zip(kept, gradients, strict=True)
     return {
-        name: torch.zeros_like(tensors[name]).cpu() if g is None else (g * tensors[name].detach()).cpu()
+        name: torch.zeros_like(tensors[name]).cpu()
+        if g is None
+        else (g * tensors[name].detach()).cpu()
         for name, g in pairs
     }

@@ -42,14 +42,17 @@ from fedlsg.randomness import SecretStream
 
 T = TypeVar("T")
 GUARD = 20
-"""Bits of the working precision beyond those that are returned and those that the squarings lose."""
+"""Bits of the working precision beyond those that are returned and those that the squarings
+lose.
+"""
 
 
 def enclose_exp(gamma: Fraction, bits: int) -> tuple[int, int]:
-    """Integers (low, high) with low <= 2^bits exp(-gamma) <= high and high - low <= 2, for gamma >= 0 and bits >= 1.
+    """Integers (low, high) with low <= 2^bits exp(-gamma) <= high and high - low <= 2, for gamma >=
+    0 and bits >= 1.
 
-    Integers only: gamma is halved h times until it is below 2^-8, its alternating Taylor series is summed between
-    bounds, and both bounds are squared h times, rounded outwards.
+    Integers only: gamma is halved h times until it is below 2^-8, its alternating Taylor series is
+    summed between bounds, and both bounds are squared h times, rounded outwards.
     Raises ValueError for a negative gamma.
     """
     if gamma < 0:
@@ -69,8 +72,8 @@ def enclose_exp(gamma: Fraction, bits: int) -> tuple[int, int]:
 def _series(x: int, precision: int) -> tuple[int, int]:
     """Bounds on 2^precision exp(-x / 2^precision) for x below 2^(precision - 8) + 2.
 
-    Terms fall and alternate, so the rest is below the last term, which is 0 in the last place. Each term is rounded
-    down twice and inherits less than one unit of the error of the term before.
+    Terms fall and alternate, so the rest is below the last term, which is 0 in the last place. Each
+    term is rounded down twice and inherits less than one unit of the error of the term before.
     """
     total, term, count = 1 << precision, 1 << precision, 0
     while term:
@@ -84,7 +87,9 @@ def _series(x: int, precision: int) -> tuple[int, int]:
 SMALLEST_DEVIATION, LARGEST_DEVIATION = Fraction(1, 4), Fraction(2**12)
 WORD = 63
 CELL = 30
-"""Bits of the position in a cell between two nodes. With 24 bits of slope the product stays below 2^63."""
+"""Bits of the position in a cell between two nodes. With 24 bits of slope the product stays below
+2^63.
+"""
 PRECISION = 80
 FIRST: Final = 16
 """Bits of a point that choose its cell."""
@@ -94,12 +99,15 @@ OPEN = -(2**15)
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """Constants of one deviation s. ``height`` is kappa; node i is kappa g(i h) / 2^coarse, h = 2^(CELL - fraction)."""
+    """Constants of one deviation s. ``height`` is kappa; node i is kappa g(i h) / 2^coarse, h =
+    2^(CELL - fraction).
+    """
 
     deviation: Fraction
     height: int
     reach: int
-    starts: Int64[np.ndarray, " columns"]  # the first unit of column -reach, ..., reach, of the tail, of no column
+    # the first unit of column -reach, ..., reach, of the tail, of no column
+    starts: Int64[np.ndarray, " columns"]
     fraction: int  # bits of x = |k - f| behind the point
     coarse: int  # bits of a height that the table does not have
     nodes: Int64[np.ndarray, " nodes"]
@@ -118,10 +126,11 @@ def envelope_of(deviation: Fraction) -> Envelope:
     s = Fraction(deviation)
     if not SMALLEST_DEVIATION <= s <= LARGEST_DEVIATION:
         raise ValueError(
-            f"expected a deviation of {SMALLEST_DEVIATION} to {LARGEST_DEVIATION} grid steps, got {float(s):g}:"
-            " change the grid step"
+            f"expected a deviation of {SMALLEST_DEVIATION} to {LARGEST_DEVIATION} grid steps, got "
+            f"{float(s):g}: change the grid step"
         )
-    return staircase(s, -(-19 * s.numerator // (2 * s.denominator)) + 1)  # beyond 9.5 s: less than 2^-62 of the mass
+    # beyond 9.5 s: less than 2^-62 of the mass
+    return staircase(s, -(-19 * s.numerator // (2 * s.denominator)) + 1)
 
 
 def staircase(s: Fraction, reach: int) -> Envelope:
@@ -137,7 +146,9 @@ def staircase(s: Fraction, reach: int) -> Envelope:
     below = [height * low >> PRECISION for low in lows]
     certain = np.array([*reversed(below[1:]), *below], dtype=np.int64)
     cells = _cells(starts, certain, reach)
-    return Envelope(s, height, reach, starts, tail_block=block, cells=cells, **_table(s, height, reach))
+    return Envelope(
+        s, height, reach, starts, tail_block=block, cells=cells, **_table(s, height, reach)
+    )
 
 
 def _heights(s: Fraction, x: Fraction) -> tuple[int, int]:
@@ -148,7 +159,9 @@ def _heights(s: Fraction, x: Fraction) -> tuple[int, int]:
 def _cells(
     starts: Int64[np.ndarray, " edges"], certain: Int64[np.ndarray, " columns"], reach: int
 ) -> Int16[np.ndarray, " cells"]:
-    """k for the cells of which each point is in column k, below ``certain``: min_f kappa g(k - f)."""
+    """k for the cells of which each point is in column k, below ``certain``: min_f kappa g(k -
+    f).
+    """
     size = 1 << (WORD - FIRST)
     begin = np.arange(1 << FIRST, dtype=np.int64) << (WORD - FIRST)
     column = np.searchsorted(starts, begin, side="right") - 1
@@ -160,7 +173,9 @@ def _cells(
 
 
 def _tail_block(s: Fraction, reach: int) -> int:
-    """The smallest power of two L with g(x + L) <= g(x) / 2 for x >= reach: L reach >= s^2 log 2."""
+    """The smallest power of two L with g(x + L) <= g(x) / 2 for x >= reach: L reach >= s^2 log
+    2.
+    """
     block = 1
     while block * reach * 10 < 7 * s * s:
         block *= 2
@@ -168,23 +183,36 @@ def _tail_block(s: Fraction, reach: int) -> int:
 
 
 def _table(s: Fraction, height: int, reach: int) -> dict[str, Any]:
-    """Nodes of kappa g at distances h in (s / 512, s / 256], and how far the chords between them can be off.
+    """Nodes of kappa g at distances h in (s / 512, s / 256], and how far the chords between them
+    can be off.
 
-    |g''| <= 1 / s^2, so a chord is within h^2 / (8 s^2) of g. |g'| < 1 / s bounds the effect of the bits of x that are
+    |g''| <= 1 / s^2, so a chord is within h^2 / (8 s^2) of g. |g'| < 1 / s bounds the effect of the
+        bits of x that are
     cut off. A node is less than 2 units too low, the product with the slope less than 1.
     """
-    exponent = (s.numerator // s.denominator).bit_length() - 9 if s >= 1 else -9 - (s < Fraction(1, 2))
+    exponent = (
+        (s.numerator // s.denominator).bit_length() - 9 if s >= 1 else -9 - (s < Fraction(1, 2))
+    )
     h = Fraction(2) ** exponent
     fraction = CELL - exponent
     coarse = max(0, height.bit_length() - 32)
     count = int((reach + 3) / h) + 2  # the last columns, tail and outside, are above reach
-    nodes = [(enclose_exp((i * h / s) ** 2 / 2, PRECISION)[0] * height) >> (PRECISION + coarse) for i in range(count)]
+    nodes = [
+        (enclose_exp((i * h / s) ** 2 / 2, PRECISION)[0] * height) >> (PRECISION + coarse)
+        for i in range(count)
+    ]
     values = np.array(nodes, dtype=np.int64)
     scale = Fraction(height, 1 << coarse)
     error = scale * (h / s) ** 2 / 8 + scale / s / (1 << fraction)
     drops = values - np.append(values[1:], 0)
     margin = -int(-error // 1) + 5
-    return {"fraction": fraction, "coarse": coarse, "nodes": values, "drops": drops, "margin": margin}
+    return {
+        "fraction": fraction,
+        "coarse": coarse,
+        "nodes": values,
+        "drops": drops,
+        "margin": margin,
+    }
 
 
 LARGEST_CENTRE = 2.0**61
@@ -194,7 +222,9 @@ WORTH_THREADS = 2**20
 """Samples from which as many threads as torch has draw blocks; the samples are the same."""
 
 
-def discrete_gaussian(centres: Float64[Tensor, " d"], deviation: Fraction, stream: SecretStream) -> Int64[Tensor, " d"]:
+def discrete_gaussian(
+    centres: Float64[Tensor, " d"], deviation: Fraction, stream: SecretStream
+) -> Int64[Tensor, " d"]:
     """One independent sample for each centre, in grid steps.
 
     Guarantee: if the stream's bits were uniform, the law would be exactly P(x), for each centre as
@@ -204,9 +234,13 @@ def discrete_gaussian(centres: Float64[Tensor, " d"], deviation: Fraction, strea
     [1/4, 4096] steps.
     """
     if centres.dtype != torch.float64:
-        raise ValueError(f"expected centres in float64, got {centres.dtype}: convert them, which is exact")
+        raise ValueError(
+            f"expected centres in float64, got {centres.dtype}: convert them, which is exact"
+        )
     if not bool((centres.abs() <= LARGEST_CENTRE).all()):
-        raise ValueError("expected finite centres of at most 2^61 grid steps: plan the grid for larger values")
+        raise ValueError(
+            "expected finite centres of at most 2^61 grid steps: plan the grid for larger values"
+        )
     envelope = envelope_of(Fraction(deviation))
     values = centres.detach().cpu().numpy()
     samples = np.empty(len(values), dtype=np.int64)
@@ -221,7 +255,9 @@ def discrete_gaussian(centres: Float64[Tensor, " d"], deviation: Fraction, strea
     return torch.from_numpy(samples)
 
 
-def in_blocks(count: int, stream: SecretStream, draw: Callable[[slice, SecretStream], T]) -> list[T]:
+def in_blocks(
+    count: int, stream: SecretStream, draw: Callable[[slice, SecretStream], T]
+) -> list[T]:
     """What ``draw`` makes of each block of ``count`` places and of a stream for it, in their order.
 
     Where there are several blocks, each has a stream of its own, whose key is drawn from
@@ -274,7 +310,9 @@ def offsets(
     return k
 
 
-def settle(first: Draft, fractions: Float64[np.ndarray, " open"], envelope: Envelope) -> Int64[np.ndarray, " open"]:
+def settle(
+    first: Draft, fractions: Float64[np.ndarray, " open"], envelope: Envelope
+) -> Int64[np.ndarray, " open"]:
     """k for every f at ``first.places``: the rest of its point, and new points for those above."""
     stream = first.stream
     fractions = np.where(fractions == fractions, fractions, 0.0)  # of sums that are no numbers
@@ -296,12 +334,16 @@ def settle(first: Draft, fractions: Float64[np.ndarray, " open"], envelope: Enve
 
 
 def compare(
-    k: Int64[np.ndarray, " n"], height: Int64[np.ndarray, " n"], cut: Int64[np.ndarray, " n"], envelope: Envelope
+    k: Int64[np.ndarray, " n"],
+    height: Int64[np.ndarray, " n"],
+    cut: Int64[np.ndarray, " n"],
+    envelope: Envelope,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which points are certainly below kappa g(k - f), and for which this table cannot say.
 
-    ``cut`` is f, rounded down to the table's fixed point. Guarantee: an accepted point is below the curve, and one that
-    is neither accepted nor undecided is above it, for every f that is cut to the same number.
+    ``cut`` is f, rounded down to the table's fixed point. Guarantee: an accepted point is below the
+    curve, and one that is neither accepted nor undecided is above it, for every f that is cut to
+    the same number.
     """
     x = np.abs((k << envelope.fraction) - cut)
     node = x >> CELL
@@ -316,11 +358,15 @@ def compare(
     return accepted, undecided
 
 
-def decide(k: int, height: int, f: Fraction, envelope: Envelope, stream: SecretStream) -> int | None:
-    """The offset if the point is below the curve, else None: exact, with as many further bits as that takes.
+def decide(
+    k: int, height: int, f: Fraction, envelope: Envelope, stream: SecretStream
+) -> int | None:
+    """The offset if the point is below the curve, else None: exact, with as many further bits as
+    that takes.
 
-    In the tail the offset is drawn here. Its sign is a bit, the block j has probability 2^-(j + 1), the place in the
-    block is uniform over L. The column's height then stands for 2^(j + 2) L times itself.
+    In the tail the offset is drawn here. Its sign is a bit, the block j has probability 2^-(j + 1),
+    the place in the block is uniform over L. The column's height then stands for 2^(j + 2) L times
+    itself.
     """
     factor = 1
     if k > envelope.reach:
@@ -336,7 +382,9 @@ def decide(k: int, height: int, f: Fraction, envelope: Envelope, stream: SecretS
 
 
 def below(height: int, scale: int, gamma: Fraction, stream: SecretStream) -> bool:
-    """Whether height + U < scale exp(-gamma), for U uniform in [0, 1) whose bits are drawn as they are needed."""
+    """Whether height + U < scale exp(-gamma), for U uniform in [0, 1) whose bits are drawn as they
+    are needed.
+    """
     bits = 0
     while True:
         bits += 64

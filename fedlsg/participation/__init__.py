@@ -1,11 +1,18 @@
 """Who takes part in a round, and when its reply arrives: public draws, and a simulated clock.
 
-Nothing here reads private data: computing times come from declared numbers of examples, never from a drawn batch.
+Nothing here reads private data: computing times come from declared numbers of examples, never from
+a drawn batch.
 """
 
 from fedlsg.participation.draw import Finish, Participation, Trace, Traffic, read_trace
 from fedlsg.participation.health import ClientLimit, Health
 
 __all__ = [
-    "ClientLimit", "Finish", "Health", "Participation", "Trace", "Traffic", "read_trace",
-]  # fmt: skip
+    "ClientLimit",
+    "Finish",
+    "Health",
+    "Participation",
+    "Trace",
+    "Traffic",
+    "read_trace",
+]

@@ -1,16 +1,21 @@
-"""The public conditions of a federation: who is there, who is selected or leaves, when replies come and a round ends.
+"""The public conditions of a federation: who is there, who is selected or leaves, when replies come
+and a round ends.
 
-Symbols: k = ``per_round``, the replies that a round uses at most; s_i = ``compute_seconds[i]``, client i's declared
-expected examples x local steps x seconds an example x the client's own factor.
+Symbols: k = ``per_round``, the replies that a round uses at most; s_i = ``compute_seconds[i]``,
+client i's declared expected examples x local steps x seconds an example x the client's own factor.
 
-    arrival of client i = 8 bytes_down / downlink + s_i + 8 bytes_up / uplink       (seconds after the round's start)
+    arrival of client i = 8 bytes_down / downlink + s_i + 8 bytes_up / uplink       (seconds after
+                                                                                    the round's
+                                                                                    start)
 
-Every draw is public, and follows from (seed, purpose, round, client): equal on every engine and in a resumed run.
-A trace of availability says when each client can be selected, in simulated seconds since the start of the run:
+Every draw is public, and follows from (seed, purpose, round, client): equal on every engine and in
+a resumed run. A trace of availability says when each client can be selected, in simulated seconds
+since the start of the run:
 
     client,from,to
     3,0,120
-    3,300,420        client 3 is there in [0, 120) and in [300, 420); a client without a line is always there
+    3,300,420        client 3 is there in [0, 120) and in [300, 420); a client without a line is
+                     always there
 """
 
 import csv
@@ -34,7 +39,9 @@ COLUMNS = ["client", "from", "to"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """``intervals``: from and to by client, ascending and apart; ``digest``: SHA-256 of the file, hexadecimal."""
+    """``intervals``: from and to by client, ascending and apart; ``digest``: SHA-256 of the file,
+    hexadecimal.
+    """
 
     intervals: Mapping[int, tuple[tuple[float, float], ...]]
     digest: str
@@ -54,7 +61,8 @@ class Trace:
 
 
 def read_trace(path: Path, clients: int) -> Trace:
-    """The trace of a CSV file for clients 0 to ``clients - 1``. Intervals of a client that overlap become one.
+    """The trace of a CSV file for clients 0 to ``clients - 1``. Intervals of a client that overlap
+    become one.
 
     Raises ValueError, naming file and line, for anything else.
     """
@@ -62,10 +70,16 @@ def read_trace(path: Path, clients: int) -> Trace:
         data = path.read_bytes()
         lines = list(csv.reader(data.decode().splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = f"availability={path}: expected a share such as 0.8, or a trace with the columns client,from,to: {error}"
+        why = (
+            f"availability={path}: expected a share such as 0.8, or a trace with the columns "
+            f"client,from,to: {error}"
+        )
         raise ValueError(why) from None
     if not lines or [name.strip() for name in lines[0]] != COLUMNS:
-        raise ValueError(f"{path}: expected the first line client,from,to, got {','.join(lines[0]) if lines else ''!r}")
+        raise ValueError(
+            f"{path}: expected the first line client,from,to, got "
+            f"{','.join(lines[0]) if lines else ''!r}"
+        )
     found: dict[int, list[tuple[float, float]]] = {}
     for number, line in enumerate(lines[1:], 2):
         if line:
@@ -79,11 +93,15 @@ def _parse(line: list[str], clients: int, where: str) -> tuple[int, float, float
     try:
         client, start, end = int(line[0]), float(line[1]), float(line[2])
     except (ValueError, IndexError):
-        raise ValueError(f"{where}: expected client,from,to as numbers, got {','.join(line)!r}") from None
+        raise ValueError(
+            f"{where}: expected client,from,to as numbers, got {','.join(line)!r}"
+        ) from None
     if not 0 <= client < clients:
         raise ValueError(f"{where}: expected a client from 0 to {clients - 1}, got {client}")
     if not 0 <= start < end:
-        raise ValueError(f"{where}: expected 0 <= from < to in simulated seconds, got {start:g} and {end:g}")
+        raise ValueError(
+            f"{where}: expected 0 <= from < to in simulated seconds, got {start:g} and {end:g}"
+        )
     return client, start, end
 
 
@@ -102,7 +120,9 @@ Traffic = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """How a round ended: ``seconds`` after its start; ``in_time``: the clients whose replies it used."""
+    """How a round ended: ``seconds`` after its start; ``in_time``: the clients whose replies it
+    used.
+    """
 
     seconds: float
     in_time: frozenset[int]
@@ -110,14 +130,18 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """Public conditions. Without ``compute_seconds`` there is no clock, and everybody is there and in time.
+    """Public conditions. Without ``compute_seconds`` there is no clock, and everybody is there and
+    in time.
 
-    ``availability``: the chance of a client to be there when a round starts, or a trace of it. ``dropout``: the chance
-    of a selected client to leave before it trains. ``over_selection``: clients selected on top of k, as a share of k.
-    ``deadline``: seconds after which a round takes no reply. ``uplink``, ``downlink``: bits a second of each client.
+    ``availability``: the chance of a client to be there when a round starts, or a trace of it.
+    ``dropout``: the chance of a selected client to leave before it trains. ``over_selection``:
+    clients selected on top of k, as a share of k.
+    ``deadline``: seconds after which a round takes no reply. ``uplink``, ``downlink``: bits a
+    second of each client.
     ``least``: clients that a round waits for, under a trace. ``selection``: the rule of the draw.
-    Raises ValueError for a trace with links: who is there would depend on the size of messages, which nobody knows
-    before the run, and the number of a client's rounds, which its noise is planned for, would be unknown.
+    Raises ValueError for a trace with links: who is there would depend on the size of messages,
+    which nobody knows before the run, and the number of a client's rounds, which its noise is
+    planned for, would be unknown.
     """
 
     clients: int
@@ -136,8 +160,9 @@ class Participation:
     def __post_init__(self) -> None:
         if isinstance(self.availability, Trace) and min(self.uplink, self.downlink) < math.inf:
             raise ValueError(
-                "a trace of availability needs a clock that is known before the run, and sending times depend on the "
-                "size of messages: leave out uplink_mbps and downlink_mbps, or give availability as a share"
+                "a trace of availability needs a clock that is known before the run, and sending "
+                "times depend on the size of messages: leave out uplink_mbps and downlink_mbps, or "
+                "give availability as a share"
             )
 
     @property
@@ -153,11 +178,13 @@ class Participation:
     def begin(self, round: int, now: float) -> tuple[float, list[int]]:
         """When a round starts, and the clients that it selects, ascending.
 
-        It starts at ``now``. Under a trace it starts as soon as ``least`` clients are there; if so many will never be
-        there again, it starts now with those that are.
+        It starts at ``now``. Under a trace it starts as soon as ``least`` clients are there; if so
+        many will never be there again, it starts now with those that are.
         """
         if self.availability == 1.0:
-            return now, self.selection.select(self.clients, self.selected, round=round, seed=self.seed)
+            return now, self.selection.select(
+                self.clients, self.selected, round=round, seed=self.seed
+            )
         times = [now]
         if isinstance(self.availability, Trace):
             times += [time for time in self.availability.arrivals if time > now]
@@ -166,11 +193,15 @@ class Participation:
             if len(found := self._there(round, time)) >= self.least:
                 start, there = time, found
                 break
-        return start, self.selection.select(self.clients, self.selected, round=round, seed=self.seed, available=there)
+        return start, self.selection.select(
+            self.clients, self.selected, round=round, seed=self.seed, available=there
+        )
 
     def order(self, round: int) -> Iterator[int]:
         """All clients, those first that the rule prefers in a round."""
-        return iter(self.selection.order(self.clients, per_round=self.selected, round=round, seed=self.seed))
+        return iter(
+            self.selection.order(self.clients, per_round=self.selected, round=round, seed=self.seed)
+        )
 
     def available(self, round: int, now: float) -> frozenset[int]:
         """The clients that are there when a round starts at a time."""
@@ -179,7 +210,9 @@ class Participation:
     def _there(self, round: int, now: float) -> "Chosen":
         if isinstance(self.availability, Trace):
             there, trace = np.ones(self.clients, dtype=bool), self.availability
-            there[[client for client in trace.intervals if not trace.available(client, now)]] = False
+            there[[client for client in trace.intervals if not trace.available(client, now)]] = (
+                False
+            )
             return Chosen(there)
         return self._draw("available", round, self.availability)
 
@@ -195,14 +228,18 @@ class Participation:
     def finish(self, round: int, selected: Sequence[int], traffic: Traffic) -> Finish:
         """Whose replies a round uses, and when it ends.
 
-        It uses the first k replies that arrive by the deadline (equal times: the lower client first) and ends with the
-        k-th. If fewer come, it ends when every client has replied or left, or at the deadline. Who leaves does so when
-        its announcement has arrived, and the server sees it at once.
-        Guarantee: whether a reply is an error does not matter, so that without links the clock is known before the run.
+        It uses the first k replies that arrive by the deadline (equal times: the lower client
+        first) and ends with the k-th. If fewer come, it ends when every client has replied or left,
+        or at the deadline. Who leaves does so when its announcement has arrived, and the server
+        sees it at once.
+        Guarantee: whether a reply is an error does not matter, so that without links the clock is
+        known before the run.
         """
         leaving = self.leaving(round)
         arrivals = sorted((self.arrival(c, traffic), c) for c in selected if c not in leaving)
-        used = [(time, client) for time, client in arrivals if time <= self.deadline][: self.per_round]
+        used = [(time, client) for time, client in arrivals if time <= self.deadline][
+            : self.per_round
+        ]
         in_time = frozenset(client for _, client in used)
         if len(used) == self.per_round:
             return Finish(seconds=used[-1][0], in_time=in_time)
@@ -213,8 +250,8 @@ class Participation:
     def schedule(self, rounds: int) -> Iterator[list[int]]:
         """The clients that each round selects, from the first on: the public schedule.
 
-        Guarantee: they are those of a run, whatever happens in it. Clients that will leave are included: no server
-        knows in advance who will.
+        Guarantee: they are those of a run, whatever happens in it. Clients that will leave are
+        included: no server knows in advance who will.
         """
         now = 0.0
         for round in range(1, rounds + 1):
@@ -224,7 +261,9 @@ class Participation:
                 now = start + self.finish(round, selected, {}).seconds
 
     def selections(self, rounds: int) -> Counter[int]:
-        """How often each client is selected in the public schedule: more often where others are away."""
+        """How often each client is selected in the public schedule: more often where others are
+        away.
+        """
         return Counter(client for selected in self.schedule(rounds) for client in selected)
 
     def most_selections(self, rounds: int) -> int:
@@ -234,9 +273,13 @@ class Participation:
         return max(self.selections(rounds).values(), default=0)
 
     def _draw(self, purpose: str, round: int, chance: float) -> "Chosen":
-        """The clients that a chance hits: one uniform number a client, of a round's own generator."""
+        """The clients that a chance hits: one uniform number a client, of a round's own
+        generator.
+        """
         generator = public_generator(self.seed, purpose, round)
-        return Chosen((torch.rand(self.clients, generator=generator, dtype=torch.float64) < chance).numpy())
+        return Chosen(
+            (torch.rand(self.clients, generator=generator, dtype=torch.float64) < chance).numpy()
+        )
 
 
 class Chosen(Set[int]):

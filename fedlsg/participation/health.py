@@ -1,16 +1,21 @@
-"""Which clients a round asks after some have failed: those whose last replies came first, and pauses for the others.
+"""Which clients a round asks after some have failed: those whose last replies came first, and
+pauses for the others.
 
-A client fails when nobody knows what became of its reply: none came, or its worker or node was lost. This, and how
-often a client was asked, are public. No epsilon rests on who is asked: a client is charged for each round that it
-trains in, and refuses one that would pass its budget. Where an epsilon counts on the draw itself (a trusted server that
-draws clients in secret) nothing of this is used.
+A client fails when nobody knows what became of its reply: none came, or its worker or node was
+lost. This, and how often a client was asked, are public. No epsilon rests on who is asked: a client
+is charged for each round that it trains in, and refuses one that would pass its budget. Where an
+epsilon counts on the draw itself (a trusted server that draws clients in secret) nothing of this is
+used.
 
-How long a client may take for a message before it counts as lost: as given, or learnt from the others' times.
+How long a client may take for a message before it counts as lost: as given, or learnt from the
+others' times.
 
     pace_j     seconds for a unit of work, of client j's last reply to such a message
-    limit_i    max(LEAST_SECONDS, FACTOR x work_i x max(pace_i, median of pace_j over j other than i))
+    limit_i    max(LEAST_SECONDS, FACTOR x work_i x max(pace_i, median of pace_j over j other than
+               i))
 
-Work is a public number (declared examples); times are those that everybody sees who waits for the reply.
+Work is a public number (declared examples); times are those that everybody sees who waits for the
+reply.
 """
 
 import math
@@ -28,8 +33,9 @@ LONGEST_PAUSE = 16
 class Health:
     """By client: ``failures`` in a row, ``due``: the first round after its pause.
 
-    ``since``: the first round in which a client failed, 0 if none has; ``asked``: training rounds of a client from that
-    round on (before it, the public draw alone says who was asked). ``left_out``: why a client is in no secure sum.
+    ``since``: the first round in which a client failed, 0 if none has; ``asked``: training rounds
+    of a client from that round on (before it, the public draw alone says who was asked).
+    ``left_out``: why a client is in no secure sum.
     """
 
     since: int = 0
@@ -55,11 +61,15 @@ class Health:
         self.failures.pop(client, None)
         self.due.pop(client, None)
 
-    def choose(self, candidates: Iterable[int], number: int, *, round: int, least: int = 1) -> list[int]:
-        """The clients of a round, ascending; ``candidates``: in the order of the public draw, no more than are needed.
+    def choose(
+        self, candidates: Iterable[int], number: int, *, round: int, least: int = 1
+    ) -> list[int]:
+        """The clients of a round, ascending; ``candidates``: in the order of the public draw, no
+        more than are needed.
 
-        The first ``number`` that are in no pause; then those that failed once. Who failed twice or more in a row waits
-        until its pause is over, unless there are fewer than ``least`` others; if there is no other, it is asked.
+        The first ``number`` that are in no pause; then those that failed once. Who failed twice or
+        more in a row waits until its pause is over, unless there are fewer than ``least`` others;
+        if there is no other, it is asked.
         Guarantee: while nobody fails, the first of the draw.
         """
         ready, paused = list[int](), list[int]()
@@ -75,27 +85,37 @@ class Health:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, in plain values."""
-        return {name: value if name == "since" else dict(value) for name, value in vars(self).items()}
+        return {
+            name: value if name == "since" else dict(value) for name, value in vars(self).items()
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; an empty one is that of a run in which nobody was asked."""
         self.since = saved.get("since", 0)
         names = ("failures", "due", "asked", "left_out")
-        self.failures, self.due, self.asked, self.left_out = (dict(saved.get(name, {})) for name in names)
+        self.failures, self.due, self.asked, self.left_out = (
+            dict(saved.get(name, {})) for name in names
+        )
 
 
 FACTOR = 10.0
-"""A client that takes so many times as long as the others hangs: another machine, or a busy one, is not that slow."""
+"""A client that takes so many times as long as the others hangs: another machine, or a busy one, is
+not that slow.
+"""
 
 LEAST_SECONDS = 60.0
-"""No learnt limit is shorter: a first message may load data, compile, or wait for a machine that has much to do."""
+"""No learnt limit is shorter: a first message may load data, compile, or wait for a machine that
+has much to do.
+"""
 
 RECENT = 32
 """Clients whose last times are compared."""
 
 
 class ClientLimit:
-    """``given``: seconds for each client and message, None to learn them. ``learns=False``: only what is given."""
+    """``given``: seconds for each client and message, None to learn them. ``learns=False``: only
+    what is given.
+    """
 
     def __init__(self, given: float | None = None, *, learns: bool = True) -> None:
         self.given, self.learns = given, learns
@@ -115,4 +135,6 @@ class ClientLimit:
         others = [pace for other, pace in self._recent.get(kind, ()) if other != client]
         if not others:
             return math.inf
-        return max(LEAST_SECONDS, FACTOR * work * max(self._own.get((kind, client), 0.0), median(others)))
+        return max(
+            LEAST_SECONDS, FACTOR * work * max(self._own.get((kind, client), 0.0), median(others))
+        )

@@ -15,7 +15,23 @@ from fedlsg.payload.layout import COMPACT, IndexMode, chosen_positions, encode_i
 from fedlsg.payload.message import Expected, pack, unpack
 
 __all__ = [
-    "COMPACT", "DEFAULT_CODEC", "LEVELS", "Codec", "Dither", "Expected", "IndexMode", "PayloadError", "all_codecs",
-    "check_fits", "chosen_positions", "codec_settings", "encode_indices", "find_codec", "keeps_memory", "pack",
-    "quantize", "unpack", "value_bytes",
-]  # fmt: skip
+    "COMPACT",
+    "DEFAULT_CODEC",
+    "LEVELS",
+    "Codec",
+    "Dither",
+    "Expected",
+    "IndexMode",
+    "PayloadError",
+    "all_codecs",
+    "check_fits",
+    "chosen_positions",
+    "codec_settings",
+    "encode_indices",
+    "find_codec",
+    "keeps_memory",
+    "pack",
+    "quantize",
+    "unpack",
+    "value_bytes",
+]

@@ -1,4 +1,5 @@
-"""Where the bytes of a payload are: header, indices, values, checksum. Two layouts, distinguished by the version.
+"""Where the bytes of a payload are: header, indices, values, checksum. Two layouts, distinguished
+by the version.
 
 Version 1, of fixed size: values of one size each, in a frame that both sides know.
 
@@ -13,31 +14,36 @@ Version 1, of fixed size: values of one size each, in a frame that both sides kn
     24      8     values sent (k)
     32      32    digest of the frame (block shapes, kept positions, bits of L and R)
     64      w k   values
-    end-16  16    SHA-256 of everything before, cut to 16 bytes: detects damage, authenticates nobody
+    end-16  16    SHA-256 of everything before, cut to 16 bytes: detects damage, authenticates
+            nobody
 
 Version 2, where indices are sent or values take no fixed number of bytes:
 
     0       4     magic "FLSG"
     4       1     format version 2
     5       1     value type: the codec's wire id
-    6       1     index mode: 0 derived, 1 explicit (see ``encode_indices``), 2 the indices of an earlier message,
-                  3 chosen by the sender (encoded like explicit ones)
+    6       1     index mode: 0 derived, 1 explicit (see ``encode_indices``), 2 the indices of an
+                  earlier message, 3 chosen by the sender (encoded like explicit ones)
     7       1     zero
     8       4     round
     12      16    first half of the frame's digest
-    28      4 n   size of the index section and the section, in modes 1, 3; 8 bytes of its SHA-256 in mode 2
+    28      4 n   size of the index section and the section, in modes 1, 3; 8 bytes of its SHA-256
+            in mode 2
     ...           values
-    end-16  16    SHA-256 of d, k (d in mode 3), the whole frame digest, public seed, client and everything before, cut
+    end-16  16    SHA-256 of d, k (d in mode 3), the whole frame digest, public seed, client and
+            everything before, cut
 
-All numbers are little-endian. Indices: the cheapest of six forms, chosen block by block, each after one form byte.
+All numbers are little-endian. Indices: the cheapest of six forms, chosen block by block, each after
+one form byte.
 
     0 all                    nothing
     1 bitmap                 a bit a coordinate, the first in the byte's highest bit
-    2 gaps                   LEB128 of the byte count, then LEB128 of position - previous position - 1
+    2 gaps                   LEB128 of the byte count, then LEB128 of position - previous position -
+                             1
     3, 4 rows, columns       whole slices along axis 0 or 1 (units of dL, dR): a bit a unit
     5, 6 rows, columns       the same slices as gaps of units
-A block that keeps nothing is an empty list of gaps. Ties go to the smaller form byte, so equal masks make equal bytes:
-a receiver that knows the mask compares bytes and reads none of them.
+A block that keeps nothing is an empty list of gaps. Ties go to the smaller form byte, so equal
+masks make equal bytes: a receiver that knows the mask compares bytes and reads none of them.
 """
 
 import hashlib
@@ -68,9 +74,23 @@ LENGTH = struct.Struct("<I")
 CHECKSUM_BYTES = 16
 MAGIC, VERSION, COMPACT_VERSION = b"FLSG", 1, 2
 DERIVED, EXPLICIT, REPEATED, CHOSEN = 0, 1, 2, 3
-MODES: dict[IndexMode, tuple[int, ...]] = {"derived": (DERIVED,), "explicit": (EXPLICIT, REPEATED), "chosen": (CHOSEN,)}
+MODES: dict[IndexMode, tuple[int, ...]] = {
+    "derived": (DERIVED,),
+    "explicit": (EXPLICIT, REPEATED),
+    "chosen": (CHOSEN,),
+}
 
-NAMES = ("magic", "version", "codec", "index mode", "reserved byte", "round", "size", "count", "frame digest")
+NAMES = (
+    "magic",
+    "version",
+    "codec",
+    "index mode",
+    "reserved byte",
+    "round",
+    "size",
+    "count",
+    "frame digest",
+)
 COMPACT_NAMES = (*NAMES[:6], "frame digest")
 
 
@@ -108,22 +128,27 @@ def seal(message: bytes, size: int, count: int, digest: bytes, dither: Dither | 
 
 
 def value_bytes(message: bytes) -> int:
-    """Bytes of the values in a payload that ``unpack`` has accepted: all but header, indices and checksum.
+    """Bytes of the values in a payload that ``unpack`` has accepted: all but header, indices and
+    checksum.
 
-    Never raises: any other message gives some number from 0 to its size, one too short to be a payload 0.
+    Never raises: any other message gives some number from 0 to its size, one too short to be a
+    payload 0.
     """
     if len(message) < COMPACT.size + CHECKSUM_BYTES:
         return 0
     start = COMPACT.size if message[4] == COMPACT_VERSION else HEADER.size
     if start == COMPACT.size and message[6] in (EXPLICIT, CHOSEN):
-        start += LENGTH.size + LENGTH.unpack_from(message, start)[0]  # 16 bytes of checksum follow: enough to read it
+        # 16 bytes of checksum follow: enough to read it
+        start += LENGTH.size + LENGTH.unpack_from(message, start)[0]
     elif start == COMPACT.size and message[6] != DERIVED:
         start += DIGEST_BYTES
     return max(0, len(message) - start - CHECKSUM_BYTES)
 
 
 def chosen_positions(message: bytes, shapes: Sequence[Shape], most: int) -> Int[Tensor, " sent"]:
-    """The positions that the sender of a payload chose, of one that ``unpack`` has accepted in index mode chosen."""
+    """The positions that the sender of a payload chose, of one that ``unpack`` has accepted in
+    index mode chosen.
+    """
     return read_chosen(message[COMPACT.size : -CHECKSUM_BYTES], shapes, most)[0]
 
 
@@ -156,8 +181,11 @@ def encode_indices(indices: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> by
     return b"".join(pieces)
 
 
-def decode_indices(stream: bytes, shapes: Sequence[Shape], most: int | None = None) -> Int[Tensor, " kept"]:
-    """The positions that ``encode_indices`` wrote. Allocates in proportion to the shapes, whatever the bytes say.
+def decode_indices(
+    stream: bytes, shapes: Sequence[Shape], most: int | None = None
+) -> Int[Tensor, " kept"]:
+    """The positions that ``encode_indices`` wrote. Allocates in proportion to the shapes, whatever
+    the bytes say.
 
     With ``most``: no more positions than that, and in proportion to them and to the stream.
     Raises ValueError for bytes that no encoder makes.
@@ -175,7 +203,9 @@ def decode_indices(stream: bytes, shapes: Sequence[Shape], most: int | None = No
 
 
 def section_bound(shapes: Sequence[Shape], most: int) -> int:
-    """Largest size of ``encode_indices`` for ``most`` positions: bitmaps, or gaps of the widest kind."""
+    """Largest size of ``encode_indices`` for ``most`` positions: bitmaps, or gaps of the widest
+    kind.
+    """
     sizes = [math.prod(shape) for shape in shapes]
     width = len(leb128(max([1, *sizes]) - 1))
     gaps = len(sizes) * (1 + len(leb128(most * width))) + most * width
@@ -188,16 +218,22 @@ def counts_within(positions: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> l
     return [int(n) for n in np.diff(np.searchsorted(positions.cpu().numpy(), ends))]
 
 
-def read_chosen(body: bytes, shapes: Sequence[Shape], most: int) -> tuple[Int[Tensor, " kept"], bytes]:
-    """Positions that a sender chose, at most ``most``, from a section that starts with its size; and what follows it.
+def read_chosen(
+    body: bytes, shapes: Sequence[Shape], most: int
+) -> tuple[Int[Tensor, " kept"], bytes]:
+    """Positions that a sender chose, at most ``most``, from a section that starts with its size;
+    and what follows it.
 
-    Guarantee: nothing is read beyond the longest section of ``most`` positions, and each set has one form only.
+    Guarantee: nothing is read beyond the longest section of ``most`` positions, and each set has
+    one form only.
     Raises ValueError for bytes that no encoder makes.
     """
     longest = section_bound(shapes, most)
     length = int.from_bytes(body[:4], "little") if len(body) >= 4 else longest + 1
     if not length <= min(longest, len(body) - 4):
-        raise ValueError(f"payload indices: expected a section of {longest} bytes at most that the payload holds")
+        raise ValueError(
+            f"payload indices: expected a section of {longest} bytes at most that the payload holds"
+        )
     section = body[4 : 4 + length]
     positions = decode_indices(section, shapes, most)
     if encode_indices(positions, shapes) != section:
@@ -255,9 +291,13 @@ def _read_block(stream: bytes, place: int, shape: Shape, most: int) -> tuple[np.
 
 
 def _few(count: int, most: int) -> int:
-    """``count``, checked before anything is allocated. Raises ValueError if it is more than is left of ``most``."""
+    """``count``, checked before anything is allocated. Raises ValueError if it is more than is left
+    of ``most``.
+    """
     if count > most:
-        raise ValueError(f"payload indices: more positions than were agreed on: {count} in a block, {most} left")
+        raise ValueError(
+            f"payload indices: more positions than were agreed on: {count} in a block, {most} left"
+        )
     return count
 
 

@@ -1,7 +1,9 @@
-"""One flat (index, value) message, packed by a client and unpacked by a receiver that knows its frame (see ``layout``).
+"""One flat (index, value) message, packed by a client and unpacked by a receiver that knows its
+frame (see ``layout``).
 
-``unpack`` trusts no byte: every field is compared with what the receiver expects before anything is allocated, no
-message may be longer than the longest honest one, and what is allocated follows from the receiver's own frame.
+``unpack`` trusts no byte: every field is compared with what the receiver expects before anything is
+allocated, no message may be longer than the longest honest one, and what is allocated follows from
+the receiver's own frame.
 """
 
 import math
@@ -41,7 +43,7 @@ from fedlsg.payload.layout import (
     read_chosen,
     seal,
     section_bound,
-)  # fmt: skip
+)
 
 LARGEST_SIZE = 2**32
 AT_ONCE = 2**18
@@ -51,7 +53,8 @@ AT_ONCE = 2**18
 class Sealed(bytes):
     """A payload that this process packed: nobody can have damaged bytes that never left its memory.
 
-    What arrives by a wire, a pickle or a file is plain ``bytes``, whose checksum is computed. A slice is, too.
+    What arrives by a wire, a pickle or a file is plain ``bytes``, whose checksum is computed. A
+    slice is, too.
     """
 
     __slots__ = ()
@@ -62,11 +65,12 @@ class Sealed(bytes):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expected:
-    """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the values.
+    """What a receiver knows before a payload arrives. ``max_norm`` bounds the L2 norm of the
+    values.
 
-    ``codec``: with its settings; a name means the codec with its defaults. ``blocks`` are those of the frame (one
-    block of all ``size`` coordinates if None); codecs that quantize need ``dither``. ``most``: positions that a sender
-    may choose among all ``size``, in index mode chosen.
+    ``codec``: with its settings; a name means the codec with its defaults. ``blocks`` are those of
+    the frame (one block of all ``size`` coordinates if None); codecs that quantize need ``dither``.
+    ``most``: positions that a sender may choose among all ``size``, in index mode chosen.
     """
 
     round: int
@@ -99,14 +103,17 @@ def pack(
     dither: Dither | None = None,
     earlier: bytes | None = None,
 ) -> bytes:
-    """Serialize k kept values and their k ascending positions in a flat vector of ``size`` coordinates.
+    """Serialize k kept values and their k ascending positions in a flat vector of ``size``
+    coordinates.
 
-    ``digest``: 32 bytes, that of the frame; ``blocks``: the frame's, one of all coordinates if None; ``dither``: the
-    client's, which codecs that quantize need; ``earlier``: the client's payload before, whose explicit indices are not
-    sent again (chosen ones always are). The bytes are described in ``layout``.
-    Guarantee: only values that are already noisy are rounded: post-processing, epsilon is untouched.
-    Raises ValueError for an unknown codec or index mode; PayloadError for values that are not finite in the codec's
-    range, a wrong digest or round, or indices that do not fit.
+    ``digest``: 32 bytes, that of the frame; ``blocks``: the frame's, one of all coordinates if
+    None; ``dither``: the client's, which codecs that quantize need; ``earlier``: the client's
+    payload before, whose explicit indices are not sent again (chosen ones always are). The bytes
+    are described in ``layout``.
+    Guarantee: only values that are already noisy are rounded: post-processing, epsilon is
+    untouched.
+    Raises ValueError for an unknown codec or index mode; PayloadError for values that are not
+    finite in the codec's range, a wrong digest or round, or indices that do not fit.
     """
     codec = find_codec(codec)
     if index_mode not in MODES:
@@ -114,15 +121,24 @@ def pack(
     check_positions(values, indices, size)
     fixed = codec.bytes_each is not None and index_mode == "derived"
     if len(digest) != 32 or not 0 <= round < 2 ** (63 if fixed else 32):
-        raise PayloadError(f"expected a digest of 32 bytes and 0 <= {round=} < 2^63, got {len(digest)} bytes")
+        raise PayloadError(
+            f"expected a digest of 32 bytes and 0 <= {round=} < 2^63, got {len(digest)} bytes"
+        )
     values = values.detach().cpu().float().contiguous()
     if fixed:
-        header = HEADER.pack(MAGIC, VERSION, codec.wire_id, DERIVED, 0, round, size, len(values), digest)
-        body = _encode(values, [len(values)], codec, dither, round)  # may be the memory of values, copied once below
+        header = HEADER.pack(
+            MAGIC, VERSION, codec.wire_id, DERIVED, 0, round, size, len(values), digest
+        )
+        # may be the memory of values, copied once below
+        body = _encode(values, [len(values)], codec, dither, round)
         return Sealed(b"".join((header, body, checksum(header, body))))
     mode, section = _index_section(indices, _shapes(blocks, size), index_mode, earlier)
     header = COMPACT.pack(MAGIC, COMPACT_VERSION, codec.wire_id, mode, 0, round, digest[:16])
-    message = header + section + _encode(values, counts_within(indices, _shapes(blocks, size)), codec, dither, round)
+    message = (
+        header
+        + section
+        + _encode(values, counts_within(indices, _shapes(blocks, size)), codec, dither, round)
+    )
     return message + seal(message, size, size if mode == CHOSEN else len(values), digest, dither)
 
 
@@ -133,7 +149,11 @@ def _index_section(
     if index_mode == "derived":
         return DERIVED, b""
     whole = encode_indices(indices, shapes)
-    if index_mode == "explicit" and earlier is not None and indices_held(earlier) == digest_of(whole):
+    if (
+        index_mode == "explicit"
+        and earlier is not None
+        and indices_held(earlier) == digest_of(whole)
+    ):
         return REPEATED, digest_of(whole)
     return CHOSEN if index_mode == "chosen" else EXPLICIT, LENGTH.pack(len(whole)) + whole
 
@@ -141,12 +161,14 @@ def _index_section(
 def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
     """The k float32 values of a payload that is exactly what ``expected`` describes.
 
-    Guarantee: ``message`` may be any bytes, of a hostile client too. What comes back is finite and its norm is within
-    ``max_norm`` and the codec's rounding; what is allocated follows from ``expected`` alone.
-    If the sender chooses positions: values of all ``size`` coordinates, 0 at those that it did not send.
-    Raises PayloadError naming the first field that differs: length, magic, version, codec, index mode, round, size,
-    count, frame digest, checksum, indices, grid step, malformed or non-finite values, norm. (Version 2 has no field for
-    size and count: they are under its checksum.)
+    Guarantee: ``message`` may be any bytes, of a hostile client too. What comes back is finite and
+    its norm is within ``max_norm`` and the codec's rounding; what is allocated follows from
+    ``expected`` alone.
+    If the sender chooses positions: values of all ``size`` coordinates, 0 at those that it did not
+    send.
+    Raises PayloadError naming the first field that differs: length, magic, version, codec, index
+    mode, round, size, count, frame digest, checksum, indices, grid step, malformed or non-finite
+    values, norm. (Version 2 has no field for size and count: they are under its checksum.)
     """
     codec = find_codec(expected.codec)
     if codec.bytes_each is None or expected.index_mode != "derived":
@@ -156,7 +178,9 @@ def unpack(message: bytes, expected: Expected) -> Float[Tensor, " kept"]:
     norm = norm_of(values)
     if not all_finite(values, norm):
         raise PayloadError("payload values: not finite")
-    bound = expected.max_norm + codec.rounding_bound(expected.dither, expected.limit, expected.max_norm)
+    bound = expected.max_norm + codec.rounding_bound(
+        expected.dither, expected.limit, expected.max_norm
+    )
     if norm > bound:
         raise PayloadError(f"payload values: norm {norm:.4g} exceeds the bound {bound:.4g}")
     return values
@@ -167,10 +191,23 @@ def _unpack_fixed(message: bytes, expected: Expected, codec: Codec) -> Tensor:
     length = payload_bytes(count, codec)
     if len(message) != length:
         raise PayloadError(f"payload length: expected {length} bytes, got {len(message)}")
-    wanted = (MAGIC, VERSION, codec.wire_id, DERIVED, 0, expected.round, expected.size, count, expected.digest)
+    wanted = (
+        MAGIC,
+        VERSION,
+        codec.wire_id,
+        DERIVED,
+        0,
+        expected.round,
+        expected.size,
+        count,
+        expected.digest,
+    )
     check_header(HEADER.unpack_from(message), wanted)
     bytes_ = memoryview(message)  # a slice of it is no copy
-    if type(message) is not Sealed and checksum(bytes_[:-CHECKSUM_BYTES]) != message[-CHECKSUM_BYTES:]:
+    if (
+        type(message) is not Sealed
+        and checksum(bytes_[:-CHECKSUM_BYTES]) != message[-CHECKSUM_BYTES:]
+    ):
         raise PayloadError("payload checksum: the bytes were damaged")
     return _decode(bytes_[HEADER.size : -CHECKSUM_BYTES], [count], codec, expected)
 
@@ -182,7 +219,11 @@ def _unpack_compact(message: bytes, expected: Expected, codec: Codec) -> Tensor:
         return _unpack_chosen(body, expected, codec, shapes)
     section = encode_indices(expected.indices, shapes) if expected.index_mode == "explicit" else b""
     mode, body = _open(message, expected, codec, len(section))
-    held = {DERIVED: b"", EXPLICIT: LENGTH.pack(len(section)) + section, REPEATED: digest_of(section)}[mode]
+    held = {
+        DERIVED: b"",
+        EXPLICIT: LENGTH.pack(len(section)) + section,
+        REPEATED: digest_of(section),
+    }[mode]
     if not body.startswith(held):
         raise PayloadError("payload indices: they differ from the mask of this round")
     return _decode(body[len(held) :], counts_within(expected.indices, shapes), codec, expected)
@@ -201,11 +242,16 @@ def _open(message: bytes, expected: Expected, codec: Codec, section: int) -> tup
     count = expected.size if mode == CHOSEN else len(expected.indices)
     due = seal(message[:-CHECKSUM_BYTES], expected.size, count, expected.digest, expected.dither)
     if due != message[-CHECKSUM_BYTES:]:
-        raise PayloadError("payload checksum: the bytes were damaged, or made by another client or in another frame")
+        raise PayloadError(
+            "payload checksum: the bytes were damaged, or made by another client or in another "
+            "frame"
+        )
     return mode, message[COMPACT.size : -CHECKSUM_BYTES]
 
 
-def _unpack_chosen(body: bytes, expected: Expected, codec: Codec, shapes: Sequence[Shape]) -> Tensor:
+def _unpack_chosen(
+    body: bytes, expected: Expected, codec: Codec, shapes: Sequence[Shape]
+) -> Tensor:
     """Values where the sender chose to send, 0 elsewhere."""
     try:
         positions, rest = read_chosen(body, shapes, expected.limit)
@@ -226,18 +272,27 @@ def _encode(
         raise PayloadError(str(error)) from None
 
 
-def _decode(body: bytes | memoryview, counts: Sequence[int], codec: Codec, expected: Expected) -> Tensor:
+def _decode(
+    body: bytes | memoryview, counts: Sequence[int], codec: Codec, expected: Expected
+) -> Tensor:
     try:
-        values = codec.decode(body, counts, expected.dither, expected.round, max_norm=expected.max_norm)
+        values = codec.decode(
+            body, counts, expected.dither, expected.round, max_norm=expected.max_norm
+        )
     except ValueError as error:
         raise PayloadError(str(error)) from None
     if values.shape != (sum(counts),):
-        raise PayloadError(f"payload values: expected {sum(counts)}, codec {codec.name!r} gave {tuple(values.shape)}")
+        raise PayloadError(
+            f"payload values: expected {sum(counts)}, codec {codec.name!r} gave "
+            f"{tuple(values.shape)}"
+        )
     return values
 
 
 def longest(expected: Expected, section: int) -> int:
-    """Bytes that no honest payload exceeds, whatever its values: 16 a value, 4 a block, header and indices."""
+    """Bytes that no honest payload exceeds, whatever its values: 16 a value, 4 a block, header and
+    indices.
+    """
     blocks = 1 if expected.blocks is None else len(expected.blocks)
     return COMPACT.size + CHECKSUM_BYTES + 4 + section + 4 * blocks + 32 + 16 * expected.limit
 
@@ -247,14 +302,20 @@ def _shapes(blocks: Sequence[Block] | None, size: int) -> list[Shape]:
 
 
 def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
-    """Raise PayloadError unless there is one value an index, and indices ascend within ``size`` coordinates."""
+    """Raise PayloadError unless there is one value an index, and indices ascend within ``size``
+    coordinates.
+    """
     global _checked
     if values.shape != indices.shape or values.ndim != 1:
-        raise PayloadError(f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}")
+        raise PayloadError(
+            f"expected one value an index, got {tuple(values.shape)} and {tuple(indices.shape)}"
+        )
     known, version, most = _checked
     if known() is indices and version == indices._version and most == size:
         return
-    if size > LARGEST_SIZE or (len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size):
+    if size > LARGEST_SIZE or (
+        len(indices) and not 0 <= int(indices[0]) <= int(indices[-1]) < size
+    ):
         raise PayloadError(f"indices do not fit into {size} coordinates")
     if not bool((indices[1:] > indices[:-1]).all()):
         raise PayloadError("indices must ascend without repeats")
@@ -262,19 +323,29 @@ def check_positions(values: Tensor, indices: Tensor, size: int) -> None:
 
 
 _checked: tuple[Callable[[], Tensor | None], int, int] = (lambda: None, 0, 0)
-"""The last positions that passed, their version, and their coordinates: all clients of a round share one frame."""
+"""The last positions that passed, their version, and their coordinates: all clients of a round
+share one frame.
+"""
 
 
 def norm_of(values: Float[Tensor, " kept"]) -> float:
-    """L2 norm, to float32's precision for any number of values; not finite if a value is not, or if it overflows.
+    """L2 norm, to float32's precision for any number of values; not finite if a value is not, or if
+    it overflows.
 
-    In pieces: one float32 sum over very many values would stop growing, and a float64 one takes ten times as long.
+    In pieces: one float32 sum over very many values would stop growing, and a float64 one takes ten
+    times as long.
     """
     if len(values) <= AT_ONCE:
         return float(torch.linalg.vector_norm(values))
-    return float(torch.stack([torch.linalg.vector_norm(piece) for piece in values.split(AT_ONCE)]).double().norm())
+    return float(
+        torch.stack([torch.linalg.vector_norm(piece) for piece in values.split(AT_ONCE)])
+        .double()
+        .norm()
+    )
 
 
 def all_finite(values: Float[Tensor, " kept"], norm: float) -> bool:
-    """Whether every value is finite; looks at single values only if their ``norm`` is not finite."""
+    """Whether every value is finite; looks at single values only if their ``norm`` is not
+    finite.
+    """
     return math.isfinite(norm) or bool(values.isfinite().all())

@@ -1,4 +1,6 @@
-"""Clip and noise, Poisson sampling and shuffled batches, and the ledger of the privacy that each client has spent."""
+"""Clip and noise, Poisson sampling and shuffled batches, and the ledger of the privacy that each
+client has spent.
+"""
 
 from fedlsg.privacy.clip import clip_factors, clipped_sum, norms_of
 from fedlsg.privacy.ledger import Charges, Ledger
@@ -7,11 +9,41 @@ from fedlsg.privacy.ledger_entry import GENESIS, SERVER, BudgetError, Entry, Led
 from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, locked, merge, read_entries
 from fedlsg.privacy.mechanism import Mechanism, add_noise, rho
 from fedlsg.privacy.run_ledger import RUN, RunLedger, verify_extends
-from fedlsg.privacy.sampling import BernoulliDraws, ShuffledBatches, check_sample_rate, poisson_batch
+from fedlsg.privacy.sampling import (
+    BernoulliDraws,
+    ShuffledBatches,
+    check_sample_rate,
+    poisson_batch,
+)
 
 __all__ = [
-    "GENESIS", "RUN", "SERVER", "BernoulliDraws", "BudgetError", "Charges", "Entry", "Ledger", "LedgerError",
-    "Mechanism", "RunLedger", "ShuffledBatches", "add_noise", "check_extends", "check_sample_rate", "clip_factors",
-    "clipped_sum", "extend", "head_of", "ledger_path", "lines_since", "load", "locked", "merge", "norms_of",
-    "poisson_batch", "read_entries", "rho", "verify_extends",
-]  # fmt: skip
+    "GENESIS",
+    "RUN",
+    "SERVER",
+    "BernoulliDraws",
+    "BudgetError",
+    "Charges",
+    "Entry",
+    "Ledger",
+    "LedgerError",
+    "Mechanism",
+    "RunLedger",
+    "ShuffledBatches",
+    "add_noise",
+    "check_extends",
+    "check_sample_rate",
+    "clip_factors",
+    "clipped_sum",
+    "extend",
+    "head_of",
+    "ledger_path",
+    "lines_since",
+    "load",
+    "locked",
+    "merge",
+    "norms_of",
+    "poisson_batch",
+    "read_entries",
+    "rho",
+    "verify_extends",
+]

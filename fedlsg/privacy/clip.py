@@ -1,7 +1,8 @@
-"""The clip: sums of per-example gradients, in which no example moves more than the mechanism's sensitivity.
+"""The clip: sums of per-example gradients, in which no example moves more than the mechanism's
+sensitivity.
 
-The input gradients are masked already (``per_example_gradients`` returns kept coordinates only), so the same
-coordinates are clipped, summed and made noisy.
+The input gradients are masked already (``per_example_gradients`` returns kept coordinates only), so
+the same coordinates are clipped, summed and made noisy.
 """
 
 import math
@@ -18,26 +19,38 @@ from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.tensors import in_memory_order, keeps_digits, own_order, weighted_sum
 
 NARROW_SUM = 32
-"""Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 * 2^-24 C to the
-difference that one example makes: 3.1e-5 C at 32. At 256 aligned examples, 2.3e-4 C were measured."""
+"""Largest number of examples that are summed in float32. Rounding adds at most n (n + 1) / 2 *
+2^-24 C to the difference that one example makes: 3.1e-5 C at 32. At 256 aligned examples, 2.3e-4 C
+were measured."""
 
 
 def clipped_sum(
-    gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients], mechanism: Mechanism, *, wide: bool = False
+    gradients: Sequence[Float[Tensor, "batch *kept"] | GhostGradients],
+    mechanism: Mechanism,
+    *,
+    wide: bool = False,
 ) -> Float[Tensor, " kept"]:
-    """Sum of the examples' clipped gradients: of one (B, *kept) tensor a block, concatenated to a flat vector.
+    """Sum of the examples' clipped gradients: of one (B, *kept) tensor a block, concatenated to a
+    flat vector.
 
-    Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the rounding of the
-    sum itself): factors come from float64 norms of the very numbers that are summed and are rounded down. An
-    example with a non-finite coordinate or norm contributes exactly zero. An empty batch gives zeros.
-    A caller's autocast is switched off for the products: it would round more than the clip's margin covers.
-    ``GhostGradients`` are for a joint clip only; their norms are upper bounds.
-    The sum is taken and returned in float32 at least, and in float64 if ``wide``. The factors are the same in both, so
-    an example adds the same whether it has many neighbours or few.
+    Guarantee: each example moves the sum by at most ``mechanism.sensitivity`` in L2 (before the
+    rounding of the
+    sum itself): factors come from float64 norms of the very numbers that are summed and are rounded
+    down. An example with a non-finite coordinate or norm contributes exactly zero. An empty batch
+    gives zeros. A caller's autocast is switched off for the products: it would round more than the
+    clip's margin covers. ``GhostGradients`` are for a joint clip only; their norms are upper
+    bounds. The sum is taken and returned in float32 at least, and in float64 if ``wide``. The
+    factors are the same in both, so an example adds the same whether it has many neighbours or few.
     """
     if not mechanism.clips:
         dtype = torch.float64 if wide else narrow_type(gradients)
-        return torch.cat([block.sum(0, dtype=dtype).flatten() for block in gradients if isinstance(block, Tensor)])
+        return torch.cat(
+            [
+                block.sum(0, dtype=dtype).flatten()
+                for block in gradients
+                if isinstance(block, Tensor)
+            ]
+        )
     return _clipped_sum(gradients, clip_norms(gradients, mechanism), mechanism, wide=wide)
 
 
@@ -48,26 +61,36 @@ def clipped_sums(
     *,
     slot: int = 0,
 ) -> Sequence[Float[Tensor, " kept"]]:
-    """The clipped sum of each run of rows, such as those of one client; in float64 where it has many examples.
+    """The clipped sum of each run of rows, such as those of one client; in float64 where it has
+    many examples.
 
-    ``slot``: rows of each run's place, where all have as many, from public numbers: then one product a block sums them.
-    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever its numbers are; nor
-    does the length of another run, which is secret: it does not decide how runs are summed.
+    ``slot``: rows of each run's place, where all have as many, from public numbers: then one
+    product a block sums them.
+    Guarantees as ``clipped_sum``, and a row outside of a run changes no bit of its sum, whatever
+    its numbers are; nor does the length of another run, which is secret: it does not decide how
+    runs are summed.
     """
     norms = clip_norms(gradients, mechanism)
     narrow = narrow_type(gradients)
     exact = narrow == torch.float64 or keeps_digits(norms.device.type)
     if exact and 0 < slot <= NARROW_SUM and all(block.dtype == narrow for block in gradients):
-        return _sums_of_slots(gradients, norms, mechanism, [len(run) for run in runs], slot).unbind()
+        return _sums_of_slots(
+            gradients, norms, mechanism, [len(run) for run in runs], slot
+        ).unbind()
     found = []
     for run in runs:
         own = [
-            b.part(run.start, run.stop) if isinstance(b, GhostGradients) else b[run.start : run.stop] for b in gradients
+            b.part(run.start, run.stop)
+            if isinstance(b, GhostGradients)
+            else b[run.start : run.stop]
+            for b in gradients
         ]
         found.append(
             _clipped_sum(own, norms[:, run.start : run.stop], mechanism, wide=len(run) > NARROW_SUM)
             if run
-            else torch.zeros(sum(math.prod(b.shape[1:]) for b in own), dtype=narrow, device=norms.device)
+            else torch.zeros(
+                sum(math.prod(b.shape[1:]) for b in own), dtype=narrow, device=norms.device
+            )
         )
     return found
 
@@ -84,7 +107,11 @@ def _sums_of_slots(
     norms, finite = norms[:, :rows], norms[:, :rows].isfinite().all(0)
     inside = (torch.arange(slot) < torch.tensor(counts).unsqueeze(1)).flatten().to(norms.device)
     factors = clip_factors(norms, mechanism.clip_norm, narrow_type(gradients), sum(sizes))
-    factors = factors.masked_fill(~(inside & finite), 0.0).unflatten(1, (-1, slot)).expand(len(sizes), -1, -1)
+    factors = (
+        factors.masked_fill(~(inside & finite), 0.0)
+        .unflatten(1, (-1, slot))
+        .expand(len(sizes), -1, -1)
+    )
     total = torch.empty(len(counts), sum(sizes), dtype=factors.dtype, device=norms.device)
     some = None if finite.all() else finite
     with without_autocast(norms.device.type):
@@ -113,13 +140,15 @@ def _clipped_sum(
 ) -> Float[Tensor, " kept"]:
     finite = norms.isfinite().all(0)
     total = _factored_sum(gradients, norms, mechanism, None, wide=wide)
-    if finite.all():  # asked last: a device would idle until the host has the answer and sends the products
+    # asked last: a device would idle until the host has the answer and sends the products
+    if finite.all():
         return total
     rows = [
-        block if isinstance(block, GhostGradients)  # its ``weighted_sum`` leaves those out itself
+        block
+        if isinstance(block, GhostGradients)  # its ``weighted_sum`` leaves those out itself
         else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
         for block in gradients
-    ]  # fmt: skip
+    ]
     return _factored_sum(rows, norms.masked_fill(~finite, 0.0), mechanism, finite, wide=wide)
 
 
@@ -135,16 +164,29 @@ def _factored_sum(
     dtype = torch.float64 if wide else narrow
     sizes = [math.prod(block.shape[1:]) for block in gradients]
     factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
-    rows = [factors] * len(gradients) if len(factors) == 1 else [factors[i : i + 1] for i in range(len(factors))]
+    rows = (
+        [factors] * len(gradients)
+        if len(factors) == 1
+        else [factors[i : i + 1] for i in range(len(factors))]
+    )
     each = list(zip(rows, gradients, strict=True))
     with without_autocast(norms.device.type):
-        if torch.is_grad_enabled() and any(isinstance(block, Tensor) and block.requires_grad for block in gradients):
-            return torch.cat([part_of(row[0], block, finite, dtype).flatten() for row, block in each])  # for attacks
+        if torch.is_grad_enabled() and any(
+            isinstance(block, Tensor) and block.requires_grad for block in gradients
+        ):
+            # for attacks
+            return torch.cat(
+                [part_of(row[0], block, finite, dtype).flatten() for row, block in each]
+            )
         total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)
         exact = dtype == torch.float64 or keeps_digits(norms.device.type)
         parts = torch.split_with_sizes(total.unsqueeze(0), sizes, 1)
         for own, (row, block) in zip(parts, each, strict=True):  # no second copy to join
-            if not exact or isinstance(block, GhostGradients) or not block.dtype == dtype == row.dtype:
+            if (
+                not exact
+                or isinstance(block, GhostGradients)
+                or not block.dtype == dtype == row.dtype
+            ):
                 part = part_of(row[0], block, finite, dtype)
                 own.view(part.shape).copy_(part)
             elif block.is_contiguous():
@@ -168,8 +210,12 @@ def part_of(
     return weighted_sum(factor, block, dtype)
 
 
-def clip_norms(gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism) -> Float[Tensor, "rows batch"]:
-    """The norms that the clip compares with C, in float64: a row for each block, or one of the whole gradient."""
+def clip_norms(
+    gradients: Sequence[Tensor | GhostGradients], mechanism: Mechanism
+) -> Float[Tensor, "rows batch"]:
+    """The norms that the clip compares with C, in float64: a row for each block, or one of the
+    whole gradient.
+    """
     squares = torch.stack([norms_of(block) for block in gradients]).square()
     return (squares.sum(0, keepdim=True) if mechanism.clip == "joint" else squares).sqrt()
 
@@ -178,18 +224,21 @@ def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tens
     """Norm of each example's block in float64; an upper bound on it for ``GhostGradients``."""
     if isinstance(block, GhostGradients):
         return block.norms()
-    norms: Tensor = torch.linalg.vector_norm(in_memory_order(block).flatten(1), dim=1, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(
+        in_memory_order(block).flatten(1), dim=1, dtype=torch.float64
+    )
     return norms
 
 
 def clip_factors(
     norms: Float[Tensor, "*any"], clip_norm: float, dtype: torch.dtype, coordinates: int
 ) -> Float[Tensor, "*any"]:
-    """min(1, C / norm), rounded down by a margin if it is below 1; 0 if it is subnormal in ``dtype``.
+    """min(1, C / norm), rounded down by a margin if it is below 1; 0 if it is subnormal in
+    ``dtype``.
 
-    The margin is four units in the last place of ``dtype`` for the rounding of the factor and of each product, and
-    one of float64 a coordinate for the rounding of the norm: a clipped gradient never exceeds C. A subnormal factor
-    has too few digits for any margin.
+    The margin is four units in the last place of ``dtype`` for the rounding of the factor and of
+    each product, and one of float64 a coordinate for the rounding of the norm: a clipped gradient
+    never exceeds C. A subnormal factor has too few digits for any margin.
     """
     info = torch.finfo(dtype)
     margin = 1 - 4 * info.eps - coordinates * torch.finfo(torch.float64).eps
@@ -197,11 +246,14 @@ def clip_factors(
     return scale.masked_fill(scale < info.tiny, 0.0).to(dtype)
 
 
-def clip_parts(units: Sequence[Float[Tensor, "batch kept"]], frame: Frame) -> list[Float[Tensor, "batch kept"]]:
-    """An example's embeddings, and its rests, scaled to ``frame.part_norm`` at most; where that is None, unchanged.
+def clip_parts(
+    units: Sequence[Float[Tensor, "batch kept"]], frame: Frame
+) -> list[Float[Tensor, "batch kept"]]:
+    """An example's embeddings, and its rests, scaled to ``frame.part_norm`` at most; where that is
+    None, unchanged.
 
-    ``units``: one tensor a block, times the blocks' weights. Rows that are not finite stay so: the joint clip drops
-    them.
+    ``units``: one tensor a block, times the blocks' weights. Rows that are not finite stay so: the
+    joint clip drops them.
     """
     if frame.part_norm is None:
         return list(units)

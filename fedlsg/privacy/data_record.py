@@ -1,8 +1,9 @@
-"""What this process has spent on the same rows. Runs with ledgers of their own know nothing of each other: they add up.
+"""What this process has spent on the same rows. Runs with ledgers of their own know nothing of each
+other: they add up.
 
-Rows are known by their origin. That is the memory of tensors and arrays, of which slices and views are a part; the
-object of a Dataset or a table; or the path of a file. Wrappers (``Subset``, ``ConcatDataset``, functions of positions)
-are seen through. Copies have another origin.
+Rows are known by their origin. That is the memory of tensors and arrays, of which slices and views
+are a part; the object of a Dataset or a table; or the path of a file. Wrappers (``Subset``,
+``ConcatDataset``, functions of positions) are seen through. Copies have another origin.
 """
 
 import math
@@ -30,11 +31,15 @@ from fedlsg.privacy.totals import Totals
 from fedlsg.user_code.objects import constants_and_names, walk
 
 LEAST = 10
-"""A tensor that data or functions hold is data itself if it has one row for so many of theirs, or more."""
+"""A tensor that data or functions hold is data itself if it has one row for so many of theirs, or
+more.
+"""
 
 
 class SpentTogetherWarning(UserWarning):
-    """A second private run on the same rows, whose epsilon leaves out what the first one has spent."""
+    """A second private run on the same rows, whose epsilon leaves out what the first one has
+    spent.
+    """
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class Place:
 
 @dataclass(kw_only=True, eq=False)
 class DataRun:
-    """A run that spends on rows. ``ledger``: its path. ``charged``: the entries now, one sequence a client.
+    """A run that spends on rows. ``ledger``: its path. ``charged``: the entries now, one sequence a
+    client.
 
     ``warns``: it has secret noise, and nobody said that its ledger is that of the data.
     """
@@ -67,7 +73,8 @@ class DataRun:
     warns: bool
 
     def read(self, places: Sequence[Place], *, callers: int) -> None:
-        """Note that the run reads rows there. The second run that ``warns`` on the same rows does so.
+        """Note that the run reads rows there. The second run that ``warns`` on the same rows does
+        so.
 
         ``callers``: functions from here to the user's line, which the warning names.
         """
@@ -77,9 +84,9 @@ class DataRun:
         others = [run for run in known if run.warns]
         if self.warns and len(others) == 1 and self.ledger not in {run.ledger for run in known}:
             warnings.warn(
-                "another private run of this process was on the same rows: each epsilon is of one run alone. "
-                "fedlsg.epsilon_of_data(data) is that of all of them; PrivateStep(ledger=PATH) with one file for each "
-                "data set counts them together",
+                "another private run of this process was on the same rows: each epsilon is of one "
+                "run alone. fedlsg.epsilon_of_data(data) is that of all of them; "
+                "PrivateStep(ledger=PATH) with one file for each data set counts them together",
                 SpentTogetherWarning,
                 stacklevel=callers + 1,
             )
@@ -99,28 +106,38 @@ def runs_on(places: Sequence[Place]) -> list[DataRun]:
 
 
 def epsilon_of_data(data: Any, delta: float | None = None) -> float:
-    """Epsilon of everything that this process has spent on rows of ``data``: an upper bound for each of them.
+    """Epsilon of everything that this process has spent on rows of ``data``: an upper bound for
+    each of them.
 
-    data: what steps and runs were given, or a part of it: tensors, arrays, a Dataset, a table, a path, a pair of them.
+    data: what steps and runs were given, or a part of it: tensors, arrays, a Dataset, a table, a
+    path, a pair of them.
     delta: by default the smallest one of the runs.
 
-    Guarantee: not below the epsilon of any row at ``delta``. Each run counts whole, whichever of the rows it has read:
-    an example in two overlapping parts is counted in both, and rows of separate parts are counted too often. Ledgers
-    that steps were given count with all of their entries. 0 for data that nobody read; ``math.inf`` where noise was
-    missing or is known, or where runs protect different units.
-    Not counted: what other processes spend, and copies of the data. Raises ValueError for a delta outside (0, 1), and
-    LedgerError, which is one, for a ledger file that is gone.
+    Guarantee: not below the epsilon of any row at ``delta``. Each run counts whole, whichever of
+    the rows it has read: an example in two overlapping parts is counted in both, and rows of
+    separate parts are counted too often. Ledgers that steps were given count with all of their
+    entries. 0 for data that nobody read; ``math.inf`` where noise was missing or is known, or where
+    runs protect different units.
+    Not counted: what other processes spend, and copies of the data. Raises ValueError for a delta
+    outside (0, 1), and LedgerError, which is one, for a ledger file that is gone.
     """
     return epsilon_of_runs(runs_on(places_of(data)), delta)
 
 
 def epsilon_of_runs(runs: Sequence[DataRun], delta: float | None = None) -> float:
-    """Epsilon of some runs together. Runs whose clients differ add up by basic composition, the others exactly."""
+    """Epsilon of some runs together. Runs whose clients differ add up by basic composition, the
+    others exactly.
+    """
     charged = [run.charged() for run in runs]
     entries = list(chain(*chain(*charged)))
-    if not all(entry.has_epsilon for entry in entries) or len({entry.unit for entry in entries}) > 1:
+    if (
+        not all(entry.has_epsilon for entry in entries)
+        or len({entry.unit for entry in entries}) > 1
+    ):
         return math.inf
-    histories = [{Totals().extended(each).events() for each in clients if each} for clients in charged]
+    histories = [
+        {Totals().extended(each).events() for each in clients if each} for clients in charged
+    ]
     alike = tuple(chain(*chain(*(found for found in histories if len(found) == 1))))
     parts = [*([[alike]] if alike else []), *(list(found) for found in histories if len(found) > 1)]
     if delta is None:
@@ -129,7 +146,9 @@ def epsilon_of_runs(runs: Sequence[DataRun], delta: float | None = None) -> floa
 
 
 def places_of(data: Any, rows: int = 0) -> list[Place]:
-    """Where the rows of data are; ``rows``: how many there are, to leave out smaller things that data hold."""
+    """Where the rows of data are; ``rows``: how many there are, to leave out smaller things that
+    data hold.
+    """
     if isinstance(data, str | os.PathLike):
         return [Place(str(Path(data).expanduser().resolve()), 0, 1, lambda: data)]
     if isinstance(data, Dataset) and hasattr(data, "__len__"):
@@ -142,20 +161,29 @@ def places_of(data: Any, rows: int = 0) -> list[Place]:
 
 
 def _is_data(thing: Any, rows: int) -> bool:
-    """Whether a thing that data hold is data itself, and no constant of a transform or weight of a model."""
+    """Whether a thing that data hold is data itself, and no constant of a transform or weight of a
+    model.
+    """
     if isinstance(thing, Tensor | np.ndarray):
         return thing.ndim > 0 and len(thing) * LEAST >= rows and not isinstance(thing, nn.Parameter)
     return isinstance(thing, Dataset) or hasattr(type(thing), "iloc")
 
 
 def _places_of(thing: Any) -> Iterator[Place]:
-    """The place of a thing: of memory, all that was allocated with it; of a table, those of its columns, too."""
+    """The place of a thing: of memory, all that was allocated with it; of a table, those of its
+    columns, too.
+    """
     while isinstance(thing, np.ndarray) and isinstance(thing.base, np.ndarray | Tensor):
         thing = thing.base
     if isinstance(thing, Tensor) and thing.layout is torch.strided:
         storage = thing.untyped_storage()
         known, start = StorageWeakRef(storage), storage.data_ptr()
-        yield Place(str(thing.device), start, start + storage.nbytes(), lambda: None if known.expired() else known)
+        yield Place(
+            str(thing.device),
+            start,
+            start + storage.nbytes(),
+            lambda: None if known.expired() else known,
+        )
     elif isinstance(thing, np.ndarray):
         start = thing.ctypes.data
         yield Place("cpu", start, start + thing.nbytes, weakref.ref(thing))

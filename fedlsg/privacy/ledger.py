@@ -1,9 +1,11 @@
-"""What a client is charged for (``Charges``), and the ledger that one client keeps of its own (``Ledger``).
+"""What a client is charged for (``Charges``), and the ledger that one client keeps of its own
+(``Ledger``).
 
-Each charge is on disk before anything that it pays for is released. A ``Ledger`` is one append-only file, the authority
-for privacy accounting where clients keep their own; in a simulation the driver's ``RunLedger`` has all clients. A hash
-chain cannot show that the file was cut off at the end of a line. Checkpoints therefore store a ``snapshot``, and
-``verify_extends`` refuses a ledger that is shorter than its checkpoint says.
+Each charge is on disk before anything that it pays for is released. A ``Ledger`` is one append-only
+file, the authority for privacy accounting where clients keep their own; in a simulation the
+driver's ``RunLedger`` has all clients. A hash chain cannot show that the file was cut off at the
+end of a line. Checkpoints therefore store a ``snapshot``, and ``verify_extends`` refuses a ledger
+that is shorter than its checkpoint says.
 """
 
 import math
@@ -13,7 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedlsg.accounting import AccountingError, EpsilonBound, Event, compose, max_steps, population, surely_within
+from fedlsg.accounting import (
+    AccountingError,
+    EpsilonBound,
+    Event,
+    compose,
+    max_steps,
+    population,
+    surely_within,
+)
 from fedlsg.accounting.events import checked_delta
 from fedlsg.privacy.ledger_entry import (
     SERVER,
@@ -25,7 +35,15 @@ from fedlsg.privacy.ledger_entry import (
     encode_line,
     sha256,
 )
-from fedlsg.privacy.ledger_file import State, appendable, load, locked, stamp_of, sync_directory, write_all
+from fedlsg.privacy.ledger_file import (
+    State,
+    appendable,
+    load,
+    locked,
+    stamp_of,
+    sync_directory,
+    write_all,
+)
 from fedlsg.privacy.totals import STRONGEST, Reader, Totals, order_of
 
 __all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
@@ -43,7 +61,9 @@ class Charges(ABC):
     @property
     @abstractmethod
     def entries(self) -> Sequence[Entry]:
-        """All entries, in the order in which they were charged. Raises LedgerError for a damaged file."""
+        """All entries, in the order in which they were charged. Raises LedgerError for a damaged
+        file.
+        """
 
     def of_round(self, round: int, run: str = "") -> tuple[Entry, ...]:
         """The entries of a round of a run."""
@@ -54,27 +74,39 @@ class Charges(ABC):
         return self._totals().attempts.get((run, round), 0)
 
     def next_batch(self, entry: Entry, *, repeat: bool = False) -> Entry:
-        """The entry of shuffled batches with the ones that it takes: those after all that this ledger has charged.
+        """The entry of shuffled batches with the ones that it takes: those after all that this
+        ledger has charged.
 
-        A failed attempt has used its batches up, so that no example is in two batches of an epoch. ``repeat``: the
-        batches of the first attempt at the round, if there was one. That draws the same release again, which is only
-        true of reproducible noise.
+        A failed attempt has used its batches up, so that no example is in two batches of an epoch.
+        ``repeat``: the batches of the first attempt at the round, if there was one. That draws the
+        same release again, which is only true of reproducible noise.
         """
         if not entry.batches:
             return entry
-        earlier = [e for e in self.of_round(entry.round, entry.run) if order_of(e) == order_of(entry)]
-        first = earlier[0].first_batch if repeat and earlier else self._totals().taken.get(order_of(entry), 0)
+        earlier = [
+            e for e in self.of_round(entry.round, entry.run) if order_of(e) == order_of(entry)
+        ]
+        first = (
+            earlier[0].first_batch
+            if repeat and earlier
+            else self._totals().taken.get(order_of(entry), 0)
+        )
         return replace(entry, first_batch=first)
 
     def events(self, reader: Reader = STRONGEST) -> tuple[Event, ...]:
-        """The entries of mechanism "dp" as a reader sees them, merged by (q, sigma), with the sum of their Lambdas.
+        """The entries of mechanism "dp" as a reader sees them, merged by (q, sigma), with the sum
+        of their Lambdas.
 
         See ``Totals.events``. ``epsilon`` says what the other entries mean.
         """
         return self._totals().events(reader)
 
-    def epsilon(self, delta: float, accountants: Sequence[str] = ("prv", "pld")) -> EpsilonBound | float:
-        """Epsilon spent so far, against the strongest reader; ``math.inf`` if any entry has none (``has_epsilon``)."""
+    def epsilon(
+        self, delta: float, accountants: Sequence[str] = ("prv", "pld")
+    ) -> EpsilonBound | float:
+        """Epsilon spent so far, against the strongest reader; ``math.inf`` if any entry has none
+        (``has_epsilon``).
+        """
         if not self._totals().private or self.reproducible:
             return math.inf
         return compose(self.events(), delta=delta, accountants=accountants)
@@ -84,16 +116,24 @@ class Charges(ABC):
         """Whether any noise came from a known seed."""
         return any(entry.reproducible for entry in self.entries)
 
-    def would_exceed(self, entry: Entry, epsilon_budget: float, delta: float, *, run: str | None = None) -> bool:
-        """Whether charging ``entry`` would exceed the budget. With ``run``, only the entries of that run count.
+    def would_exceed(
+        self, entry: Entry, epsilon_budget: float, delta: float, *, run: str | None = None
+    ) -> bool:
+        """Whether charging ``entry`` would exceed the budget. With ``run``, only the entries of
+        that run count.
 
         A loss that no accountant certifies exceeds it.
 
-        Far from the budget a bound in closed form decides. Near it, one cached ``max_steps`` gives the number of steps
-        that are allowed at the (q, sigma) of ``entry`` in addition to all else (nothing, or a pruning round), and each
-        charge is one integer comparison. Lambda of the entries (``Entry.log_ratio``) is part of all three.
+        Far from the budget a bound in closed form decides. Near it, one cached ``max_steps`` gives
+        the number of steps that are allowed at the (q, sigma) of ``entry`` in addition to all else
+        (nothing, or a pruning round), and each charge is one integer comparison. Lambda of the
+        entries (``Entry.log_ratio``) is part of all three.
         """
-        before = self._totals() if run is None else Totals().extended([e for e in self.entries if e.run == run])
+        before = (
+            self._totals()
+            if run is None
+            else Totals().extended([e for e in self.entries if e.run == run])
+        )
         if not entry.private or not before.private:
             return True
         setting = (entry.sample_rate, entry.noise_multiplier)
@@ -104,31 +144,37 @@ class Charges(ABC):
         if now is not None and len(events) <= 2:
             besides = tuple(e for e in events if e is not now)
             if any(now.steps <= most for most in _allowed(now, besides, epsilon_budget, delta)):
-                return False  # above it, compose: upper bounds need not be monotone to the last step
+                # above it, compose: upper bounds need not be monotone to the last step
+                return False
         try:
             return compose(events, delta=delta).upper > epsilon_budget
         except AccountingError:
             return True
 
     def check_within(self, entry: Entry, within: tuple[float, float] | None) -> None:
-        """Raise BudgetError if ``entry`` would exceed a budget (epsilon, delta) together with all else."""
+        """Raise BudgetError if ``entry`` would exceed a budget (epsilon, delta) together with all
+        else.
+        """
         if within is not None and self.would_exceed(entry, *within):
             raise BudgetError(
-                f"this step would pass the privacy budget epsilon={within[0]:g} at delta={within[1]:g}, with "
-                f"the {len(self.entries)} entries of {self.path}: no batch was drawn"
+                f"this step would pass the privacy budget epsilon={within[0]:g} at "
+                f"delta={within[1]:g}, with the {len(self.entries)} entries of {self.path}: no "
+                "batch was drawn"
             )
 
     def check_new(self, entry: Entry) -> None:
-        """Raise LedgerError for an entry of another unit than those before, or one that is charged already."""
+        """Raise LedgerError for an entry of another unit than those before, or one that is charged
+        already.
+        """
         if self._other_unit(entry):
             raise LedgerError(
-                f"{self.path}: its entries protect one {self.entries[0].unit}, and unit={entry.unit} is another: "
-                "keep a ledger of its own for each unit"
+                f"{self.path}: its entries protect one {self.entries[0].unit}, and "
+                f"unit={entry.unit} is another: keep a ledger of its own for each unit"
             )
         if self._has(entry):
             raise LedgerError(
-                f"{self.path}: client, run, round, attempt = {entry.key} is charged already; every attempt that adds"
-                " noise takes the next attempt number"
+                f"{self.path}: client, run, round, attempt = {entry.key} is charged already; every "
+                "attempt that adds noise takes the next attempt number"
             )
 
     def _other_unit(self, entry: Entry) -> bool:
@@ -146,13 +192,17 @@ class Charges(ABC):
 class Ledger(Charges):
     """The ledger of one client at a path; every method reads the file again if it has changed.
 
-    Raises LedgerError, naming file and line, if the file is damaged, or of another client or another schema.
+    Raises LedgerError, naming file and line, if the file is damaged, or of another client or
+    another schema.
     """
 
     def __init__(self, path: str | os.PathLike[str], client: int) -> None:
         super().__init__()
         if type(client) is not int or client < SERVER:
-            raise ValueError(f"expected {client=} to be an integer >= 0: the partition id (or {SERVER}: the server)")
+            raise ValueError(
+                f"expected {client=} to be an integer >= 0: the partition id (or {SERVER}: the "
+                "server)"
+            )
         self.path = Path(path)
         self.client = client
         self._state = State()
@@ -166,16 +216,19 @@ class Ledger(Charges):
     def charge(self, entry: Entry, *, within: tuple[float, float] | None = None) -> None:
         """Append one entry; when this returns, it is on disk (file and, if new, directory synced).
 
-        The lock is exclusive and the file is read again under it, so if two processes charge the same key, one is
-        refused. Earlier entries stay valid after a crash at any moment.
+        The lock is exclusive and the file is read again under it, so if two processes charge the
+        same key, one is refused. Earlier entries stay valid after a crash at any moment.
 
-        ``within``: (epsilon, delta) that all entries together may spend, checked under the same lock. Raises
-        BudgetError, and charges nothing, if the entry would exceed it (``would_exceed``).
-        Raises LedgerError for another client's entry, a key already charged, or a path that cannot be written.
+        ``within``: (epsilon, delta) that all entries together may spend, checked under the same
+        lock. Raises BudgetError, and charges nothing, if the entry would exceed it
+        (``would_exceed``).
+        Raises LedgerError for another client's entry, a key already charged, or a path that cannot
+        be written.
         """
         if entry.client != self.client:
             raise LedgerError(
-                f"{self.path}: expected an entry of client {self.client}, got one of client {entry.client}"
+                f"{self.path}: expected an entry of client {self.client}, got one of client "
+                f"{entry.client}"
             )
         try:
             with appendable(self.path) as descriptor, locked(descriptor):
@@ -187,27 +240,35 @@ class Ledger(Charges):
             ) from error
 
     def snapshot(self) -> tuple[int, str]:
-        """(number of entries, hash of the last line): a checkpoint stores it, ``verify_extends`` compares it."""
+        """(number of entries, hash of the last line): a checkpoint stores it, ``verify_extends``
+        compares it.
+        """
         state = self._read()
         return len(state.entries), state.head
 
     def _read(self) -> State:
-        """The state of the file, parsed again only if the file's identity, size or modification time changed.
+        """The state of the file, parsed again only if the file's identity, size or modification
+        time changed.
 
-        Entries that this object has seen must still be there: a deleted, cut or replaced file is refused.
+        Entries that this object has seen must still be there: a deleted, cut or replaced file is
+        refused.
         """
         stamp = stamp_of(self.path)
         if stamp is None or stamp != self._stamp:
             state, seen = load(self.path, self.client)[1], self._state.heads
             if state.heads[: len(seen)] != seen:
-                raise LedgerError(f"{self.path}: entries seen earlier are gone; restore the file before you continue")
+                raise LedgerError(
+                    f"{self.path}: entries seen earlier are gone; restore the file before you "
+                    "continue"
+                )
             self._state, self._stamp = state, stamp
         return self._state
 
     def _append(self, descriptor: int, entry: Entry) -> None:
         state = self._read()
         self.check_new(entry)
-        lines = [b""] if state.torn else []  # ends a torn line, so that the new one starts on a line of its own
+        # ends a torn line, so that the new one starts on a line of its own
+        lines = [b""] if state.torn else []
         heads = list(state.heads)
         if not heads:
             lines.append(encode_header(self.client))
@@ -224,18 +285,29 @@ class Ledger(Charges):
 
 
 def _allowed(now: Event, besides: tuple[Event, ...], budget: float, delta: float) -> Iterator[int]:
-    """The steps that a budget allows: the last number is exact. With many settings, a lower bound comes first.
+    """The steps that a budget allows: the last number is exact. With many settings, a lower bound
+    comes first.
 
-    The lower bound is for a larger q and a smaller sigma, from a grid. Those steps cost more. If the steps have a
-    Lambda, that of one step is raised to the grid, too, in every number: sums of Lambdas differ in their last bits, and
-    each new value is a search. The last number is then a lower bound as well.
+    The lower bound is for a larger q and a smaller sigma, from a grid. Those steps cost more. If
+    the steps have a Lambda, that of one step is raised to the grid, too, in every number: sums of
+    Lambdas differ in their last bits, and each new value is a search. The last number is then a
+    lower bound as well.
     """
     own = (now.sample_rate, now.noise_multiplier)
     level = population.DISPLAYED
     near = (min(population.grid_up(own[0], level), 1.0), population.grid_down(own[1], level))
     many = max_steps.cache_info().currsize >= population.EXACT
-    each = population.ratio_up(math.nextafter(now.log_ratio / now.steps, math.inf), level) if now.log_ratio else 0.0
+    each = (
+        population.ratio_up(math.nextafter(now.log_ratio / now.steps, math.inf), level)
+        if now.log_ratio
+        else 0.0
+    )
     for q, sigma in (near, own) if many else (own,):
         yield max_steps(
-            epsilon=budget, delta=delta, sample_rate=q, noise_multiplier=sigma, besides=besides, log_ratio=each
+            epsilon=budget,
+            delta=delta,
+            sample_rate=q,
+            noise_multiplier=sigma,
+            besides=besides,
+            log_ratio=each,
         )

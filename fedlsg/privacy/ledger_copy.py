@@ -1,7 +1,8 @@
 """Copies of a ledger on another machine: find the lines that a copy lacks, check them, append them.
 
-A deployed client keeps its ledger on its own disk. Each reply has the lines after the last one that the server has.
-The copy has the same lines, byte for byte, so it has the same hashes and is read as a ledger.
+A deployed client keeps its ledger on its own disk. Each reply has the lines after the last one that
+the server has. The copy has the same lines, byte for byte, so it has the same hashes and is read as
+a ledger.
 """
 
 import os
@@ -11,7 +12,15 @@ from pathlib import Path
 from fedlsg.accounting.bounds import SMALLEST_NOISE
 from fedlsg.accounting.events import AccountingError, canonical, split
 from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError, lines_with_hashes
-from fedlsg.privacy.ledger_file import State, appendable, load, locked, parse, sync_directory, write_all
+from fedlsg.privacy.ledger_file import (
+    State,
+    appendable,
+    load,
+    locked,
+    parse,
+    sync_directory,
+    write_all,
+)
 from fedlsg.privacy.totals import Totals
 
 LARGEST_BYTES = 2**23
@@ -29,7 +38,8 @@ def head_of(path: str | os.PathLike[str], client: int) -> str:
 
 
 def lines_since(path: str | os.PathLike[str], client: int, head: str = GENESIS) -> bytes:
-    """The lines of a ledger that follow the one with hash ``head``, each with its line feed; from ``GENESIS``, all.
+    """The lines of a ledger that follow the one with hash ``head``, each with its line feed; from
+    ``GENESIS``, all.
 
     Lines that a crash tore are left out: they are not part of the chain.
     Raises LedgerError if no line has that hash: the copy is of another ledger.
@@ -37,21 +47,27 @@ def lines_since(path: str | os.PathLike[str], client: int, head: str = GENESIS) 
     path = Path(path)
     heads = (GENESIS, *load(path, client)[1].heads)
     if head not in heads:
-        raise LedgerError(f"{path}: the server holds an entry that this ledger lacks; restore the ledger from a copy")
+        raise LedgerError(
+            f"{path}: the server holds an entry that this ledger lacks; restore the ledger from a "
+            "copy"
+        )
     if head == heads[-1]:
         return b""
     wanted = set(heads[heads.index(head) + 1 :])
-    return b"".join(line + b"\n" for line, digest in lines_with_hashes(path.read_bytes()) if digest in wanted)
+    return b"".join(
+        line + b"\n" for line, digest in lines_with_hashes(path.read_bytes()) if digest in wanted
+    )
 
 
 def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -> None:
     """Append to a copy the lines that it lacks; when this returns, they are on disk.
 
-    ``lines`` may begin before the end of the copy; ``head`` is the hash that the copy ends with afterwards.
-    Guarantee: the copy grows by whole lines of one unbroken chain, or not at all. What it costs to read and to compose
-    is bounded.
-    Raises LedgerError if the lines do not continue the copy, are another client's, or do not end with ``head``, for a
-    copy above ``LARGEST_BYTES``, and as ``check_bounded``.
+    ``lines`` may begin before the end of the copy; ``head`` is the hash that the copy ends with
+    afterwards.
+    Guarantee: the copy grows by whole lines of one unbroken chain, or not at all. What it costs to
+    read and to compose is bounded.
+    Raises LedgerError if the lines do not continue the copy, are another client's, or do not end
+    with ``head``, for a copy above ``LARGEST_BYTES``, and as ``check_bounded``.
     """
     path = Path(path)
     _check_size(client, lines)
@@ -67,10 +83,13 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
     try:
         after = parse(path, client, joint)
     except LedgerError as error:
-        raise LedgerError(f"the ledger that client {client} sent does not continue the copy here: {error}") from error
+        raise LedgerError(
+            f"the ledger that client {client} sent does not continue the copy here: {error}"
+        ) from error
     if after.head != head or len(after.heads) != len(state.heads) + len(new):
         raise LedgerError(
-            f"the ledger that client {client} sent does not end where it says, or lacks entries of {path}"
+            f"the ledger that client {client} sent does not end where it says, or lacks entries of "
+            f"{path}"
         )
     check_bounded(client, after.entries)
     if new:
@@ -81,7 +100,9 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
 
 
 def verify(client: int, lines: bytes, head: str) -> None:
-    """Check a whole ledger as ``extend`` does with a copy that is empty; nothing is written. Raises LedgerError."""
+    """Check a whole ledger as ``extend`` does with a copy that is empty; nothing is written. Raises
+    LedgerError.
+    """
     _check_size(client, lines)
     state: State = parse(Path(f"the ledger of client {client}"), client, lines)
     if state.head != head:
@@ -90,10 +111,11 @@ def verify(client: int, lines: bytes, head: str) -> None:
 
 
 def check_bounded(client: int, entries: Sequence[Entry]) -> None:
-    """Raise LedgerError, with the reason, for entries of which no accountant certifies an epsilon in seconds.
+    """Raise LedgerError, with the reason, for entries of which no accountant certifies an epsilon
+    in seconds.
 
-    A client of its own accord would not train on: its ``epsilon-max`` is finite. One such ledger would make the epsilon
-    of the run infinite.
+    A client of its own accord would not train on: its ``epsilon-max`` is finite. One such ledger
+    would make the epsilon of the run infinite.
     """
     of = f"the ledger of client {client}"
     if not all(entry.private for entry in entries):
@@ -102,20 +124,27 @@ def check_bounded(client: int, entries: Sequence[Entry]) -> None:
         raise LedgerError(f"{of} has more than {LARGEST_STEPS:,} steps")
     epochs = sum(entry.steps // entry.batches + 2 for entry in entries if entry.batches)
     if epochs > MOST_EPOCHS:
-        raise LedgerError(f"{of} has {epochs:,} epochs of shuffled batches, more than {MOST_EPOCHS:,}")
+        raise LedgerError(
+            f"{of} has {epochs:,} epochs of shuffled batches, more than {MOST_EPOCHS:,}"
+        )
     plain, log_ratio = split(Totals().extended(entries).events())
     if log_ratio > LARGEST_RATIO:
-        raise LedgerError(f"{of} has log_ratio={log_ratio:.3g} in all, above {LARGEST_RATIO:g}: no epsilon holds")
+        raise LedgerError(
+            f"{of} has log_ratio={log_ratio:.3g} in all, above {LARGEST_RATIO:g}: no epsilon holds"
+        )
     try:
         least = min((event.noise_multiplier for event in canonical(plain)), default=1.0)
     except AccountingError as error:
         raise LedgerError(f"{of}: {error}") from None
     if least < SMALLEST_NOISE:
         raise LedgerError(
-            f"{of} has noise multipliers of {least:.3g} together, below {SMALLEST_NOISE:g}: no epsilon is certified"
+            f"{of} has noise multipliers of {least:.3g} together, below {SMALLEST_NOISE:g}: no "
+            "epsilon is certified"
         )
 
 
 def _check_size(client: int, lines: bytes) -> None:
     if len(lines) > LARGEST_BYTES:
-        raise LedgerError(f"the ledger of client {client} has {len(lines):,} bytes, more than {LARGEST_BYTES:,}")
+        raise LedgerError(
+            f"the ledger of client {client} has {len(lines):,} bytes, more than {LARGEST_BYTES:,}"
+        )

@@ -1,11 +1,13 @@
 """An entry of a privacy ledger, and the lines of a ledger: JSON in a hash chain.
 
-The first line is a header (schema, client, adjacency), every later line an entry. Each line has ``prev``, the SHA-256
-of the valid line before it, so an edit, a removal or a swap is found on reading, except at the very end. Each line ends
-with ``sha256``, its own digest, which also finds damage to the last line. (Files of schema 1 lack it.)
+The first line is a header (schema, client, adjacency), every later line an entry. Each line has
+``prev``, the SHA-256 of the valid line before it, so an edit, a removal or a swap is found on
+reading, except at the very end. Each line ends with ``sha256``, its own digest, which also finds
+damage to the last line. (Files of schema 1 lack it.)
 
-A line that a crash tore was never released. The next append ends it, and it stays in the file as text outside the
-chain. A line is skipped only if it has no closing brace, and if the ``prev`` of the next valid line skips it, too.
+A line that a crash tore was never released. The next append ends it, and it stays in the file as
+text outside the chain. A line is skipped only if it has no closing brace, and if the ``prev`` of
+the next valid line skips it, too.
 """
 
 import hashlib
@@ -31,11 +33,20 @@ from fedlsg.setting.units import EXAMPLE, UNITS
 
 ADJACENCY = "add/remove"
 SERVER = -1
-"""The client of entries that the server makes for all of its clients, at client level with its own noise."""
+"""The client of entries that the server makes for all of its clients, at client level with its own
+noise.
+"""
 LONGEST_RUN = 64
 COUNTS = (
-    "client", "round", "attempt", "num_examples", "batches", "first_batch", "min_survivors", "colluders",
-)  # fmt: skip
+    "client",
+    "round",
+    "attempt",
+    "num_examples",
+    "batches",
+    "first_batch",
+    "min_survivors",
+    "colluders",
+)
 
 
 class LedgerError(ValueError):
@@ -52,29 +63,32 @@ Key = tuple[int, str, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One attempt of one client in one round: ``steps`` noisy steps on its ``num_examples`` examples.
+    """One attempt of one client in one round: ``steps`` noisy steps on its ``num_examples``
+    examples.
 
-    With ``unit="client"``: one noisy sum of whole updates. ``sample_rate`` is then the chance of a client to be in it,
-    1.0 where the server knows who is. An entry of ``SERVER`` is for every client of the run: its ``num_examples`` is
-    the number of clients.
+    With ``unit="client"``: one noisy sum of whole updates. ``sample_rate`` is then the chance of a
+    client to be in it, 1.0 where the server knows who is. An entry of ``SERVER`` is for every
+    client of the run: its ``num_examples`` is the number of clients.
 
-    ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the mechanism is
-    "dp". ``reproducible`` marks noise from a known seed: it counts in a budget as if it were secret, and its
-    epsilon is infinite. ``run`` names the run in a ledger of several runs (that of a deployed client); it is "" in
-    a simulation, whose ledger belongs to one run. ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for
-    Gaussian noise, and unless the mechanism is "dp".
+    ``noise_multiplier`` is the effective one (noise s.d. over joint sensitivity), 0.0 unless the
+    mechanism is "dp". ``reproducible`` marks noise from a known seed: it counts in a budget as if
+    it were secret, and its epsilon is infinite. ``run`` names the run in a ledger of several runs
+    (that of a deployed client); it is "" in a simulation, whose ledger belongs to one run.
+    ``log_ratio`` is Lambda of all ``steps`` (``Event``): 0.0 for Gaussian noise, and unless the
+    mechanism is "dp".
 
-    ``batches``: of an epoch of shuffled batches (``sampling``), 0 for Poisson batches. The steps are then the batches
-    ``first_batch``, ``first_batch`` + 1, ... that the client took in this run, and what they cost follows from the
-    epochs that they touch. ``sample_rate`` is 1.0 then: who reads the entry as ``steps`` releases of all examples
-    counts too much, and never too little.
+    ``batches``: of an epoch of shuffled batches (``sampling``), 0 for Poisson batches. The steps
+    are then the batches ``first_batch``, ``first_batch`` + 1, ... that the client took in this run,
+    and what they cost follows from the epochs that they touch. ``sample_rate`` is 1.0 then: who
+    reads the entry as ``steps`` releases of all examples counts too much, and never too little.
 
-    ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``totals``); 0 where each payload
-    has all of it. ``noise_multiplier`` is then that of m - t shares, which protects against t of the sum's clients.
+    ``min_survivors``, ``colluders``: m and t of a sum whose clients share the noise (``totals``); 0
+    where each payload has all of it. ``noise_multiplier`` is then that of m - t shares, which
+    protects against t of the sum's clients.
 
-    ``isolation``: the level at which the code of users ran (``fedlsg.setting.isolation``). ``batched``: a function of
-    the user made rows of several positions in one call, at the user's word. Neither changes what the entry costs: they
-    say what its epsilon rests on.
+    ``isolation``: the level at which the code of users ran (``fedlsg.setting.isolation``).
+    ``batched``: a function of the user made rows of several positions in one call, at the user's
+    word. Neither changes what the entry costs: they say what its epsilon rests on.
     """
 
     client: int
@@ -102,7 +116,8 @@ class Entry:
             value = getattr(self, name)
             if type(value) is not int or not self._least(name) <= value <= MOST_STEPS:
                 raise ValueError(
-                    f"expected a non-negative integer {name} up to 2^53, got {value!r} (num_examples at least 1)"
+                    f"expected a non-negative integer {name} up to 2^53, got {value!r} "
+                    "(num_examples at least 1)"
                 )
         if self.unit not in UNITS:
             raise ValueError(f"expected unit={self.unit!r} among {tuple(UNITS)}")
@@ -111,37 +126,52 @@ class Entry:
         if self.isolation not in LEVELS:
             raise ValueError(f"expected isolation={self.isolation!r} among {LEVELS}")
         if type(self.reproducible) is not bool or type(self.batched) is not bool:
-            raise ValueError(f"expected {self.reproducible=} and {self.batched=} to be True or False")
+            raise ValueError(
+                f"expected {self.reproducible=} and {self.batched=} to be True or False"
+            )
         if type(self.run) is not str or len(self.run) > LONGEST_RUN:
-            raise ValueError(f"expected {self.run=} to be the name of a run, {LONGEST_RUN} characters at most")
+            raise ValueError(
+                f"expected {self.run=} to be the name of a run, {LONGEST_RUN} characters at most"
+            )
         checked_steps(self.steps)
         checked_sample_rate(self.sample_rate)
         if self.private:
             checked_noise_multiplier(self.noise_multiplier)
         elif self.noise_multiplier != 0.0:
             raise ValueError(
-                f"expected {self.noise_multiplier=} to be 0.0 under mechanism={self.mechanism!r}: not accounted"
+                f"expected {self.noise_multiplier=} to be 0.0 under mechanism={self.mechanism!r}: "
+                "not accounted"
             )
         if checked_log_ratio(self.log_ratio) and not self.private:
-            raise ValueError(f"expected {self.log_ratio=} to be 0.0 under mechanism={self.mechanism!r}: not accounted")
-        if self.batches and (self.sample_rate != 1.0 or self.log_ratio or not UNITS[self.unit].single):
             raise ValueError(
-                f"expected sample_rate=1.0, log_ratio=0.0 and unit='example' with shuffled batches, got "
-                f"{self.sample_rate=}, {self.log_ratio=}, {self.unit=}: no amplification is claimed for them"
+                f"expected {self.log_ratio=} to be 0.0 under mechanism={self.mechanism!r}: not "
+                "accounted"
+            )
+        if self.batches and (
+            self.sample_rate != 1.0 or self.log_ratio or not UNITS[self.unit].single
+        ):
+            raise ValueError(
+                "expected sample_rate=1.0, log_ratio=0.0 and unit='example' with shuffled batches, "
+                f"got {self.sample_rate=}, {self.log_ratio=}, {self.unit=}: no amplification is "
+                "claimed for them"
             )
         if self.batches > self.num_examples or (self.first_batch and not self.batches):
             raise ValueError(
-                f"expected {self.batches=} <= {self.num_examples=}, and first_batch={self.first_batch} with batches"
+                f"expected {self.batches=} <= {self.num_examples=}, and "
+                f"first_batch={self.first_batch} with batches"
             )
         bounded = KINDS[self.mechanism].clips
         shares = self.private and 1 <= self.colluders < self.min_survivors
         if (self.min_survivors or self.colluders) and not shares:
             raise ValueError(
-                f"expected 1 <= {self.colluders=} < {self.min_survivors=} under mechanism='dp', got "
-                f"mechanism={self.mechanism!r}: every client of a sum knows its own share of the noise"
+                f"expected 1 <= {self.colluders=} < {self.min_survivors=} under mechanism='dp', "
+                f"got mechanism={self.mechanism!r}: every client of a sum knows its own share of "
+                "the noise"
             )
         if not self.clip_norm > 0 or (bounded and not math.isfinite(self.clip_norm)):
-            raise ValueError(f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)")
+            raise ValueError(
+                f"expected a finite {self.clip_norm=} > 0 (inf where nothing is clipped)"
+            )
 
     def _least(self, name: str) -> int:
         by_server = name == "client" and UNITS[self.unit].whole and self.private
@@ -159,7 +189,9 @@ class Entry:
 
     @property
     def adjacency(self) -> str:
-        """What a neighbour of the data is: an example more or less, or one whose gradient is made 0."""
+        """What a neighbour of the data is: an example more or less, or one whose gradient is made
+        0.
+        """
         return ZERO_OUT if self.batches else ADJACENCY
 
     @property
@@ -168,17 +200,32 @@ class Entry:
 
 
 FIELDS = tuple(field.name for field in fields(Entry))
-kind_of: Callable[[Entry], Hashable] = attrgetter(*(n for n in FIELDS if n not in ("client", "round", "attempt")))
-"""All of an entry but whose and when it is: rows of entries of the same kinds cost the same, against every reader."""
+kind_of: Callable[[Entry], Hashable] = attrgetter(
+    *(n for n in FIELDS if n not in ("client", "round", "attempt"))
+)
+"""All of an entry but whose and when it is: rows of entries of the same kinds cost the same,
+against every reader.
+"""
 OPTIONAL = {
-    "run": "", "log_ratio": 0.0, "unit": EXAMPLE.name, "batches": 0, "first_batch": 0, "min_survivors": 0,
-    "colluders": 0, "isolation": CHECKED, "batched": False,
-}  # fmt: skip
-"""Fields that a line leaves out at these values: lines from before these fields are still written the same."""
+    "run": "",
+    "log_ratio": 0.0,
+    "unit": EXAMPLE.name,
+    "batches": 0,
+    "first_batch": 0,
+    "min_survivors": 0,
+    "colluders": 0,
+    "isolation": CHECKED,
+    "batched": False,
+}
+"""Fields that a line leaves out at these values: lines from before these fields are still written
+the same.
+"""
 
 
 def encode_entry(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON values: an infinite clip norm is null; ``OPTIONAL`` fields are left out at their values."""
+    """An entry as JSON values: an infinite clip norm is null; ``OPTIONAL`` fields are left out at
+    their values.
+    """
     values = {name: getattr(entry, name) for name in FIELDS}
     record = {name: value for name, value in values.items() if OPTIONAL.get(name) != value}
     return record | ({"clip_norm": None} if math.isinf(entry.clip_norm) else {})
@@ -192,18 +239,27 @@ def decode_entry(record: dict[str, Any]) -> Entry:
 
 
 def encode_entries(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Entries as JSON values, by field: a list with one value each, or a single value that all of them have."""
+    """Entries as JSON values, by field: a list with one value each, or a single value that all of
+    them have.
+    """
     records = [encode_entry(entry) for entry in entries]
     names = [name for name in FIELDS if any(name in record for record in records)]
     columns = {name: [record.get(name, OPTIONAL.get(name)) for record in records] for name in names}
-    same = {name: column[0] for name, column in columns.items() if name != "client" and len(set(column)) == 1}
+    same = {
+        name: column[0]
+        for name, column in columns.items()
+        if name != "client" and len(set(column)) == 1
+    }
     return columns | same
 
 
 def decode_entries(columns: dict[str, Any]) -> list[Entry]:
     """The entries of JSON values. Raises TypeError, KeyError or ValueError for anything else."""
     number = len(columns["client"])
-    each = {name: column if isinstance(column, list) else [column] * number for name, column in columns.items()}
+    each = {
+        name: column if isinstance(column, list) else [column] * number
+        for name, column in columns.items()
+    }
     rows = zip(*each.values(), strict=True)
     return [decode_entry(dict(zip(each, row, strict=True))) for row in rows]
 
@@ -221,9 +277,13 @@ def sha256(line: bytes) -> str:
 
 
 def check_line(line: bytes, record: dict[str, Any], previous: str, *, sealed: bool = True) -> None:
-    """Take the links of the chain out of a line's record. Raises LedgerError where they are wrong, KeyError without."""
+    """Take the links of the chain out of a line's record. Raises LedgerError where they are wrong,
+    KeyError without.
+    """
     if record.pop("prev") != previous:
-        raise LedgerError("it does not continue the line before: a line was edited, removed or moved")
+        raise LedgerError(
+            "it does not continue the line before: a line was edited, removed or moved"
+        )
     record.pop("sha256", None)
     if sealed and _seal(line[:-_SEAL] + b"}") != line[-_SEAL:]:
         raise LedgerError("the line does not match its digest")
@@ -235,12 +295,16 @@ def encode_header(client: int) -> bytes:
 
 
 def has_its_end(line: bytes) -> bool:
-    """Whether a line is as long as it was, also if its last byte was changed: a torn line is shorter."""
+    """Whether a line is as long as it was, also if its last byte was changed: a torn line is
+    shorter.
+    """
     return bool(_END.search(line))
 
 
 def encode_line(record: Mapping[str, Any], previous: str) -> bytes:
-    """One line, without its line feed, chained to the hash of the valid line before it; its own digest ends it."""
+    """One line, without its line feed, chained to the hash of the valid line before it; its own
+    digest ends it.
+    """
     body = json.dumps({**record, "prev": previous}, allow_nan=False).encode()
     return body[:-1] + _seal(body)
 

@@ -1,4 +1,6 @@
-"""Ledgers of single clients on disk: parsed and verified, read with a cache, appended to under a lock."""
+"""Ledgers of single clients on disk: parsed and verified, read with a cache, appended to under a
+lock.
+"""
 
 import contextlib
 import json
@@ -41,7 +43,8 @@ class State:
     """The entries of a file; ``torn`` if its last line, valid or not, lacks its line feed."""
 
     entries: tuple[Entry, ...] = ()
-    heads: tuple[str, ...] = ()  # heads[n] is the hash of the line of entry n; heads[0] of the header
+    # heads[n] is the hash of the line of entry n; heads[0] of the header
+    heads: tuple[str, ...] = ()
     torn: bool = False
 
     @property
@@ -52,7 +55,9 @@ class State:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Bytes of a file that were verified, and their meaning; ``owner`` is -1 if no header is written yet."""
+    """Bytes of a file that were verified, and their meaning; ``owner`` is -1 if no header is
+    written yet.
+    """
 
     content: bytes = b""
     owner: int = -1
@@ -69,14 +74,21 @@ def parse(path: Path, client: int, content: bytes) -> State:
 def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> Parsed:
     """Parse ``content``, whose beginning ``known``, up to the end of a line, is parsed already.
 
-    Raises LedgerError, naming file and line, for a broken chain, a damaged line, or another client's ledger.
+    Raises LedgerError, naming file and line, for a broken chain, a damaged line, or another
+    client's ledger.
     """
-    owner, heads, entries, keys = known.owner, list(known.state.heads), list(known.state.entries), set(known.keys)
+    owner, heads, entries, keys = (
+        known.owner,
+        list(known.state.heads),
+        list(known.state.entries),
+        set(known.keys),
+    )
     head, schema = known.state.head, known.schema
     before = known.content.count(b"\n")
     for number, line in enumerate(content[len(known.content) :].split(b"\n"), start=before + 1):
         if b"}" not in line and not has_its_end(line):
-            continue  # torn by a crash, or blank; if it once was whole, the next line's prev shows it
+            # torn by a crash, or blank; if it once was whole, the next line's prev shows it
+            continue
         try:
             record = json.loads(line)
             schema = schema if heads else record.get("schema")
@@ -87,16 +99,24 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
                 entries.append(_checked_entry(record, owner, keys))
                 keys.add(entries[-1].key)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise LedgerError(f"{path}, line {number}: {error}; restore the file, it is the authority") from error
+            raise LedgerError(
+                f"{path}, line {number}: {error}; restore the file, it is the authority"
+            ) from error
         head = sha256(line)
         heads.append(head)
     torn = bool(content) and not content.endswith(b"\n")
-    return Parsed(content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys), schema)
+    return Parsed(
+        content, owner, State(tuple(entries), tuple(heads), torn=torn), frozenset(keys), schema
+    )
 
 
 def _checked_header(record: dict[str, Any], client: int | None) -> int:
     owner = record.get("client")
-    if record.get("schema") not in (UNSEALED, SCHEMA) or record.get("adjacency") != ADJACENCY or type(owner) is not int:
+    if (
+        record.get("schema") not in (UNSEALED, SCHEMA)
+        or record.get("adjacency") != ADJACENCY
+        or type(owner) is not int
+    ):
         raise LedgerError(f"expected the header of schema {SCHEMA}, {ADJACENCY}, got {record}")
     if client is not None and owner != client:
         raise LedgerError(f"expected the ledger of client {client}, this is client {owner}'s")
@@ -107,7 +127,8 @@ def _checked_entry(record: dict[str, Any], owner: int, keys: set[Key]) -> Entry:
     entry = decode_entry(record)
     if entry.client != owner or entry.key in keys:
         raise LedgerError(
-            f"unexpected client, run, round, attempt = {entry.key}: charged already, or of another client"
+            f"unexpected client, run, round, attempt = {entry.key}: charged already, or of another "
+            "client"
         )
     return entry
 
@@ -138,10 +159,12 @@ _MEMO = Memo()
 
 
 def load(path: Path, client: int | None) -> tuple[int, State]:
-    """Parse and verify a file: (its client, its state); the client is -1 if no header is written yet.
+    """Parse and verify a file: (its client, its state); the client is -1 if no header is written
+    yet.
 
-    Guarantee: the result follows from every byte that is on disk now. Bytes of an earlier call are compared and not
-    parsed again, because a file grows by one line at a time and is read after every line.
+    Guarantee: the result follows from every byte that is on disk now. Bytes of an earlier call are
+    compared and not parsed again, because a file grows by one line at a time and is read after
+    every line.
     """
     try:
         content = path.read_bytes()
@@ -150,7 +173,11 @@ def load(path: Path, client: int | None) -> tuple[int, State]:
     except OSError as error:
         raise LedgerError(f"{path}: cannot read the privacy ledger ({error})") from error
     known = _MEMO.of(path)
-    if known.state.torn or not content.startswith(known.content) or (client is not None and known.owner != client):
+    if (
+        known.state.torn
+        or not content.startswith(known.content)
+        or (client is not None and known.owner != client)
+    ):
         known = Parsed()
     if len(content) > len(known.content):
         known = parse_on(path, client, known, content)
@@ -159,7 +186,9 @@ def load(path: Path, client: int | None) -> tuple[int, State]:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
-    """Identity, size and modification time of a file: it has not changed while they stay. None without a file."""
+    """Identity, size and modification time of a file: it has not changed while they stay. None
+    without a file.
+    """
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -179,7 +208,13 @@ def write_all(descriptor: int, data: bytes) -> None:
 @contextlib.contextmanager
 def appendable(path: Path) -> Iterator[int]:
     """A descriptor that appends to a file; missing file and folders are created."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    flags = (
+        os.O_WRONLY
+        | os.O_CREAT
+        | os.O_APPEND
+        | getattr(os, "O_BINARY", 0)
+        | getattr(os, "O_CLOEXEC", 0)
+    )
     try:
         descriptor = open_file(path, flags)
     except FileNotFoundError:
@@ -219,18 +254,24 @@ def ledger_path(directory: str | os.PathLike[str], client: int) -> Path:
 
 
 def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
-    """All entries of one ledger file of any client, with its chain verified. Raises LedgerError as ``Ledger``."""
+    """All entries of one ledger file of any client, with its chain verified. Raises LedgerError as
+    ``Ledger``.
+    """
     return load(Path(path), None)[1].entries
 
 
 def merge(entries: Iterable[Entry], out: str | os.PathLike[str]) -> None:
     """Write entries, sorted by (round, client, attempt), to one file, atomically.
 
-    The file is a copy for readers, without the hash chain; the authority is the file that they come from.
+    The file is a copy for readers, without the hash chain; the authority is the file that they come
+    from.
     Raises LedgerError if it cannot be written.
     """
     entries = sorted(entries, key=lambda entry: (entry.round, entry.client, entry.attempt))
-    text = "".join(json.dumps({**encode_entry(entry), "adjacency": entry.adjacency}) + "\n" for entry in entries)
+    text = "".join(
+        json.dumps({**encode_entry(entry), "adjacency": entry.adjacency}) + "\n"
+        for entry in entries
+    )
     out = Path(out)
     try:
         temporary = out.with_name(f".{out.name}.{os.getpid()}")
@@ -250,7 +291,8 @@ def merge(entries: Iterable[Entry], out: str | os.PathLike[str]) -> None:
 
 
 def check_extends(path: Path, client: int, count: int, head: str) -> None:
-    """Check that a client's ledger begins with the entries that a checkpoint saw; ``head``: hash of the last one.
+    """Check that a client's ledger begins with the entries that a checkpoint saw; ``head``: hash of
+    the last one.
 
     It may have more. Raises LedgerError for one that is missing, shorter, or different.
     """
@@ -258,10 +300,16 @@ def check_extends(path: Path, client: int, count: int, head: str) -> None:
 
 
 def check_heads(path: Path, heads: Sequence[str], count: int, head: str) -> None:
-    """As ``check_extends``; ``heads``: hashes of the header and of the lines after it, which were read."""
+    """As ``check_extends``; ``heads``: hashes of the header and of the lines after it, which were
+    read.
+    """
     if not path.exists():
         raise LedgerError(f"{path}: the checkpoint knows {count} entries, the ledger is missing")
     if len(heads) <= count:
-        raise LedgerError(f"{path}: {max(len(heads) - 1, 0)} entries, fewer than the checkpoint's {count}")
+        raise LedgerError(
+            f"{path}: {max(len(heads) - 1, 0)} entries, fewer than the checkpoint's {count}"
+        )
     if heads[count] != head:
-        raise LedgerError(f"{path}: its first {count} entries are not those that the checkpoint saw")
+        raise LedgerError(
+            f"{path}: its first {count} entries are not those that the checkpoint saw"
+        )

@@ -1,13 +1,15 @@
-"""The ledger of a simulated run: the driver charges all clients of a round with one record, before any of them draws.
+"""The ledger of a simulated run: the driver charges all clients of a round with one record, before
+any of them draws.
 
-One append-only file, which only the driver writes: a header, then records in a hash chain, sealed as the lines of a
-``Ledger`` are. A record holds charges (``encode_entries``), or the keys of charges that were not used ("void"): the
-client says that it drew nothing, or was never asked. Whatever is not void counts, also what a crash left. All records
-are synced: a checkpoint knows how many there are, and a run does not continue where one is lost. A line that a crash
-tore was not synced, so nobody drew for it; the next append removes it.
+One append-only file, which only the driver writes: a header, then records in a hash chain, sealed
+as the lines of a ``Ledger`` are. A record holds charges (``encode_entries``), or the keys of
+charges that were not used ("void"): the client says that it drew nothing, or was never asked.
+Whatever is not void counts, also what a crash left. All records are synced: a checkpoint knows how
+many there are, and a run does not continue where one is lost. A line that a crash tore was not
+synced, so nobody drew for it; the next append removes it.
 
-The folder may also hold ledgers of single clients (a run on Flower's engine, a deployment, an older version): a client
-has the entries of both.
+The folder may also hold ledgers of single clients (a run on Flower's engine, a deployment, an older
+version): a client has the entries of both.
 """
 
 import json
@@ -57,7 +59,8 @@ HEADER = {"schema": 3, "ledger": RUN, "adjacency": ADJACENCY}
 
 
 class Records:
-    """What the records of a file amount to. ``size``: its bytes up to the end of the last whole record.
+    """What the records of a file amount to. ``size``: its bytes up to the end of the last whole
+    record.
 
     ``entries``: by client, in order, without void ones; ``voids``: how many each client has.
     """
@@ -75,7 +78,9 @@ class Records:
         return self.heads[-1] if self.heads else GENESIS
 
     def read(self, path: Path, content: bytes) -> None:
-        """Take in what follows the records so far. Raises LedgerError, naming file and line, for damage."""
+        """Take in what follows the records so far. Raises LedgerError, naming file and line, for
+        damage.
+        """
         whole, _, last = content.rpartition(b"\n")
         self.line_ended = not has_its_end(last)
         for line in [*whole.split(b"\n"), *([] if self.line_ended else [last])]:
@@ -84,16 +89,22 @@ class Records:
                     self.add(json.loads(line), line)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 number = len(self.heads) + 1
-                raise LedgerError(f"{path}, line {number}: {error}; restore the file, it is the authority") from error
+                raise LedgerError(
+                    f"{path}, line {number}: {error}; restore the file, it is the authority"
+                ) from error
         self.size += len(content) - (len(last) if self.line_ended else 0)
 
     def add(self, record: dict[str, Any], line: bytes) -> None:
-        """Take in one line. Raises ValueError, TypeError or KeyError for one that is no record, or out of order."""
+        """Take in one line. Raises ValueError, TypeError or KeyError for one that is no record, or
+        out of order.
+        """
         check_line(line, record, self.head)
         if "charged" in record:
             self.charge(_charged(line))
         elif "void" in record:
-            self.void([(client, run, round, attempt) for client, run, round, attempt in record["void"]])
+            self.void(
+                [(client, run, round, attempt) for client, run, round, attempt in record["void"]]
+            )
         elif self.heads or record != HEADER:
             raise LedgerError(f"expected charges, or the header {HEADER}, got {record}")
         self.heads.append(sha256(line))
@@ -117,9 +128,11 @@ class Records:
 
 
 class RunLedger:
-    """The ledgers in the folder of a run. Reads what was appended since; bytes that it has read are read once.
+    """The ledgers in the folder of a run. Reads what was appended since; bytes that it has read are
+    read once.
 
-    Raises LedgerError, naming file and line, for a damaged file, and if records that it has seen are gone.
+    Raises LedgerError, naming file and line, for a damaged file, and if records that it has seen
+    are gone.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -131,12 +144,18 @@ class RunLedger:
         self._seen = (0, GENESIS)
         self._clients: OrderedDict[int, ClientCharges] = OrderedDict()
         if (self.folder / JOURNAL).exists():
-            raise LedgerError(f"{self.folder / JOURNAL}: charges of an older version, whose journal {REMOVED}")
+            raise LedgerError(
+                f"{self.folder / JOURNAL}: charges of an older version, whose journal {REMOVED}"
+            )
         self.read()
 
     def of(self, client: int) -> "ClientCharges":
-        """What a client is charged for; of ``SERVER``: what all clients are, where the server adds the noise."""
-        self._clients[client] = found = self._clients.pop(client, None) or ClientCharges(self, client)
+        """What a client is charged for; of ``SERVER``: what all clients are, where the server adds
+        the noise.
+        """
+        self._clients[client] = found = self._clients.pop(client, None) or ClientCharges(
+            self, client
+        )
         if len(self._clients) > CLIENTS_REMEMBERED:
             self._clients.popitem(last=False)
         return found
@@ -148,7 +167,9 @@ class RunLedger:
         return sorted((own | {c for c, found in self.read().entries.items() if found}) - {SERVER})
 
     def charge(self, entries: Sequence[Entry]) -> None:
-        """Append entries as one record; when this returns, they are on disk. Raises LedgerError: nobody may train."""
+        """Append entries as one record; when this returns, they are on disk. Raises LedgerError:
+        nobody may train.
+        """
         for entry in entries:
             self.of(entry.client).check_new(entry)
         if len({entry.key for entry in entries}) < len(entries):
@@ -157,13 +178,17 @@ class RunLedger:
             self._append(entries, ())
 
     def void(self, entries: Sequence[Entry]) -> None:
-        """Note that nothing was drawn for these entries; those that are not charged here are left out."""
+        """Note that nothing was drawn for these entries; those that are not charged here are left
+        out.
+        """
         known = [entry.key for entry in entries if entry.key in self.read().keys]
         if known:
             self._append((), known)
 
     def snapshot(self) -> tuple[int, str]:
-        """(number of records, hash of the last one): a checkpoint stores it, ``verify_extends`` compares it."""
+        """(number of records, hash of the last one): a checkpoint stores it, ``verify_extends``
+        compares it.
+        """
         records = self.read()
         return max(len(records.heads) - 1, 0), records.head
 
@@ -172,14 +197,21 @@ class RunLedger:
         stamp, before, known = stamp_of(self.path), self._stamp, self._records
         if stamp == before:
             return known
-        grown = stamp is not None and before is not None and stamp[0] == before[0] and stamp[1] >= known.size
+        grown = (
+            stamp is not None
+            and before is not None
+            and stamp[0] == before[0]
+            and stamp[1] >= known.size
+        )
         records = known if grown else Records()
         self._stamp, self._records = None, Records()  # after an error, everything is read again
         if stamp is not None:
             records.read(self.path, _content(self.path, records.size))
         count, head = self._seen
         if count and records.heads[count - 1 : count] != [head]:
-            raise LedgerError(f"{self.path}: records seen earlier are gone; restore the file before you continue")
+            raise LedgerError(
+                f"{self.path}: records seen earlier are gone; restore the file before you continue"
+            )
         self._keep(records, stamp)
         return records
 
@@ -187,7 +219,9 @@ class RunLedger:
         self._records, self._stamp, self._seen = records, stamp, (len(records.heads), records.head)
 
     def _append(self, entries: Sequence[Entry], void: Sequence[Key]) -> None:
-        """Write one record. What an interruption leaves is read again: the record counts if it is whole."""
+        """Write one record. What an interruption leaves is read again: the record counts if it is
+        whole.
+        """
         record = {"charged": encode_entries(entries)} if entries else {"void": void}
         try:
             with appendable(self.path) as descriptor, locked(descriptor):
@@ -210,7 +244,9 @@ class RunLedger:
                 sync_directory(self.folder)
                 self._folder_synced = True
         except OSError as error:
-            raise LedgerError(f"{self.path}: cannot write the privacy ledger ({error}); nobody may train") from error
+            raise LedgerError(
+                f"{self.path}: cannot write the privacy ledger ({error}); nobody may train"
+            ) from error
         records.charge(entries)
         records.void(void)
         records.heads += map(sha256, [*header, line])
@@ -219,7 +255,9 @@ class RunLedger:
 
 
 class ClientCharges(Charges):
-    """The entries of one client in the files of a run; its own ledger is found also if it begins later."""
+    """The entries of one client in the files of a run; its own ledger is found also if it begins
+    later.
+    """
 
     def __init__(self, ledger: RunLedger, client: int) -> None:
         super().__init__()
@@ -230,7 +268,9 @@ class ClientCharges(Charges):
 
     @property
     def own(self) -> Ledger | None:
-        """The chained ledger of this client alone, if it is there by now: the run's does not say that it begins."""
+        """The chained ledger of this client alone, if it is there by now: the run's does not say
+        that it begins.
+        """
         if self._own is None and os.path.exists(self._own_path):
             self._own = Ledger(self._own_path, client=self.client)
         return self._own
@@ -246,11 +286,14 @@ class ClientCharges(Charges):
         self._ledger.charge([entry])
 
     def _other_unit(self, entry: Entry) -> bool:
-        here = self._ledger.read().entries.get(self.client, [])[:1]  # those after it were compared with it
+        # those after it were compared with it
+        here = self._ledger.read().entries.get(self.client, [])[:1]
         return any(known.unit != entry.unit for known in (*self._before(), *here))
 
     def _has(self, entry: Entry) -> bool:
-        return entry.key in self._ledger.read().keys or any(known.key == entry.key for known in self._before())
+        return entry.key in self._ledger.read().keys or any(
+            known.key == entry.key for known in self._before()
+        )
 
     def _before(self) -> Sequence[Entry]:
         """Entries that are not in the run's ledger."""
@@ -279,7 +322,9 @@ def verify_extends(checkpoint: Mapping[str, Sequence[Any]], folder: str | os.Pat
 
 @lru_cache(maxsize=1024)  # a resume reads the file several times
 def _charged(line: bytes) -> tuple[Entry, ...]:
-    """The entries of a line whose chain was checked: its bytes say all of them, so equal bytes are decoded once."""
+    """The entries of a line whose chain was checked: its bytes say all of them, so equal bytes are
+    decoded once.
+    """
     found = json.loads(line)["charged"]
     return tuple(map(decode_entry, found) if isinstance(found, list) else decode_entries(found))
 

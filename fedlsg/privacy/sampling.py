@@ -1,20 +1,24 @@
-"""Poisson batches, in which every example joins each step independently with probability q, and shuffled ones.
+"""Poisson batches, in which every example joins each step independently with probability q, and
+shuffled ones.
 
-Shuffled batches have a fixed size ("partition sampling"): in each epoch every example is in exactly one batch.
+Shuffled batches have a fixed size ("partition sampling"): in each epoch every example is in exactly
+one batch.
 
-Symbols: N examples, B the batch size, M = ceil(N / B) batches of an epoch. The last batch of an epoch has what remains,
-N - (M - 1) B examples, and nothing is dropped. What is sent is divided by B all the same, which is public.
+Symbols: N examples, B the batch size, M = ceil(N / B) batches of an epoch. The last batch of an
+epoch has what remains, N - (M - 1) B examples, and nothing is dropped. What is sent is divided by B
+all the same, which is public.
 
-Adjacency is zero-out: one example is replaced by a null record, whose gradient is 0. So N, M and everybody's place in
-the permutation stay what they are. (Under add/remove, one example less would move all that come after it to other
-batches, and the claim below would be false.) Replacing an example by another one is two steps of zero-out: the noise
-then counts half.
+Adjacency is zero-out: one example is replaced by a null record, whose gradient is 0. So N, M and
+everybody's place in the permutation stay what they are. (Under add/remove, one example less would
+move all that come after it to other batches, and the claim below would be false.) Replacing an
+example by another one is two steps of zero-out: the noise then counts half.
 
-Given the permutations, one example is in one batch of an epoch, and only that release depends on it. An epoch is
-therefore one Gaussian mechanism (parallel composition over its disjoint batches, each of which may depend on the
-releases before), and E epochs that are begun are its E-fold composition. A law over permutations that does not depend
-on the data only mixes such pairs of outputs, and the hockey-stick divergence is jointly convex. No amplification by
-shuffling is claimed, and the claim holds even if the permutations are known.
+Given the permutations, one example is in one batch of an epoch, and only that release depends on
+it. An epoch is therefore one Gaussian mechanism (parallel composition over its disjoint batches,
+each of which may depend on the releases before), and E epochs that are begun are its E-fold
+composition. A law over permutations that does not depend on the data only mixes such pairs of
+outputs, and the hockey-stick divergence is jointly convex. No amplification by shuffling is
+claimed, and the claim holds even if the permutations are known.
 """
 
 import math
@@ -34,7 +38,9 @@ AT_ONCE = 2**20
 
 
 def check_sample_rate(sample_rate: float) -> None:
-    """Raise ValueError unless the Poisson rate q, the chance of every example in every step, is in (0, 1]."""
+    """Raise ValueError unless the Poisson rate q, the chance of every example in every step, is in
+    (0, 1].
+    """
     if isinstance(sample_rate, bool) or not 0 < sample_rate <= 1:
         raise ValueError(f"expected 0 < {sample_rate=} <= 1")
 
@@ -42,8 +48,8 @@ def check_sample_rate(sample_rate: float) -> None:
 class BernoulliDraws:
     """The Bernoulli draws of several batches of one size, made from a stream at once.
 
-    Guarantee: bit for bit those of one call of the stream a batch, each used once. Raises ValueError for a batch of
-    another size or rate than the first, or one batch more.
+    Guarantee: bit for bit those of one call of the stream a batch, each used once. Raises
+    ValueError for a batch of another size or rate than the first, or one batch more.
     """
 
     def __init__(self, stream: SecretStream, *, batches: int) -> None:
@@ -56,19 +62,25 @@ class BernoulliDraws:
         if self._wanted is None:
             self._wanted = count, probability
         if not self.left or self._wanted != (count, probability):
-            raise ValueError(f"expected {self.left} more batches of {self._wanted}, got {(count, probability)}")
+            raise ValueError(
+                f"expected {self.left} more batches of {self._wanted}, got {(count, probability)}"
+            )
         if not self._made:
             runs = max(1, min(self.left, AT_ONCE // max(1, count)))
-            self._made = list(self.stream.bernoulli(runs * count, probability).view(runs, count))[::-1]
+            self._made = list(self.stream.bernoulli(runs * count, probability).view(runs, count))[
+                ::-1
+            ]
         self.left -= 1
         return self._made.pop()
 
 
-def poisson_batch(num_examples: int, sample_rate: float, draws: SecretStream | BernoulliDraws) -> Int[Tensor, " batch"]:
+def poisson_batch(
+    num_examples: int, sample_rate: float, draws: SecretStream | BernoulliDraws
+) -> Int[Tensor, " batch"]:
     """Positions in 0..num_examples-1 of one Poisson batch, ascending; possibly empty.
 
-    An empty batch is a batch: the step that gets it still adds noise and still counts. The size is secret: it
-    must not be sent, nor divide anything that is.
+    An empty batch is a batch: the step that gets it still adds noise and still counts. The size is
+    secret: it must not be sent, nor divide anything that is.
     """
     check_sample_rate(sample_rate)
     return draws.bernoulli(num_examples, sample_rate).nonzero().squeeze(1)
@@ -82,7 +94,9 @@ def batches_of_epoch(num_examples: int, batch_size: int) -> int:
 
 
 def epochs_begun(batches: int, of_epoch: int) -> int:
-    """How often one example may have taken part at most, in the first ``batches`` batches of a client."""
+    """How often one example may have taken part at most, in the first ``batches`` batches of a
+    client.
+    """
     return math.ceil(batches / of_epoch)
 
 
@@ -95,14 +109,27 @@ class ShuffledBatches:
     """The batches ``first``, ``first`` + 1, ... of a client, counted over all of its epochs.
 
     ``order`` gives the stream of an epoch, the same one whenever it is asked for that epoch.
-    Guarantee: the batches of an epoch are disjoint and hold every position once, no matter who made the others of them.
+    Guarantee: the batches of an epoch are disjoint and hold every position once, no matter who made
+    the others of them.
     """
 
-    def __init__(self, *, num_examples: int, batch_size: int, first: int, order: Callable[[int], SecretStream]) -> None:
+    def __init__(
+        self,
+        *,
+        num_examples: int,
+        batch_size: int,
+        first: int,
+        order: Callable[[int], SecretStream],
+    ) -> None:
         self.batches = batches_of_epoch(num_examples, batch_size)
         if first < 0:
             raise ValueError(f"expected {first=} >= 0")
-        self.num_examples, self.batch_size, self._next, self._order = num_examples, batch_size, first, order
+        self.num_examples, self.batch_size, self._next, self._order = (
+            num_examples,
+            batch_size,
+            first,
+            order,
+        )
         self._epoch, self._positions = -1, torch.zeros(0, dtype=torch.int64)
 
     def next_batch(self) -> Int[Tensor, " batch"]:
@@ -111,4 +138,6 @@ class ShuffledBatches:
         if epoch != self._epoch:
             self._epoch, self._positions = epoch, permutation(self.num_examples, self._order(epoch))
         self._next += 1
-        return self._positions[place * self.batch_size : (place + 1) * self.batch_size].sort().values
+        return (
+            self._positions[place * self.batch_size : (place + 1) * self.batch_size].sort().values
+        )

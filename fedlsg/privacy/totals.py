@@ -1,10 +1,12 @@
-"""What the entries of a ledger amount to, against each reader: the events that an accountant composes, and more.
+"""What the entries of a ledger amount to, against each reader: the events that an accountant
+composes, and more.
 
-Symbols: m fewest shares of noise in a sum, t readers among its clients, sigma the noise multiplier that is charged.
+Symbols: m fewest shares of noise in a sum, t readers among its clients, sigma the noise multiplier
+that is charged.
 
-Every client of a sum gets the next weights and knows the noise that it added, so its share protects others from
-everybody but itself. A client adds noise of sigma C / sqrt(m - t): the m - t shares that t clients do not know add up
-to noise of deviation sigma C.
+Every client of a sum gets the next weights and knows the noise that it added, so its share protects
+others from everybody but itself. A client adds noise of sigma C / sqrt(m - t): the m - t shares
+that t clients do not know add up to noise of deviation sigma C.
 
     reader                                        shares it knows    noise multiplier against it
     outside: sees the released weights            0                  sigma sqrt(m / (m - t))
@@ -13,9 +15,10 @@ to noise of deviation sigma C.
     participants: t of them                       t                  sigma
     server_and_participants: t with the server    t                  sigma
 
-A sum of more clients, or without some of these readers, has more shares that they do not know, never fewer. More noise
-is post-processing, so the numbers hold for every sum of at least m. Where noise is not shared (m = t = 0), sigma
-protects against each of them. A server that adds the noise itself knows it: nothing is promised against it.
+A sum of more clients, or without some of these readers, has more shares that they do not know,
+never fewer. More noise is post-processing, so the numbers hold for every sum of at least m. Where
+noise is not shared (m = t = 0), sigma protects against each of them. A server that adds the noise
+itself knows it: nothing is promised against it.
 """
 
 import math
@@ -42,14 +45,20 @@ def shares_known(reader: Reader, colluders: int) -> int:
 
 
 def shares_hidden(min_survivors: int, colluders: int) -> tuple[int, ...]:
-    """The numbers of shares that some reader does not know, in sums of m: t participants, one, and nobody of them."""
+    """The numbers of shares that some reader does not know, in sums of m: t participants, one, and
+    nobody of them.
+    """
     return tuple(sorted({min_survivors - shares_known(reader, colluders) for reader in READERS}))
 
 
-def multiplier_against(reader: Reader, noise_multiplier: float, *, min_survivors: int, colluders: int) -> float:
-    """The noise multiplier that protects against a reader, where ``noise_multiplier`` is that of m - t shares.
+def multiplier_against(
+    reader: Reader, noise_multiplier: float, *, min_survivors: int, colluders: int
+) -> float:
+    """The noise multiplier that protects against a reader, where ``noise_multiplier`` is that of m
+    - t shares.
 
-    Never above the exact one, whatever is rounded. m = 0: the noise is not shared, and protects alike against all.
+    Never above the exact one, whatever is rounded. m = 0: the noise is not shared, and protects
+    alike against all.
     """
     known = shares_known(reader, colluders)
     if known == colluders:
@@ -72,12 +81,15 @@ Epoch = tuple[Order, int, int]
 
 @dataclass(frozen=True)
 class Totals:
-    """What the first ``count`` entries amount to. In a long run it is extended, and not made again in every step.
+    """What the first ``count`` entries amount to. In a long run it is extended, and not made again
+    in every step.
 
-    ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``spent``: steps and Lambda of
-    mechanism "dp", by q and noise; ``private``: whether every entry is of mechanism "dp".
-    Of shuffled batches: ``taken``, the number of batches of each order; ``epochs``, the least noise in each epoch that
-    was begun. An example is in one batch of an epoch, so an epoch counts as one release.
+    ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``spent``:
+    steps and Lambda of mechanism "dp", by q and noise; ``private``: whether every entry is of
+    mechanism "dp".
+    Of shuffled batches: ``taken``, the number of batches of each order; ``epochs``, the least noise
+    in each epoch that was begun. An example is in one batch of an epoch, so an epoch counts as one
+    release.
     """
 
     count: int = 0
@@ -89,12 +101,19 @@ class Totals:
     epochs: Mapping[Epoch, Noise] = field(default_factory=dict)
 
     def extended(self, entries: Sequence[Entry]) -> "Totals":
-        """The totals of ``entries``, which begin with those that are counted: a ledger is append-only."""
+        """The totals of ``entries``, which begin with those that are counted: a ledger is
+        append-only.
+        """
         new = entries[self.count :]
         return self._and(new) if new else self
 
     def _and(self, new: Sequence[Entry]) -> "Totals":
-        attempts, spent, taken, epochs = dict(self.attempts), dict(self.spent), dict(self.taken), dict(self.epochs)
+        attempts, spent, taken, epochs = (
+            dict(self.attempts),
+            dict(self.spent),
+            dict(self.taken),
+            dict(self.epochs),
+        )
         for number, entry in enumerate(new, start=self.count + 1):
             of_round = (entry.run, entry.round)
             attempts[of_round] = max(attempts.get(of_round, 0), entry.attempt + 1)
@@ -139,8 +158,8 @@ def _together(before: Sum | None, entry: Entry) -> Sum:
 def noise_of(entry: Entry) -> Noise:
     """sigma, m and t of an entry.
 
-    A secure sum that a deployed client was in before entries had m and t may have counted the noise of every client, of
-    two at least: against one of them less was left.
+    A secure sum that a deployed client was in before entries had m and t may have counted the noise
+    of every client, of two at least: against one of them less was left.
     """
     sigma = entry.noise_multiplier
     if entry.run and entry.log_ratio and not entry.min_survivors:
@@ -161,7 +180,9 @@ def order_of(entry: Entry) -> Order:
 
 
 def _touched(entry: Entry, taken: Mapping[Order, int], number: int) -> Iterator[Epoch]:
-    """The epochs that an entry takes batches of. Batches that were taken already count as an epoch of their own."""
+    """The epochs that an entry takes batches of. Batches that were taken already count as an epoch
+    of their own.
+    """
     order = order_of(entry)
     again = number if entry.first_batch < taken.get(order, 0) else 0
     last = entry.first_batch + entry.steps - 1

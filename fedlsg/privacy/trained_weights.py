@@ -1,8 +1,10 @@
-"""Which weights private steps and runs of this process have written: who goes on from them spends on top of them.
+"""Which weights private steps and runs of this process have written: who goes on from them spends
+on top of them.
 
-Recognised are the parameters that were trained, whatever was done to them in place, and equal numbers elsewhere:
-copies, files that were loaded, averages that a step made. Numbers are compared by digests, which are kept of every
-step. Not recognised are numbers that were changed outside of the trained model, and what another process has trained.
+Recognised are the parameters that were trained, whatever was done to them in place, and equal
+numbers elsewhere: copies, files that were loaded, averages that a step made. Numbers are compared
+by digests, which are kept of every step. Not recognised are numbers that were changed outside of
+the trained model, and what another process has trained.
 """
 
 import hashlib
@@ -14,7 +16,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 SAMPLED = 256
 """Numbers of a parameter that its digest reads, at least, where it has so many."""
 NOTED = 3
-"""Parameters whose digest is kept after each step, at most: together they take less than 1 % of a small step."""
+"""Parameters whose digest is kept after each step, at most: together they take less than 1 % of a
+small step.
+"""
 KEPT = 100_000
 """Digests that are kept; the oldest goes first."""
 DIGEST = 8
@@ -27,7 +31,8 @@ _DIGESTS: "dict[bytes, Writer]" = {}
 
 
 def digest_of(values: Tensor) -> bytes:
-    """A digest of numbers that are spread over a tensor, as float32; of equal numbers the number itself.
+    """A digest of numbers that are spread over a tensor, as float32; of equal numbers the number
+    itself.
 
     New biases and scales are constants: nobody's training can be recognised by them.
     """
@@ -41,9 +46,11 @@ def digest_of(values: Tensor) -> bytes:
 
 
 class Writer:
-    """One private step, or run, that writes weights. ``lasting``: its ledger is a file that its owner keeps.
+    """One private step, or run, that writes weights. ``lasting``: its ledger is a file that its
+    owner keeps.
 
-    ``fresh_data``: its owner says that its data are others than those behind the weights that it starts from.
+    ``fresh_data``: its owner says that its data are others than those behind the weights that it
+    starts from.
     """
 
     def __init__(self, *, lasting: bool = False, fresh_data: bool = False) -> None:
@@ -52,14 +59,18 @@ class Writer:
         self._left: dict[str, tuple[int, int]] = {}
 
     def begin(self, trained: Mapping[str, Tensor], most: int = KEPT) -> None:
-        """Remember what ``most`` of the tensors are before they are trained: what does not move is nobody's."""
+        """Remember what ``most`` of the tensors are before they are trained: what does not move is
+        nobody's.
+        """
         every = (len(trained) - 1) // most + 1
         self._before = {name: digest_of(trained[name]) for name in list(trained)[::every]}
 
     def check(self, model: nn.Module, way: str) -> None:
-        """Raise ValueError, naming ``way``, for weights of another writer, whose steps this one would not count.
+        """Raise ValueError, naming ``way``, for weights of another writer, whose steps this one
+        would not count.
 
-        Two that both have lasting ledgers may have one file, or files of two data sets: that is their owner's word.
+        Two that both have lasting ledgers may have one file, or files of two data sets: that is
+        their owner's word.
         """
         if self.fresh_data or self._left == _versions(dict(model.named_parameters())):
             return
@@ -67,12 +78,15 @@ class Writer:
             writers = {_PARAMETERS.get(p), _DIGESTS.get(digest_of(p))} - {None, self}
             if not all(self.lasting and writer.lasting for writer in writers):
                 raise ValueError(
-                    f"{name} was trained by an earlier private step or run, which this one would not count: {way}; if "
-                    "the data are others, say so with fresh_data=True; or build a new model"
+                    f"{name} was trained by an earlier private step or run, which this one would "
+                    f"not count: {way}; if the data are others, say so with fresh_data=True; or "
+                    "build a new model"
                 )
 
     def note(self, written: Mapping[str, Tensor]) -> None:
-        """Remember that these tensors are now what was trained; frozen ones, and those that did not move, are not."""
+        """Remember that these tensors are now what was trained; frozen ones, and those that did not
+        move, are not.
+        """
         for name, tensor in written.items():
             known = name in self._before
             digest = digest_of(tensor) if known else b""
@@ -89,7 +103,9 @@ class Writer:
 
 
 def follow(model: nn.Module, copied: nn.Module) -> None:
-    """Count the parameters of a copy that fedlsg made as those of the model itself, whatever was done to these."""
+    """Count the parameters of a copy that fedlsg made as those of the model itself, whatever was
+    done to these.
+    """
     for p, twin in zip(model.parameters(), copied.parameters(), strict=True):
         if writer := _PARAMETERS.get(p):
             _PARAMETERS[twin] = writer
@@ -97,4 +113,7 @@ def follow(model: nn.Module, copied: nn.Module) -> None:
 
 def _versions(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
     """The version and the place of each tensor: they change with its numbers."""
-    return {name: (0 if p.is_inference() else p._version, p.data_ptr()) for name, p in parameters.items()}
+    return {
+        name: (0 if p.is_inference() else p._version, p.data_ptr())
+        for name, p in parameters.items()
+    }

@@ -1,4 +1,5 @@
-"""Rows of a user's data: made one at a time, with secret draws of their own, and put together by shape.
+"""Rows of a user's data: made one at a time, with secret draws of their own, and put together by
+shape.
 
 User code that makes a row never sees another one, so nothing that it computes can depend on the
 company. Its random numbers come from a keyed stream (``draws``), whatever it seeds itself

@@ -1,4 +1,6 @@
-"""Rows of one form as a batch. A row is a pair (inputs, targets): tensors, arrays, numbers, or dicts of them."""
+"""Rows of one form as a batch. A row is a pair (inputs, targets): tensors, arrays, numbers, or
+dicts of them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +16,10 @@ FUNCTION = "an own function of positions that returns (inputs, targets)"
 def check_row(row: Any, what: str) -> tuple[Any, Any]:
     """The pair. Raises ValueError, naming the data by ``what``, for what is none."""
     if not isinstance(row, tuple | list) or len(row) != 2:
-        raise ValueError(f"expected items (inputs, targets) from {what}, got {type(row).__name__}; give {FUNCTION}")
+        raise ValueError(
+            f"expected items (inputs, targets) from {what}, got {type(row).__name__}; give "
+            f"{FUNCTION}"
+        )
     for name, part in zip(("inputs", "targets"), row, strict=True):
         if isinstance(part, NUMBERS) or hasattr(part, "__array__"):
             continue
@@ -22,8 +27,9 @@ def check_row(row: Any, what: str) -> tuple[Any, Any]:
             isinstance(value, NUMBERS) or hasattr(value, "__array__") for value in part.values()
         ):
             raise ValueError(
-                f"the {name} of {what} are of type {type(part).__name__}: give a tensor, an array or a number for each "
-                "example, or a dict of them (texts by a tokenizer, lists by torch.tensor)"
+                f"the {name} of {what} are of type {type(part).__name__}: give a tensor, an array "
+                "or a number for each example, or a dict of them (texts by a tokenizer, lists by "
+                "torch.tensor)"
             )
     return row[0], row[1]
 
@@ -38,7 +44,9 @@ def form_of(part: Any) -> Any:
 
 
 def tensors_of(part: Any, dtype: torch.dtype) -> Any:
-    """A part of a row as tensors; what is float64 because python or numpy made it gets ``dtype``."""
+    """A part of a row as tensors; what is float64 because python or numpy made it gets
+    ``dtype``.
+    """
     if isinstance(part, Tensor):
         return part
     if isinstance(part, Mapping):
@@ -48,19 +56,26 @@ def tensors_of(part: Any, dtype: torch.dtype) -> Any:
 
 
 def collate(rows: Sequence[tuple[Any, Any]], what: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The rows as one batch. Raises ValueError, naming the data, for rows that cannot be put together."""
+    """The rows as one batch. Raises ValueError, naming the data, for rows that cannot be put
+    together.
+    """
     try:
         inputs, targets = default_collate([tuple(row) for row in rows])
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise ValueError(
-            f"the items of {what} cannot be put together to one batch: {error}; give numbers or tensors, or {FUNCTION}"
+            f"the items of {what} cannot be put together to one batch: {error}; give numbers or "
+            f"tensors, or {FUNCTION}"
         ) from error
     return _as(inputs, rows[0][0], dtype), _as(targets, rows[0][1], dtype)
 
 
 def _as(part: Any, first: Any, dtype: torch.dtype) -> Any:
-    """What was collated, in ``dtype`` where it was no tensor and became float64; ``first``: of the first row."""
+    """What was collated, in ``dtype`` where it was no tensor and became float64; ``first``: of the
+    first row.
+    """
     if isinstance(part, Mapping):
         return {name: _as(value, first[name], dtype) for name, value in part.items()}
-    made = isinstance(part, Tensor) and part.dtype == torch.float64 and not isinstance(first, Tensor)
+    made = (
+        isinstance(part, Tensor) and part.dtype == torch.float64 and not isinstance(first, Tensor)
+    )
     return part.to(dtype) if made else part

@@ -22,7 +22,8 @@ WORD = 8
 
 
 class RowDraws:
-    """Seeds the generators for one row after another, all by a ``stream``: without one, by a new secret one.
+    """Seeds the generators for one row after another, all by a ``stream``: without one, by a new
+    secret one.
 
     Seeded are the global generators of torch (CPU), python and numpy, and ``held``: those that the
     data keep. A seed or a state that the code sets itself becomes a function of it and of the row's

@@ -17,7 +17,9 @@ from fedlsg.user_code.objects import generators_in
 Positions = Int[Tensor, " batch"]
 Row = tuple[Any, Any]
 KEPT_BYTES = 2**28
-"""Bytes of rows that are kept from the grouping of a batch to its passes; further rows are made a second time."""
+"""Bytes of rows that are kept from the grouping of a batch to its passes; further rows are made a
+second time.
+"""
 
 
 class OneByOne:
@@ -50,7 +52,9 @@ class OneByOne:
         self.find_generators()
 
     def find_generators(self) -> None:
-        """Look for generators that the source keeps: they are seeded for each row, as the global ones are."""
+        """Look for generators that the source keeps: they are seeded for each row, as the global
+        ones are.
+        """
         self._draws.held = generators_in(self.source)
 
     def draw_from(self, stream: SecretStream | None) -> None:
@@ -59,7 +63,9 @@ class OneByOne:
         self._keys, self._kept = {}, {}
 
     def rows(self, positions: Positions, key: bytes | None = None) -> list[Row]:
-        """The rows of the positions, in their order. ``key``: one for all of them, for tests of ``make``."""
+        """The rows of the positions, in their order. ``key``: one for all of them, for tests of
+        ``make``.
+        """
         with self._draws.making():
             return [self._row(place, key) for place in positions.tolist()]
 
@@ -89,9 +95,13 @@ class OneByOne:
             return [positions]
         return [torch.tensor(places[form]) for form in sorted(places, key=repr)]
 
-    def within(self, groups: Callable[[Positions], Sequence[Positions]]) -> Callable[[Positions], list[Positions]]:
+    def within(
+        self, groups: Callable[[Positions], Sequence[Positions]]
+    ) -> Callable[[Positions], list[Positions]]:
         """Groups of the user's own, each cut by the form of its rows."""
-        return lambda positions: [part for group in groups(positions) for part in self.groups(group)]
+        return lambda positions: [
+            part for group in groups(positions) for part in self.groups(group)
+        ]
 
     def __call__(self, positions: Positions) -> tuple[Any, Any]:
         """Inputs and targets of positions whose rows have one form.
@@ -102,11 +112,15 @@ class OneByOne:
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
         rows = [self._kept.pop(place, None) for place in positions.tolist()]
-        if missing := [place for place, row in zip(positions.tolist(), rows, strict=True) if row is None]:
+        if missing := [
+            place for place, row in zip(positions.tolist(), rows, strict=True) if row is None
+        ]:
             made = iter(self.rows(torch.tensor(missing)))
             rows = [next(made) if row is None else row for row in rows]
         inputs, targets = collate([row for row in rows if row is not None], self.name, self._dtype)
-        return each(inputs, lambda t: t.to(self._device)), each(targets, lambda t: t.to(self._device))
+        return each(inputs, lambda t: t.to(self._device)), each(
+            targets, lambda t: t.to(self._device)
+        )
 
     def _row(self, place: int, key: bytes | None = None) -> Row:
         if key is None:
@@ -145,4 +159,6 @@ def same_row(one: Row, other: Row) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    return (
+        a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    )

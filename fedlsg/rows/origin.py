@@ -1,4 +1,5 @@
-"""Where rows come from, through ``Subset``, ``ConcatDataset`` and ``StackDataset``; a row that comes twice is refused.
+"""Where rows come from, through ``Subset``, ``ConcatDataset`` and ``StackDataset``; a row that
+comes twice is refused.
 
 An epsilon holds for one row. One that the data hold ten times is clipped ten times, and moves the
 sum by 10 C.
@@ -26,14 +27,17 @@ def check_distinct(data: Any, what: str) -> None:
         return
     repeated = int((counts > 1).sum())
     raise ValueError(
-        f"{what} has {repeated} row{'s' * (repeated > 1)} more than once (one of them {int(counts.max())} times), and "
-        "epsilon holds for a row that comes once: give each row once; to give rare classes more weight, take weights "
-        "in the loss, such as nn.CrossEntropyLoss(weight=...)"
+        f"{what} has {repeated} row{'s' * (repeated > 1)} more than once (one of them "
+        f"{int(counts.max())} times), and epsilon holds for a row that comes once: give each row "
+        "once; to give rare classes more weight, take weights in the loss, such as "
+        "nn.CrossEntropyLoss(weight=...)"
     )
 
 
 def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
-    """A number for the origin of each place: equal for rows that are one, and else different (to 2^-64)."""
+    """A number for the origin of each place: equal for rows that are one, and else different (to
+    2^-64).
+    """
     if isinstance(data, Subset):
         inner: Any = data.dataset
         chosen = np.asarray(data.indices, dtype=np.int64)[places]
@@ -61,7 +65,9 @@ def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
 
 
 def _parts_of(data: Any) -> list[Any]:
-    """What a row is put together of: tensors, whose rows are known by their address, or data sets."""
+    """What a row is put together of: tensors, whose rows are known by their address, or data
+    sets.
+    """
     if isinstance(data, TensorDataset):
         return [part for part in data.tensors if part.layout == torch.strided]
     if isinstance(data, StackDataset):
@@ -72,7 +78,9 @@ def _parts_of(data: Any) -> list[Any]:
 
 def _mixed(one: Any, other: Any) -> Numbers:
     """One number of two, as SplitMix64 mixes its state."""
-    mixed: Numbers = np.asarray(one).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
+    mixed: Numbers = np.asarray(one).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+        1
+    )
     for number in (np.asarray(other).astype(np.uint64), np.uint64(0)):
         mixed = mixed + number
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

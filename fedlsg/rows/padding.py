@@ -1,4 +1,6 @@
-"""Buckets: a row of any length grows to the next of a public list of lengths, by its own length alone."""
+"""Buckets: a row of any length grows to the next of a public list of lengths, by its own length
+alone.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,11 +36,17 @@ class Padding:
 
     def __post_init__(self) -> None:
         if list(self.lengths) != sorted({*self.lengths}) or (self.lengths and self.lengths[0] < 1):
-            raise ValueError(f"expected lengths= of 1 or more in ascending order, got {list(self.lengths)}")
+            raise ValueError(
+                f"expected lengths= of 1 or more in ascending order, got {list(self.lengths)}"
+            )
         if self.mask is not None and self.inputs is None:
-            raise ValueError(f"mask={self.mask!r} marks what was padded: give pad=, too, such as pad=0")
+            raise ValueError(
+                f"mask={self.mask!r} marks what was padded: give pad=, too, such as pad=0"
+            )
 
-    def of_row(self, inputs: Any, targets: Any, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    def of_row(
+        self, inputs: Any, targets: Any, dtype: torch.dtype = torch.float32
+    ) -> tuple[Any, Any]:
         """A row, padded; parts of it that are padded become tensors (``tensors_of``).
 
         Raises ValueError for one that is longer than all ``lengths``, or has a mask already.
@@ -60,16 +68,19 @@ class Padding:
             if length <= allowed:
                 return allowed
         raise ValueError(
-            f"a row is longer than the largest of lengths= ({self.lengths[-1]}): cut rows, or add a length"
+            f"a row is longer than the largest of lengths= ({self.lengths[-1]}): cut rows, or add "
+            "a length"
         )
 
     def _with_mask(self, padded: Any, fields: Mapping[str, Tensor]) -> Any:
         if not isinstance(padded, Mapping) or self.mask in padded:
             raise ValueError(
-                f"mask={self.mask!r} needs inputs by name without this one: give each row as ({{'input_ids': ids}}, "
-                "target)"
+                f"mask={self.mask!r} needs inputs by name without this one: give each row as "
+                "({'input_ids': ids}, target)"
             )
-        name = next(name for name in fields if _fill_of(self.inputs, name, fields[name]) is not None)
+        name = next(
+            name for name in fields if _fill_of(self.inputs, name, fields[name]) is not None
+        )
         mask = torch.zeros(len(padded[name]), dtype=torch.int64)
         mask[: len(fields[name])] = 1
         return {**padded, self.mask: mask}

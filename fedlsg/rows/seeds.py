@@ -1,12 +1,13 @@
-"""Intercept seeds: what user code gives to a generator of torch, python or numpy is replaced inside.
+"""Intercept seeds: what user code gives to a generator of torch, python or numpy is replaced
+inside.
 
 Code may seed by a name that it imported long before (``from torch import manual_seed``), so names
 are of no use. Intercepted are the methods of C types in which every way to seed ends:
 
     torch    ``Generator.manual_seed``, ``seed``, ``set_state``, ``graphsafe_set_state``
     python   ``seed`` and ``setstate`` of the base of ``random.Random``
-    numpy    the seeding of ``RandomState``; entropy of ``SeedSequence``, from which ``default_rng`` and the bit
-             generators seed themselves; the ``state`` of bit generators
+    numpy    the seeding of ``RandomState``; entropy of ``SeedSequence``, from which ``default_rng``
+             and the bit generators seed themselves; the ``state`` of bit generators
 
 Not intercepted: generators that were seeded before, and sources of the operating system
 (``os.urandom``). The types belong to the whole process; seeds of other threads stay as they are.
@@ -25,7 +26,9 @@ import torch
 from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, Philox, bit_generator
 
 Replace = Callable[[Any, tuple[Any, ...]], int | None]
-"""From a generator, and the seed or state that it is given, to 63 bits in its place; None leaves it as it is."""
+"""From a generator, and the seed or state that it is given, to 63 bits in its place; None leaves it
+as it is.
+"""
 
 Method = Callable[..., Any]
 BITS: tuple[Any, ...] = (MT19937, PCG64, PCG64DXSM, Philox, SFC64)
@@ -41,14 +44,17 @@ class _Deciding(threading.local):
 
 _deciding = _Deciding()
 _installing, _inside = threading.Lock(), [0]
-"""How many are inside, in all threads: with the first one methods are replaced, and put back with the last."""
+"""How many are inside, in all threads: with the first one methods are replaced, and put back with
+the last.
+"""
 
 
 @contextmanager
 def seeds_replaced(replace: Replace) -> Iterator[None]:
     """Inside, ``replace`` decides about every seed and state that this thread sets.
 
-    Everything is as before afterwards. May be nested: the inner one decides. Takes some microseconds.
+    Everything is as before afterwards. May be nested: the inner one decides. Takes some
+    microseconds.
     """
     before, _deciding.replace = _deciding.replace, replace
     _enter(1)
@@ -130,7 +136,9 @@ def _state_of(kind: Any, original: Any) -> property:
 
 @cache
 def _functions() -> list[tuple[str, Any, Any]]:
-    """The functions of numpy that ``SeedSequence`` calls for its entropy: name, what stands there, what does inside."""
+    """The functions of numpy that ``SeedSequence`` calls for its entropy: name, what stands there,
+    what does inside.
+    """
     module: Any = bit_generator
     as_words, random_bits = module._coerce_to_uint32_array, module.randbits
 

@@ -1,14 +1,15 @@
-"""A client in one attempt: keys, shares, masked values, tags, answer. One of each, and never again another.
+"""A client in one attempt: keys, shares, masked values, tags, answer. One of each, and never again
+another.
 
 Guarantees, whatever the server sends (SecureSumError otherwise, and nothing leaves):
-- a stage is answered once; the same message again gets the stored answer, another one is refused, and so is a stage out
-  of order;
+- a stage is answered once; the same message again gets the stored answer, another one is refused,
+  and so is a stage out of order;
 - masks are used for one vector;
-- tags are given for one set of survivors: at least m of those that sent shares, this client among them, and at least h
-  of its own closed neighbourhood;
-- shares are given for that set alone, and only after m survivors, this client among them, have shown by their tags that
-  they were told the same sets and public keys. Of each neighbour one secret is given, never both. ``terms`` has what
-  follows from it.
+- tags are given for one set of survivors: at least m of those that sent shares, this client among
+  them, and at least h of its own closed neighbourhood;
+- shares are given for that set alone, and only after m survivors, this client among them, have
+  shown by their tags that they were told the same sets and public keys. Of each neighbour one
+  secret is given, never both. ``terms`` has what follows from it.
 """
 
 import hashlib
@@ -44,14 +45,18 @@ from fedlsg.secure_sum.terms import STAGES, SecureSumError, Terms
 class Client:
     """One client's side of an attempt under ``terms``.
 
-    ``root``: 32 secret bytes for this client and attempt alone, from ``secret_root`` (or ``reproducible_root``, not
-    private). Order of calls: ``keys``, ``shares``, ``accept``, ``masked``, ``agree``, ``unmask``. After ``unmask`` all
-    secrets are forgotten; the answers are kept. Refuses to be pickled; ``export`` writes it for the client's own store.
+    ``root``: 32 secret bytes for this client and attempt alone, from ``secret_root`` (or
+    ``reproducible_root``, not
+    private). Order of calls: ``keys``, ``shares``, ``accept``, ``masked``, ``agree``, ``unmask``.
+    After ``unmask`` all secrets are forgotten; the answers are kept. Refuses to be pickled;
+    ``export`` writes it for the client's own store.
     """
 
     def __init__(self, terms: Terms, client: int, root: bytes) -> None:
         if client not in terms.points:
-            raise ValueError(f"expected one of the {len(terms.clients)} clients of the terms, got {client}")
+            raise ValueError(
+                f"expected one of the {len(terms.clients)} clients of the terms, got {client}"
+            )
         self.terms, self.client = terms, client
         self._root: bytes | None = root
         self._secrets: AttemptSecrets | None = AttemptSecrets(root, terms.digest, client)
@@ -68,7 +73,9 @@ class Client:
         """Of who announced which keys, its own too; in all that seals, opens and tags."""
         self._sharers: frozenset[int] = frozenset()
         self._held: dict[int, bytes] = {}
-        """Of each closed neighbour that sent shares: a share of its self-mask seed, and one of its mask key."""
+        """Of each closed neighbour that sent shares: a share of its self-mask seed, and one of its
+        mask key.
+        """
         self._told: bytes | None = None
         self._survivors: frozenset[int] = frozenset()
         self._sets = b""
@@ -88,16 +95,18 @@ class Client:
     def shares(self, roster: bytes) -> bytes:
         """Stage 1: shares of both secrets for each neighbour in the roster, sealed.
 
-        SecureSumError if fewer than m clients announced keys or fewer than h of the closed neighbourhood, and for keys
-        that repeat or, of a neighbour, are of small order.
+        SecureSumError if fewer than m clients announced keys or fewer than h of the closed
+        neighbourhood, and for keys that repeat or, of a neighbour, are of small order.
         """
         return self._answer("shares", roster, lambda: self._make_shares(roster))
 
     def accept(self, delivery: bytes) -> None:
-        """Stage 2, first half: open the shares of the neighbours. Repeats itself for the same message alone.
+        """Stage 2, first half: open the shares of the neighbours. Repeats itself for the same
+        message alone.
 
-        Call it before the input is computed: what it refuses costs no privacy. SecureSumError if fewer than m clients
-        sent shares, for senders that are not neighbours in the roster, and for altered shares.
+        Call it before the input is computed: what it refuses costs no privacy. SecureSumError if
+        fewer than m clients sent shares, for senders that are not neighbours in the roster, and for
+        altered shares.
         """
         self._reach("masked")
         if self._delivery is not None:
@@ -108,10 +117,11 @@ class Client:
         self._delivery = delivery
 
     def masked(self, values: Integer[np.ndarray, " length"]) -> bytes:
-        """Stage 2, second half: the masked vector of ``length`` integers, which are taken modulo 2^b.
+        """Stage 2, second half: the masked vector of ``length`` integers, which are taken modulo
+        2^b.
 
-        Called again it returns the stored message, whatever the values: masks are used once. ValueError for values of
-        another shape or type.
+        Called again it returns the stored message, whatever the values: masks are used once.
+        ValueError for values of another shape or type.
         """
         if len(self._answers) > STAGES.index("masked"):
             return self._answers[STAGES.index("masked")][1]
@@ -122,17 +132,20 @@ class Client:
         return self._answer("masked", self._delivery, lambda: self._make_masked(values))
 
     def agree(self, told: bytes) -> bytes:
-        """Stage 3: a tag for each other survivor on all sets that this client was told, which are fixed from now on.
+        """Stage 3: a tag for each other survivor on all sets that this client was told, which are
+        fixed from now on.
 
-        SecureSumError for another set than before, survivors that sent no shares, a set without this client or of fewer
-        than m, and if fewer than h of the closed neighbourhood survived.
+        SecureSumError for another set than before, survivors that sent no shares, a set without
+        this client or of fewer than m, and if fewer than h of the closed neighbourhood survived.
         """
         return self._answer("agree", told, lambda: self._make_tags(told))
 
     def unmask(self, request: bytes) -> bytes:
-        """Stage 4: shares for the one set of survivors of this attempt; afterwards all secrets are forgotten.
+        """Stage 4: shares for the one set of survivors of this attempt; afterwards all secrets are
+        forgotten.
 
-        SecureSumError unless m survivors, this client among them, were told the same sets: wrong tags do not count.
+        SecureSumError unless m survivors, this client among them, were told the same sets: wrong
+        tags do not count.
         """
         return self._answer("unmask", request, lambda: self._make_answer(request))
 
@@ -147,34 +160,48 @@ class Client:
         secrets, terms, digest = self._secret, self.terms, self._roster_digest
         holders = {client: terms.points[client] for client in (self.client, *self._seeds)}
         degree = terms.plan.threshold - 1
-        seeds = split(secrets.self_seed, secrets.coefficients(b"self-mask seed", degree), holders.values())
-        keys = split(secrets.mask_secret, secrets.coefficients(b"mask key", degree), holders.values())
+        seeds = split(
+            secrets.self_seed, secrets.coefficients(b"self-mask seed", degree), holders.values()
+        )
+        keys = split(
+            secrets.mask_secret, secrets.coefficients(b"mask key", degree), holders.values()
+        )
         both = {client: seeds[point] + keys[point] for client, point in holders.items()}
         self._held = {self.client: both[self.client]}
         sealed = {
-            other: seal_shares(secrets.share_key, self.client, self._public[other][0], other, digest, both[other])
+            other: seal_shares(
+                secrets.share_key, self.client, self._public[other][0], other, digest, both[other]
+            )
             for other in self._seeds
         }
         self._roster = roster
         return wire.write(wire.SHARES, self.client, terms, wire.write_table(sealed))
 
     def _read_roster(self, roster: bytes) -> None:
-        announced, body = wire.read_with_set(roster, wire.ROSTER, self.client, self.terms, 2 * KEY_BYTES)
+        announced, body = wire.read_with_set(
+            roster, wire.ROSTER, self.client, self.terms, 2 * KEY_BYTES
+        )
         neighbours = self._near(announced, "roster")
         table = wire.read_table(body, 2 * KEY_BYTES, announced - {self.client}, of="roster")
-        table[self.client] = public_bytes(self._secret.share_key) + public_bytes(self._secret.mask_key)
+        table[self.client] = public_bytes(self._secret.share_key) + public_bytes(
+            self._secret.mask_key
+        )
         public = {other: (keys[:KEY_BYTES], keys[KEY_BYTES:]) for other, keys in table.items()}
         if len({key for pair in public.values() for key in pair}) != 2 * len(public):
             raise SecureSumError("roster: expected public keys that differ, got one twice")
         self._seeds = {
-            other: pair_seed(self._secret.mask_key, self.client, public[other][1], other, self.terms.digest)
+            other: pair_seed(
+                self._secret.mask_key, self.client, public[other][1], other, self.terms.digest
+            )
             for other in neighbours
         }
         self._announced, self._public = announced, public
         self._roster_digest = wire.roster_digest(table, self.terms)
 
     def _open(self, delivery: bytes) -> None:
-        sharers, body = wire.read_with_set(delivery, wire.DELIVERY, self.client, self.terms, SEALED_BYTES)
+        sharers, body = wire.read_with_set(
+            delivery, wire.DELIVERY, self.client, self.terms, SEALED_BYTES
+        )
         if not sharers <= self._announced:
             raise SecureSumError("delivery: clients sent shares that had announced no keys")
         sealed = wire.read_table(body, SEALED_BYTES, self._near(sharers, "delivery"), of="delivery")
@@ -189,8 +216,12 @@ class Client:
         secrets, terms = self._secret, self.terms
         words = reduced(values, terms.bits)
         add_masks(words, [(secrets.self_seed, 1)])
-        add_masks(words, ((self._seeds[j], sign(self.client, j)) for j in self._held if j != self.client))
-        return wire.write(wire.MASKED, self.client, terms, wire.pack_bits(clear(words, terms.bits), terms.bits))
+        add_masks(
+            words, ((self._seeds[j], sign(self.client, j)) for j in self._held if j != self.client)
+        )
+        return wire.write(
+            wire.MASKED, self.client, terms, wire.pack_bits(clear(words, terms.bits), terms.bits)
+        )
 
     def _make_tags(self, told: bytes) -> bytes:
         size = wire.set_bytes(self.terms)
@@ -211,16 +242,28 @@ class Client:
 
     def _make_answer(self, request: bytes) -> bytes:
         self._check_agreement(request)
-        seeds = {other: both[:SHARE_BYTES] for other, both in self._held.items() if other in self._survivors}
-        keys = {other: both[SHARE_BYTES:] for other, both in self._held.items() if other not in self._survivors}
+        seeds = {
+            other: both[:SHARE_BYTES]
+            for other, both in self._held.items()
+            if other in self._survivors
+        }
+        keys = {
+            other: both[SHARE_BYTES:]
+            for other, both in self._held.items()
+            if other not in self._survivors
+        }
         answer = self._sets + wire.write_table(seeds) + wire.write_table(keys)
         message = wire.write(wire.ANSWER, self.client, self.terms, answer)
         self._forget()
         return message
 
     def _check_agreement(self, request: bytes) -> None:
-        """Raise SecureSumError unless m survivors, this client among them, tagged the sets that it was told."""
-        senders, body = wire.read_with_set(request, wire.REQUEST, self.client, self.terms, TAG_BYTES)
+        """Raise SecureSumError unless m survivors, this client among them, tagged the sets that it
+        was told.
+        """
+        senders, body = wire.read_with_set(
+            request, wire.REQUEST, self.client, self.terms, TAG_BYTES
+        )
         if self.client not in senders or not senders <= self._survivors:
             raise SecureSumError("request: expected tags of survivors, this client among them")
         tags = wire.read_table(body, TAG_BYTES, senders - {self.client}, of="request")
@@ -228,25 +271,35 @@ class Client:
         if agreed < self.terms.min_survivors:
             least = self.terms.min_survivors
             raise SecureSumError(
-                f"request: expected {least} clients that were told the same sets and keys, got {agreed}"
+                f"request: expected {least} clients that were told the same sets and keys, got "
+                f"{agreed}"
             )
 
     def _near(self, clients: frozenset[int], of: str) -> list[int]:
-        """The neighbours among the clients, which must have this client and h of its closed neighbourhood."""
+        """The neighbours among the clients, which must have this client and h of its closed
+        neighbourhood.
+        """
         if self.client not in clients:
             raise SecureSumError(f"{of}: client {self.client} itself is missing")
         near = [other for other in self.terms.neighbours[self.client] if other in clients]
         least, got = self.terms.plan.threshold, len(near) + 1
         if got < least:
-            raise SecureSumError(f"{of}: expected {least} of the neighbourhood of client {self.client}, got {got}")
+            raise SecureSumError(
+                f"{of}: expected {least} of the neighbourhood of client {self.client}, got {got}"
+            )
         return near
 
     def _answer(self, stage: str, message: bytes, make: Callable[[], bytes]) -> bytes:
         """The stored answer of a stage, or the one that ``make`` returns, which is stored."""
-        at, asked = STAGES.index(stage), hashlib.sha256(message).digest() if isinstance(message, bytes) else b""
+        at, asked = (
+            STAGES.index(stage),
+            hashlib.sha256(message).digest() if isinstance(message, bytes) else b"",
+        )
         if at < len(self._answers):
             if self._answers[at][0] != asked:
-                raise SecureSumError(f"{stage}: this attempt has answered another message of this stage")
+                raise SecureSumError(
+                    f"{stage}: this attempt has answered another message of this stage"
+                )
             return self._answers[at][1]
         self._reach(stage)
         answer = make()
@@ -259,7 +312,8 @@ class Client:
     def export(self) -> bytes:
         """The whole state with its secrets, for the client's own store alone.
 
-        Write it before the last answer is sent: a client that goes back to an earlier state could answer twice.
+        Write it before the last answer is sent: a client that goes back to an earlier state could
+        answer twice.
         """
         answers = [part for pair in self._answers for part in pair]
         heard = [self._roster, self._delivery, self._told]
@@ -267,7 +321,9 @@ class Client:
 
     @classmethod
     def restore(cls, terms: Terms, client: int, stored: bytes) -> Self:
-        """The client that ``export`` wrote. SecureSumError for damaged bytes, other terms or another client."""
+        """The client that ``export`` wrote. SecureSumError for damaged bytes, other terms or
+        another client.
+        """
         root, roster, delivery, told, *pairs = wire.read_state(terms, client, stored)
         restored = cls(terms, client, root or bytes(KEY_BYTES))
         if root and roster:
@@ -278,7 +334,11 @@ class Client:
             restored._make_tags(told)
         if not root:
             restored._forget()
-        restored._roster, restored._delivery, restored._told = roster or None, delivery or None, told or None
+        restored._roster, restored._delivery, restored._told = (
+            roster or None,
+            delivery or None,
+            told or None,
+        )
         restored._answers = list(zip(pairs[::2], pairs[1::2], strict=True))
         return restored
 
@@ -293,7 +353,10 @@ class Client:
         return self._secrets
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a client of a secure sum cannot be pickled: use export, for the client's own store alone")
+        raise TypeError(
+            "a client of a secure sum cannot be pickled: use export, for the client's own store "
+            "alone"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(client={self.client}, stage={self.stage!r})"

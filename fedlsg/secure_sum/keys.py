@@ -1,12 +1,14 @@
-"""Secrets of one client in one attempt: keys and tags that two clients agree on, shares of a secret, and masks.
+"""Secrets of one client in one attempt: keys and tags that two clients agree on, shares of a
+secret, and masks.
 
-All secrets of an attempt derive from one root of 32 bytes: two X25519 private keys (one for sharing, one for masks),
-the seed b_i of the self-mask, and the polynomials of the shares. So whatever is computed twice is equal: no polynomial
-is drawn twice, and no key encrypts two texts.
-Primitives: X25519 (RFC 7748), HKDF-SHA-256 (RFC 5869), ChaCha20 (RFC 8439), AES-256-GCM, all from ``cryptography``.
-Shares: Shamir 1979, "How to Share a Secret", of 32 bytes over the integers modulo the prime p = 2^256 - 189. A share of
-the holder at point x is f(x) for a random polynomial f of degree h - 1 with f(0) = secret. Not constant-time: Python's
-integers are not.
+All secrets of an attempt derive from one root of 32 bytes: two X25519 private keys (one for
+sharing, one for masks), the seed b_i of the self-mask, and the polynomials of the shares. So
+whatever is computed twice is equal: no polynomial is drawn twice, and no key encrypts two texts.
+Primitives: X25519 (RFC 7748), HKDF-SHA-256 (RFC 5869), ChaCha20 (RFC 8439), AES-256-GCM, all from
+``cryptography``.
+Shares: Shamir 1979, "How to Share a Secret", of 32 bytes over the integers modulo the prime p =
+2^256 - 189. A share of the holder at point x is f(x) for a random polynomial f of degree h - 1 with
+f(0) = secret. Not constant-time: Python's integers are not.
 Masks: key streams as words modulo 2^b, added to vectors of integers (Bonawitz et al. 2017, sec. 4):
     y_i = x_i + PRG(b_i) + sum over neighbours j of sign(i, j) PRG(s_ij)   mod 2^b
 Symbols: x_i input, b_i self-mask seed, s_ij = s_ji pair seed, y_i masked vector.
@@ -37,9 +39,10 @@ SHARE_BYTES = 32
 def split(secret: bytes, coefficients: Sequence[int], points: Iterable[int]) -> dict[int, bytes]:
     """One share, 32 bytes, for every point; h is one more than the number of ``coefficients``.
 
-    Guarantee: if the coefficients are uniform modulo p and secret, any h - 1 shares are uniform and independent of
-    the secret, and any h give it back.
-    Raises ValueError for a secret that is not 32 bytes below p, and for points or coefficients out of range.
+    Guarantee: if the coefficients are uniform modulo p and secret, any h - 1 shares are uniform and
+    independent of the secret, and any h give it back.
+    Raises ValueError for a secret that is not 32 bytes below p, and for points or coefficients out
+    of range.
     """
     polynomial = [_number(secret), *coefficients]
     if not all(0 <= a < PRIME for a in polynomial) or len(secret) != SHARE_BYTES:
@@ -56,19 +59,26 @@ def split(secret: bytes, coefficients: Sequence[int], points: Iterable[int]) -> 
 
 
 def combine(shares: Mapping[int, bytes], threshold: int, of: str = "secret") -> bytes:
-    """The secret of the first ``threshold`` shares, by point; further ones are not used. ``of``: its name in errors.
+    """The secret of the first ``threshold`` shares, by point; further ones are not used. ``of``:
+    its name in errors.
 
-    Not verified: a wrong share gives another secret. Compare the result with what its owner announced.
-    Raises SecureSumError for fewer shares than the threshold, or a share that is no 32 bytes below p.
+    Not verified: a wrong share gives another secret. Compare the result with what its owner
+    announced.
+    Raises SecureSumError for fewer shares than the threshold, or a share that is no 32 bytes below
+    p.
     """
     points = tuple(sorted(shares)[:threshold])
     if len(points) < threshold:
         raise SecureSumError(f"{of}: expected {threshold} shares at least, got {len(points)}")
     values = [_number(shares[x]) for x in points]
-    if not all(y < PRIME and len(shares[x]) == SHARE_BYTES for x, y in zip(points, values, strict=True)):
+    if not all(
+        y < PRIME and len(shares[x]) == SHARE_BYTES for x, y in zip(points, values, strict=True)
+    ):
         raise SecureSumError("share: expected 32 bytes below 2^256 - 189")
     weights = _weights(points)
-    return (sum(y * w for y, w in zip(values, weights, strict=True)) % PRIME).to_bytes(SHARE_BYTES, "big")
+    return (sum(y * w for y, w in zip(values, weights, strict=True)) % PRIME).to_bytes(
+        SHARE_BYTES, "big"
+    )
 
 
 @lru_cache(maxsize=256)
@@ -107,8 +117,9 @@ def reproducible_root(seed: int, *labels: str | int) -> bytes:
 class AttemptSecrets:
     """What a client keeps secret in an attempt.
 
-    ``terms``: the digest of the attempt's terms. The same root under other terms, or for another client, gives
-    unrelated secrets. Refuses to be pickled, so that it cannot reach a checkpoint or a message.
+    ``terms``: the digest of the attempt's terms. The same root under other terms, or for another
+    client, gives unrelated secrets. Refuses to be pickled, so that it cannot reach a checkpoint or
+    a message.
     """
 
     def __init__(self, root: bytes, terms: bytes, client: int) -> None:
@@ -150,7 +161,10 @@ class AttemptSecrets:
         return numbers
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("secrets of a secure sum cannot be pickled: export them on purpose, for the client's own store")
+        raise TypeError(
+            "secrets of a secure sum cannot be pickled: export them on purpose, for the client's "
+            "own store"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(client={self.client})"
@@ -167,7 +181,9 @@ def public_bytes(key: X25519PrivateKey) -> bytes:
 
 
 def commitment_to(seed: bytes, terms: bytes, client: int) -> bytes:
-    """SHA-256 of a self-mask seed, 32 bytes, so that a wrong reconstruction is seen. A seed has 256 secret bits."""
+    """SHA-256 of a self-mask seed, 32 bytes, so that a wrong reconstruction is seen. A seed has 256
+    secret bits.
+    """
     return hashlib.sha256(b"fedlsg self-mask seed\0" + terms + _id(client) + seed).digest()
 
 
@@ -176,48 +192,79 @@ def check_public(key: bytes) -> None:
     _exchange(X25519PrivateKey.generate(), key)
 
 
-def pair_seed(own: X25519PrivateKey, own_client: int, other: bytes, other_client: int, terms: bytes) -> bytes:
-    """The seed s_ij of a pair mask, 32 bytes, equal for both ends. SecureSumError for a key of small order."""
+def pair_seed(
+    own: X25519PrivateKey, own_client: int, other: bytes, other_client: int, terms: bytes
+) -> bytes:
+    """The seed s_ij of a pair mask, 32 bytes, equal for both ends. SecureSumError for a key of
+    small order.
+    """
     ends = sorted([(own_client, public_bytes(own)), (other_client, other)])
-    return _derive(_exchange(own, other), b"pair mask", terms, *(_id(client) + key for client, key in ends))
+    return _derive(
+        _exchange(own, other), b"pair mask", terms, *(_id(client) + key for client, key in ends)
+    )
 
 
-def seal_shares(own: X25519PrivateKey, sender: int, other: bytes, receiver: int, roster: bytes, shares: bytes) -> bytes:
+def seal_shares(
+    own: X25519PrivateKey, sender: int, other: bytes, receiver: int, roster: bytes, shares: bytes
+) -> bytes:
     """Encrypt two shares for one neighbour: 80 bytes.
 
-    The key binds the roster (its digest), sender, receiver and both public keys, and encrypts this text alone: so the
-    nonce is constant.
+    The key binds the roster (its digest), sender, receiver and both public keys, and encrypts this
+    text alone: so the nonce is constant.
     """
     key = _derive(
-        _exchange(own, other), b"shares", roster, _id(sender) + public_bytes(own), _id(receiver) + other
-    )  # fmt: skip
+        _exchange(own, other),
+        b"shares",
+        roster,
+        _id(sender) + public_bytes(own),
+        _id(receiver) + other,
+    )
     return AESGCM(key).encrypt(_NONCE, shares, None)
 
 
-def open_shares(own: X25519PrivateKey, receiver: int, other: bytes, sender: int, roster: bytes, sealed: bytes) -> bytes:
-    """The two shares that a neighbour sealed; SecureSumError if anything of it or around it was altered."""
+def open_shares(
+    own: X25519PrivateKey, receiver: int, other: bytes, sender: int, roster: bytes, sealed: bytes
+) -> bytes:
+    """The two shares that a neighbour sealed; SecureSumError if anything of it or around it was
+    altered.
+    """
     key = _derive(
-        _exchange(own, other), b"shares", roster, _id(sender) + other, _id(receiver) + public_bytes(own)
-    )  # fmt: skip
+        _exchange(own, other),
+        b"shares",
+        roster,
+        _id(sender) + other,
+        _id(receiver) + public_bytes(own),
+    )
     try:
         return AESGCM(key).decrypt(_NONCE, sealed, None)
     except InvalidTag:
         raise SecureSumError(
-            f"shares of client {sender} for client {receiver}: altered, or made under other terms, or by a client"
-            " that was shown other keys"
+            f"shares of client {sender} for client {receiver}: altered, or made under other terms, "
+            "or by a client that was shown other keys"
         ) from None
 
 
 def agreement_tags(
-    own: X25519PrivateKey, own_client: int, other: bytes, other_client: int, terms: bytes, sets: bytes
+    own: X25519PrivateKey,
+    own_client: int,
+    other: bytes,
+    other_client: int,
+    terms: bytes,
+    sets: bytes,
 ) -> tuple[bytes, bytes]:
-    """The tag that tells another client which sets this one was told (by their digest), and the tag due from it.
+    """The tag that tells another client which sets this one was told (by their digest), and the tag
+    due from it.
 
-    HMAC-SHA-256 (the second half of HKDF) under a key that only the two ends have: nobody else can make either tag.
-    Sender and receiver are in it, so that a tag sent back is no tag of the other.
+    HMAC-SHA-256 (the second half of HKDF) under a key that only the two ends have: nobody else can
+    make either tag. Sender and receiver are in it, so that a tag sent back is no tag of the other.
     """
-    secret, ends = _exchange(own, other), [_id(own_client) + public_bytes(own), _id(other_client) + other]
-    mine, due = (_derive(secret, b"agreement", terms, *both, sets)[:TAG_BYTES] for both in (ends, ends[::-1]))
+    secret, ends = (
+        _exchange(own, other),
+        [_id(own_client) + public_bytes(own), _id(other_client) + other],
+    )
+    mine, due = (
+        _derive(secret, b"agreement", terms, *both, sets)[:TAG_BYTES] for both in (ends, ends[::-1])
+    )
     return mine, due
 
 
@@ -225,7 +272,9 @@ def _exchange(own: X25519PrivateKey, other: bytes) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
-        raise SecureSumError("public key: expected 32 bytes of a key that is not of small order") from None
+        raise SecureSumError(
+            "public key: expected 32 bytes of a key that is not of small order"
+        ) from None
 
 
 def _derive(secret: bytes, label: bytes, *about: bytes) -> bytes:
@@ -249,7 +298,8 @@ def word(bits: int) -> np.dtype:
 
 
 def reduced(values: Integer[np.ndarray, " length"], bits: int) -> UInt[np.ndarray, " length"]:
-    """A copy of integers modulo 2^b, as words. Negative ones wrap: -1 becomes 2^b - 1. No value is refused.
+    """A copy of integers modulo 2^b, as words. Negative ones wrap: -1 becomes 2^b - 1. No value is
+    refused.
 
     Raises ValueError for an array that is not of integers.
     """
@@ -265,15 +315,19 @@ def clear(words: UInt[np.ndarray, " length"], bits: int) -> UInt[np.ndarray, " l
 
 
 def sign(own: int, other: int) -> int:
-    """The sign of the pair mask in the masked vector of client ``own``: the two of a pair cancel."""
+    """The sign of the pair mask in the masked vector of client ``own``: the two of a pair
+    cancel.
+    """
     return 1 if own < other else -1
 
 
 def add_masks(words: UInt[np.ndarray, " length"], seeds: Iterable[tuple[bytes, int]]) -> None:
-    """Add sign x PRG(seed) to words, in place, modulo the length of a word; ``clear`` the bits above b afterwards.
+    """Add sign x PRG(seed) to words, in place, modulo the length of a word; ``clear`` the bits
+    above b afterwards.
 
-    Guarantee: without the seed a mask is computationally indistinguishable from uniform words (ChaCha20 under a key of
-    256 bits); words modulo a power of two have no bias. Holds 64 KiB in addition to ``words``, for any number of seeds.
+    Guarantee: without the seed a mask is computationally indistinguishable from uniform words
+    (ChaCha20 under a key of 256 bits); words modulo a power of two have no bias. Holds 64 KiB in
+    addition to ``words``, for any number of seeds.
     Raises ValueError for a seed that is not 32 bytes: a shorter one could be found by trial.
     """
     stream = bytearray(AT_ONCE)

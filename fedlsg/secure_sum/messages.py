@@ -1,20 +1,25 @@
-"""The nine messages of an attempt as bytes, parsed strictly; and the state of a client as bytes, for its own store.
+"""The nine messages of an attempt as bytes, parsed strictly; and the state of a client as bytes,
+for its own store.
 
     up    keys       share key 32, mask key 32, commitment to the self-mask seed 32
     down  roster     clients that announced keys; of each other one: share key 32, mask key 32
     up    shares     for each neighbour in the roster: two sealed shares, 80
     down  delivery   clients that sent shares; of each neighbour among them: two sealed shares, 80
-    up    masked     ``length`` integers of ``bits`` bits, packed: value i begins at bit i b, lowest bit first
+    up    masked     ``length`` integers of ``bits`` bits, packed: value i begins at bit i b, lowest
+          bit first
     down  survivors  clients that sent masked values
-    up    tags       for each other survivor: a tag on the digest of the roster and these two sets, 16
+    up    tags       for each other survivor: a tag on the digest of the roster and these two sets,
+          16
     down  request    clients that sent tags; of each other one: its tag for the receiver, 16
-    up    answer     that digest; of each survivor in the closed neighbourhood a share of its self-mask seed, 32; of
-                     each neighbour that sent shares and did not survive a share of its mask key, 32
+    up    answer     that digest; of each survivor in the closed neighbourhood a share of its
+                     self-mask seed, 32; of each neighbour that sent shares and did not survive a
+                     share of its mask key, 32
 
-Every message: magic 4, version 2, kind 1, client 4, digest of the terms 16, body, SHA-256 of all that 16. The client is
-the one that sends or receives it. A set of clients is one bit for each client of the terms. A table is a count (2
-bytes), then a client (4 bytes) and its fixed number of bytes for each entry, clients ascending.
-The checksum finds damage; it is no signature. A stored state: magic, terms, client, parts with their lengths, checksum.
+Every message: magic 4, version 2, kind 1, client 4, digest of the terms 16, body, SHA-256 of all
+that 16. The client is the one that sends or receives it. A set of clients is one bit for each
+client of the terms. A table is a count (2 bytes), then a client (4 bytes) and its fixed number of
+bytes for each entry, clients ascending. The checksum finds damage; it is no signature. A stored
+state: magic, terms, client, parts with their lengths, checksum.
 """
 
 import hashlib
@@ -29,7 +34,9 @@ from fedlsg.secure_sum.keys import commitment_to, private_key, public_bytes, wor
 from fedlsg.secure_sum.terms import SecureSumError, Terms
 
 PACKED_AT_ONCE = 2**13
-"""Values at once, which stay in the processor's cache; a multiple of 8, so that they fill whole bytes."""
+"""Values at once, which stay in the processor's cache; a multiple of 8, so that they fill whole
+bytes.
+"""
 
 
 def packed_bytes(length: int, bits: int) -> int:
@@ -50,9 +57,13 @@ def pack_bits(words: UInt[np.ndarray, " length"], bits: int) -> bytes:
 
 
 def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.ndarray, " length"]:
-    """The words of ``pack_bits``; SecureSumError for another number of bytes or for bits behind the last value."""
+    """The words of ``pack_bits``; SecureSumError for another number of bytes or for bits behind the
+    last value.
+    """
     if len(packed) != packed_bytes(length, bits):
-        raise SecureSumError(f"masked values: expected {packed_bytes(length, bits)} bytes, got {len(packed)}")
+        raise SecureSumError(
+            f"masked values: expected {packed_bytes(length, bits)} bytes, got {len(packed)}"
+        )
     if length * bits % 8 and packed[-1] >> length * bits % 8:
         raise SecureSumError("masked values: expected zero bits behind the last value")
     kind = word(bits)
@@ -63,13 +74,17 @@ def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.n
         part = words[start : start + PACKED_AT_ONCE]
         spread = np.zeros((len(part), 8 * kind.itemsize), np.uint8)
         own = raw[start * bits // 8 :]
-        spread[:, :bits] = np.unpackbits(own, count=len(part) * bits, bitorder="little").reshape(-1, bits)
+        spread[:, :bits] = np.unpackbits(own, count=len(part) * bits, bitorder="little").reshape(
+            -1, bits
+        )
         part[:] = np.packbits(spread, bitorder="little").view(kind)
     return words
 
 
 class Announced(NamedTuple):
-    """What a client announced in stage 0: two public keys and the commitment to its self-mask seed, 32 bytes each."""
+    """What a client announced in stage 0: two public keys and the commitment to its self-mask seed,
+    32 bytes each.
+    """
 
     share_key: bytes
     mask_key: bytes
@@ -81,7 +96,9 @@ class Announced(NamedTuple):
         return self.share_key + self.mask_key
 
     def gave(self, secret: bytes, what: str, terms: bytes, owner: int) -> bool:
-        """Whether a mask key, or a self-mask seed, is the one that its owner announced under these terms."""
+        """Whether a mask key, or a self-mask seed, is the one that its owner announced under these
+        terms.
+        """
         if what == "mask key":
             return public_bytes(private_key(secret)) == self.mask_key
         return commitment_to(secret, terms, owner) == self.commitment
@@ -92,8 +109,17 @@ HEADER = struct.Struct("<4sBBI16s")
 CHECKSUM_BYTES = 16
 OVERHEAD = HEADER.size + CHECKSUM_BYTES
 KEYS, ROSTER, SHARES, DELIVERY, MASKED, SURVIVORS, TAGS, REQUEST, ANSWER = range(1, 10)
-NAMES = {KEYS: "keys", ROSTER: "roster", SHARES: "shares", DELIVERY: "delivery", MASKED: "masked values",
-         SURVIVORS: "survivors", TAGS: "tags", REQUEST: "request", ANSWER: "answer"}  # fmt: skip
+NAMES = {
+    KEYS: "keys",
+    ROSTER: "roster",
+    SHARES: "shares",
+    DELIVERY: "delivery",
+    MASKED: "masked values",
+    SURVIVORS: "survivors",
+    TAGS: "tags",
+    REQUEST: "request",
+    ANSWER: "answer",
+}
 _COUNT, _CLIENT = struct.Struct("<H"), struct.Struct("<I")
 
 
@@ -106,22 +132,32 @@ def write(kind: int, client: int, terms: Terms, body: bytes) -> bytes:
 def read(message: bytes, kind: int, client: int, terms: Terms, *, least: int, most: int) -> bytes:
     """The body, of ``least`` to ``most`` bytes, of a message of this kind, client and terms.
 
-    Guarantee: ``message`` may be any bytes; its length is compared before anything is copied or hashed.
-    Raises SecureSumError naming what differs: type, length, magic, version, kind, client, terms, checksum.
+    Guarantee: ``message`` may be any bytes; its length is compared before anything is copied or
+    hashed.
+    Raises SecureSumError naming what differs: type, length, magic, version, kind, client, terms,
+    checksum.
     """
     name = NAMES[kind]
     if not isinstance(message, bytes):
         raise SecureSumError(f"{name}: expected bytes, got {type(message).__name__}")
     if not least + OVERHEAD <= len(message) <= most + OVERHEAD:
-        raise SecureSumError(f"{name}: expected {least + OVERHEAD} to {most + OVERHEAD} bytes, got {len(message)}")
+        raise SecureSumError(
+            f"{name}: expected {least + OVERHEAD} to {most + OVERHEAD} bytes, got {len(message)}"
+        )
     wanted = (MAGIC, VERSION, kind, client, terms.digest[:16])
     for field, due, got in zip(
-        ("magic", "version", "kind", "client", "digest of the terms"), wanted, HEADER.unpack_from(message), strict=True
+        ("magic", "version", "kind", "client", "digest of the terms"),
+        wanted,
+        HEADER.unpack_from(message),
+        strict=True,
     ):
         if due != got:
             raise SecureSumError(f"{name}: expected {field} {_text(due)}, got {_text(got)}")
     view = memoryview(message)
-    if hashlib.sha256(view[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES] != message[-CHECKSUM_BYTES:]:
+    if (
+        hashlib.sha256(view[:-CHECKSUM_BYTES]).digest()[:CHECKSUM_BYTES]
+        != message[-CHECKSUM_BYTES:]
+    ):
         raise SecureSumError(f"{name}: the bytes were damaged, the checksum differs")
     return message[HEADER.size : -CHECKSUM_BYTES]
 
@@ -138,18 +174,28 @@ def write_set(members: Collection[int], terms: Terms) -> bytes:
 
 
 def read_set(bits: bytes, terms: Terms, *, of: str) -> frozenset[int]:
-    """The members of a set; SecureSumError for bits that stand for no client, or too few members: below m."""
+    """The members of a set; SecureSumError for bits that stand for no client, or too few members:
+    below m.
+    """
     number = int.from_bytes(bits, "little")
     if number >> len(terms.clients):
-        raise SecureSumError(f"{of}: expected {len(terms.clients)} clients, got bits of unknown ones")
+        raise SecureSumError(
+            f"{of}: expected {len(terms.clients)} clients, got bits of unknown ones"
+        )
     members = frozenset(client for place, client in enumerate(terms.clients) if number >> place & 1)
     if len(members) < terms.min_survivors:
-        raise SecureSumError(f"{of}: expected {terms.min_survivors} clients at least, got {len(members)}")
+        raise SecureSumError(
+            f"{of}: expected {terms.min_survivors} clients at least, got {len(members)}"
+        )
     return members
 
 
-def read_with_set(message: bytes, kind: int, client: int, terms: Terms, width: int) -> tuple[frozenset[int], bytes]:
-    """The set at the start of a body (see ``read_set``), and the rest: a table of entries of ``width`` bytes."""
+def read_with_set(
+    message: bytes, kind: int, client: int, terms: Terms, width: int
+) -> tuple[frozenset[int], bytes]:
+    """The set at the start of a body (see ``read_set``), and the rest: a table of entries of
+    ``width`` bytes.
+    """
     size, others = set_bytes(terms), len(terms.clients) - 1
     least, most = size + table_bytes(0, width), size + table_bytes(others, width)
     body = read(message, kind, client, terms, least=least, most=most)
@@ -174,7 +220,8 @@ def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dic
     """
     if len(body) != table_bytes(len(due), width) or _COUNT.unpack_from(body)[0] != len(due):
         raise SecureSumError(
-            f"{of}: expected {len(due)} entries in {table_bytes(len(due), width)} bytes, got {len(body)} bytes"
+            f"{of}: expected {len(due)} entries in {table_bytes(len(due), width)} bytes, got "
+            f"{len(body)} bytes"
         )
     entries: dict[int, bytes] = {}
     last = -1
@@ -182,25 +229,34 @@ def read_table(body: bytes, width: int, due: Collection[int], *, of: str) -> dic
         (client,) = _CLIENT.unpack_from(body, start)
         if client <= last:
             raise SecureSumError(
-                f"{of}: expected clients in ascending order without repeats, got {client} behind {last}"
+                f"{of}: expected clients in ascending order without repeats, got {client} behind "
+                f"{last}"
             )
         if client not in due:
-            raise SecureSumError(f"{of}: client {client} is not expected here: no neighbour, or not in this stage")
+            raise SecureSumError(
+                f"{of}: client {client} is not expected here: no neighbour, or not in this stage"
+            )
         entries[client] = body[start + _CLIENT.size : start + _CLIENT.size + width]
         last = client
     return entries
 
 
 def roster_digest(keys: Mapping[int, bytes], terms: Terms) -> bytes:
-    """The commitment to the clients that announced keys, and to both public keys of each, under these terms: 32 bytes.
+    """The commitment to the clients that announced keys, and to both public keys of each, under
+    these terms: 32 bytes.
 
-    ``keys``: share key and mask key, 64 bytes, of every client that announced some; the reader's own among them.
+    ``keys``: share key and mask key, 64 bytes, of every client that announced some; the reader's
+    own among them.
     """
     return hashlib.sha256(b"fedlsg secure sum roster\0" + terms.digest + write_table(keys)).digest()
 
 
-def sets_digest(roster: bytes, sharers: Collection[int], survivors: Collection[int], terms: Terms) -> bytes:
-    """The commitment to a roster (its digest) and to the clients that sent shares and survived: 32 bytes."""
+def sets_digest(
+    roster: bytes, sharers: Collection[int], survivors: Collection[int], terms: Terms
+) -> bytes:
+    """The commitment to a roster (its digest) and to the clients that sent shares and survived: 32
+    bytes.
+    """
     sets = b"".join(write_set(members, terms) for members in (sharers, survivors))
     return hashlib.sha256(b"fedlsg secure sum sets\0" + terms.digest + roster + sets).digest()
 
@@ -222,7 +278,9 @@ def write_state(terms: Terms, client: int, parts: Sequence[bytes | None]) -> byt
 
 
 def read_state(terms: Terms, client: int, stored: bytes) -> list[bytes]:
-    """The parts; SecureSumError for bytes that ``write_state`` did not make for these terms and this client."""
+    """The parts; SecureSumError for bytes that ``write_state`` did not make for these terms and
+    this client.
+    """
     state, checksum = stored[:-32], stored[-32:]
     due = STATE.pack(STATE_MAGIC, STATE_VERSION, client, terms.digest)
     if state[: STATE.size] != due or hashlib.sha256(state).digest() != checksum:

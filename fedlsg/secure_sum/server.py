@@ -1,9 +1,12 @@
-"""The server in one attempt: it forwards keys and shares, adds masked vectors, and removes their masks.
+"""The server in one attempt: it forwards keys and shares, adds masked vectors, and removes their
+masks.
 
-To remove masks, it puts secrets together from shares, and checks them against what their owners announced.
+To remove masks, it puts secrets together from shares, and checks them against what their owners
+announced.
 
-Each stage takes what clients sent, as pairs of client and message, and returns a message for each client that goes on,
-or ``GivenUp``. Clients whose message does not come, or is refused, have dropped out; ``refused`` says why.
+Each stage takes what clients sent, as pairs of client and message, and returns a message for each
+client that goes on, or ``GivenUp``. Clients whose message does not come, or is refused, have
+dropped out; ``refused`` says why.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,43 +45,66 @@ Shares = dict[int, dict[int, bytes]]
 
 
 def remove_masks(
-    words: UInt[np.ndarray, " length"], terms: Terms, announced: Mapping[int, Announced], seeds: Shares, keys: Shares
+    words: UInt[np.ndarray, " length"],
+    terms: Terms,
+    announced: Mapping[int, Announced],
+    seeds: Shares,
+    keys: Shares,
 ) -> set[int]:
     """Subtract all masks that are left in the sum of the survivors' masked vectors, in place.
 
-    ``seeds``: of each survivor shares of its self-mask seed; ``keys``: of each client that sent shares and did not
-    survive, shares of its mask key. The masks between two survivors have cancelled.
-    Guarantee: every secret is put together and checked before a mask is removed.
-    Where one share of a secret is wrong, the others are enough if there are h of them; returns the points of the
+    ``seeds``: of each survivor shares of its self-mask seed; ``keys``: of each client that sent
+    shares and did not survive, shares of its mask key. The masks between two survivors have
+    cancelled.
+    Guarantee: every secret is put together and checked before a mask is removed. Where one share of
+    a secret is wrong, the others are enough if there are h of them; returns the points of the
     holders that gave one, each of which lies or was dealt a wrong share.
-    Raises SecureSumError for fewer than h shares and for h of which one is wrong; WrongSharesError for a secret that
-    its owner did not announce, unless several holders lie.
+    Raises SecureSumError for fewer than h shares and for h of which one is wrong; WrongSharesError
+    for a secret that its owner did not announce, unless several holders lie.
     """
     wrong = set[int]()
-    known = {o: _revealed("self-mask seed", o, shares, terms, announced, wrong) for o, shares in seeds.items()}
-    secret = {o: _revealed("mask key", o, shares, terms, announced, wrong) for o, shares in keys.items()}
+    known = {
+        o: _revealed("self-mask seed", o, shares, terms, announced, wrong)
+        for o, shares in seeds.items()
+    }
+    secret = {
+        o: _revealed("mask key", o, shares, terms, announced, wrong) for o, shares in keys.items()
+    }
     add_masks(words, ((seed, -1) for seed in known.values()))
     for gone, key in ((owner, private_key(own)) for owner, own in secret.items()):
-        alive = [(other, announced[other].mask_key) for other in terms.neighbours[gone] if other in seeds]
-        add_masks(words, ((pair_seed(key, gone, its, o, terms.digest), -sign(o, gone)) for o, its in alive))
+        alive = [
+            (other, announced[other].mask_key) for other in terms.neighbours[gone] if other in seeds
+        ]
+        add_masks(
+            words,
+            ((pair_seed(key, gone, its, o, terms.digest), -sign(o, gone)) for o, its in alive),
+        )
     return wrong
 
 
 def _revealed(
-    what: str, owner: int, shares: Mapping[int, bytes], terms: Terms, announced: Mapping[int, Announced],
+    what: str,
+    owner: int,
+    shares: Mapping[int, bytes],
+    terms: Terms,
+    announced: Mapping[int, Announced],
     wrong: set[int],
-) -> bytes:  # fmt: skip
-    """An owner's secret from the shares of ``what``; a holder whose share was wrong joins ``wrong``.
+) -> bytes:
+    """An owner's secret from the shares of ``what``; a holder whose share was wrong joins
+    ``wrong``.
 
-    One share may be wrong, and those of ``wrong`` are tried last: that of an honest holder is wrong where an owner has
-    dealt it so. With h shares alone nobody knows whether their owner or a holder lies, and nobody is named.
+    One share may be wrong, and those of ``wrong`` are tried last: that of an honest holder is wrong
+    where an owner has dealt it so. With h shares alone nobody knows whether their owner or a holder
+    lies, and nobody is named.
     """
     trusted = {point: share for point, share in shares.items() if point not in wrong}
     threshold, of = terms.plan.threshold, f"{what} of client {owner}"
     for some in (trusted, shares) if len(trusted) >= threshold else (shares,):
         for point in (None, *sorted(some)[: threshold if len(some) > threshold else 0]):
             others = {other: share for other, share in some.items() if other != point}
-            if announced[owner].gave(found := combine(others, threshold, of), what, terms.digest, owner):
+            if announced[owner].gave(
+                found := combine(others, threshold, of), what, terms.digest, owner
+            ):
                 wrong |= set() if point is None else {point}
                 return found
     if len(shares) == threshold:
@@ -99,13 +125,14 @@ class Total:
 
 
 class Server:
-    """The server's side of an attempt under ``terms``. Order of calls: rosters, deliveries, survivors, requests,
-    total.
+    """The server's side of an attempt under ``terms``. Order of calls: rosters, deliveries,
+    survivors, requests, total.
 
-    Guarantee: honest, it learns the sum of the survivors, their number at least m, or gives up before it asks for any
-    share (see the package for what a dishonest one could do). It adds each masked vector as it comes, so its memory
-    does not grow with clients times values.
-    Raises SecureSumError for a stage out of order. ``sent`` holds the messages of the last stage, to send them again.
+    Guarantee: honest, it learns the sum of the survivors, their number at least m, or gives up
+    before it asks for any share (see the package for what a dishonest one could do). It adds each
+    masked vector as it comes, so its memory does not grow with clients times values.
+    Raises SecureSumError for a stage out of order. ``sent`` holds the messages of the last stage,
+    to send them again.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -125,20 +152,28 @@ class Server:
         self._words = np.zeros(0, word(terms.bits))
 
     def rosters(self, keys: Pairs) -> dict[int, bytes] | GivenUp:
-        """Stage 0: public keys to all who announced theirs. A key that comes twice is refused the second time."""
+        """Stage 0: public keys to all who announced theirs. A key that comes twice is refused the
+        second time.
+        """
         self._begin("keys")
         taken: set[bytes] = set()
         self._announced = dict(
-            self._each(keys, self.terms.clients, lambda who, message: self._read_keys(who, message, taken))
+            self._each(
+                keys, self.terms.clients, lambda who, message: self._read_keys(who, message, taken)
+            )
         )
         tables = {
-            client: {other: found.keys for other, found in self._announced.items() if other != client}
+            client: {
+                other: found.keys for other, found in self._announced.items() if other != client
+            }
             for client in self._announced
         }
         return self._forward("keys", wire.ROSTER, tables)
 
     def deliveries(self, shares: Pairs) -> dict[int, bytes] | GivenUp:
-        """Stage 1: sealed shares to their receivers. Shares for others than neighbours in the roster are refused."""
+        """Stage 1: sealed shares to their receivers. Shares for others than neighbours in the
+        roster are refused.
+        """
         self._begin("shares")
         most = wire.table_bytes(self.terms.plan.degree, SEALED_BYTES)
 
@@ -149,13 +184,17 @@ class Server:
 
         self._sealed = dict(self._each(shares, self._announced, read))
         tables = {
-            client: {other: self._sealed[other][client] for other in self._near(client, self._sealed)}
+            client: {
+                other: self._sealed[other][client] for other in self._near(client, self._sealed)
+            }
             for client in self._sealed
         }
         return self._forward("shares", wire.DELIVERY, tables)
 
     def survivors(self, masked: Pairs) -> dict[int, bytes] | GivenUp:
-        """Stage 2: add the masked vectors; the set of survivors, fixed from now on, to all of them."""
+        """Stage 2: add the masked vectors; the set of survivors, fixed from now on, to all of
+        them.
+        """
         self._begin("masked")
         length, bits = self.terms.length, self.terms.bits
         self._words = np.zeros(length, word(bits))
@@ -165,39 +204,56 @@ class Server:
             body = wire.read(message, wire.MASKED, client, self.terms, least=size, most=size)
             self._words += unpack_bits(body, length, bits)
 
-        self._survivors = survivors = frozenset(client for client, _ in self._each(masked, self._sealed, add))
+        self._survivors = survivors = frozenset(
+            client for client, _ in self._each(masked, self._sealed, add)
+        )
         if reason := self._too_few(self._survivors):
             return self._give_up("masked", reason, len(survivors))
         keys = {client: known.keys for client, known in self._announced.items()}
-        self._sets = wire.sets_digest(wire.roster_digest(keys, self.terms), self._sealed, survivors, self.terms)
+        self._sets = wire.sets_digest(
+            wire.roster_digest(keys, self.terms), self._sealed, survivors, self.terms
+        )
         body = wire.write_set(survivors, self.terms)
-        self.sent = {client: wire.write(wire.SURVIVORS, client, self.terms, body) for client in sorted(survivors)}
+        self.sent = {
+            client: wire.write(wire.SURVIVORS, client, self.terms, body)
+            for client in sorted(survivors)
+        }
         return self.sent
 
     def requests(self, tags: Pairs) -> dict[int, bytes] | GivenUp:
-        """Stage 3: each client's tags to their receivers, which give their shares for them. Clients check them."""
+        """Stage 3: each client's tags to their receivers, which give their shares for them. Clients
+        check them.
+        """
         self._begin("agree")
         size = wire.table_bytes(len(self._survivors) - 1, TAG_BYTES)
 
         def read(client: int, message: bytes) -> dict[int, bytes]:
             body = wire.read(message, wire.TAGS, client, self.terms, least=size, most=size)
-            return wire.read_table(body, TAG_BYTES, self._survivors - {client}, of=f"tags of client {client}")
+            return wire.read_table(
+                body, TAG_BYTES, self._survivors - {client}, of=f"tags of client {client}"
+            )
 
         given = dict(self._each(tags, self._survivors, read))
         self._agreed = frozenset(given)
-        tables = {client: {other: given[other][client] for other in given if other != client} for client in given}
+        tables = {
+            client: {other: given[other][client] for other in given if other != client}
+            for client in given
+        }
         return self._forward("agree", wire.REQUEST, tables)
 
     def total(self, answers: Pairs) -> Total | GivenUp:
         """Stage 4: the sum of the survivors' vectors modulo 2^b.
 
-        Given up if fewer than h answered of a neighbourhood whose secret is missing, or if no secret can be put
-        together that its owner announced: one wrong share among more than h is found, and its holder named.
+        Given up if fewer than h answered of a neighbourhood whose secret is missing, or if no
+        secret can be put together that its owner announced: one wrong share among more than h is
+        found, and its holder named.
         """
         self._begin("unmask")
         seeds: Shares = {client: {} for client in self._survivors}
         keys: Shares = {client: {} for client in self._sealed if client not in self._survivors}
-        read_all = self._each(answers, self._agreed, lambda who, message: self._read_answer(who, message, seeds, keys))
+        read_all = self._each(
+            answers, self._agreed, lambda who, message: self._read_answer(who, message, seeds, keys)
+        )
         answered = sum(1 for _ in read_all)
         try:
             wrong = remove_masks(self._words, self.terms, self._announced, seeds, keys)
@@ -207,7 +263,9 @@ class Server:
         finally:
             words, self._words = self._words, np.zeros(0, self._words.dtype)
         self.sent = {}
-        named = frozenset(client for client in self.terms.clients if self.terms.points[client] in wrong)
+        named = frozenset(
+            client for client in self.terms.clients if self.terms.points[client] in wrong
+        )
         self.refused |= dict.fromkeys(named, WRONG)
         values = clear(words, self.terms.bits).astype(np.uint64)
         return Total(values=values, survivors=self._survivors, wrong=named)
@@ -224,7 +282,10 @@ class Server:
         of = f"answer of client {client}"
         given_seeds = wire.read_table(body[32:cut], SHARE_BYTES, alive, of=of)
         given_keys = wire.read_table(body[cut:], SHARE_BYTES, gone, of=of)
-        if any(int.from_bytes(share, "big") >= PRIME for share in (*given_seeds.values(), *given_keys.values())):
+        if any(
+            int.from_bytes(share, "big") >= PRIME
+            for share in (*given_seeds.values(), *given_keys.values())
+        ):
             raise SecureSumError(f"{of}: expected shares below 2^256 - 189")
         for given, known in ((given_seeds, seeds), (given_keys, keys)):
             for owner, share in given.items():
@@ -232,7 +293,9 @@ class Server:
 
     def _read_keys(self, client: int, message: bytes, taken: set[bytes]) -> Announced:
         """What a client announced; its keys join those that are ``taken``."""
-        body = wire.read(message, wire.KEYS, client, self.terms, least=3 * KEY_BYTES, most=3 * KEY_BYTES)
+        body = wire.read(
+            message, wire.KEYS, client, self.terms, least=3 * KEY_BYTES, most=3 * KEY_BYTES
+        )
         announced = Announced(*(body[at : at + KEY_BYTES] for at in (0, KEY_BYTES, 2 * KEY_BYTES)))
         both = {announced.share_key, announced.mask_key}
         if len(both - taken) < 2:
@@ -245,8 +308,12 @@ class Server:
     def _near(self, client: int, among: Mapping[int, object]) -> list[int]:
         return [other for other in self.terms.neighbours[client] if other in among]
 
-    def _each(self, pairs: Pairs, due: Iterable[int], read: Callable[[int, bytes], Read]) -> Iterator[tuple[int, Read]]:
-        """What is read from clients that are due, the first message of each; one that is refused has dropped out."""
+    def _each(
+        self, pairs: Pairs, due: Iterable[int], read: Callable[[int, bytes], Read]
+    ) -> Iterator[tuple[int, Read]]:
+        """What is read from clients that are due, the first message of each; one that is refused
+        has dropped out.
+        """
         left = set(due)
         for client, message in pairs:
             if client in left:
@@ -258,7 +325,9 @@ class Server:
                 else:
                     yield client, found
             elif client in self.terms.points:
-                self.refused.setdefault(client, "a message that was not expected: a second one, or after a dropout")
+                self.refused.setdefault(
+                    client, "a message that was not expected: a second one, or after a dropout"
+                )
 
     def _begin(self, stage: str) -> None:
         if self.given_up is not None:
@@ -268,7 +337,9 @@ class Server:
             raise SecureSumError(f"{stage}: out of order, expected {due}")
         self._stage += 1
 
-    def _forward(self, stage: str, kind: int, tables: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes] | GivenUp:
+    def _forward(
+        self, stage: str, kind: int, tables: Mapping[int, Mapping[int, bytes]]
+    ) -> dict[int, bytes] | GivenUp:
         """One message for each client: the set of all of them, and its own table."""
         if reason := self._too_few(tables.keys()):
             return self._give_up(stage, reason, len(tables))
@@ -283,10 +354,18 @@ class Server:
         """Why the attempt cannot go on with these clients; empty if it can."""
         left, terms = set(alive), self.terms
         if len(left) < terms.min_survivors:
-            return f"expected {terms.min_survivors} clients at least, {len(left)} of {len(terms.clients)} are left"
-        thin = next((c for c in left if len(left.intersection(terms.holders(c))) < terms.plan.threshold), None)
+            return (
+                f"expected {terms.min_survivors} clients at least, {len(left)} of "
+                f"{len(terms.clients)} are left"
+            )
+        thin = next(
+            (c for c in left if len(left.intersection(terms.holders(c))) < terms.plan.threshold),
+            None,
+        )
         if thin is not None:
-            return f"fewer than {terms.plan.threshold} of the neighbourhood of client {thin} are left"
+            return (
+                f"fewer than {terms.plan.threshold} of the neighbourhood of client {thin} are left"
+            )
         return ""
 
     def _give_up(self, stage: str, reason: str, alive: int) -> GivenUp:

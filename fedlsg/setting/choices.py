@@ -9,11 +9,26 @@ T = TypeVar("T")
 REMOVED = "was removed; commit 293cb648 of November 2026 still runs it"
 """The end of an error message for what was deleted."""
 MEANINGS = {
-    "gpu": "cuda", "nvidia": "cuda", "noniid": "dirichlet", "heterogeneous": "dirichlet", "skewed": "dirichlet",
-    "uniform": "iid", "homogeneous": "iid", "fp32": "float32", "float": "float32", "fp16": "float16",
-    "half": "float16", "bf16": "bfloat16", "8bit": "int8", "central": "server", "local": "client",
-    "sample": "example", "record": "example", "user": "client", "shuffled": "shuffle",
-}  # fmt: skip
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "noniid": "dirichlet",
+    "heterogeneous": "dirichlet",
+    "skewed": "dirichlet",
+    "uniform": "iid",
+    "homogeneous": "iid",
+    "fp32": "float32",
+    "float": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "8bit": "int8",
+    "central": "server",
+    "local": "client",
+    "sample": "example",
+    "record": "example",
+    "user": "client",
+    "shuffled": "shuffle",
+}
 """Words that people use for a value, without hyphens, by the value that they mean."""
 
 
@@ -25,7 +40,9 @@ def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
     """
     if name in table:
         return table[name]
-    raise ValueError(f"unknown {kind} {name!r}, expected one of {', '.join(table)}{did_you_mean(name, table)}")
+    raise ValueError(
+        f"unknown {kind} {name!r}, expected one of {', '.join(table)}{did_you_mean(name, table)}"
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -35,10 +52,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was meant: by its meaning, whatever its capitals and hyphens are, or by its letters."""
+    """The known word that was meant: by its meaning, whatever its capitals and hyphens are, or by
+    its letters.
+    """
     by_plain = {plain(name): name for name in known}
     asked = plain(word)
-    if (meant := MEANINGS.get(asked)) is not None:  # letters alone would say the opposite: iid for noniid
+    # letters alone would say the opposite: iid for noniid
+    if (meant := MEANINGS.get(asked)) is not None:
         return by_plain.get(meant)
     match = get_close_matches(asked, by_plain, n=1)
     return by_plain[match[0]] if match else None

@@ -1,7 +1,8 @@
-"""What may happen to gradients before they are sent: one object for each mechanism, found by its name.
+"""What may happen to gradients before they are sent: one object for each mechanism, found by its
+name.
 
-A new mechanism is one ``Kind`` in ``KINDS``. The setting, the ledger, the accountant, budgets, comparisons and reports
-ask it: none of them knows a name. Nothing here imports torch.
+A new mechanism is one ``Kind`` in ``KINDS``. The setting, the ledger, the accountant, budgets,
+comparisons and reports ask it: none of them knows a name. Nothing here imports torch.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,12 @@ def gaussian(total: Any, std: float, noise: Any) -> Any:
 class Kind:
     """``name``: in settings and ledgers. ``clips``: whether gradients are clipped to a norm C.
 
-    ``add``: from a sum, a standard deviation and a stream of secret draws to the noisy sum; None where none is added.
-    ``private``: whether the output has an epsilon. Then it must be at least as private as the sum with Gaussian noise
-    of that deviation on every coordinate (it may add more, or work on the noisy sum): this is what a ledger is charged
-    with and what the accountant composes. The audit of ``fedlsg.attacks.audit`` looks for a mechanism that adds less.
+    ``add``: from a sum, a standard deviation and a stream of secret draws to the noisy sum; None
+    where none is added.
+    ``private``: whether the output has an epsilon. Then it must be at least as private as the sum
+    with Gaussian noise of that deviation on every coordinate (it may add more, or work on the noisy
+    sum): this is what a ledger is charged with and what the accountant composes. The audit of
+    ``fedlsg.attacks.audit`` looks for a mechanism that adds less.
     ``rules``: what it needs, each with ``of="mechanism=NAME"``.
     """
 
@@ -37,7 +40,10 @@ class Kind:
 
     def __post_init__(self) -> None:
         if self.private and not (self.clips and self.add):
-            raise ValueError(f"mechanism {self.name!r}: without a clip and noise it has no epsilon: private=False")
+            raise ValueError(
+                f"mechanism {self.name!r}: without a clip and noise it has no epsilon: "
+                "private=False"
+            )
 
     @property
     def adds_noise(self) -> bool:
@@ -55,10 +61,12 @@ DP = Kind(name="dp", clips=True, add=gaussian, private=True)
 KINDS = {
     kind.name: kind
     for kind in (
-        DP, Kind(name="clip-only", clips=True), Kind(name="noise-only", clips=False, add=gaussian),
+        DP,
+        Kind(name="clip-only", clips=True),
+        Kind(name="noise-only", clips=False, add=gaussian),
         Kind(name="none", clips=False),
     )
-}  # fmt: skip
+}
 """All mechanisms, by name."""
 
 

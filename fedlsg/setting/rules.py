@@ -1,7 +1,8 @@
 """What does not go together: each setting declares what it needs, and one checker reads that.
 
-    Setting("mu of FedProx", rules=(needs("local_steps>1", "it changes local steps from the second one on"),))
-    Setting("Concentration of partition=dirichlet.", rules=(idle_unless("partition=dirichlet"),))
+    Setting("mu of FedProx", rules=(needs("local_steps>1", "it changes local steps from the second
+    one on"),)) Setting("Concentration of partition=dirichlet.",
+    rules=(idle_unless("partition=dirichlet"),))
 
 A condition is a text about facts, which are settings and what follows from them, by name:
     name, not name                      the fact is there (not None, False, 0 or empty), or is not
@@ -25,9 +26,11 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Where ``of`` is true, ``needs`` has to be; ``why`` gives the reason and what to do, with {facts}.
+    """Where ``of`` is true, ``needs`` has to be; ``why`` gives the reason and what to do, with
+    {facts}.
 
-    ``idle``: otherwise the setting only has no effect: it is refused where a user gave it; a preset may have it.
+    ``idle``: otherwise the setting only has no effect: it is refused where a user gave it; a preset
+    may have it.
     """
 
     of: str
@@ -51,16 +54,24 @@ class Rule:
 
     def message(self, facts: Facts, words: Mapping[str, str]) -> str:
         """What is wrong, why, and what to do. ``words``: how to call facts that are no settings."""
-        why = self.why or ("otherwise it has no effect: leave it out" if self.idle else "leave one of them out")
+        why = self.why or (
+            "otherwise it has no effect: leave it out" if self.idle else "leave one of them out"
+        )
         return f"{_now(self.subject, facts, words)} {self.wants(facts, words)}: {_fill(why, facts)}"
 
     def wants(self, facts: Facts, words: Mapping[str, str]) -> str:
-        """``needs x = a or b, got x=c``, or ``does not go with y=d``, for values that break the rule."""
-        atoms = [_parse(atom) for option in self.needs.split(" or ") for atom in option.split(" and ")]
+        """``needs x = a or b, got x=c``, or ``does not go with y=d``, for values that break the
+        rule.
+        """
+        atoms = [
+            _parse(atom) for option in self.needs.split(" or ") for atom in option.split(" and ")
+        ]
         against = [name for name, sign, _ in atoms if sign in ("not", "!=")]
         if len(against) == len(atoms):
             return f"does not go with {' and '.join(_now(name, facts, words) for name in against)}"
-        known = dict.fromkeys(name for name, sign, _ in atoms if sign and facts.get(name) is not None)
+        known = dict.fromkeys(
+            name for name, sign, _ in atoms if sign and facts.get(name) is not None
+        )
         got = ", ".join(_now(name, facts, words) for name in known)
         return f"needs {_fill(spell(self.needs, words), facts)}" + (f", got {got}" if got else "")
 
@@ -84,7 +95,10 @@ def check_rules(rules: Iterable[Rule], facts: Facts, words: Mapping[str, str]) -
 
 def holds(condition: str, facts: Facts) -> bool | None:
     """Whether a condition is true; None if that is not known."""
-    options = [_all(holds_atom(atom, facts) for atom in option.split(" and ")) for option in condition.split(" or ")]
+    options = [
+        _all(holds_atom(atom, facts) for atom in option.split(" and "))
+        for option in condition.split(" or ")
+    ]
     return True if True in options else None if None in options else False
 
 
@@ -98,7 +112,9 @@ def holds_atom(atom: str, facts: Facts) -> bool | None:
         return bool(value) == (sign == "")
     if sign in ("=", "!="):
         return (text_of(value) in right.split("|")) == (sign == "=")
-    other = facts.get(right) if right in facts else float(right) if not right.isidentifier() else None
+    other = (
+        facts.get(right) if right in facts else float(right) if not right.isidentifier() else None
+    )
     return None if value is None or other is None else bool(COMPARE[sign](value, other))
 
 
@@ -107,13 +123,18 @@ def example(condition: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for atom in condition.split(" or ")[0].split(" and "):
         name, sign, right = _parse(atom)
-        found[name] = right.split("|")[0] if sign == "=" else float(right) + 1 if sign == ">" else sign == ""
+        found[name] = (
+            right.split("|")[0] if sign == "=" else float(right) + 1 if sign == ">" else sign == ""
+        )
     return found
 
 
 def spell(condition: str, words: Mapping[str, str]) -> str:
     """A condition for a reader."""
-    return " or ".join(" and ".join(_spell(atom, words) for atom in o.split(" and ")) for o in condition.split(" or "))
+    return " or ".join(
+        " and ".join(_spell(atom, words) for atom in o.split(" and "))
+        for o in condition.split(" or ")
+    )
 
 
 def text_of(value: object) -> str:

@@ -1,8 +1,11 @@
 """The public state that server, clients, attacks and benchmarks derive the frame of a round from.
 
-state = PublicState.start(model, method, schedule, seed=..., classifier=...)      before the first round
-frame = state.frame(round, updates=...)                                           after loading W_t into the model
-frame = mean_frame(state)           that of an average round: how many coordinates a run keeps, without its carriers
+state = PublicState.start(model, method, schedule, seed=..., classifier=...)      before the first
+                                                                                  round
+frame = state.frame(round, updates=...)                                           after loading W_t
+                                                                                  into the model
+frame = mean_frame(state)           that of an average round: how many coordinates a run keeps,
+                                    without its carriers
 """
 
 from collections.abc import Callable, Mapping
@@ -27,11 +30,14 @@ from fedlsg.state.round_plan import Phase, phase_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicState:
-    """What is public of a run: the model at W_t, W_0 where frames need it, and what stays the same in all rounds.
+    """What is public of a run: the model at W_t, W_0 where frames need it, and what stays the same
+    in all rounds.
 
-    ``initial``: W_0 by parameter, of frozen weights under LoRA too. ``carried``: names of the weights that travel as
-    carriers. ``classifier``: path of the head. ``seed``: the public seed. ``built``: a copy of the model as it
-    was built, where functions of the user or probes make frames. ``source``: what a probe pushes through it.
+    ``initial``: W_0 by parameter, of frozen weights under LoRA too. ``carried``: names of the
+    weights that travel as
+    carriers. ``classifier``: path of the head. ``seed``: the public seed. ``built``: a copy of the
+    model as it was built, where functions of the user or probes make frames. ``source``: what a
+    probe pushes through it.
     """
 
     model: nn.Module
@@ -55,17 +61,18 @@ class PublicState:
         classifier: str | None,
         source: ProbeSource | None = None,
     ) -> "PublicState":
-        """The state before the first round: the weights of ``model`` are W_0, and are copied where frames need them.
+        """The state before the first round: the weights of ``model`` are W_0, and are copied where
+        frames need them.
 
-        Raises ValueError for unsupported layers, a model of which no layer can be carried at this rank, or carriers of
-        kind ``probe`` without a ``source``.
+        Raises ValueError for unsupported layers, a model of which no layer can be carried at this
+        rank, or carriers of kind ``probe`` without a ``source``.
         """
         check_supported(model)
         probes = method.carrier.source is not None
         if probes and source is None:
             raise ValueError(
-                f"method {method.name!r} probes the model: it needs a source of public inputs, give probe=, a function "
-                "(count, generator)"
+                f"method {method.name!r} probes the model: it needs a source of public inputs, "
+                "give probe=, a function (count, generator)"
             )
         parameters = trainable(model)
         carried = carried_parameters(model, method.carrier, classifier=classifier)
@@ -77,7 +84,8 @@ class PublicState:
             seed=seed,
             classifier=find_classifier(model, classifier),
             carried=carried,
-            initial={name: parameters[name].detach().clone() for name in needed} | frozen_bases(model),
+            initial={name: parameters[name].detach().clone() for name in needed}
+            | frozen_bases(model),
             built=deepcopy(model) if method.own_functions or probes else None,
             source=source if probes else None,
         )
@@ -87,20 +95,30 @@ class PublicState:
         """W_t: the trainable parameters as they are now, by name."""
         return {name: p.detach() for name, p in trainable(self.model).items()}
 
-    def frame(self, round: int, *, updates: int, kept: Positions | None = None, basis: Basis | None = None) -> Frame:
+    def frame(
+        self, round: int, *, updates: int, kept: Positions | None = None, basis: Basis | None = None
+    ) -> Frame:
         """The frame of ``round`` after ``updates`` server updates, the same in every process.
 
-        ``kept``: kept positions that the server chose by its memory of noisy gradients (ranked masks).
-        ``basis``: the carriers of the last refresh; without it they are probed, which needs a round of a refresh.
-        Raises ValueError for a pruning round of a method that has none, and without a basis in between two refreshes.
+        ``kept``: kept positions that the server chose by its memory of noisy gradients (ranked
+        masks).
+        ``basis``: the carriers of the last refresh; without it they are probed, which needs a round
+        of a refresh.
+        Raises ValueError for a pruning round of a method that has none, and without a basis in
+        between two refreshes.
         """
         if phase_of(round) is Phase.PRUNING:
             if not self.method.prune.reads_data:
-                raise ValueError(f"expected a training round: pruning of method {self.method.name!r} reads no data")
+                raise ValueError(
+                    f"expected a training round: pruning of method {self.method.name!r} reads no "
+                    "data"
+                )
             return saliency_frame(self.parameters)
         if self.source is not None and basis is None:
             if refresh_of(round, self.method.carrier) != round:
-                raise ValueError(f"round {round} is no refresh: its frame needs the basis of the last one")
+                raise ValueError(
+                    f"round {round} is no refresh: its frame needs the basis of the last one"
+                )
             basis = self.probe(round, updates=updates)
         return make_frame(
             self.method,
@@ -118,7 +136,8 @@ class PublicState:
         )
 
     def probe(self, round: int, *, updates: int) -> Basis:
-        """The carriers of ``round``, a refresh, and of the rounds up to the next one, probed from the weights of now.
+        """The carriers of ``round``, a refresh, and of the rounds up to the next one, probed from
+        the weights of now.
 
         Raises ValueError where there is no source.
         """
@@ -126,9 +145,13 @@ class PublicState:
             raise ValueError(f"method {self.method.name!r} probes nothing")
         weights, carrier = self.parameters, self.method.carrier
         public = Public(
-            weights=weights, carried=carried_sizes(carrier, weights, self.carried), time=self.schedule.time(round),
-            updates=updates, seed=self.seed, make_model=self._make_model,
-        )  # fmt: skip
+            weights=weights,
+            carried=carried_sizes(carrier, weights, self.carried),
+            time=self.schedule.time(round),
+            updates=updates,
+            seed=self.seed,
+            make_model=self._make_model,
+        )
         assert isinstance(carrier, Probe), "the only one with a source"
         return probe_basis(carrier, public, self.source)
 
@@ -137,24 +160,28 @@ class PublicState:
         return None if self.built is None else partial(deepcopy, self.built)
 
     def check_repeatable(self) -> None:
-        """Raise ValueError, naming them, if the user's functions give another first frame when they are called again.
+        """Raise ValueError, naming them, if the user's functions give another first frame when they
+        are called again.
 
-        Server and clients could then never agree: each of them derives the frame, and compares digests.
+        Server and clients could then never agree: each of them derives the frame, and compares
+        digests.
         """
         functions = self.method.own_functions
         if functions and self.frame(1, updates=0).digest != self.frame(1, updates=0).digest:
             raise ValueError(
-                f"{' or '.join(map(name_of, functions))} gives other values for the same public ones, so that server "
-                "and clients would not have the same frame (another digest): draw from public.generator(...) only"
+                f"{' or '.join(map(name_of, functions))} gives other values for the same public "
+                "ones, so that server and clients would not have the same frame (another digest): "
+                "draw from public.generator(...) only"
             )
 
 
 def mean_frame(public: PublicState) -> Frame:
-    """A training frame with as many blocks and kept coordinates as the mean round of the run, up to rounding.
+    """A training frame with as many blocks and kept coordinates as the mean round of the run, up to
+    rounding.
 
-    Only these numbers mean something: carriers are unit vectors, and where a mask changes its rate over the rounds, it
-    has the mean rate. A mask of the user's is that of the first round. Factors (PowerSGD) are left out: the step is
-    dense.
+    Only these numbers mean something: carriers are unit vectors, and where a mask changes its rate
+    over the rounds, it has the mean rate. A mask of the user's is that of the first round. Factors
+    (PowerSGD) are left out: the step is dense.
     """
     method, schedule = public.method, public.schedule
     carrier, mask = method.carrier.in_sizes(), method.mask
@@ -165,7 +192,9 @@ def mean_frame(public: PublicState) -> Frame:
         rate = fmean(mask.rate(schedule.time(round)) for round in range(1, schedule.rounds + 1))
         mask = replace(mask, sparsity=rate, cooling=False, sparsity_from=0.0)
     public = replace(public, carried=() if carrier.dense else public.carried)
-    return replace(public, method=replace(method, carrier=carrier, mask=mask)).frame(1, updates=0, basis=basis)
+    return replace(public, method=replace(method, carrier=carrier, mask=mask)).frame(
+        1, updates=0, basis=basis
+    )
 
 
 def unit_basis(public: PublicState) -> Basis:
@@ -175,6 +204,9 @@ def unit_basis(public: PublicState) -> Basis:
     for name, sizes in carried_sizes(carrier, weights, public.carried).items():
         rows, columns = carrier.form.energies(sizes, weights[name])
         pairs[name] = Pair(
-            torch.eye(sizes.m, sizes.r), torch.eye(sizes.s, sizes.n), torch.ones(rows), torch.ones(columns)
+            torch.eye(sizes.m, sizes.r),
+            torch.eye(sizes.s, sizes.n),
+            torch.ones(rows),
+            torch.ones(columns),
         )
     return Basis(round=1, pairs=pairs)

@@ -1,7 +1,9 @@
-"""What everybody knows of a round before it starts: phase, frame, mechanism, local training, each client's terms.
+"""What everybody knows of a round before it starts: phase, frame, mechanism, local training, each
+client's terms.
 
-A run has two phases. Where pruning reads the clients' data (DP-SNIP) there is one pruning round; then come the training
-rounds. Messages, ledgers and files number the pruning round ``PRUNING_ROUND`` and training rounds from 1.
+A run has two phases. Where pruning reads the clients' data (DP-SNIP) there is one pruning round;
+then come the training rounds. Messages, ledgers and files number the pruning round
+``PRUNING_ROUND`` and training rounds from 1.
 """
 
 import math
@@ -28,7 +30,9 @@ PRUNING_ROUND = 0
 
 
 class Phase(Enum):
-    """What clients compute in a round: saliencies that weights are pruned by, or gradients that train the model."""
+    """What clients compute in a round: saliencies that weights are pruned by, or gradients that
+    train the model.
+    """
 
     PRUNING = "pruning"
     TRAINING = "training"
@@ -48,8 +52,8 @@ def finished_before(round: int) -> int:
 class ClientTerms:
     """Public terms of one client: declared examples N_k, Poisson rate, nominal noise multiplier.
 
-    ``prune_noise_multiplier`` is that of the pruning round. ``weight``: what the server multiplies the noisy values
-    with before it adds them up.
+    ``prune_noise_multiplier`` is that of the pruning round. ``weight``: what the server multiplies
+    the noisy values with before it adds them up.
     """
 
     num_examples: int
@@ -60,21 +64,26 @@ class ClientTerms:
 
     def mechanism(self, common: Mechanism) -> Mechanism:
         """The federation's mechanism at this client's noise multiplier."""
-        return replace(common, noise_multiplier=self.noise_multiplier) if common.adds_noise else common
+        return (
+            replace(common, noise_multiplier=self.noise_multiplier) if common.adds_noise else common
+        )
 
     def of(self, phase: Phase) -> "ClientTerms":
         """The terms of a phase. Every example takes part in pruning, which has its own noise."""
         if phase is Phase.TRAINING:
             return self
-        return replace(self, sample_rate=1.0, noise_multiplier=self.prune_noise_multiplier, weight=1.0)
+        return replace(
+            self, sample_rate=1.0, noise_multiplier=self.prune_noise_multiplier, weight=1.0
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundPlan:
-    """A round as server and clients derive it: ``round`` is its number in messages, ledgers and files.
+    """A round as server and clients derive it: ``round`` is its number in messages, ledgers and
+    files.
 
-    ``sums``: public constants of secure sums, None where every payload is read on its own. ``unit``: what the
-    run's epsilon protects.
+    ``sums``: public constants of secure sums, None where every payload is read on its own.
+    ``unit``: what the run's epsilon protects.
     """
 
     round: int
@@ -86,7 +95,9 @@ class RoundPlan:
 
     @property
     def releases_examples(self) -> bool:
-        """Whether a client clips and adds noise example by example (or not at all), and not to its whole update."""
+        """Whether a client clips and adds noise example by example (or not at all), and not to its
+        whole update.
+        """
         return not (self.unit.whole and self.mechanism.private)
 
     @property
@@ -95,10 +106,11 @@ class RoundPlan:
         return phase_of(self.round)
 
     def for_client(self, terms: ClientTerms) -> "RoundPlan":
-        """The same round with the noise multiplier and the Poisson rate of one client in this phase.
+        """The same round with the noise multiplier and the Poisson rate of one client in this
+        phase.
 
-        To a server that adds the noise a client sends its update as it is, and its own entry says so. It does not know
-        the clip norm, which may move. Clients of equal terms share one plan.
+        To a server that adds the noise a client sends its update as it is, and its own entry says
+        so. It does not know the clip norm, which may move. Clients of equal terms share one plan.
         """
         own = terms.noise_multiplier, terms.sample_rate
         if own not in self._for_terms:
@@ -124,21 +136,31 @@ class RoundPlan:
         """Standard deviation of the noise on each value after all local steps."""
         if not self.releases_examples:
             return self.mechanism.noise_std  # once, after the last step
-        return accumulated_noise(self.mechanism.noise_std, self.local.steps, self.local.momentum, self.local.pull)
+        return accumulated_noise(
+            self.mechanism.noise_std, self.local.steps, self.local.momentum, self.local.pull
+        )
 
     @property
     def release(self) -> Release | None:
-        """The round's secure sum: its grid, and what the ledger is charged on top; None without one."""
+        """The round's secure sum: its grid, and what the ledger is charged on top; None without
+        one.
+        """
         if self.sums is None:
             return None
-        return plan_release(self.sums, self.mechanism, values=self.frame.kept, blocks=len(self.frame.blocks))
+        return plan_release(
+            self.sums, self.mechanism, values=self.frame.kept, blocks=len(self.frame.blocks)
+        )
 
     def scale(self, weights: Mapping[str, Tensor]) -> list[Float[Tensor, " kept"]] | None:
-        """Factors of the gradients before the clip: the weights, which give saliencies; None in training."""
+        """Factors of the gradients before the clip: the weights, which give saliencies; None in
+        training.
+        """
         return saliency_scale(weights, self.frame) if self.phase is Phase.PRUNING else None
 
     def charge(self, num_examples: int) -> dict[str, Any]:
-        """What the ledger entry of a client that takes part says of the release, as fields of ``Entry``."""
+        """What the ledger entry of a client that takes part says of the release, as fields of
+        ``Entry``.
+        """
         if num_examples not in self._charges:
             self._charges[num_examples] = self._charge(num_examples)
         return self._charges[num_examples]
@@ -151,7 +173,8 @@ class RoundPlan:
         unit = EXAMPLE if self.unit.whole and self.releases_examples else self.unit
         return {
             **takes_part(unit, self.local, num_examples),
-            "noise_multiplier": self.mechanism.effective_noise_multiplier(len(self.frame.blocks)) / unit.examples,
+            "noise_multiplier": self.mechanism.effective_noise_multiplier(len(self.frame.blocks))
+            / unit.examples,
             "clip_norm": self.mechanism.clip_norm,
             "num_examples": num_examples,
             "mechanism": self.mechanism.kind,
@@ -170,8 +193,14 @@ class RoundPlan:
 
 
 def takes_part(unit: Unit, local: LocalTraining, num_examples: int) -> dict[str, Any]:
-    """In how many releases of a round a unit may be, and with what chance, as fields of ``Entry``."""
-    how = {"unit": unit.name, "steps": unit.steps(local.steps), "sample_rate": unit.rate(local.sample_rate)}
+    """In how many releases of a round a unit may be, and with what chance, as fields of
+    ``Entry``.
+    """
+    how = {
+        "unit": unit.name,
+        "steps": unit.steps(local.steps),
+        "sample_rate": unit.rate(local.sample_rate),
+    }
     if local.shuffled and not unit.whole:
         how |= {"sample_rate": 1.0, "batches": batches_of_epoch(num_examples, local.shuffled)}
     return how
@@ -190,7 +219,9 @@ def plan_round(
     The pruning round takes one step, with a clip norm of its own.
     """
     if phase_of(round) is Phase.TRAINING:
-        return RoundPlan(round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums, unit=unit)
+        return RoundPlan(
+            round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums, unit=unit
+        )
     mechanism = pruning_mechanism(method.mechanism, method.prune)
     one = replace(local.single(), shuffled=0)  # every example takes part
     return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=one, sums=sums)

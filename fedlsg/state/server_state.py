@@ -32,25 +32,40 @@ from fedlsg.training.server import widest
 
 
 class ServerState:
-    """The public state, the server optimizer, and the counters ``round`` (last finished) and ``updates`` (applied).
+    """The public state, the server optimizer, and the counters ``round`` (last finished) and
+    ``updates`` (applied).
 
-    The two differ where a round had no valid update. ``divisor`` is fixed for the run; ``probe``
-    is a batch of public inputs, of which pruning without data reads the shape: it prunes the model at once.
-    ``optimizer``: any torch optimizer over the trainable parameters, whose owner schedules it (there is no
-    ``scheduler`` then), in place of the method's.
+    The two differ where a round had no valid update. ``divisor`` is fixed for the run; ``probe`` is
+    a batch of public inputs, of which pruning without data reads the shape: it prunes the model at
+    once.
+    ``optimizer``: any torch optimizer over the trainable parameters, whose owner schedules it
+    (there is no ``scheduler`` then), in place of the method's.
     """
 
     def __init__(
-        self, public: PublicState, *, divisor: float, probe: object = None, optimizer: Optimizer | None = None
+        self,
+        public: PublicState,
+        *,
+        divisor: float,
+        probe: object = None,
+        optimizer: Optimizer | None = None,
     ) -> None:
         self.public, self.divisor = public, divisor
-        self.model, self.method, self.schedule, self.seed = public.model, public.method, public.schedule, public.seed
+        self.model, self.method, self.schedule, self.seed = (
+            public.model,
+            public.method,
+            public.schedule,
+            public.seed,
+        )
         parameters, method = trainable(self.model), self.method
         self.optimizer: Optimizer
         self.scheduler: LambdaLR | None
         if optimizer is None:
             self.optimizer, self.scheduler = make_optimizer(
-                parameters, method.server, updates=self.schedule.rounds, classifier=public.classifier
+                parameters,
+                method.server,
+                updates=self.schedule.rounds,
+                classifier=public.classifier,
             )
         else:
             self.optimizer, self.scheduler = optimizer, None
@@ -83,10 +98,12 @@ class ServerState:
         return self.public.frame(round, updates=self.updates, kept=kept, basis=self.basis_of(round))
 
     def basis_of(self, round: int) -> Basis | None:
-        """The carriers of ``round`` for kind ``probe``, made at the weights of now unless its refresh made them.
+        """The carriers of ``round`` for kind ``probe``, made at the weights of now unless its
+        refresh made them.
 
-        Guarantee: equal in all copies of a state, if each asks for the frame of every round with an update: a refresh
-        without an update leaves the weights as they are, so the next round probes the same.
+        Guarantee: equal in all copies of a state, if each asks for the frame of every round with an
+        update: a refresh without an update leaves the weights as they are, so the next round probes
+        the same.
         """
         if self.public.source is None or round == PRUNING_ROUND:
             return None
@@ -95,15 +112,25 @@ class ServerState:
             self.basis = self.public.probe(refresh, updates=self.updates)
         return self.basis
 
-    def plan(self, local: LocalTraining, sums: SumTerms | None = None, unit: Unit = EXAMPLE) -> RoundPlan:
+    def plan(
+        self, local: LocalTraining, sums: SumTerms | None = None, unit: Unit = EXAMPLE
+    ) -> RoundPlan:
         """The plan of the round that comes next, at the clip norm of now; see ``plan_round``."""
         plan = plan_round(self.method, self.next_round, self.frame(), local, sums, unit)
         return plan if self.clip_norm is None else plan.at_clip_norm(self.clip_norm)
 
-    def prune(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int) -> None:
-        """Set the weights of smallest noisy saliency to 0, by the clients' values, given in client order."""
+    def prune(
+        self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, num_examples: int
+    ) -> None:
+        """Set the weights of smallest noisy saliency to 0, by the clients' values, given in client
+        order.
+        """
         kept = keep_snip(
-            aggregate(updates), frame, self.public.parameters, self.method.prune.rate, num_examples=num_examples
+            aggregate(updates),
+            frame,
+            self.public.parameters,
+            self.method.prune.rate,
+            num_examples=num_examples,
         )
         prune_in_place(trainable(self.model), kept)
         self.average = self.weights if self.method.server.ema else None
@@ -114,10 +141,14 @@ class ServerState:
         """W_t: all trainable parameters in model order, one flat vector."""
         return parameters_to_vector(trainable(self.model).values()).detach()
 
-    def finish_round(self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, noise_std: float = 0.0) -> None:
-        """Apply the clients' values, given in client order; with none, only the round counter moves.
+    def finish_round(
+        self, frame: Frame, updates: Sequence[Float[Tensor, " kept"]], *, noise_std: float = 0.0
+    ) -> None:
+        """Apply the clients' values, given in client order; with none, only the round counter
+        moves.
 
-        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to frozen coordinates.
+        ``noise_std``: deviation of the noise in their sum, which ranked sparsification gives to
+        frozen coordinates.
         """
         if updates:
             self.step(aggregate(updates), frame, noise_std=noise_std)
@@ -126,8 +157,9 @@ class ServerState:
     def step(self, total: Float[Tensor, " kept"], frame: Frame, *, noise_std: float = 0.0) -> None:
         """One server update by the clients' sum.
 
-        Guarantee: it depends on ``total`` only through (total / divisor) in the weights' widest type. So a replica that
-        receives these numbers and ``noise_std`` (``Step``) gets exactly the same state.
+        Guarantee: it depends on ``total`` only through (total / divisor) in the weights' widest
+        type. So a replica that receives these numbers and ``noise_std`` (``Step``) gets exactly the
+        same state.
         """
         dtype = widest(trainable(self.model).values())
         total = (total / self.divisor).to(dtype).double() * self.divisor
@@ -162,7 +194,9 @@ class ServerState:
             self.average = decay * self.average + (1 - decay) * self.weights
 
     def truncate(self) -> None:
-        """Without the residual (Yu et al. 2021, App. C): keep of W its part in the spans of one power step."""
+        """Without the residual (Yu et al. 2021, App. C): keep of W its part in the spans of one
+        power step.
+        """
         if self.method.carrier.residual:
             return
         for name in self.public.carried:
@@ -171,7 +205,9 @@ class ServerState:
 
     @contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """The model that is evaluated: with the average of the weights where ServerOptimizer.ema asks for one."""
+        """The model that is evaluated: with the average of the weights where ServerOptimizer.ema
+        asks for one.
+        """
         if self.average is None:
             yield self.model
             return
@@ -183,7 +219,8 @@ class ServerState:
             load_weights(self.model, current)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs of the server. The public generator follows from seed and round.
+        """Everything that a resumed run needs of the server. The public generator follows from seed
+        and round.
 
         Frozen parameters are not in it: they are those of the initial model.
         """
@@ -193,7 +230,9 @@ class ServerState:
             "average": self.average,
             "pruned": self.pruned,
             "memory": None if self.memory is None else self.memory.state_dict(),
-            "basis": None if self.basis is None else {"round": self.basis.round, "flat": flatten(self.basis)},
+            "basis": None
+            if self.basis is None
+            else {"round": self.basis.round, "flat": flatten(self.basis)},
             "initial": {name: W for name, W in self.public.initial.items() if name not in frozen},
             "clip_norm": self.clip_norm,
             "optimizer": self.optimizer.state_dict(),
@@ -207,13 +246,19 @@ class ServerState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state_dict``.
 
-        Raises ValueError if it was made with another public seed, other parameters or other carried weights.
+        Raises ValueError if it was made with another public seed, other parameters or other carried
+        weights.
         """
         if state["public_seed"] != self.seed:
-            raise ValueError(f"the checkpoint was made with seed {state['public_seed']}, this run has {self.seed}")
+            raise ValueError(
+                f"the checkpoint was made with seed {state['public_seed']}, this run has "
+                f"{self.seed}"
+            )
         parameters = trainable(self.model)
         if state["model"].keys() != parameters.keys():
-            raise ValueError("the checkpoint holds other parameters than this run trains: restore its settings")
+            raise ValueError(
+                "the checkpoint holds other parameters than this run trains: restore its settings"
+            )
         self._check_carried(state)
         with torch.no_grad():
             for name, value in state["model"].items():
@@ -233,39 +278,59 @@ class ServerState:
         self.round, self.updates = state["round"], state["updates"]
 
     def _check_carried(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint with other carried weights; one that does not say which is of an older version.
+        """Refuse a checkpoint with other carried weights; one that does not say which is of an
+        older version.
 
-        That version sent all layers of the head uncompressed. A run that changed midway would have rounds of two sizes
-        and two learning behaviours in one table.
+        That version sent all layers of the head uncompressed. A run that changed midway would have
+        rounds of two sizes and two learning behaviours in one table.
         """
         now, head = set(self.public.carried), self.public.classifier
-        before = set(state.get("carried", [name for name in now if not name.startswith(f"{head}.")]))
+        before = set(
+            state.get("carried", [name for name in now if not name.startswith(f"{head}.")])
+        )
         if before != now:
-            weights, form = ", ".join(sorted(before ^ now)), "uncompressed" if now > before else "in another form"
+            weights, form = (
+                ", ".join(sorted(before ^ now)),
+                "uncompressed" if now > before else "in another form",
+            )
             raise ValueError(
-                f"this checkpoint was written by another version of fedlsg, which sends {weights} {form}: continue the "
-                "run with that version, or start a new run"
+                f"this checkpoint was written by another version of fedlsg, which sends {weights} "
+                f"{form}: continue the run with that version, or start a new run"
             )
 
     def take_basis(self, flat: Float[Tensor, " numbers"] | None, *, round: int) -> None:
-        """Continue with the carriers that the refresh of ``round`` made elsewhere; without any, none are held.
+        """Continue with the carriers that the refresh of ``round`` made elsewhere; without any,
+        none are held.
 
         Raises ValueError for numbers that are no basis of this model.
         """
         self.basis = None
         if flat is not None:
-            carrier, weights, carried = self.method.carrier, self.public.parameters, self.public.carried
-            self.basis = unflatten(flat, carrier, weights, carried, round=refresh_of(round, carrier))
+            carrier, weights, carried = (
+                self.method.carrier,
+                self.public.parameters,
+                self.public.carried,
+            )
+            self.basis = unflatten(
+                flat, carrier, weights, carried, round=refresh_of(round, carrier)
+            )
 
 
 def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> None:
-    """Write a flat vector of ``ServerState.weights`` into the trainable parameters of a client's model."""
+    """Write a flat vector of ``ServerState.weights`` into the trainable parameters of a client's
+    model.
+    """
     parameters: list[Tensor] = list(trainable(model).values())
     expected = sum(p.numel() for p in parameters)
     if weights.shape != (expected,):
-        raise ValueError(f"expected {expected} weights, got shape {tuple(weights.shape)}: the models differ")
-    # Into the memory that is there: views of one vector would lie at other addresses, and products round by alignment.
+        raise ValueError(
+            f"expected {expected} weights, got shape {tuple(weights.shape)}: the models differ"
+        )
+    # Into the memory that is there: views of one vector would lie at other addresses, and products
+    # round by alignment.
     (there,) = to_device([weights], parameters[0].device)
     parts = there.split([p.numel() for p in parameters])
     with torch.no_grad():
-        torch._foreach_copy_(parameters, [part.reshape(p.shape) for p, part in zip(parameters, parts, strict=True)])
+        torch._foreach_copy_(
+            parameters, [part.reshape(p.shape) for p, part in zip(parameters, parts, strict=True)]
+        )

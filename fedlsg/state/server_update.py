@@ -1,21 +1,26 @@
-"""One server update as clients receive it: encoded once, then decoded and applied by the server and by every replica.
+"""One server update as clients receive it: encoded once, then decoded and applied by the server and
+by every replica.
 
     server    sum of a round -> step -> decoded sum -> ServerState.step
-    replica                     step -> decoded sum, in the frame that it derives itself -> ServerState.step
+    replica                     step -> decoded sum, in the frame that it derives itself ->
+                                ServerState.step
 
     offset  size  field
     0       1     kind: 1 values of an update, 2 kept weights of the pruning round
     1       4     round
-    5       8     deviation of the noise in the sum (float64): what the grid and ranked masks are made from
+    5       8     deviation of the noise in the sum (float64): what the grid and ranked masks are
+            made from
     13      4     length of the payload
-    17      ...   values: sum / divisor in the layout of fedlsg.payload.pack; kept weights: a bit a prunable weight
+    17      ...   values: sum / divisor in the layout of fedlsg.payload.pack; kept weights: a bit a
+            prunable weight
 
-A step depends only on the sum over the clients of a round and on public constants, not on the payload of a single
-client otherwise. It contains no more than the difference of two public models, so no epsilon changes.
+A step depends only on the sum over the clients of a round and on public constants, not on the
+payload of a single client otherwise. It contains no more than the difference of two public models,
+so no epsilon changes.
 
-What a replica needs in addition to the weights to continue in the middle of a run: memory of the optimizer and of
-ranked masks, carriers (``extra_vectors``). The rest of ``ServerState`` follows from settings, round and number of
-updates: W_0, schedules, pruned weights.
+What a replica needs in addition to the weights to continue in the middle of a run: memory of the
+optimizer and of ranked masks, carriers (``extra_vectors``). The rest of ``ServerState`` follows
+from settings, round and number of updates: W_0, schedules, pruned weights.
 """
 
 import struct
@@ -48,7 +53,9 @@ class StepError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One server update: its kind, round, the deviation of the noise in its sum, and the encoded values."""
+    """One server update: its kind, round, the deviation of the noise in its sum, and the encoded
+    values.
+    """
 
     kind: int
     round: int
@@ -61,7 +68,9 @@ class Step:
 
 
 class DownDither(Dither):
-    """The dither of server updates: independent of the numbers that clients' values were rounded with."""
+    """The dither of server updates: independent of the numbers that clients' values were rounded
+    with.
+    """
 
     def draw(self, round: int, count: int) -> np.ndarray:
         """As ``Dither.draw``, for a purpose of its own."""
@@ -70,7 +79,9 @@ class DownDither(Dither):
 
 
 def down_dither(state: ServerState, noise_std: float) -> DownDither:
-    """The public dither of a step, whose values are the sum over the divisor, and so is their noise."""
+    """The public dither of a step, whose values are the sum over the divisor, and so is their
+    noise.
+    """
     return DownDither(seed=state.seed, client=-1, noise_std=noise_std / state.divisor)
 
 
@@ -84,20 +95,31 @@ def read_steps(data: bytes) -> list[Step]:
         place += HEADER.size
         if kind not in (VALUES, PRUNING) or length > len(data) - place:
             raise StepError(f"steps: kind {kind} with {length} bytes of {len(data) - place}")
-        steps.append(Step(kind=kind, round=round, noise_std=noise_std, payload=data[place : place + length]))
+        steps.append(
+            Step(kind=kind, round=round, noise_std=noise_std, payload=data[place : place + length])
+        )
         place += length
     return steps
 
 
 def index_mode(state: ServerState) -> IndexMode:
-    """Positions are sent where clients choose their own; otherwise server and clients derive them."""
+    """Positions are sent where clients choose their own; otherwise server and clients derive
+    them.
+    """
     return "chosen" if state.method.compression.chooses else "derived"
 
 
 def encode_update(
-    state: ServerState, frame: Frame, total: Float[Tensor, " kept"], *, noise_std: float, codec: Codec
+    state: ServerState,
+    frame: Frame,
+    total: Float[Tensor, " kept"],
+    *,
+    noise_std: float,
+    codec: Codec,
 ) -> Step:
-    """The round's sum as a step. Raises PayloadError for values that the codec cannot hold (not finite)."""
+    """The round's sum as a step. Raises PayloadError for values that the codec cannot hold (not
+    finite).
+    """
     values, positions, mode = (total / state.divisor).float(), frame.indices, index_mode(state)
     if mode == "chosen":  # positions that no client chose are 0 in the sum
         positions = values.nonzero().squeeze(1)
@@ -116,8 +138,12 @@ def encode_update(
     return Step(kind=VALUES, round=state.round + 1, noise_std=noise_std, payload=payload)
 
 
-def decode_update(state: ServerState, frame: Frame, step: Step, codec: Codec) -> tuple[Tensor, float]:
-    """The sum that a step of values encodes, exactly, and the deviation of its noise. Raises PayloadError."""
+def decode_update(
+    state: ServerState, frame: Frame, step: Step, codec: Codec
+) -> tuple[Tensor, float]:
+    """The sum that a step of values encodes, exactly, and the deviation of its noise. Raises
+    PayloadError.
+    """
     dither = down_dither(state, step.noise_std)
     values = unpack(
         step.payload,
@@ -133,7 +159,11 @@ def decode_update(state: ServerState, frame: Frame, step: Step, codec: Codec) ->
             most=frame.size if index_mode(state) == "chosen" else None,
         ),
     )
-    noise_std = codec.received_noise(dither.noise_std) * state.divisor if codec.added_variance else step.noise_std
+    noise_std = (
+        codec.received_noise(dither.noise_std) * state.divisor
+        if codec.added_variance
+        else step.noise_std
+    )
     return values.double() * state.divisor, noise_std
 
 
@@ -142,7 +172,10 @@ def encode_pruning(before: Masks, state: ServerState) -> Step:
     weights = trainable(state.model)
     kept = [(weights[name].detach() != 0)[mask].cpu() for name, mask in before.items()]
     return Step(
-        kind=PRUNING, round=PRUNING_ROUND, noise_std=0.0, payload=np.packbits(torch.cat(kept).numpy()).tobytes()
+        kind=PRUNING,
+        round=PRUNING_ROUND,
+        noise_std=0.0,
+        payload=np.packbits(torch.cat(kept).numpy()).tobytes(),
     )
 
 
@@ -152,7 +185,9 @@ def apply_pruning(state: ServerState, step: Step) -> None:
     sizes = [int(mask.sum()) for mask in may.values()]
     if state.pruned or len(step.payload) != (sum(sizes) + 7) // 8:
         raise StepError(f"pruning: {len(step.payload)} bytes for {sum(sizes)} weights")
-    bits = torch.from_numpy(np.unpackbits(np.frombuffer(step.payload, np.uint8), count=sum(sizes)).astype(bool))
+    bits = torch.from_numpy(
+        np.unpackbits(np.frombuffer(step.payload, np.uint8), count=sum(sizes)).astype(bool)
+    )
     kept: Masks = {}
     for (name, mask), part in zip(may.items(), bits.split(sizes), strict=True):
         kept[name] = torch.ones(mask.shape, dtype=torch.bool).masked_scatter_(mask.cpu(), part)
@@ -161,9 +196,11 @@ def apply_pruning(state: ServerState, step: Step) -> None:
 
 
 def replay(state: ServerState, step: Step, codec: Codec, frame: Frame | None = None) -> None:
-    """Take one step of the server on a replica; ``frame`` is that of its round where it was derived before.
+    """Take one step of the server on a replica; ``frame`` is that of its round where it was derived
+    before.
 
-    Raises StepError or PayloadError for a step that does not follow on this state. Do not use the state after that.
+    Raises StepError or PayloadError for a step that does not follow on this state. Do not use the
+    state after that.
     """
     if step.kind == PRUNING:
         apply_pruning(state, step)
@@ -182,12 +219,19 @@ STEP = "step"
 
 
 def extra_vectors(state: ServerState) -> dict[str, Tensor]:
-    """Vectors by name: the optimizer's, one parameter after the other in model order; the memory's sums and counters;
-    the basis of a probe, unless the next round makes another one.
+    """Vectors by name: the optimizer's, one parameter after the other in model order; the memory's
+    sums and counters; the basis of a probe, unless the next round makes another one.
     """
-    kept = [state.optimizer.state[p] for p in trainable(state.model).values() if p in state.optimizer.state]
-    names = _sent(kept) if state.updates else []  # before the first update they follow from the settings
-    found = {name: torch.cat([each[name].flatten() for each in kept if name in each]) for name in names}
+    kept = [
+        state.optimizer.state[p]
+        for p in trainable(state.model).values()
+        if p in state.optimizer.state
+    ]
+    # before the first update they follow from the settings
+    names = _sent(kept) if state.updates else []
+    found = {
+        name: torch.cat([each[name].flatten() for each in kept if name in each]) for name in names
+    }
     basis, round = state.basis, state.next_round
     if basis is not None and basis.round == refresh_of(round, state.method.carrier) < round:
         found["basis"] = flatten(basis)
@@ -198,7 +242,9 @@ def extra_vectors(state: ServerState) -> dict[str, Tensor]:
     return found
 
 
-def restart(state: ServerState, weights: Tensor, extra: Mapping[str, Tensor], *, round: int, updates: int) -> None:
+def restart(
+    state: ServerState, weights: Tensor, extra: Mapping[str, Tensor], *, round: int, updates: int
+) -> None:
     """Make a replica that of the server as ``round`` begins, after ``updates`` updates.
 
     Raises ValueError for vectors that do not fit the model.
@@ -230,22 +276,29 @@ def restart(state: ServerState, weights: Tensor, extra: Mapping[str, Tensor], *,
 
 
 def schedule(state: ServerState, updates: int) -> None:
-    """Set the learning rates to those after ``updates`` updates: the schedule is a closed form of it."""
+    """Set the learning rates to those after ``updates`` updates: the schedule is a closed form of
+    it.
+    """
     scheduler = state.scheduler
     assert scheduler is not None, "a replica has the method's own optimizer"
     scheduler.last_epoch, scheduler._step_count = updates, updates + 1
-    for group, base, factor in zip(state.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+    for group, base, factor in zip(
+        state.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
         group["lr"] = base * factor(updates)
     scheduler._last_lr = [group["lr"] for group in state.optimizer.param_groups]
 
 
 def _first_memory(state: ServerState, *, stepped: bool) -> list[dict[str, Any]]:
-    """What the method's optimizer remembers of each parameter before its first step, or after one of zeros.
+    """What the method's optimizer remembers of each parameter before its first step, or after one
+    of zeros.
 
     After any number of steps it remembers as many numbers, under the same names.
     """
     copies = {name: nn.Parameter(torch.zeros_like(p)) for name, p in trainable(state.model).items()}
-    optimizer, _ = make_optimizer(copies, state.method.server, updates=1, classifier=state.public.classifier)
+    optimizer, _ = make_optimizer(
+        copies, state.method.server, updates=1, classifier=state.public.classifier
+    )
     if stepped:
         for p in copies.values():
             p.grad = torch.zeros_like(p)
@@ -255,4 +308,11 @@ def _first_memory(state: ServerState, *, stepped: bool) -> list[dict[str, Any]]:
 
 def _sent(memory: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of what is sent of an optimizer's memory, each once."""
-    return list({name: None for each in memory for name, value in each.items() if name != STEP and value is not None})
+    return list(
+        {
+            name: None
+            for each in memory
+            for name, value in each.items()
+            if name != STEP and value is not None
+        }
+    )

@@ -1,7 +1,15 @@
 """A client's private steps in one frame, and the server's step on their sum."""
 
 from fedlsg.training.client import client_step, per_unit
-from fedlsg.training.local import Batch, Groups, LocalTraining, Positions, accumulated_noise, norm_bound, together
+from fedlsg.training.local import (
+    Batch,
+    Groups,
+    LocalTraining,
+    Positions,
+    accumulated_noise,
+    norm_bound,
+    together,
+)
 from fedlsg.training.server import ServerOptimizer, aggregate, make_optimizer, server_step
 
 __all__ = [
@@ -18,4 +26,4 @@ __all__ = [
     "per_unit",
     "server_step",
     "together",
-]  # fmt: skip
+]

@@ -1,22 +1,23 @@
 """Rounds, sample rate, optimizer and learning rates that need no tuning, from public numbers alone.
 
-Symbols: E epochs (expected passes over the data), T server updates, q Poisson rate of a step, K local steps a round.
+Symbols: E epochs (expected passes over the data), T server updates, q Poisson rate of a step, K
+local steps a round.
 
     T = max(40, ceil(E / K))    q = min(1, E / (K T))
-    Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1
-    learning rate 0.2 / sqrt(T), of a dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4)
-    of dense updates times sqrt(5000 / d) for d trained numbers, at most 2; above 5,000 numbers (5000 / d)^(1/4)
-    where no layer is a convolution; no such factor where layers are pretrained
-    half of it for regression, where the factor of d is at most 1
-    a tenth of it for pretrained layers, whose new classifier has the whole
+    Adam on the noisy gradients, betas (0.5, 0.99), clip norm 1 learning rate 0.2 / sqrt(T), of a
+    dense layer 0.2 / sqrt(T) (64 / fan_in)^(1/4) of dense updates times sqrt(5000 / d) for d
+    trained numbers, at most 2; above 5,000 numbers (5000 / d)^(1/4) where no layer is a
+    convolution; no such factor where layers are pretrained half of it for regression, where the
+    factor of d is at most 1 a tenth of it for pretrained layers, whose new classifier has the whole
     the average of the weights with decay 1 - 5 / T
 
-Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c / (nu sqrt(T)) the
-noise alone moves a coordinate by c; the best c is nearly the same in all tasks that were tried. Adam divides by the
-root mean square of the gradients, which is nu where noise dominates. So its rate needs no sigma, N, q or clients.
-Noise alone moves d numbers by 0.2 sqrt(d) together: sqrt(5000 / d) keeps that length at the one of 5,000 numbers.
-That was too much for wide dense layers, so they have half of the power.
-The rule reads noisy gradients and public numbers, so it changes no epsilon; ``benchmarks.accuracy.defaults`` measures.
+Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c /
+(nu sqrt(T)) the noise alone moves a coordinate by c; the best c is nearly the same in all tasks
+that were tried. Adam divides by the root mean square of the gradients, which is nu where noise
+dominates. So its rate needs no sigma, N, q or clients. Noise alone moves d numbers by 0.2 sqrt(d)
+together: sqrt(5000 / d) keeps that length at the one of 5,000 numbers. That was too much for wide
+dense layers, so they have half of the power. The rule reads noisy gradients and public numbers, so
+it changes no epsilon; ``benchmarks.accuracy.defaults`` measures.
 """
 
 import math
@@ -28,21 +29,29 @@ from torch import Tensor
 EPOCHS = 20.0
 """Passes over the data where nobody gives a number."""
 LEAST_UPDATES, FEWEST_UPDATES = 40, 20
-"""Updates of the rule, and with a given sample rate: fewer lose accuracy at the same number of passes."""
+"""Updates of the rule, and with a given sample rate: fewer lose accuracy at the same number of
+passes.
+"""
 SCALE = 0.2
 """c: how far the noise alone moves a coordinate over the run."""
 REGRESSION = 0.5
-"""Of c: a squared error has all of the noise in its outputs, where classes are read off by the largest one."""
+"""Of c: a squared error has all of the noise in its outputs, where classes are read off by the
+largest one.
+"""
 PRETRAINED = 0.1
 """Of c below a new classifier: more destroys what the layers have learnt."""
 VALUES, MOST = 5000, 2.0
-"""Trained numbers of a model whose learning rate is the rule's own, and the largest factor of a smaller model."""
+"""Trained numbers of a model whose learning rate is the rule's own, and the largest factor of a
+smaller model.
+"""
 FAN_IN = 64
 """The fan-in whose layer has the learning rate itself."""
 
 
 def auto_schedule(epochs: float, *, local_steps: int = 1) -> tuple[int, float]:
-    """Rounds T and sample rate q of a step for ``epochs`` expected passes over the data; T is 40 or more."""
+    """Rounds T and sample rate q of a step for ``epochs`` expected passes over the data; T is 40 or
+    more.
+    """
     rounds = max(LEAST_UPDATES, math.ceil(epochs / local_steps))
     return rounds, min(1.0, epochs / (local_steps * rounds))
 
@@ -63,7 +72,8 @@ def auto_server(
 ) -> Mapping[str, Any]:
     """Settings of ``ServerOptimizer`` for T = ``updates``; ``size``: the model's ``size_factor``.
 
-    Layers differ in rate, and size counts, where all updates are ``dense``: other methods were measured without either.
+    Layers differ in rate, and size counts, where all updates are ``dense``: other methods were
+    measured without either.
     """
     rate = SCALE / math.sqrt(updates) * (REGRESSION if regression else 1.0)
     if dense and not pretrained:

@@ -1,24 +1,27 @@
-"""Client-level privacy (DP-FedAvg): the unit is a client with all of its data, and its whole update is clipped.
+"""Client-level privacy (DP-FedAvg): the unit is a client with all of its data, and its whole update
+is clipped.
 
     client    local training without clip -> mean update -> clip (McMahan et al. 2018, Alg. 1)
     server    clipped updates of a Poisson sample of clients -> sum -> noise
 
-Symbols: v the accumulated sum of gradients of the local steps, B the public expected batch, C the clip norm.
-u = v / B, times min(1, C / ||u||). It differs from the paper in its units: u is in those of a gradient,
--(W - W_t) / (local learning rate), so that the server's optimizer takes it as it takes gradients. With one learning
-rate for both, the server's step is the mean of the clients' changes of W.
+Symbols: v the accumulated sum of gradients of the local steps, B the public expected batch, C the
+clip norm. u = v / B, times min(1, C / ||u||). It differs from the paper in its units: u is in those
+of a gradient, -(W - W_t) / (local learning rate), so that the server's optimizer takes it as it
+takes gradients. With one learning rate for both, the server's step is the mean of the clients'
+changes of W.
 
-The clip norm may follow a quantile of the updates' norms, privately (Andrew et al. 2021, Alg. 1): gamma the quantile,
-C_t the clip norm, b_i = 1 where the norm of update i is at most C_t, m the expected number of clients in a round,
-sigma_b the deviation of the noise in the count, eta the learning rate of log C.
+The clip norm may follow a quantile of the updates' norms, privately (Andrew et al. 2021, Alg. 1):
+gamma the quantile, C_t the clip norm, b_i = 1 where the norm of update i is at most C_t, m the
+expected number of clients in a round, sigma_b the deviation of the noise in the count, eta the
+learning rate of log C.
 
     count      sum_i (b_i - 1/2) + N(0, sigma_b^2)        one client moves it by 1/2
     fraction   count / m + 1/2
     update     C_{t+1} = C_t exp(-eta (fraction - gamma))
 
-Both releases of a round read the same clients. Together they are one Gaussian mechanism of noise multiplier z, with
-1 / z^2 = 1 / z_sum^2 + 1 / (2 sigma_b)^2: the ledger is charged with z, and the sum gets z_sum > z.
-The divisor m is public and fixed, as in the paper.
+Both releases of a round read the same clients. Together they are one Gaussian mechanism of noise
+multiplier z, with 1 / z^2 = 1 / z_sum^2 + 1 / (2 sigma_b)^2: the ledger is charged with z, and the
+sum gets z_sum > z. The divisor m is public and fixed, as in the paper.
 """
 
 import math
@@ -47,7 +50,9 @@ HALF = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClip:
-    """``quantile``: gamma. ``rate``: eta. ``count_noise``: sigma_b, in clients. ``expected_clients``: m."""
+    """``quantile``: gamma. ``rate``: eta. ``count_noise``: sigma_b, in clients.
+    ``expected_clients``: m.
+    """
 
     quantile: float
     rate: float
@@ -67,15 +72,18 @@ class AdaptiveClip:
         rest = noise_multiplier**-2 - self.count_multiplier**-2
         if rest <= 0:
             raise ValueError(
-                f"clip_count_noise={self.count_noise:g} is a noise multiplier of {self.count_multiplier:.3g} for the "
-                f"count alone, and both releases together need {noise_multiplier:.3g}: raise clip_count_noise above "
+                f"clip_count_noise={self.count_noise:g} is a noise multiplier of "
+                f"{self.count_multiplier:.3g} for the count alone, and both releases together need "
+                f"{noise_multiplier:.3g}: raise clip_count_noise above "
                 f"{noise_multiplier * HALF:.3g}"
             )
         # Rounded up by a relative 1e-12: float64 must not leave the pair below z.
         return float(rest**-0.5) * (1 + 1e-12)
 
     def next_norm(self, clip_norm: float, within: int, clients: int, noise: SecretStream) -> float:
-        """C_{t+1}; ``within`` of the round's ``clients`` have a norm of at most ``clip_norm``. Both are secret."""
+        """C_{t+1}; ``within`` of the round's ``clients`` have a norm of at most ``clip_norm``. Both
+        are secret.
+        """
         centred = torch.tensor([within - HALF * clients], dtype=torch.float64)
         count = float(gaussian(centred, self.count_noise, noise))
         fraction = count / self.expected_clients + HALF
@@ -87,8 +95,10 @@ class AdaptiveClip:
 class ServerNoise:
     """What a server needs to add the noise of client-level privacy.
 
-    ``ledger``: of ``SERVER``, for all clients. ``budget``: (epsilon, delta) that it must not pass, None without one.
-    ``stream``: secret draws by purpose and round. ``reproducible``: they come from the seed, NOT PRIVATE.
+    ``ledger``: of ``SERVER``, for all clients. ``budget``: (epsilon, delta) that it must not pass,
+    None without one.
+    ``stream``: secret draws by purpose and round. ``reproducible``: they come from the seed, NOT
+    PRIVATE.
     """
 
     ledger: ClientCharges | Ledger
@@ -110,24 +120,32 @@ def client_update(
     add: AddNoise | None = None,
     **given: Any,
 ) -> Float64[Tensor, " kept"]:
-    """K plain local steps, the clip of the update as a whole, and the client's noise: a private payload.
+    """K plain local steps, the clip of the update as a whole, and the client's noise: a private
+    payload.
 
-    ``given``: the other arguments of ``client_step``, whose guarantees on the charge hold here. ``add`` takes the place
+    ``given``: the other arguments of ``client_step``, whose guarantees on the charge hold here.
+    ``add`` takes the place
     of ``add_noise``: noise on a grid, under a secure sum.
     """
     plain = replace(mechanism, kind="none")
-    values = client_step(model, batch, loss_fn, frame=frame, mechanism=plain, local=local, noise=noise, **given)
-    update = clipped_update(values, frame=frame, mechanism=mechanism, expected_batch=local.expected_batch)
+    values = client_step(
+        model, batch, loss_fn, frame=frame, mechanism=plain, local=local, noise=noise, **given
+    )
+    update = clipped_update(
+        values, frame=frame, mechanism=mechanism, expected_batch=local.expected_batch
+    )
     return (add_noise if add is None else add)(update, mechanism, noise)
 
 
 def clipped_update(
     values: Float[Tensor, " kept"], *, frame: Frame, mechanism: Mechanism, expected_batch: float
 ) -> Float64[Tensor, " kept"]:
-    """v / B, clipped to C in L2 as a whole, or block by block: its norm is at most ``mechanism.sensitivity``.
+    """v / B, clipped to C in L2 as a whole, or block by block: its norm is at most
+    ``mechanism.sensitivity``.
 
-    ``values``: v, of plain local training: any function of this client's data, the public state and fresh draws.
-    An update that is not finite gives zeros. ``expected_batch``: B, a public constant that depends on no data.
+    ``values``: v, of plain local training: any function of this client's data, the public state and
+    fresh draws. An update that is not finite gives zeros. ``expected_batch``: B, a public constant
+    that depends on no data.
     """
     update = values / expected_batch
     blocks = [part.unsqueeze(0) for part in update.split([block.kept for block in frame.blocks])]
@@ -156,18 +174,24 @@ def release_round(
     noise: SecretStream,
     adaptive: AdaptiveClip | None = None,
 ) -> tuple[Float64[Tensor, " kept"], float]:
-    """The sum of the clipped updates plus N(0, (sigma C)^2) on every coordinate, and the clip norm of the next round.
+    """The sum of the clipped updates plus N(0, (sigma C)^2) on every coordinate, and the clip norm
+    of the next round.
 
-    ``updates``: what arrived, in client order, as ``clipped_update`` takes it. ``mechanism.noise_multiplier`` is z, of
+    ``updates``: what arrived, in client order, as ``clipped_update`` takes it.
+    ``mechanism.noise_multiplier`` is z, of
     all that is returned: with ``adaptive`` the sum gets z_sum.
-    Guarantee: one client moves the sum by at most ``mechanism.sensitivity`` in L2. The clip is here, on what was
-    received: a codec may have rounded an update to a larger norm, and no client needs to be believed. No update at all
+    Guarantee: one client moves the sum by at most ``mechanism.sensitivity`` in L2. The clip is
+    here, on what was
+    received: a codec may have rounded an update to a larger norm, and no client needs to be
+    believed. No update at all
     is a sum as well, of noise alone: to skip it would show that nobody took part.
     """
     total, within = torch.zeros(frame.kept, dtype=torch.float64), 0
     for received in updates:
         values = received.cpu()
-        total += clipped_update(values, frame=frame, mechanism=mechanism, expected_batch=expected_batch)
+        total += clipped_update(
+            values, frame=frame, mechanism=mechanism, expected_batch=expected_batch
+        )
         within += norm_of(values, expected_batch=expected_batch) <= mechanism.clip_norm
     noisy = add_noise(total, sum_mechanism(mechanism, adaptive), noise)
     if adaptive is None:

@@ -1,4 +1,5 @@
-"""Server optimizers by name: the classes of ``torch.optim``, Yogi, and the options that a user may give them.
+"""Server optimizers by name: the classes of ``torch.optim``, Yogi, and the options that a user may
+give them.
 
     find_name("adamw")                                   "AdamW"
     read_options("AdamW", "betas=0.9 0.99, eps=1e-3")    {"betas": (0.9, 0.99), "eps": 0.001}
@@ -37,12 +38,17 @@ WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 @cache
 def classes() -> Mapping[str, type[Optimizer]]:
     """The classes that need a gradient and a learning rate only, by the name that a user gives."""
-    found: dict[str, type[Optimizer]] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "Yogi": Yogi}
+    found: dict[str, type[Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "Yogi": Yogi,
+    }
     for name, one in vars(torch.optim).items():
         if not (inspect.isclass(one) and issubclass(one, Optimizer)) or name in (*SHORT, *SPARSE):
             continue
         closure = inspect.signature(one.step).parameters.get("closure")
-        asks = closure is not None and closure.default is inspect.Parameter.empty  # LBFGS: the loss, again and again
+        # LBFGS: the loss, again and again
+        asks = closure is not None and closure.default is inspect.Parameter.empty
         if "lr" in inspect.signature(one).parameters and not asks:
             found[name] = one
     return found
@@ -55,49 +61,68 @@ def names() -> tuple[str, ...]:
 
 
 def find_name(name: str) -> str:
-    """The name as files write it; capital letters do not matter. Raises ValueError with the known names."""
+    """The name as files write it; capital letters do not matter. Raises ValueError with the known
+    names.
+    """
     found = {known.lower(): known for known in names()}
     if name.lower() in found:
         return found[name.lower()]
     if name.lower() in GONE:
         raise ValueError(
-            f"optimizer {name!r} {REMOVED}; choose 'adam', whose option eps bounds its steps, or 'sgd' with momentum"
+            f"optimizer {name!r} {REMOVED}; choose 'adam', whose option eps bounds its steps, or "
+            "'sgd' with momentum"
         )
     near = did_you_mean(name.lower(), found)
     raise ValueError(f"unknown optimizer {name!r}{near}; expected one of {', '.join(names())}")
 
 
 def read_options(name: str, text: str) -> dict[str, Any]:
-    """The options of a text such as ``"betas=0.9 0.99, eps=1e-3"``, with the types of the class' own defaults.
+    """The options of a text such as ``"betas=0.9 0.99, eps=1e-3"``, with the types of the class'
+    own defaults.
 
-    Raises ValueError, naming the option and those that there are, for an unknown one or a value of another type.
+    Raises ValueError, naming the option and those that there are, for an unknown one or a value of
+    another type.
     """
     known = options_of(name)
     found: dict[str, Any] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         option, sign, value = (part.strip() for part in pair.partition("="))
         if not sign or option in found:
-            raise ValueError(f"optimizer_options={text!r}: expected NAME=VALUE, NAME=VALUE, each once, got {pair!r}")
+            raise ValueError(
+                f"optimizer_options={text!r}: expected NAME=VALUE, NAME=VALUE, each once, got "
+                f"{pair!r}"
+            )
         if option not in known:
             raise ValueError(
-                f"optimizer_options: optimizer {name!r} has no option {option!r}{did_you_mean(option, known)}; it has "
-                f"{', '.join(known)}"
+                f"optimizer_options: optimizer {name!r} has no option "
+                f"{option!r}{did_you_mean(option, known)}; it has {', '.join(known)}"
             )
         found[option] = known[option].parse(option, value)
     return found
 
 
 def build(
-    name: str, groups: Iterable[Any], *, lr: float, momentum: float, weight_decay: float, options: Mapping[str, Any]
+    name: str,
+    groups: Iterable[Any],
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    options: Mapping[str, Any],
 ) -> Optimizer:
-    """The optimizer. Raises ValueError for options out of range, parameters it cannot step, or a decay it has not."""
+    """The optimizer. Raises ValueError for options out of range, parameters it cannot step, or a
+    decay it has not.
+    """
     cls: Any = classes()[name]
     takes = inspect.signature(cls).parameters
     if weight_decay and "weight_decay" not in takes:
-        raise ValueError(f"optimizer {name!r} has no weight decay: leave weight_decay={weight_decay:g} out")
+        raise ValueError(
+            f"optimizer {name!r} has no weight decay: leave weight_decay={weight_decay:g} out"
+        )
     given: dict[str, Any] = dict(options)
     if "weight_decay" in takes:
-        given["weight_decay"] = weight_decay  # ours, 0 if not given: torch's AdamW has another default
+        # ours, 0 if not given: torch's AdamW has another default
+        given["weight_decay"] = weight_decay
     if name == "sgd":
         given["momentum"] = momentum
     try:
@@ -105,21 +130,27 @@ def build(
         cls.__init__(made, groups, lr=lr, **given)
         return made
     except ValueError as error:
-        said = f" with {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
+        said = (
+            f" with {', '.join(f'{key}={value}' for key, value in options.items())}"
+            if options
+            else ""
+        )
         raise ValueError(f"optimizer {name!r}{said}: {error}") from None
 
 
 def _without_compiler(cls: type[Optimizer]) -> Optimizer:
-    """An optimizer of this very class, to be initialized, without what torch wraps around some of its methods.
+    """An optimizer of this very class, to be initialized, without what torch wraps around some of
+    its methods.
 
-    The wrappers keep them away from a loop that is compiled, which no server update is, and each imports the compiler,
-    which takes seconds.
+    The wrappers keep them away from a loop that is compiled, which no server update is, and each
+    imports the compiler, which takes seconds.
     """
     made: Optimizer = object.__new__(cls)
     plain = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
     plain["step"] = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(cls.step)))
     for name, function in plain.items():
-        setattr(made, name, MethodType(function, proxy(made)))  # no cycle: it is freed with its last user
+        # no cycle: it is freed with its last user
+        setattr(made, name, MethodType(function, proxy(made)))
     return made
 
 
@@ -130,7 +161,9 @@ def check_options(name: str, **given: Any) -> None:
 
 @dataclass(frozen=True)
 class Option:
-    """``kind`` of a value; of a tuple the ``default``, whose length and empty places a value has to have."""
+    """``kind`` of a value; of a tuple the ``default``, whose length and empty places a value has to
+    have.
+    """
 
     kind: type
     default: Any
@@ -150,7 +183,9 @@ class Option:
             wanted = "true or false" if self.kind is bool else f"a value ({self.kind.__name__})"
             if self.kind is tuple:
                 wanted = f"{len(self.default)} numbers with spaces between them"
-            raise ValueError(f"optimizer_options: expected {wanted} for {name}, got {text!r}") from None
+            raise ValueError(
+                f"optimizer_options: expected {wanted} for {name}, got {text!r}"
+            ) from None
 
 
 @cache
@@ -178,10 +213,13 @@ def _kind(hint: Any, default: Any) -> type:
 class Yogi(Optimizer):
     """Yogi as a server optimizer (Zaheer et al. 2018; Reddi et al. 2021, Algorithm 2, FedYogi).
 
-    Symbols: g_t the noisy gradient, the paper's -Delta_t      tau = eps, the degree of adaptivity; m_0 = 0, v_0 = tau^2
-        m <- b1 m + (1 - b1) g      v <- v - (1 - b2) g^2 sign(v - g^2)      W <- W - lr m / (sqrt(v) + tau)
-    v moves by a share of g^2 and not of their difference, so that it falls slowly after large gradients. As in the
-    paper there is no bias correction. ``weight_decay`` adds W times it to g, as in Adam.
+    Symbols: g_t the noisy gradient, the paper's -Delta_t      tau = eps, the degree of adaptivity;
+                                                               m_0 = 0, v_0 = tau^2
+        m <- b1 m + (1 - b1) g      v <- v - (1 - b2) g^2 sign(v - g^2)      W <- W - lr m /
+                                    (sqrt(v) + tau)
+    v moves by a share of g^2 and not of their difference, so that it falls slowly after large
+    gradients. As in the paper there is no bias correction. ``weight_decay`` adds W times it to g,
+    as in Adam.
     Raises ValueError for numbers out of range.
     """
 
@@ -195,7 +233,9 @@ class Yogi(Optimizer):
     ) -> None:
         if not all(0 <= beta < 1 for beta in betas) or not 0 < eps < float("inf"):
             raise ValueError(f"expected 0 <= {betas=} < 1 and 0 < {eps=} < inf")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -207,8 +247,13 @@ class Yogi(Optimizer):
                     continue
                 g, own = p.grad.add(p, alpha=group["weight_decay"]), self.state[p]
                 if not own:
-                    own |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.full_like(p, tau**2)}
+                    own |= {
+                        "exp_avg": torch.zeros_like(p),
+                        "exp_avg_sq": torch.full_like(p, tau**2),
+                    }
                 own["exp_avg"].lerp_(g, 1 - first)
                 square = g.square()
-                own["exp_avg_sq"].addcmul_(square, (own["exp_avg_sq"] - square).sign(), value=second - 1)
+                own["exp_avg_sq"].addcmul_(
+                    square, (own["exp_avg_sq"] - square).sign(), value=second - 1
+                )
                 p.addcdiv_(own["exp_avg"], own["exp_avg_sq"].sqrt().add_(tau), value=-group["lr"])

@@ -1,4 +1,6 @@
-"""The server's part of a round: sum, divide by a constant, Eq. 3, optimizer; its settings and learning rates."""
+"""The server's part of a round: sum, divide by a constant, Eq. 3, optimizer; its settings and
+learning rates.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,52 +20,84 @@ from fedlsg.masks import frozen_count
 from fedlsg.setting import Setting, check_declared
 from fedlsg.tensors import AT_ONCE, at_once, to_device
 from fedlsg.training.auto import fan_in_factor
-from fedlsg.training.optimizers import SHORT, build, check_options, find_name, options_of, read_options
+from fedlsg.training.optimizers import (
+    SHORT,
+    build,
+    check_options,
+    find_name,
+    options_of,
+    read_options,
+)
 
 Estimator = Literal["eq3", "averaged"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
 LayerRates = Literal["equal", "fan-in"]
 
-LearningRate = Annotated[float, Setting("Learning rate of the server.", above=0, below=math.inf, aliases=("lr", "eta"))]
-NormsRate = Annotated[float, Setting("Learning rate of norm layers, if another.", above=0, below=math.inf)]
-ClassifierRate = Annotated[float, Setting("Learning rate of the classifier, if another.", above=0, below=math.inf)]
+LearningRate = Annotated[
+    float, Setting("Learning rate of the server.", above=0, below=math.inf, aliases=("lr", "eta"))
+]
+NormsRate = Annotated[
+    float, Setting("Learning rate of norm layers, if another.", above=0, below=math.inf)
+]
+ClassifierRate = Annotated[
+    float, Setting("Learning rate of the classifier, if another.", above=0, below=math.inf)
+]
 FinalRate = Annotated[
     float,
-    Setting("Learning rate at the end of the schedule; 0 without it.", above=0, below=math.inf, aliases=("final_lr",)),
+    Setting(
+        "Learning rate at the end of the schedule; 0 without it.",
+        above=0,
+        below=math.inf,
+        aliases=("final_lr",),
+    ),
 ]
 Decay = Annotated[
-    float, Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",))
+    float,
+    Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",)),
 ]
-Dropped = Annotated[float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)]
+Dropped = Annotated[
+    float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)
+]
 Name = Annotated[str, Setting("Server optimizer: sgd, adam, Yogi or another class of torch.optim.")]
 Options = Annotated[
     str | None,
-    Setting("Options of the optimizer's class, as 'betas=0.9 0.99, eps=1e-3'.", aliases=("betas", "nesterov")),
+    Setting(
+        "Options of the optimizer's class, as 'betas=0.9 0.99, eps=1e-3'.",
+        aliases=("betas", "nesterov"),
+    ),
 ]
-Ema = Annotated[float, Setting("Decay of the average of weights that is evaluated; 0: none.", at_least=0, below=1)]
+Ema = Annotated[
+    float,
+    Setting("Decay of the average of weights that is evaluated; 0: none.", at_least=0, below=1),
+]
 
 STEPS = (0.3, 0.6, 0.8)
-"""Shares of a run at which the schedule "step" drops; the code of Yu et al. 2021 (RGP) divides by 5 there."""
+"""Shares of a run at which the schedule "step" drops; the code of Yu et al. 2021 (RGP) divides by 5
+there.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer:
     """Server side of a method.
 
-    ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noisy copies of the r x r
-    core (unbiased only without a mask). The learning rate goes from ``learning_rate`` in the first round to
-    ``final_learning_rate`` (0 where None) at the end of the run along the ``schedule`` ("step": in three equal drops,
-    at ``STEPS`` of the run); ``norms_learning_rate`` and ``classifier_learning_rate`` replace it for their groups
-    and follow the same schedule. ``layer_rates="fan-in"`` multiplies the rate of a layer, its bias included, by
-    (64 / fan_in)^(1/4), where fan_in is the number of weights of one of its units.
-    ``sparsify_update`` drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023,
-    sec. 4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the weights with decay
-    min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
-    ``optimizer``: a class of torch.optim, or ``Yogi``. ``optimizer_options``: see ``read_options``; what has a setting
-    of its own (learning rate, weight decay, SGD's momentum) is none of them.
+    ``estimator="eq3"`` lifts carriers by Eq. 3; ``"averaged"`` first averages the two noisy copies
+    of the r x r core (unbiased only without a mask). The learning rate goes from ``learning_rate``
+    in the first round to ``final_learning_rate`` (0 where None) at the end of the run along the
+    ``schedule`` ("step": in three equal drops, at ``STEPS`` of the run); ``norms_learning_rate``
+    and ``classifier_learning_rate`` replace it for their groups and follow the same schedule.
+    ``layer_rates="fan-in"`` multiplies the rate of a layer, its bias included, by (64 /
+    fan_in)^(1/4), where fan_in is the number of weights of one of its units. ``sparsify_update``
+    drops that share of each lifted weight gradient, where abs(W) is smallest (Ito et al. 2023, sec.
+    4.4, "direct sparsification"). ``ema`` > 0 evaluates an exponential moving average of the
+    weights with decay min(ema, (1 + t) / (10 + t)) after t updates (De et al. 2022).
+    ``optimizer``: a class of torch.optim, or ``Yogi``. ``optimizer_options``: see ``read_options``;
+    what has a setting of its own (learning rate, weight decay, SGD's momentum) is none of them.
     """
 
-    estimator: Annotated[Estimator, Setting("Lift carriers by Eq. 3, or average the two copies of the core.")] = "eq3"
+    estimator: Annotated[
+        Estimator, Setting("Lift carriers by Eq. 3, or average the two copies of the core.")
+    ] = "eq3"
     optimizer: Name = "sgd"
     learning_rate: LearningRate = 0.1
     final_learning_rate: FinalRate | None = None
@@ -73,7 +107,8 @@ class ServerOptimizer:
     norms_learning_rate: NormsRate | None = None
     classifier_learning_rate: ClassifierRate | None = None
     layer_rates: Annotated[
-        LayerRates, Setting("Rates of layers: equal, or fan-in: times (64 / inputs of a unit)^(1/4).")
+        LayerRates,
+        Setting("Rates of layers: equal, or fan-in: times (64 / inputs of a unit)^(1/4)."),
     ] = "equal"
     sparsify_update: Dropped = 0.0
     ema: Ema = 0.0
@@ -84,17 +119,23 @@ class ServerOptimizer:
         check_declared(self)
         if self.optimizer != "sgd" and self.momentum:
             raise ValueError(
-                f"optimizer {self.optimizer!r} has a memory of its own: it takes no momentum={self.momentum}"
-                f"{_as_option(self.optimizer, self.momentum)}"
+                f"optimizer {self.optimizer!r} has a memory of its own: it takes no "
+                f"momentum={self.momentum}{_as_option(self.optimizer, self.momentum)}"
             )
         options = self.options
-        if self.optimizer not in SHORT.values() or options:  # torch takes half a second to build one
+        # torch takes half a second to build one
+        if self.optimizer not in SHORT.values() or options:
             check_options(
-                self.optimizer, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay,
+                self.optimizer,
+                lr=self.learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
                 options=options,
-            )  # fmt: skip
+            )
         if self.final_learning_rate is not None and self.schedule == "constant":
-            raise ValueError("final_learning_rate needs a schedule: linear, cosine, exponential or step")
+            raise ValueError(
+                "final_learning_rate needs a schedule: linear, cosine, exponential or step"
+            )
         if self.schedule in ("exponential", "step") and self.final_learning_rate is None:
             raise ValueError(f"schedule {self.schedule!r} needs final_learning_rate > 0")
 
@@ -105,15 +146,23 @@ class ServerOptimizer:
 
     def rate_of(self, group: Group) -> float:
         """First learning rate of a group of parameters."""
-        own = {"norms": self.norms_learning_rate, "classifier": self.classifier_learning_rate}.get(group)
+        own = {"norms": self.norms_learning_rate, "classifier": self.classifier_learning_rate}.get(
+            group
+        )
         return self.learning_rate if own is None else own
 
     def factor(self, update: int, updates: int) -> float:
-        """Learning rate of server update ``update`` (from 0) of ``updates``, as a multiple of the first one."""
+        """Learning rate of server update ``update`` (from 0) of ``updates``, as a multiple of the
+        first one.
+        """
         if self.schedule == "constant":
             return 1.0
         t = min(update / updates, 1.0)
-        last = 0.0 if self.final_learning_rate is None else self.final_learning_rate / self.learning_rate
+        last = (
+            0.0
+            if self.final_learning_rate is None
+            else self.final_learning_rate / self.learning_rate
+        )
         if self.schedule == "linear":
             return 1 + (last - 1) * t
         if self.schedule == "cosine":
@@ -124,9 +173,14 @@ class ServerOptimizer:
 
 
 def make_optimizer(
-    parameters: Mapping[str, nn.Parameter], server: ServerOptimizer, *, updates: int, classifier: str = ""
+    parameters: Mapping[str, nn.Parameter],
+    server: ServerOptimizer,
+    *,
+    updates: int,
+    classifier: str = "",
 ) -> tuple[Optimizer, LambdaLR]:
-    """The torch.optim optimizer and scheduler of a run of ``updates`` server updates, one group a learning rate.
+    """The torch.optim optimizer and scheduler of a run of ``updates`` server updates, one group a
+    learning rate.
 
     ``parameters`` by name, in model order; ``classifier`` is the head's path.
     Raises ValueError for an optimizer that cannot step these parameters, such as Muon for vectors.
@@ -139,14 +193,22 @@ def make_optimizer(
         by_rate.setdefault(rate, []).append(parameter)
     groups = [{"params": members, "lr": rate} for rate, members in by_rate.items()]
     optimizer = build(
-        server.optimizer, groups, lr=server.learning_rate, momentum=server.momentum, weight_decay=server.weight_decay,
+        server.optimizer,
+        groups,
+        lr=server.learning_rate,
+        momentum=server.momentum,
+        weight_decay=server.weight_decay,
         options=server.options,
-    )  # fmt: skip
+    )
     return optimizer, LambdaLR(optimizer, lambda update: server.factor(update, updates))
 
 
-def _layer_factor(name: str, parameters: Mapping[str, nn.Parameter], server: ServerOptimizer) -> float:
-    """What ``layer_rates`` makes of the rate of a parameter: by the fan-in of the weight of its layer."""
+def _layer_factor(
+    name: str, parameters: Mapping[str, nn.Parameter], server: ServerOptimizer
+) -> float:
+    """What ``layer_rates`` makes of the rate of a parameter: by the fan-in of the weight of its
+    layer.
+    """
     layer = name.rpartition(".")[0]
     weight = parameters.get(f"{layer}.weight", parameters[name])
     if server.layer_rates == "equal" or weight.ndim < 2:
@@ -177,10 +239,14 @@ def aggregate(updates: Sequence[Float[Tensor, " kept"]]) -> Float[Tensor, " kept
 
 
 def sparsify(gradient: Tensor, W: Tensor, sparsity: float) -> Tensor:
-    """The gradient of a weight without its floor(p size) entries of smallest abs(W) (Ito et al. 2023, sec. 4.4)."""
+    """The gradient of a weight without its floor(p size) entries of smallest abs(W) (Ito et al.
+    2023, sec. 4.4).
+    """
     if W.ndim < 2 or not sparsity:
         return gradient
-    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[: frozen_count(W.numel(), sparsity)]
+    smallest = torch.argsort(W.detach().abs().flatten(), stable=True)[
+        : frozen_count(W.numel(), sparsity)
+    ]
     return gradient.flatten().index_fill(0, smallest, 0.0).reshape(gradient.shape)
 
 
@@ -194,11 +260,14 @@ def server_step(
     divisor: float,
     server: ServerOptimizer,
 ) -> None:
-    """One server update: divide by a configured constant, rebuild dW (Ito et al. 2023, Eq. 3), step the optimizer.
+    """One server update: divide by a configured constant, rebuild dW (Ito et al. 2023, Eq. 3), step
+    the optimizer.
 
-    ``divisor`` is public and fixed before the run (clients a round times q times the declared mean N_k): it must not
-    depend on which clients reply, or on a batch. Raises ValueError unless it is positive.
-    ``scheduler=None`` is for any torch optimizer: every parameter's ``.grad`` is written before its step and stays.
+    ``divisor`` is public and fixed before the run (clients a round times q times the declared mean
+    N_k): it must not depend on which clients reply, or on a batch. Raises ValueError unless it is
+    positive.
+    ``scheduler=None`` is for any torch optimizer: every parameter's ``.grad`` is written before its
+    step and stays.
     """
     if not 0 < divisor < math.inf:
         raise ValueError(f"expected 0 < {divisor=} < inf")
@@ -206,14 +275,22 @@ def server_step(
     example = next(iter(parameters.values()))
     values = torch.empty(total.shape, dtype=widest(parameters.values()), device=example.device)
     size = at_once(values.device.type)
-    for own, part in zip(values.split(size), total.split(size), strict=True):  # a second vector would be the largest
+    # a second vector would be the largest
+    for own, part in zip(values.split(size), total.split(size), strict=True):
         own.copy_(to_device([part], own.device)[0] / divisor)
     averaged = server.estimator == "averaged"
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         p.grad = None  # a stale gradient of the user's, of a frozen parameter too, would move it
     if scheduler is not None and linear_in_the_gradient(optimizer) and not server.sparsify_update:
-        rates = {id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-        frame.add_to(parameters, values, {name: rates[id(p)] for name, p in parameters.items()}, averaged=averaged)
+        rates = {
+            id(p): -float(group["lr"]) for group in optimizer.param_groups for p in group["params"]
+        }
+        frame.add_to(
+            parameters,
+            values,
+            {name: rates[id(p)] for name, p in parameters.items()},
+            averaged=averaged,
+        )
     else:
         for name, gradient in frame.gradients(values, averaged=averaged).items():
             p = parameters[name]
@@ -230,7 +307,10 @@ def widest(parameters: Iterable[Tensor]) -> torch.dtype:
 
 
 def linear_in_the_gradient(optimizer: Optimizer) -> bool:
-    """Whether a step is W -= lr dW and no more, so that dW need not be formed: SGD without memory or decay."""
+    """Whether a step is W -= lr dW and no more, so that dW need not be formed: SGD without memory
+    or decay.
+    """
     return isinstance(optimizer, SGD) and not any(
-        group["momentum"] or group["weight_decay"] or group["maximize"] for group in optimizer.param_groups
+        group["momentum"] or group["weight_decay"] or group["maximize"]
+        for group in optimizer.param_groups
     )

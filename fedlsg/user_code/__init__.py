@@ -1,12 +1,16 @@
-"""Code of a user's own by its name: ``FILE.py:NAME``, ``MODULE:NAME``, an object given in Python, or an entry point.
+"""Code of a user's own by its name: ``FILE.py:NAME``, ``MODULE:NAME``, an object given in Python,
+or an entry point.
 
-    permit("mine.py:recipe")             who names code on a command line, in Python, or trusts a run directory
-    build = load("mine.py:recipe")       runs mine.py once a process, and returns its function ``recipe``
+    permit("mine.py:recipe")             who names code on a command line, in Python, or trusts a
+                                         run directory
+    build = load("mine.py:recipe")       runs mine.py once a process, and returns its function
+                                         ``recipe``
 
-A setting that names code runs nothing by itself: ``load`` refuses every name of a file or module that was not
-permitted in this process, and nothing else here or elsewhere imports what a setting names. A deployed client permits
-none. It runs what its bundle or an installed package holds, whatever a run config names.
-``digest`` has digests of such code, ``failure`` its errors in words, ``objects`` what its objects hold.
+A setting that names code runs nothing by itself: ``load`` refuses every name of a file or module
+that was not permitted in this process, and nothing else here or elsewhere imports what a setting
+names. A deployed client permits none. It runs what its bundle or an installed package holds,
+whatever a run config names. ``digest`` has digests of such code, ``failure`` its errors in words,
+``objects`` what its objects hold.
 """
 
 import hashlib
@@ -16,7 +20,13 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
@@ -29,7 +39,9 @@ from fedlsg.user_code.failure import without_exit
 T = TypeVar("T")
 
 _PERMITTED: dict[str, str] = {}
-"""Names that may run, and the name of what runs for each: the file of a recorded name may have moved."""
+"""Names that may run, and the name of what runs for each: the file of a recorded name may have
+moved.
+"""
 _COMPARED: dict[Path, str] = {}
 """SHA-256 of files that were compared with a record before they ran: no other text of them runs."""
 _FILES: dict[Path, tuple[str, ModuleType]] = {}
@@ -39,11 +51,16 @@ DATA = "data:"
 """Before a path or name of public data in a setting."""
 
 
-def permit(*names: str, of: str | None = None, files: Mapping[Path, str] = MappingProxyType({})) -> None:
-    """Let names of files and modules run code in this process: its user wrote them, or trusts who did.
+def permit(
+    *names: str, of: str | None = None, files: Mapping[Path, str] = MappingProxyType({})
+) -> None:
+    """Let names of files and modules run code in this process: its user wrote them, or trusts who
+    did.
 
-    ``of``: the recorded name that the single name given here stands for, where a run directory has another path.
-    ``files``: SHA-256 of those that it was permitted for; without any, the text runs that is there then.
+    ``of``: the recorded name that the single name given here stands for, where a run directory has
+    another path.
+    ``files``: SHA-256 of those that it was permitted for; without any, the text runs that is there
+    then.
     """
     for name in names:
         _PERMITTED[absolute(of or name)] = absolute(name)
@@ -81,7 +98,8 @@ def absolute(name: str) -> str:
     place, colon, attribute = name.rpartition(":")
     if name.startswith(DATA):
         path = name.removeprefix(DATA)
-        return f"{DATA}{_path(path)}" if set(path) & set("/.~") else name  # else it is the name of a data set
+        # else it is the name of a data set
+        return f"{DATA}{_path(path)}" if set(path) & set("/.~") else name
     return f"{_path(place)}{colon}{attribute}" if place.endswith(".py") else name
 
 
@@ -102,15 +120,17 @@ def shown(name: str) -> str:
 
 
 def load(name: str, kind: str) -> Any:
-    """What a name of a file or module stands for. The file runs once a process, and again after it has changed.
+    """What a name of a file or module stands for. The file runs once a process, and again after it
+    has changed.
 
-    ``kind``: what it is to be, for error messages. Raises ValueError for a file, module or attribute that is not there,
-    or for a name that was not permitted; ImportError, naming file and line, for code that fails.
+    ``kind``: what it is to be, for error messages. Raises ValueError for a file, module or
+    attribute that is not there, or for a name that was not permitted; ImportError, naming file and
+    line, for code that fails.
     """
     if not is_permitted(name):
         raise ValueError(
-            f"{kind} {shown(name)!r} names code, and this process runs none that a setting names: use an installed "
-            "package or the app's own bundle"
+            f"{kind} {shown(name)!r} names code, and this process runs none that a setting names: "
+            "use an installed package or the app's own bundle"
         )
     place, _, attribute = stands_for(name).rpartition(":")
     if not place or not attribute:
@@ -119,7 +139,10 @@ def load(name: str, kind: str) -> Any:
     found = getattr(module, attribute, None)
     if found is None:
         own = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-        raise ValueError(f"{place} has no {attribute!r}{did_you_mean(attribute, own)}: expected {kind} as FILE.py:NAME")
+        raise ValueError(
+            f"{place} has no {attribute!r}{did_you_mean(attribute, own)}: expected {kind} as "
+            "FILE.py:NAME"
+        )
     return found
 
 
@@ -130,7 +153,9 @@ def _path(place: str) -> Path:
 def _module(name: str, kind: str) -> ModuleType:
     top = name.partition(".")[0]
     if not top or importlib.util.find_spec(top) is None:
-        raise ValueError(f"{kind} {name!r}: no module of this name is installed; a file is named as FILE.py:NAME")
+        raise ValueError(
+            f"{kind} {name!r}: no module of this name is installed; a file is named as FILE.py:NAME"
+        )
     return run(name, lambda: import_module(name))
 
 
@@ -161,28 +186,41 @@ def _file(path: Path, kind: str) -> ModuleType:
 
 
 def _prefer(folder: Path) -> None:
-    """Let a file import its neighbours: its folder comes before those of other files, after Python's and packages'.
+    """Let a file import its neighbours: its folder comes before those of other files, after
+    Python's and packages'.
 
-    A neighbour of another file that has the same name is forgotten; the functions of that file keep it.
+    A neighbour of another file that has the same name is forgotten; the functions of that file keep
+    it.
     """
     _read_text_in(folder)
     others = {str(path.parent) for path in _FILES} - {str(folder)}
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # last: a random.py next to the file hides no module of Python
-    sys.path[:] = [*(entry for entry in sys.path if entry not in others), *(e for e in sys.path if e in others)]
+    sys.path[:] = [
+        *(entry for entry in sys.path if entry not in others),
+        *(e for e in sys.path if e in others),
+    ]
     for module in modules_of_files():
-        if str(Path(str(module.__file__)).parent) in others and (folder / f"{module.__name__}.py").is_file():
+        if (
+            str(Path(str(module.__file__)).parent) in others
+            and (folder / f"{module.__name__}.py").is_file()
+        ):
             sys.modules.pop(module.__name__, None)
 
 
 class _Text(SourceFileLoader):
-    """Runs the text of a file. A compiled copy next to it may say what nobody reads and no digest is of."""
+    """Runs the text of a file. A compiled copy next to it may say what nobody reads and no digest
+    is of.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         text = self.get_data(path)
         if _COMPARED.get(Path(path), found := hashlib.sha256(text).hexdigest()) != found:
-            raise ValueError(f"{path} changed after it was compared with the run's record: start the command again")
+            raise ValueError(
+                f"{path} changed after it was compared with the run's record: start the command "
+                "again"
+            )
         return self.source_to_code(text, path)
 
 
@@ -203,7 +241,9 @@ def _read_text_in(folder: Path) -> None:
 
 
 def _is_free(name: str, path: Path) -> bool:
-    """Whether a module may have this name: no module of Python or of a package has it, loaded or not."""
+    """Whether a module may have this name: no module of Python or of a package has it, loaded or
+    not.
+    """
     if not name.isidentifier():
         return False
     known = sys.modules.get(name)
@@ -214,7 +254,8 @@ def _is_free(name: str, path: Path) -> bool:
 
 
 def run(place: str, code: Callable[[], T]) -> T:
-    """What the code of a user's own gives. Raises ImportError, naming file and line, for code that fails.
+    """What the code of a user's own gives. Raises ImportError, naming file and line, for code that
+    fails.
 
     ``place``: its file or module, named where the error comes from elsewhere.
     """
@@ -223,7 +264,9 @@ def run(place: str, code: Callable[[], T]) -> T:
             return code()
     except Exception as error:
         lines = [(step.filename, step.lineno) for step in traceback.extract_tb(error.__traceback__)]
-        inside = [line for line in lines if line[0] == place] or [line for line in lines if Path(line[0]) in _FILES]
+        inside = [line for line in lines if line[0] == place] or [
+            line for line in lines if Path(line[0]) in _FILES
+        ]
         if isinstance(error, SyntaxError) and error.filename:
             inside = [(error.filename, error.lineno)]
         where = f"{inside[-1][0]}, line {inside[-1][1]}" if inside else place
@@ -241,7 +284,8 @@ def offered(group: str) -> Mapping[str, EntryPoint]:
         before = found.setdefault(point.name, point)
         if before.value != point.value:
             raise ValueError(
-                f"two packages offer {point.name!r} in {group}: {before.value} and {point.value}; uninstall one of them"
+                f"two packages offer {point.name!r} in {group}: {before.value} and {point.value}; "
+                "uninstall one of them"
             )
     return found
 
@@ -252,9 +296,11 @@ def imported(point: EntryPoint) -> Any:
 
 
 def name_of(thing: Any) -> str:
-    """The name under which any process can find a function of a file or module; its own name where none could.
+    """The name under which any process can find a function of a file or module; its own name where
+    none could.
 
-    Functions of ``__main__`` and of notebooks, lambdas, and functions inside functions have only their own name.
+    Functions of ``__main__`` and of notebooks, lambdas, and functions inside functions have only
+    their own name.
     """
     own = str(getattr(thing, "__qualname__", type(thing).__name__))
     module = sys.modules.get(str(getattr(thing, "__module__", "")))
@@ -266,7 +312,13 @@ def name_of(thing: Any) -> str:
 
 
 def modules_of_files() -> list[ModuleType]:
-    """Modules of a user's own: files that were named, and what they imported from their own folders."""
+    """Modules of a user's own: files that were named, and what they imported from their own
+    folders.
+    """
     folders = {path.parent for path in _FILES}
     modules = list(sys.modules.values()) if folders else []  # thousands
-    return [m for m in modules if (file := getattr(m, "__file__", None)) and Path(file).parent in folders]
+    return [
+        m
+        for m in modules
+        if (file := getattr(m, "__file__", None)) and Path(file).parent in folders
+    ]

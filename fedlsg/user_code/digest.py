@@ -1,11 +1,15 @@
-"""SHA-256 of code of a user's own, and fedlsg's version: a run keeps both, and a resumed run refuses other code.
+"""SHA-256 of code of a user's own, and fedlsg's version: a run keeps both, and a resumed run
+refuses other code.
 
-Of code in a file: that file, and the modules next to it that it imports at its top. Of a function of a script or a
-notebook, where other lines say nothing of it: its instructions and constants, and the functions, classes and plain
-values of the script that it names. Of both: the plain values that it captures (defaults, closure, arguments of a
-partial, attributes of an object).
+Of code in a file: that file, and the modules next to it that it imports at its top. Of a function
+of a script or a
+notebook, where other lines say nothing of it: its instructions and constants, and the functions,
+classes and plain
+values of the script that it names. Of both: the plain values that it captures (defaults, closure,
+arguments of a partial, attributes of an object).
 
-``digest_of_source`` runs nothing: it is of the files that a name would run, for who decides whether it may.
+``digest_of_source`` runs nothing: it is of the files that a name would run, for who decides whether
+it may.
 
 The version is that of a clone or bundle from its pyproject.toml, else of the installed package.
 """
@@ -34,7 +38,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def digest_of(thing: Any) -> str:
-    """SHA-256 of the code of a function, class or object: 64 hex digits; of what has no code in Python, of its name."""
+    """SHA-256 of the code of a function, class or object: 64 hex digits; of what has no code in
+    Python, of its name.
+    """
     return digest_of_all([thing])
 
 
@@ -79,10 +85,16 @@ def _parts(thing: Any, seen: list[object]) -> Iterator[bytes]:
                 value = function.__globals__[name]
                 if isinstance(value, PLAIN):
                     yield f"{name}={value!r}".encode()
-                elif getattr(value, "__module__", "") == MAIN and isinstance(value, FunctionType | type):
+                elif getattr(value, "__module__", "") == MAIN and isinstance(
+                    value, FunctionType | type
+                ):
                     yield from _parts(value, seen)
-        cells = [value for cell in filled_cells(function) if (value := cell.cell_contents) is not None]
-        yield _plain([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells])
+        cells = [
+            value for cell in filled_cells(function) if (value := cell.cell_contents) is not None
+        ]
+        yield _plain(
+            [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *cells]
+        )
         for value in cells:
             if isinstance(value, FunctionType | type):
                 yield from _parts(value, seen)
@@ -90,7 +102,9 @@ def _parts(thing: Any, seen: list[object]) -> Iterator[bytes]:
         yield _plain([*thing.args, *thing.keywords, *thing.keywords.values()])
         thing = thing.func
     if not isinstance(thing, FunctionType | type):
-        yield _plain([item for pair in sorted(getattr(thing, "__dict__", {}).items()) for item in pair])
+        yield _plain(
+            [item for pair in sorted(getattr(thing, "__dict__", {}).items()) for item in pair]
+        )
 
 
 def _plain(values: Iterable[object]) -> bytes:
@@ -124,7 +138,9 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _files(function: FunctionType, file: Path) -> list[Path]:
-    """The file of a function and those next to it that its module imports, directly or through another; sorted."""
+    """The file of a function and those next to it that its module imports, directly or through
+    another; sorted.
+    """
     module = sys.modules.get(function.__module__)
     found = {file: module}
     if module is None or "site-packages" in file.parts:
@@ -132,26 +148,39 @@ def _files(function: FunctionType, file: Path) -> list[Path]:
     waiting = [module]
     while waiting:
         for value in list(vars(waiting.pop()).values()):
-            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            name = (
+                value.__name__
+                if isinstance(value, ModuleType)
+                else getattr(value, "__module__", None)
+            )
             other = sys.modules.get(name) if isinstance(name, str) else None
             path = Path(getattr(other, "__file__", None) or "")
-            if other is not None and path.parent == file.parent and path not in found and path.is_file():
+            if (
+                other is not None
+                and path.parent == file.parent
+                and path not in found
+                and path.is_file()
+            ):
                 found[path] = other
                 waiting.append(other)
     return sorted(found)
 
 
 def digest_of_source(name: str) -> str:
-    """SHA-256 of the code that a name (FILE.py:NAME, MODULE:NAME) would run; "" where there is no such file.
+    """SHA-256 of the code that a name (FILE.py:NAME, MODULE:NAME) would run; "" where there is no
+    such file.
 
-    Of the file and of all files below its folder that it imports, directly or through another, anywhere in its code.
+    Of the file and of all files below its folder that it imports, directly or through another,
+    anywhere in its code.
     """
     return source_of(name).digest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """``digest``: as ``digest_of_source``; ``files``: SHA-256 of each file that it has; ``root``: their folder."""
+    """``digest``: as ``digest_of_source``; ``files``: SHA-256 of each file that it has; ``root``:
+    their folder.
+    """
 
     digest: str
     files: Mapping[Path, str]
@@ -176,19 +205,27 @@ def source_of(name: str) -> Source:
 
 
 def _texts(root: Path, files: Iterable[Path]) -> dict[Path, bytes]:
-    """Files, and what their import statements find in ``root``, directly or through another; packages are no user's."""
+    """Files, and what their import statements find in ``root``, directly or through another;
+    packages are no user's.
+    """
     texts, waiting = dict[Path, bytes](), list(files)
     while waiting:
         path = waiting.pop()
         if path not in texts:
             texts[path] = path.read_bytes()
             if "site-packages" not in root.parts:
-                waiting += [one for base, name in _imports(path, texts[path], root) for one in _found(base, name)]
+                waiting += [
+                    one
+                    for base, name in _imports(path, texts[path], root)
+                    for one in _found(base, name)
+                ]
     return texts
 
 
 def _place(place: str) -> tuple[Path, list[Path]]:
-    """The folder that imports start from, and the files of a place; a package is looked up and not run."""
+    """The folder that imports start from, and the files of a place; a package is looked up and not
+    run.
+    """
     if place.endswith(".py"):
         path = Path(place).expanduser().resolve()
         return path.parent, [path] if path.is_file() else []
@@ -197,7 +234,8 @@ def _place(place: str) -> tuple[Path, list[Path]]:
         spec = find_spec(top) if top else None
     except ValueError:  # a module that was made by hand
         spec = None
-    if spec is None or not (spec.has_location or spec.submodule_search_locations):  # or Python's own
+    # or Python's own
+    if spec is None or not (spec.has_location or spec.submodule_search_locations):
         return Path(), []
     where = Path([*(spec.submodule_search_locations or ()), str(spec.origin)][0])
     return where.parent, _found(where.parent, place)
@@ -207,11 +245,16 @@ def _imports(file: Path, text: bytes, root: Path) -> Iterator[tuple[Path, str]]:
     """What a file imports: the folder where Python begins to look, and the dotted name."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python cannot run it, or it is compiled
+    # Python cannot run it, or it is compiled
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((root, alias.name) for alias in node.names if alias.name.partition(".")[0] not in OURS)
+            yield from (
+                (root, alias.name)
+                for alias in node.names
+                if alias.name.partition(".")[0] not in OURS
+            )
         elif isinstance(node, ast.ImportFrom):
             base = [file, *file.parents][node.level] if node.level < len(file.parts) else root
             names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
@@ -220,16 +263,27 @@ def _imports(file: Path, text: bytes, root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _found(base: Path, name: str) -> list[Path]:
-    """The files that Python may run to import a dotted name: of a module, or of the packages above it.
+    """The files that Python may run to import a dotted name: of a module, or of the packages above
+    it.
 
-    Where the name ends with a star, also all modules of the package: ``__all__`` may name any of them.
+    Where the name ends with a star, also all modules of the package: ``__all__`` may name any of
+    them.
     """
     *parts, last = name.split(".")
     if last != "*":
         parts.append(last)
     places = [base.joinpath(*parts[:n]) for n in range(1, len(parts) + 1)]
-    candidates = [f"{place}{end}{suffix}" for place in places for end in ("/__init__", "") for suffix in all_suffixes()]
-    starred = [*base.joinpath(*parts).glob("*"), *base.joinpath(*parts).glob("*/__init__.*")] if last == "*" else []
+    candidates = [
+        f"{place}{end}{suffix}"
+        for place in places
+        for end in ("/__init__", "")
+        for suffix in all_suffixes()
+    ]
+    starred = (
+        [*base.joinpath(*parts).glob("*"), *base.joinpath(*parts).glob("*/__init__.*")]
+        if last == "*"
+        else []
+    )
     candidates += [str(path) for path in starred if path.name.endswith(tuple(all_suffixes()))]
     return [path for path in map(Path, candidates) if path.is_file()]
 
@@ -240,7 +294,9 @@ def version() -> str:
 
 
 def version_at(root: Path) -> str:
-    """The version in the pyproject.toml next to the packages (clone, bundle), else that of the installed package."""
+    """The version in the pyproject.toml next to the packages (clone, bundle), else that of the
+    installed package.
+    """
     try:
         project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
         if project["name"] == "fedlsg":

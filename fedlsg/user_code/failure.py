@@ -7,11 +7,23 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-OF_FORM = ("shape", "dtype", "scalar type", "mat1", "size of tensor", "device", "dimension", "per-example gradients")
+OF_FORM = (
+    "shape",
+    "dtype",
+    "scalar type",
+    "mat1",
+    "size of tensor",
+    "device",
+    "dimension",
+    "per-example gradients",
+)
 """Words in the text of an error about shapes and types, which no other values would avoid."""
 LONGEST = 400
 """Characters of an error's text that are shown."""
-OWN = tuple(str(Path(__file__).resolve().parents[2] / name) + "/" for name in ("fedlsg", "strategies", "simulations"))
+OWN = tuple(
+    str(Path(__file__).resolve().parents[2] / name) + "/"
+    for name in ("fedlsg", "strategies", "simulations")
+)
 
 
 class OwnEnd(BaseException):
@@ -24,10 +36,11 @@ class SignalExit(SystemExit, OwnEnd):
 
 @contextmanager
 def without_exit() -> Iterator[None]:
-    """Let a sys.exit in a user's code be a RuntimeError that names its line, and so whatever is no ``Exception``.
+    """Let a sys.exit in a user's code be a RuntimeError that names its line, and so whatever is no
+    ``Exception``.
 
-    A model or a loss that left the process would leave it with a status of its own, 0 for a run that failed.
-    What Ctrl-C, a signal, a closed pipe, or Flower's own exit ends, ends.
+    A model or a loss that left the process would leave it with a status of its own, 0 for a run
+    that failed. What Ctrl-C, a signal, a closed pipe, or Flower's own exit ends, ends.
     """
     try:
         yield
@@ -39,31 +52,46 @@ def without_exit() -> Iterator[None]:
             raise
         how = "sys.exit" if isinstance(end, SystemExit) else type(end).__name__
         raise RuntimeError(
-            f"the code that the run calls left it with {how}: {describe(end)}; let it raise an error or return"
+            f"the code that the run calls left it with {how}: {describe(end)}; let it raise an "
+            "error or return"
         ) from end
 
 
 @cache
 def is_users(file: str) -> bool:
-    """Whether a file of code is a user's own: not of Python, of an installed package, or of fedlsg."""
-    if file.startswith(("<frozen", "<string>")) or "site-packages" in file or "dist-packages" in file:
+    """Whether a file of code is a user's own: not of Python, of an installed package, or of
+    fedlsg.
+    """
+    if (
+        file.startswith(("<frozen", "<string>"))
+        or "site-packages" in file
+        or "dist-packages" in file
+    ):
         return False
     return not str(Path(file).resolve()).startswith((*OWN, sysconfig.get_paths()["stdlib"] + "/"))
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an error, and the innermost line of the user's code; the text alone of an error of fedlsg's."""
+    """Type and text of an error, and the innermost line of the user's code; the text alone of an
+    error of fedlsg's.
+    """
     text = " ".join(str(error).split())
     if is_own(error):
         return text
     text = text.rstrip(".") if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
     steps = traceback.extract_tb(error.__traceback__)
-    lines = [f"{Path(s.filename).name}, line {s.lineno}: {s.line}".rstrip(": ") for s in steps if is_users(s.filename)]
+    lines = [
+        f"{Path(s.filename).name}, line {s.lineno}: {s.line}".rstrip(": ")
+        for s in steps
+        if is_users(s.filename)
+    ]
     return f"{type(error).__name__}: {text}{f' ({lines[-1]})' if lines else ''}"
 
 
 def last_words(error: BaseException) -> str:
-    """What an error that ends a command says: with its type and line if it came out of a user's code, else its text."""
+    """What an error that ends a command says: with its type and line if it came out of a user's
+    code, else its text.
+    """
     return describe(error) if left_users_code(error) else " ".join(str(error).split())
 
 
@@ -73,17 +101,23 @@ def left_users_code(error: BaseException) -> bool:
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether fedlsg raised an error itself, so that its text says what was expected, what was found, what to do."""
+    """Whether fedlsg raised an error itself, so that its text says what was expected, what was
+    found, what to do.
+    """
     steps = traceback.extract_tb(error.__traceback__)
     return isinstance(error, ValueError) and bool(steps) and steps[-1].filename.startswith(OWN)
 
 
 def depends_on_values(error: BaseException) -> bool:
-    """Whether other rows of the same shapes and types might not fail so: a guess from the error's type and text."""
+    """Whether other rows of the same shapes and types might not fail so: a guess from the error's
+    type and text.
+    """
     first = error.__cause__ or error
     if is_own(first):
         return "finite" in str(first)
-    if isinstance(first, TypeError | AttributeError | NameError | ImportError | NotImplementedError):
+    if isinstance(
+        first, TypeError | AttributeError | NameError | ImportError | NotImplementedError
+    ):
         return False
     text = f"{error} {first}".lower()
     return "out of bounds" in text or not any(word in text for word in OF_FORM)

@@ -54,9 +54,12 @@ REST = (*GROUPS, "_compiled_call_impl", "__init__", "__annotations__")
 PLAIN = {type(None), bool, int, float, str, weakref.ProxyType, weakref.CallableProxyType}
 FUNCTIONS = (FunctionType, property, staticmethod, classmethod)
 HOLDERS: Mapping[type, tuple[str, ...]] = {
-    property: ("fget", "fset"), staticmethod: ("__func__",), classmethod: ("__func__",),
-    types.MethodType: ("__func__", "__self__"), functools._lru_cache_wrapper: ("__wrapped__",),
-}  # fmt: skip
+    property: ("fget", "fset"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    types.MethodType: ("__func__", "__self__"),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+}
 
 
 class Origin(IntEnum):
@@ -77,7 +80,9 @@ def own_code(thing: Any) -> str | None:
     """
     of_all = [getattr(of_all_modules, f"_global{name}") for name in HOOKS]
     of_all += [_get_current_function_mode_stack(), _get_current_dispatch_mode_stack()]
-    due: deque[Part] = deque([("", thing, Origin.LIBRARY), ("for all modules", of_all, Origin.LIBRARY)])
+    due: deque[Part] = deque(
+        [("", thing, Origin.LIBRARY), ("for all modules", of_all, Origin.LIBRARY)]
+    )
     seen: dict[int, object] = {}  # the things themselves, so that no other one gets their id
     while due:
         place, part, most = due.popleft()
@@ -179,5 +184,7 @@ def _records(places: tuple[str, ...]) -> list[tuple[str, str, dict[str, str]]]:
     for one in (one for name in LIBRARIES for one in metadata.distributions(name=name)):
         rows = csv.reader((one.read_text("RECORD") or "").splitlines())
         root = os.path.join(str(one.locate_file("")), "")
-        found.append((root, f"{one.name} {one.version}", {row[0]: row[1] for row in rows if len(row) > 1}))
+        found.append(
+            (root, f"{one.name} {one.version}", {row[0]: row[1] for row in rows if len(row) > 1})
+        )
     return found

@@ -1,15 +1,19 @@
-"""What a user's objects hold: all of it is restored after a rehearsal, and numbers in their code are read.
+"""What a user's objects hold: all of it is restored after a rehearsal, and numbers in their code
+are read.
 
-A rehearsal leaves no trace (``restored``): objects and random generators are afterwards, bit for bit, what they were
-before. Walked from the given objects: attributes, containers, tensors and arrays (their numbers), generators of torch,
-numpy and python, and what functions hold in closures. Not walked: modules of Python, classes, and global variables.
+A rehearsal leaves no trace (``restored``): objects and random generators are afterwards, bit for
+bit, what they were
+before. Walked from the given objects: attributes, containers, tensors and arrays (their numbers),
+generators of torch, numpy and python, and what functions hold in closures. Not walked: modules of
+Python, classes, and global variables.
 
-Made-up rows contain numbers in a user's code (``written``), because they may stand for something or be thresholds:
--999 or -1 for a missing value, the id of padding, 1e11 between seconds and milliseconds. No range of a type
-contains them. The search reads constants of the user's functions and of the functions and methods that these name,
-numbers in their closures, defaults and globals, and numbers that objects of the user's classes have as attributes. Of
-objects of other classes it reads numbers whose name says that they mark something (``MARKS``).
-Nothing is called, and no data are read.
+Made-up rows contain numbers in a user's code (``written``), because they may stand for something or
+be thresholds: -999 or -1 for a missing value, the id of padding, 1e11 between seconds and
+milliseconds. No range of a type contains them. The search reads constants of the user's functions
+and of the functions and methods that these name, numbers in their closures, defaults and globals,
+and numbers that objects of the user's classes have as attributes. Of objects of other classes it
+reads numbers whose name says that they mark something (``MARKS``). Nothing is called, and no data
+are read.
 """
 
 import dis
@@ -33,7 +37,19 @@ from torch.nn.parameter import is_lazy
 from fedlsg.user_code.digest import filled_cells
 from fedlsg.user_code.failure import is_users
 
-PLAIN = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, BuiltinFunctionType, torch.dtype)
+PLAIN = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    type,
+    ModuleType,
+    BuiltinFunctionType,
+    torch.dtype,
+)
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 """Weak references whose object may be gone: then asking for their class fails."""
 MANY = 10_000
@@ -43,9 +59,11 @@ Undo = Callable[[], object]
 
 @contextmanager
 def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
-    """Inside, all of the objects may change, and random numbers may be drawn; afterwards all is as it was.
+    """Inside, all of the objects may change, and random numbers may be drawn; afterwards all is as
+    it was.
 
-    ``generators_of``: an object of which only the generators are restored, such as a function that reads data.
+    ``generators_of``: an object of which only the generators are restored, such as a function that
+    reads data.
     """
     undo: list[Undo] = [*_of_process()]
     seen: set[int] = set()
@@ -125,7 +143,11 @@ def _of(thing: Any) -> Undo | None:
     if isinstance(thing, Tensor):
         return _of_tensor(thing)
     if isinstance(thing, np.ndarray):
-        return partial(np.copyto, thing, thing.copy()) if thing.flags.writeable and thing.dtype != object else None
+        return (
+            partial(np.copyto, thing, thing.copy())
+            if thing.flags.writeable and thing.dtype != object
+            else None
+        )
     if isinstance(thing, FunctionType):
         cells = [(cell, cell.cell_contents) for cell in filled_cells(thing)]
 
@@ -160,9 +182,17 @@ def _identical(now: list[Any], before: list[Any]) -> bool:
 
 @torch.no_grad()
 def _of_tensor(t: Tensor) -> Undo | None:
-    if torch._C._functorch.is_functorch_wrapped_tensor(t):  # kept by a loss that ran under vmap: nothing can read it
+    # kept by a loss that ran under vmap: nothing can read it
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):
         return None
-    if is_lazy(t) or t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested or t.is_inference():
+    if (
+        is_lazy(t)
+        or t.layout != torch.strided
+        or t.is_meta
+        or t.is_quantized
+        or t.is_nested
+        or t.is_inference()
+    ):
         return None
     before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None
 
@@ -184,13 +214,17 @@ MOST = 24
 COMMON = (0, 1)
 """Numbers that made-up rows have in any case."""
 MARKS = ("pad", "ignore", "missing", "fill", "sentinel", "unk", "mask")
-"""Parts of the names of numbers that count in modules and configurations that are not the user's own."""
+"""Parts of the names of numbers that count in modules and configurations that are not the user's
+own.
+"""
 OF_TORCH = ("training", "_modules", "_parameters", "_buffers")
 """Attributes of every module; its submodules are visited by themselves."""
 
 
 def written(*things: Any) -> tuple[float, ...]:
-    """Different finite numbers in the code of functions, modules and partials: at most ``MOST``, without ``COMMON``."""
+    """Different finite numbers in the code of functions, modules and partials: at most ``MOST``,
+    without ``COMMON``.
+    """
     found: dict[float, None] = {}
     for value in _numbers(deque(things)):
         if value not in COMMON and abs(value) < math.inf:
@@ -215,7 +249,9 @@ def _numbers(due: deque[Any]) -> Iterator[float]:
 
 
 def _parts(thing: Any) -> list[Any]:
-    """What to read next: constants and names of a function, the members of a small collection, attributes."""
+    """What to read next: constants and names of a function, the members of a small collection,
+    attributes.
+    """
     if isinstance(thing, FunctionType):
         return _of_function(thing)
     if isinstance(thing, MethodType):
@@ -231,7 +267,9 @@ def _parts(thing: Any) -> list[Any]:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
-    """Of a user's function: constants, defaults, what it names. Of a decorator of a library: what it wraps."""
+    """Of a user's function: constants, defaults, what it names. Of a decorator of a library: what
+    it wraps.
+    """
     closure = [cell.cell_contents for cell in filled_cells(function)]
     if not is_users(function.__code__.co_filename):
         wrapped = [function.__wrapped__] if hasattr(function, "__wrapped__") else []
@@ -244,7 +282,13 @@ def _of_function(function: FunctionType) -> list[Any]:
         if isinstance(part, ModuleType) and is_users(getattr(part, "__file__", None) or "<frozen")
     ]
     named += [values[name] for values in modules for name in names if name in values]
-    return [*constants, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *closure, *named]
+    return [
+        *constants,
+        *(function.__defaults__ or ()),
+        *(function.__kwdefaults__ or {}).values(),
+        *closure,
+        *named,
+    ]
 
 
 def constants_and_names(code: CodeType) -> tuple[list[Any], list[str]]:
@@ -264,7 +308,11 @@ def constants_and_names(code: CodeType) -> tuple[list[Any], list[str]]:
 
 def _of_object(thing: Any) -> list[Any]:
     """Attributes and methods of an object of a user's class; marks and functions of another one."""
-    values = {str(name): value for name, value in (_attributes(thing) or {}).items() if name not in OF_TORCH}
+    values = {
+        str(name): value
+        for name, value in (_attributes(thing) or {}).items()
+        if name not in OF_TORCH
+    }
     if _is_own(type(thing)):
         return [*values.values(), *_methods(type(thing))]
     marks = [value for name, value in values.items() if any(mark in name.lower() for mark in MARKS)]
@@ -282,9 +330,17 @@ def _is_own(kind: type) -> bool:
 
 
 def _methods(kind: type) -> list[Any]:
-    """All but ``__init__``: of its numbers, most are sizes of layers, and the others are attributes."""
-    found = (part for base in kind.__mro__ for name, part in vars(base).items() if name != "__init__")
-    return [getattr(part, "fget", None) or getattr(part, "__func__", part) for part in found if _has_code(part)]
+    """All but ``__init__``: of its numbers, most are sizes of layers, and the others are
+    attributes.
+    """
+    found = (
+        part for base in kind.__mro__ for name, part in vars(base).items() if name != "__init__"
+    )
+    return [
+        getattr(part, "fget", None) or getattr(part, "__func__", part)
+        for part in found
+        if _has_code(part)
+    ]
 
 
 def _has_code(part: Any) -> bool:

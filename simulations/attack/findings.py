@@ -1,4 +1,6 @@
-"""What attacks found on one run of images or of texts: a row for each attack and batch size, verdict and facts."""
+"""What attacks found on one run of images or of texts: a row for each attack and batch size,
+verdict and facts.
+"""
 
 import math
 import statistics
@@ -21,10 +23,12 @@ NAIVE = "-naive"
 CLOSED = frozenset({"first-layer", "relu-batch", "span"})
 """Attacks that solve equations; the others search."""
 CONVERGED = 0.01
-"""A search that leaves a larger share of an update unexplained has found no batch that may have made it."""
+"""A search that leaves a larger share of an update unexplained has found no batch that may have
+made it.
+"""
 FORMS = (
-    "closed: solves equations. adaptive: searches, and sends its candidates through the client's own projection, mask "
-    "and clip. naive: searches without them."
+    "closed: solves equations. adaptive: searches, and sends its candidates through the client's "
+    "own projection, mask and clip. naive: searches without them."
 )
 
 
@@ -42,7 +46,9 @@ def shown_name(attack: str) -> str:
 
 
 LEAK, NOTHING = "these updates leak", "Other attacks may do better"
-"""How verdicts begin that say that an attack succeeded, and how those end that say that none did."""
+"""How verdicts begin that say that an attack succeeded, and how those end that say that none
+did.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,22 +65,30 @@ class Score:
 def of_guess(attack: str, guess: Guess, seconds: float) -> dict[str, Any]:
     """What every ``Score`` has."""
     return {
-        "attack": attack, "seconds": seconds, "objective": guess.objective, "note": guess.note,
+        "attack": attack,
+        "seconds": seconds,
+        "objective": guess.objective,
+        "note": guess.note,
         "unexplained": guess.unexplained,
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(ABC):
-    """One attack over all updates of one run and batch size; images and texts add their figures and words.
+    """One attack over all updates of one run and batch size; images and texts add their figures and
+    words.
 
-    blind: mean of the blind guess. mean_gain: of the attack over it; gain: with its interval, None for fewer than two.
-    unexplained: the largest share of an update that its guess leaves open; None for attacks that do not search.
+    blind: mean of the blind guess. mean_gain: of the attack over it; gain: with its interval, None
+    for fewer than two.
+    unexplained: the largest share of an update that its guess leaves open; None for attacks that do
+    not search.
 
-    columns: of tables, between the attack and its seconds; ``note``: what they mean. granted: assumptions in addition
-    to those of the threat model. limits: what a reader should know about the numbers. unit, scale: of a gain in
-    figures. things: what leaks. least: a gain that is a leak. single: said after the result of one update. nothing:
-    said where no attack gains more than ``least``.
+    columns: of tables, between the attack and its seconds; ``note``: what they mean. granted:
+    assumptions in addition
+    to those of the threat model. limits: what a reader should know about the numbers. unit, scale:
+    of a gain in
+    figures. things: what leaks. least: a gain that is a leak. single: said after the result of one
+    update. nothing: said where no attack gains more than ``least``.
     """
 
     columns: ClassVar[tuple[Column, ...]]
@@ -129,9 +143,11 @@ def common_figures(
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """What the strongest attack gains over the blind guess in a run, in ``unit``, and the run's settings.
+    """What the strongest attack gains over the blind guess in a run, in ``unit``, and the run's
+    settings.
 
-    sparsity: None for a method without one. sigma: noise over sensitivity of what was seen, 0 without noise. low and
+    sparsity: None for a method without one. sigma: noise over sensitivity of what was seen, 0
+    without noise. low and
     high: ends of the 95 % interval over what was attacked; None for one of it.
     """
 
@@ -153,29 +169,41 @@ def best_of(rows: Sequence[Outcome], record: Record, observation: Observation) -
         return None
     row, settings = max(smallest, key=lambda row: row.mean_gain), record.base.settings
     return Best(
-        method=settings.method, sparsity=settings.parameters.get("sparsity"), sigma=sigma_of(observation),
-        attack=row.attack, unit=row.unit, gain=row.scale * row.mean_gain,
+        method=settings.method,
+        sparsity=settings.parameters.get("sparsity"),
+        sigma=sigma_of(observation),
+        attack=row.attack,
+        unit=row.unit,
+        gain=row.scale * row.mean_gain,
         low=None if row.gain is None else row.scale * row.gain.low,
         high=None if row.gain is None else row.scale * row.gain.high,
-    )  # fmt: skip
+    )
 
 
 def not_converged(rows: Sequence[Outcome]) -> str:
-    """The first words of a verdict where no search explains its updates; empty where one does, or none searched."""
+    """The first words of a verdict where no search explains its updates; empty where one does, or
+    none searched.
+    """
     left = [row.unexplained for row in rows if row.unexplained is not None]
     if not left or min(left) <= CONVERGED:
         return ""
     return (
-        f"undecided, no search converged (the best guess leaves {100 * min(left):.0f} % of an update unexplained): no "
-        "evidence of privacy; give more --seconds, or other --attacks"
+        f"undecided, no search converged (the best guess leaves {100 * min(left):.0f} % of an "
+        "update unexplained): no evidence of privacy; give more --seconds, or other --attacks"
     )
 
 
 def judge(rows: Sequence[Outcome]) -> str:
-    """Whether the strongest attack gets more than the blind guess, which needs no payload, in words."""
+    """Whether the strongest attack gets more than the blind guess, which needs no payload, in
+    words.
+    """
     if not rows:
-        return "no attack applies to these updates, for the given reasons: that is no proof of privacy"
-    best = max(rows, key=lambda row: (0.0 if row.gain is None else max(0.0, row.gain.low), row.mean_gain))
+        return (
+            "no attack applies to these updates, for the given reasons: that is no proof of privacy"
+        )
+    best = max(
+        rows, key=lambda row: (0.0 if row.gain is None else max(0.0, row.gain.low), row.mean_gain)
+    )
     found = f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) {best.result}"
     stuck = not_converged(rows)
     if stuck and (best.gain is None or best.gain.low <= 0):
@@ -210,8 +238,10 @@ def style_of(row: Any) -> RowKind:
 class Findings:
     """What attacks found on one run: for the page, the terminal and attack.json (``numbers``).
 
-    facts: what was attacked, by name. shown: recovered images or texts. refused: why an attack did not apply, by its
-    name. granted: assumptions in addition to those of the threat model. limits: what a reader should know about the
+    facts: what was attacked, by name. shown: recovered images or texts. refused: why an attack did
+    not apply, by its
+    name. granted: assumptions in addition to those of the threat model. limits: what a reader
+    should know about the
     numbers. best: of the strongest attack that is not naive; None if there is none.
     """
 
@@ -228,7 +258,9 @@ class Findings:
 
 
 def summaries(found: Results) -> list[Any]:
-    """One row for each attack and batch size: the attack of the largest gain first, its naive form after it."""
+    """One row for each attack and batch size: the attack of the largest gain first, its naive form
+    after it.
+    """
     groups: dict[tuple[str, int], list[Any]] = {}
     for target, results in zip(found.targets, found.results, strict=True):
         for result in results:
@@ -276,7 +308,9 @@ def findings_of(found: Results) -> Findings:
         label=found.record.base.settings.method,
         verdict=judge(rows),
         facts={**privacy_facts(found.record, seen, found.membership), **facts},
-        table=make_table((*OF_ATTACK, *words.columns, SECONDS), rows, style=style_of, note=words.note),
+        table=make_table(
+            (*OF_ATTACK, *words.columns, SECONDS), rows, style=style_of, note=words.note
+        ),
         shown=kind.shown(found, list(dict.fromkeys(row.attack for row in rows))),
         numbers=numbers,
         refused=found.refused,

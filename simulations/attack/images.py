@@ -22,7 +22,15 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 from fedlsg.attacks.search import Progress
 from fedlsg.setting.choices import REMOVED, choose
 from simulations.attack.findings import CONVERGED, NAIVE, shown_name
-from simulations.attack.images_score import FINDING_DB, Scored, Summary, classifier_leak, image_prior, in_order, scored
+from simulations.attack.images_score import (
+    FINDING_DB,
+    Scored,
+    Summary,
+    classifier_leak,
+    image_prior,
+    in_order,
+    scored,
+)
 from simulations.attack.observations import Record
 from simulations.attack.target import Attack, Kind, Options, Results, Target
 from simulations.report.page import Badge, Gallery, Shot
@@ -40,10 +48,14 @@ LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Presets for larger images: one long search."""
 
 DEEP = 7
-"""Convolutions from which on the exact second derivative of ReLU leads a search nowhere; ``small_cnn`` has 4."""
+"""Convolutions from which on the exact second derivative of ReLU leads a search nowhere;
+``small_cnn`` has 4.
+"""
 
 
-def _linear(observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object) -> Guess:
+def _linear(
+    observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object
+) -> Guess:
     observation = observation.in_float64()
     guess = input_of_linear(observation, prior)
     if not guess.scale_open:
@@ -55,7 +67,9 @@ def _linear(observation: Observation, known: Knowledge, prior: Prior, generator:
         return guess
 
 
-def _relu(observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object) -> Guess:
+def _relu(
+    observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object
+) -> Guess:
     return relu_batch(observation.in_float64(), prior, known, generator)
 
 
@@ -73,13 +87,22 @@ def _matching(name: str, *, naive: bool) -> Attack:
         if prior.size > SMALL:
             attack = replace(attack, **LARGE.get(name, {}))
         known = with_labels(observation, prior, known)
-        return match(observation.to(device), known, prior, attack=attack, generator=generator, progress=progress)
+        return match(
+            observation.to(device),
+            known,
+            prior,
+            attack=attack,
+            generator=generator,
+            progress=progress,
+        )
 
     return Attack(name=name + NAIVE if naive else name, run=run)
 
 
 def with_labels(observation: Observation, prior: Prior, known: Knowledge) -> Knowledge:
-    """Labels from the gradient of the classifier if they are not granted (iDLG, also for batches)."""
+    """Labels from the gradient of the classifier if they are not granted (iDLG, also for
+    batches).
+    """
     if known.labels is not None or known.examples is None:
         return known
     try:
@@ -103,7 +126,9 @@ def attacks_named(names: str) -> list[Attack]:
     """Attacks from a list with commas. Raises ValueError naming the known ones."""
     wanted = [name.strip() for name in names.split(",")]
     if any(name.removesuffix(NAIVE) == "group" for name in wanted):
-        raise ValueError(f"attack 'group' {REMOVED}; choose 'smooth-relu', whose one long search rebuilds more")
+        raise ValueError(
+            f"attack 'group' {REMOVED}; choose 'smooth-relu', whose one long search rebuilds more"
+        )
     return [choose("attack", name, IMAGE_ATTACKS) for name in wanted]
 
 
@@ -125,14 +150,16 @@ def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> lis
 
 
 def _starts_linear(model: nn.Module) -> bool:
-    first: Sequence[nn.Module] = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    first: Sequence[nn.Module] = [
+        m for m in model.modules() if next(m.parameters(recurse=False), None) is not None
+    ]
     return bool(first) and isinstance(first[0], nn.Linear)
 
 
 CAPTION = (
-    "Each row is one image. The number below it is its PSNR, red where the attack gains more than one decibel over the "
-    "blind guess. Pink pixels are unknown to the attack. Recovered images and blind guesses are paired with the "
-    "originals by least squared error."
+    "Each row is one image. The number below it is its PSNR, red where the attack gains more than "
+    "one decibel over the blind guess. Pink pixels are unknown to the attack. Recovered images and "
+    "blind guesses are paired with the originals by least squared error."
 )
 SHOWN = 12
 """Images on a page."""
@@ -156,11 +183,17 @@ class Images(Kind):
             return strongest(seen, known, naive=options.naive)
         return attacks_named(options.attacks)
 
-    def task(self, target: Target, known: Knowledge) -> tuple[Prior, Tensor, Callable[[str, Guess, float], Scored]]:
+    def task(
+        self, target: Target, known: Knowledge
+    ) -> tuple[Prior, Tensor, Callable[[str, Guess, float], Scored]]:
         truth, prior = target.truth.inputs, self.prior
         assert isinstance(truth, Tensor)
         blind = in_order(blind_guess(prior, known, examples=len(truth)).inputs, truth.double())
-        return prior, blind, lambda name, guess, took: scored(name, guess, truth, blind, prior, took)
+        return (
+            prior,
+            blind,
+            lambda name, guess, took: scored(name, guess, truth, blind, prior, took),
+        )
 
     def said(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
         first, threat = found.targets[0], found.threat
@@ -172,8 +205,9 @@ class Images(Kind):
             f"{' or '.join(f'{size:,}' for size in sizes)} example{'' if sizes == [1] else 's'}",
             "search": f"at most {found.seconds:.3g} s for each attack on each update",
             **({} if leak is None else leak.facts),
-            "equations": f"{number.received:,} numbers received, {number.equations:,} of them independent, for "
-            f"{number.unknowns:,} unknowns in a batch of {number.examples:,}: "
+            "equations": f"{number.received:,} numbers received, {number.equations:,} of them "
+            f"independent, for {number.unknowns:,} unknowns in a batch of "
+            f"{number.examples:,}: "
             + ("at least as many as" if number.enough else "fewer than")
             + " an exact solution needs without noise",
         }
@@ -184,10 +218,16 @@ class Images(Kind):
         }
 
     def numbers(self, target: Target, blind: Tensor, scores: Sequence[Scored]) -> dict[str, Any]:
-        return {"attacks": [{key: value for key, value in vars(one).items() if key != "images"} for one in scores]}
+        return {
+            "attacks": [
+                {key: value for key, value in vars(one).items() if key != "images"}
+                for one in scores
+            ]
+        }
 
     def shown(self, found: Results, order: Sequence[str]) -> Gallery:
-        """The first images of a run, each PSNR below: original, strongest attack, blind guess, the other attacks.
+        """The first images of a run, each PSNR below: original, strongest attack, blind guess, the
+        other attacks.
 
         A phone shows the first two without scrolling.
         """
@@ -200,22 +240,35 @@ class Images(Kind):
                 words = "" if measured is None else f"{measured[index]:.1f} dB"
                 original = _shot(truth, prior, f"batch of {len(target.truth.rows)}")
                 recovered = [_recovered(known.get(name), index, prior) for name in order]
-                rows.append((original, *recovered[:1], _shot(blind[index], prior, words), *recovered[1:]))
-        names = ("original", *map(shown_name, order[:1]), "blind guess", *map(shown_name, order[1:]))
+                rows.append(
+                    (original, *recovered[:1], _shot(blind[index], prior, words), *recovered[1:])
+                )
+        names = (
+            "original",
+            *map(shown_name, order[:1]),
+            "blind guess",
+            *map(shown_name, order[1:]),
+        )
         return Gallery(columns=names, rows=tuple(rows[:SHOWN]), caption=CAPTION, side=SIDE)
 
 
 def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:
-    """(h, w, 3) in 0..1 from (C, h, w) in the units of the model; unknown pixels have the colour UNKNOWN."""
+    """(h, w, 3) in 0..1 from (C, h, w) in the units of the model; unknown pixels have the colour
+    UNKNOWN.
+    """
     low, high = prior.bounds
     scaled = ((image.double().cpu() - low) / (high - low)).clamp(0, 1)
     pixels = scaled.expand(3, *scaled.shape[1:]) if len(scaled) == 1 else scaled
-    pixels = torch.where(pixels.isnan(), torch.tensor(UNKNOWN, dtype=pixels.dtype).view(3, 1, 1), pixels)
+    pixels = torch.where(
+        pixels.isnan(), torch.tensor(UNKNOWN, dtype=pixels.dtype).view(3, 1, 1), pixels
+    )
     return pixels.permute(1, 2, 0).numpy()
 
 
 def _recovered(result: Scored | None, index: int, prior: Prior) -> Shot:
-    """What an attack recovered: green where it is far better than the blind guess; empty where it did not apply."""
+    """What an attack recovered: green where it is far better than the blind guess; empty where it
+    did not apply.
+    """
     if result is None:
         return Shot(uri="", words="does not apply")
     stuck = result.unexplained is not None and result.unexplained > CONVERGED
@@ -229,5 +282,11 @@ def _shot(image: Tensor, prior: Prior, words: str, style: Badge = "") -> Shot:
     from PIL import Image
 
     file = BytesIO()
-    Image.fromarray((255 * pixels_of(image, prior)).round().astype(np.uint8)).save(file, format="png", optimize=True)
-    return Shot(uri="data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), words=words, style=style)
+    Image.fromarray((255 * pixels_of(image, prior)).round().astype(np.uint8)).save(
+        file, format="png", optimize=True
+    )
+    return Shot(
+        uri="data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
+        words=words,
+        style=style,
+    )

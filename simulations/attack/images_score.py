@@ -1,8 +1,7 @@
 """What is known of images beforehand, and guesses compared with the truth and with the blind guess.
 
-Only the second part sees the truth.
-What the classifier's gradient gives away, labels and its inputs, is scored as well: methods send it dense, so that no
-search is needed.
+Only the second part sees the truth. What the classifier's gradient gives away, labels and its
+inputs, is scored as well: methods send it dense, so that no search is needed.
 """
 
 import math
@@ -11,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,19 +39,23 @@ PUBLIC_IMAGES = 2000
 def image_prior(workload: LoadedWorkload) -> Prior:
     """Shape, range, and the Gaussian around each class that public test images give.
 
-    The range is from the least to the greatest value of each channel, as the model sees the images. Raises ValueError
-    for inputs that are not images.
+    The range is from the least to the greatest value of each channel, as the model sees the images.
+    Raises ValueError for inputs that are not images.
     """
     count = min(PUBLIC_IMAGES, len(workload.test))
     images, labels = workload.test.batch(torch.arange(count))
     if not isinstance(images, Tensor) or images.ndim != 4:
-        raise ValueError(f"workload {workload.name} holds no images: its inputs have no pixels to recover")
+        raise ValueError(
+            f"workload {workload.name} holds no images: its inputs have no pixels to recover"
+        )
     low, high = value_range(images)
     every_class = workload.num_classes is not None and len(labels.unique()) == workload.num_classes
     return prior_from(images, labels if every_class else None, low=low, high=high)
 
 
-def value_range(images: Float[Tensor, "public c h w"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def value_range(
+    images: Float[Tensor, "public c h w"],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Least and greatest value by channel; of a channel that is constant, those of all channels."""
     low, high = images.amin((0, 2, 3)), images.amax((0, 2, 3))
     flat = low == high
@@ -63,8 +67,8 @@ def value_range(images: Float[Tensor, "public c h w"]) -> tuple[tuple[float, ...
 class Scored(Score):
     """One attack on one update; images are paired with the true ones, in their order.
 
-    images: (B, C, h, w) of the guess, NaN where it knows nothing; psnr, ssim, blind: one number an image, decibels for
-    the first and the last.
+    images: (B, C, h, w) of the guess, NaN where it knows nothing; psnr, ssim, blind: one number an
+    image, decibels for the first and the last.
     """
 
     images: Float[Tensor, "batch c h w"]
@@ -86,13 +90,20 @@ def scored(
     prior: Prior,
     seconds: float,
 ) -> Scored:
-    """Pair with the true images, fill unknown pixels with what the prior expects, measure in the public range.
+    """Pair with the true images, fill unknown pixels with what the prior expects, measure in the
+    public range.
 
-    If there are more guesses than examples, the first ones count: the nearest ones would be chosen by the truth.
+    If there are more guesses than examples, the first ones count: the nearest ones would be chosen
+    by the truth.
     """
     low, high = prior.bounds
-    truth, images = truth.double(), guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])[: len(truth)]
-    expected = prior.expected(len(images), None if guess.labels is None else guess.labels[: len(images)].cpu())
+    truth, images = (
+        truth.double(),
+        guess.inputs.detach().double().cpu().reshape(-1, *truth.shape[1:])[: len(truth)],
+    )
+    expected = prior.expected(
+        len(images), None if guess.labels is None else guess.labels[: len(images)].cpu()
+    )
     filled = torch.where(images.isnan(), expected, images).clamp(low, high)
     blind = in_order(blind.clamp(low, high), truth)
     guesses, truths = best_matching(squared_errors(filled, truth))
@@ -108,19 +119,25 @@ def scored(
 
 
 def in_order(blind: Tensor, truth: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
-    """The blind images in the order of the true ones: labels are granted without an order, for every attack."""
+    """The blind images in the order of the true ones: labels are granted without an order, for
+    every attack.
+    """
     guesses, truths = best_matching(squared_errors(blind, truth))
     return blind[guesses[truths.argsort()]]
 
 
 def decibels(images: Tensor, truth: Tensor, prior: Prior) -> tuple[float, ...]:
     """PSNR of each image, bounded for exact ones."""
-    return tuple(min(value, EXACT_DB) for value in psnr(images, truth, data_range=prior.span).tolist())
+    return tuple(
+        min(value, EXACT_DB) for value in psnr(images, truth, data_range=prior.span).tolist()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(Outcome):
-    """One attack over all images of one run and batch size; figures in decibels, but for ``ssim``."""
+    """One attack over all images of one run and batch size; figures in decibels, but for
+    ``ssim``.
+    """
 
     columns = (
         Column("images", lambda row: row.images),
@@ -128,17 +145,28 @@ class Summary(Outcome):
         Column("SSIM", lambda row: row.ssim, ".2f", optional=2),
         Column("blind", lambda row: row.blind, ".1f"),
         Column("gain", lambda row: row.mean_gain, "+z.1f"),
-        Column("95 % interval", lambda row: row.gain, lambda gain: f"{gain.low:+z.1f} to {gain.high:+z.1f}"),
+        Column(
+            "95 % interval",
+            lambda row: row.gain,
+            lambda gain: f"{gain.low:+z.1f} to {gain.high:+z.1f}",
+        ),
     )
     note = (
-        "PSNR, blind and gain in dB. blind: PSNR of a guess without the payload. gain: PSNR over it, paired by image. "
-        "The 95 % interval is that of the mean gain over these images, as if they were independent; another training "
-        f"run or other starting points are not in it. {FORMS}"
+        "PSNR, blind and gain in dB. blind: PSNR of a guess without the payload. gain: PSNR over "
+        "it, paired by image. The 95 % interval is that of the mean gain over these images, as if "
+        "they were independent; another training run or other starting points are not in it. "
+        f"{FORMS}"
     )
     granted = MappingProxyType(
-        {"prior": "the public range of pixels, and the mean and covariance of public test images by class"}
+        {
+            "prior": "the public range of pixels, and the mean and covariance of public test "
+            "images by class"
+        }
     )
-    limits = "Each PSNR is shown next to that of a blind guess, because a grey image already has 10 to 12 dB."
+    limits = (
+        "Each PSNR is shown next to that of a blind guess, because a grey image already has 10 to "
+        "12 dB."
+    )
     unit, scale, things, least = "dB", 1.0, "images", FINDING_DB
     single, nothing = " on one image", "no image recovered better than a blind guess"
     images: int
@@ -151,7 +179,11 @@ class Summary(Outcome):
 
     @property
     def reach(self) -> str:
-        return "" if self.gain is None else f", 95 % interval {self.gain.low:z.1f} to {self.gain.high:z.1f} dB"
+        return (
+            ""
+            if self.gain is None
+            else f", 95 % interval {self.gain.low:z.1f} to {self.gain.high:z.1f} dB"
+        )
 
     @classmethod
     def of(cls, results: Sequence[Scored], batch: int) -> "Summary":
@@ -167,11 +199,12 @@ class Summary(Outcome):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierLeak:
-    """labels: how many of ``examples`` labels were read right, as a multiset, without being granted; by_chance: how
-    many as many labels drawn at random would be.
+    """labels: how many of ``examples`` labels were read right, as a multiset, without being
+    granted; by_chance: how many as many labels drawn at random would be.
 
-    features: mean cosine between the recovered and the true inputs of the classifier over ``singles`` updates of one
-    example; None if there is none. cosine_of_expected: the same for the prior's expected input: the blind baseline.
+    features: mean cosine between the recovered and the true inputs of the classifier over
+    ``singles`` updates of one example; None if there is none. cosine_of_expected: the same for the
+    prior's expected input: the blind baseline.
     """
 
     labels: int
@@ -194,8 +227,12 @@ class ClassifierLeak:
         return found
 
 
-def classifier_leak(targets: Iterable[Target], prior: Prior, threat: ThreatModel) -> ClassifierLeak | None:
-    """Labels and features of all targets, B granted as the threat model has it; None if the method hides them."""
+def classifier_leak(
+    targets: Iterable[Target], prior: Prior, threat: ThreatModel
+) -> ClassifierLeak | None:
+    """Labels and features of all targets, B granted as the threat model has it; None if the method
+    hides them.
+    """
     right, chance, examples = 0, 0.0, 0
     cosines, blinds = [], []
     for target in targets:
@@ -234,7 +271,8 @@ def overlap(labels: Tensor, others: Tensor) -> int:
 
 def drawn_right(target: Target, count: int) -> float:
     """How many of ``count`` labels drawn from all classes alike are right, on average."""
-    classes = int(target.seen.model.get_submodule(find_output_layer(target.seen.model)).out_features)  # type: ignore[arg-type]
+    layer: Any = target.seen.model.get_submodule(find_output_layer(target.seen.model))
+    classes = int(layer.out_features)
     drawn = torch.randint(classes, (DRAWN, count), generator=torch.Generator().manual_seed(0))
     return sum(overlap(labels, target.truth.labels) for labels in drawn) / DRAWN
 
@@ -253,6 +291,8 @@ def classifier_input(observation: Observation, inputs: Tensor) -> Tensor:
 
 
 def cosine(found: Tensor, true: Tensor) -> float:
-    """Cosine over the entries that were found; its absolute value, because without a bias the sign is open."""
+    """Cosine over the entries that were found; its absolute value, because without a bias the sign
+    is open.
+    """
     known = found.isfinite()
     return float(F.cosine_similarity(found[known].double(), true[known].double(), dim=0).abs())

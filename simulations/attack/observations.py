@@ -1,7 +1,9 @@
-"""Observations from a recorded run: payloads as sent, and frames computed again from the public weights of their round.
+"""Observations from a recorded run: payloads as sent, and frames computed again from the public
+weights of their round.
 
-Reads config.toml, summary.json, rounds.csv, ledger/ and updates/ of a run directory, never updates-truth/. A payload
-has a checksum and names the digest of its frame; the files of weights and kept positions have checksums as well.
+Reads config.toml, summary.json, rounds.csv, ledger/ and updates/ of a run directory, never
+updates-truth/. A payload has a checksum and names the digest of its frame; the files of weights and
+kept positions have checksums as well.
 """
 
 import json
@@ -35,35 +37,42 @@ from simulations.workloads import Progress, silent
 FPR = 0.01
 """False alarms at which membership in one batch is said."""
 RECORD = (
-    "record one with: fedlsg run ... --record-updates; or add --record, which records a short run with the same "
-    "settings and attacks that"
+    "record one with: fedlsg run ... --record-updates; or add --record, which records a short run "
+    "with the same settings and attacks that"
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """What a run recorded, and the public state that its reading needs. ``payloads``: files by round and client."""
+    """What a run recorded, and the public state that its reading needs. ``payloads``: files by
+    round and client.
+    """
 
     run: RunDir
     base: Base
     payloads: Mapping[int, Mapping[int, Path]]
 
     def pick(self, round: int, threat: ThreatModel) -> list[Observation]:
-        """Observations of one round under the threat model: one a client, or one of the sum of all."""
+        """Observations of one round under the threat model: one a client, or one of the sum of
+        all.
+        """
         if self.base.sums is not None:
             return [self.observed_sum(round)]
         each = [self.observation(round, client) for client in sorted(self.payloads[round])]
         return each if threat.view == "client" else [summed(each)]
 
     def observation(self, round: int, client: int) -> Observation:
-        """One client's payload, on the CPU. Raises ValueError naming the file for one that is damaged, or of another
-        frame: on another device than the server's, carriers have other last digits.
+        """One client's payload, on the CPU. Raises ValueError naming the file for one that is
+        damaged, or of another frame: on another device than the server's, carriers have other last
+        digits.
         """
         model, path = self.model_of(round), self.payloads[round][client]
         plan = self.plan(round, client, model)
         frame = plan.frame
         try:
-            values = decode(unpack(path.read_bytes(), self.expected(plan, client)).to(self.base.device), frame)
+            values = decode(
+                unpack(path.read_bytes(), self.expected(plan, client)).to(self.base.device), frame
+            )
         except PayloadError as error:
             raise ValueError(
                 f"{path}: {error}; the record is damaged, or other weights, settings or "
@@ -73,7 +82,9 @@ class Record:
         return self._observed(plan, model, values, noise_std=noise_std, clients=(client,))
 
     def observed_sum(self, round: int) -> Observation:
-        """What a secure sum revealed of a round: all that the server can read. Raises ValueError if it was given up."""
+        """What a secure sum revealed of a round: all that the server can read. Raises ValueError if
+        it was given up.
+        """
         clients = self._answered(round)
         if not clients:
             raise ValueError(f"round {round} of {self.run.path} revealed no sum: it was given up")
@@ -81,16 +92,31 @@ class Record:
         plan = self.plan(round, clients[0], model)
         assert plan.release is not None
         values = read_array(sum_file(self.run.path, round), f"the sum of round {round}").float()
-        return self._observed(plan, model, values, noise_std=plan.release.noise_std(len(clients)), clients=clients)
+        return self._observed(
+            plan, model, values, noise_std=plan.release.noise_std(len(clients)), clients=clients
+        )
 
     def _observed(
-        self, plan: RoundPlan, model: nn.Module, values: Tensor, *, noise_std: float, clients: tuple[int, ...]
+        self,
+        plan: RoundPlan,
+        model: nn.Module,
+        values: Tensor,
+        *,
+        noise_std: float,
+        clients: tuple[int, ...],
     ) -> Observation:
         return Observation(
-            model=model, loss_fn=self.base.workload.loss, frame=plan.frame, values=values, mechanism=plan.mechanism,
-            local=plan.local, noise_std=noise_std, round=plan.round, clients=clients,
+            model=model,
+            loss_fn=self.base.workload.loss,
+            frame=plan.frame,
+            values=values,
+            mechanism=plan.mechanism,
+            local=plan.local,
+            noise_std=noise_std,
+            round=plan.round,
+            clients=clients,
             class_targets=self.base.workload.num_classes is not None,
-        ).to("cpu")  # fmt: skip
+        ).to("cpu")
 
     def _answered(self, round: int) -> tuple[int, ...]:
         """The clients whose values were used in a round."""
@@ -98,13 +124,19 @@ class Record:
         return tuple(int(client) for client in rows[0]["answered"].split()) if rows else ()
 
     def plan(self, round: int, client: int, model: nn.Module) -> RoundPlan:
-        """The round as the client derived it, by the public model of the round and the terms in its ledger.
+        """The round as the client derived it, by the public model of the round and the terms in its
+        ledger.
 
         Raises ValueError for a damaged file, or a ledger without an entry of the round.
         """
         state = replace(self._start, model=model)
         plan = plan_round(
-            state.method, round, self._frame(state, round), self.base.local, self.base.sums, self.base.unit
+            state.method,
+            round,
+            self._frame(state, round),
+            self.base.local,
+            self.base.sums,
+            self.base.unit,
         )
         return plan.for_client(self._terms(round, client, len(plan.frame.blocks)))
 
@@ -124,7 +156,9 @@ class Record:
         )
 
     def model_of(self, round: int) -> nn.Module:
-        """The public model that the clients of ``round`` started from. Raises ValueError for a damaged file."""
+        """The public model that the clients of ``round`` started from. Raises ValueError for a
+        damaged file.
+        """
         path, model = round_folder(self.run.path, round) / "weights.npy", self.base.build_model()
         read_array(path, f"the weights of round {round}", partial(load_weights, model))
         return model
@@ -157,23 +191,38 @@ class Record:
         ledger = self._charges.of(client)
         entries = [entry for entry in ledger.entries if entry.round == round]
         if not entries:
-            raise ValueError(f"{ledger.path} holds no entry of round {round}: the record is not whole")
+            raise ValueError(
+                f"{ledger.path} holds no entry of round {round}: the record is not whole"
+            )
         return entries[-1]
 
     def _terms(self, round: int, client: int, blocks: int) -> ClientTerms:
-        """The client's own terms: its ledger holds the effective sigma, noise over what one unit moves a sum by."""
+        """The client's own terms: its ledger holds the effective sigma, noise over what one unit
+        moves a sum by.
+        """
         entry, common, unit = self.entry(round, client), self.base.method.mechanism, self.base.unit
         nominal = common.noise_multiplier
         if common.private:
-            nominal = entry.noise_multiplier * common.sensitivity(blocks) / common.clip_norm * unit.examples
+            nominal = (
+                entry.noise_multiplier
+                * common.sensitivity(blocks)
+                / common.clip_norm
+                * unit.examples
+            )
         rate = entry.sample_rate if unit.single else self.base.rate_of(entry.num_examples)
         if entry.batches:
             rate = min(self.base.local.shuffled / entry.num_examples, 1.0)
-        return ClientTerms(num_examples=entry.num_examples, sample_rate=rate, noise_multiplier=nominal)
+        return ClientTerms(
+            num_examples=entry.num_examples, sample_rate=rate, noise_multiplier=nominal
+        )
 
 
-def read_array(path: Path, what: str, use: Callable[[Tensor], object] = lambda found: None) -> Tensor:
-    """An array of a record, which ``use`` may refuse, too. Raises ValueError naming the file for a damaged one."""
+def read_array(
+    path: Path, what: str, use: Callable[[Tensor], object] = lambda found: None
+) -> Tensor:
+    """An array of a record, which ``use`` may refuse, too. Raises ValueError naming the file for a
+    damaged one.
+    """
     try:
         use(found := torch.from_numpy(load_array(path)))
     except (OSError, ValueError, EOFError, TypeError) as error:
@@ -182,7 +231,9 @@ def read_array(path: Path, what: str, use: Callable[[Tensor], object] = lambda f
 
 
 def summed(observations: list[Observation]) -> Observation:
-    """What a secure sum shows: the sum of the values of all clients, with the sum of their noise."""
+    """What a secure sum shows: the sum of the values of all clients, with the sum of their
+    noise.
+    """
     first = observations[0]
     return replace(
         first,
@@ -195,8 +246,8 @@ def summed(observations: list[Observation]) -> Observation:
 def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) -> Record:
     """The record of a run directory.
 
-    Raises ValueError for a directory without recorded updates, one that the attacks cannot replay (augmentation,
-    error feedback), and for a threat model that knows more than the run gives.
+    Raises ValueError for a directory without recorded updates, one that the attacks cannot replay
+    (augmentation, error feedback), and for a threat model that knows more than the run gives.
     """
     run = RunDir.open(path)
     settings = run.read_config()
@@ -204,19 +255,26 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
     if settings.trust != "client" and threat.view == "client":
-        unseen = "is assumed to see a single payload" if settings.trust == "aggregate" else "can unmask one"
+        unseen = (
+            "is assumed to see a single payload"
+            if settings.trust == "aggregate"
+            else "can unmask one"
+        )
         raise ValueError(
-            f"this run has trust={settings.trust}: one payload has too small a share of the noise, and nobody "
-            f"{unseen}; attack the sum with --view aggregate"
+            f"this run has trust={settings.trust}: one payload has too small a share of the noise, "
+            f"and nobody {unseen}; attack the sum with --view aggregate"
         )
     record = load_record(run, progress=progress)
     base = record.base
     if base.augment is not None:
-        raise ValueError("attacks replay a client without augmentation: record a run with -c augment=none")
+        raise ValueError(
+            "attacks replay a client without augmentation: record a run with -c augment=none"
+        )
     if keeps_memory(base.method, base.codec):
         raise ValueError(
-            f"attacks replay a client without memory, but {base.method.name!r} with codec {settings.codec!r} sends "
-            "what earlier rounds left out: attack method sgd with another codec, which hides nothing either"
+            f"attacks replay a client without memory, but {base.method.name!r} with codec "
+            f"{settings.codec!r} sends what earlier rounds left out: attack method sgd with "
+            "another codec, which hides nothing either"
         )
     return record
 
@@ -225,8 +283,8 @@ def refuse_client_unit(settings: Settings) -> None:
     """Raise ValueError for a run whose unit of privacy is a client."""
     if UNITS[settings.unit].whole:
         raise ValueError(
-            "this run has unit=client: its payloads are whole updates, and these attacks replay batches of examples; "
-            "fedlsg attack --membership attacks clients"
+            "this run has unit=client: its payloads are whole updates, and these attacks replay "
+            "batches of examples; fedlsg attack --membership attacks clients"
         )
 
 
@@ -252,13 +310,17 @@ def made_on(run: RunDir, settings: Settings) -> Device:
 
 
 def sigma_of(observation: Observation) -> float:
-    """Noise over the sensitivity of what was seen, 0 without noise; over the clip norm where nothing is clipped."""
+    """Noise over the sensitivity of what was seen, 0 without noise; over the clip norm where
+    nothing is clipped.
+    """
     if not observation.mechanism.clips:
         return observation.noise_std / observation.mechanism.clip_norm
     return observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks))
 
 
-def privacy_facts(record: Record, observation: Observation, membership: float | None) -> dict[str, str]:
+def privacy_facts(
+    record: Record, observation: Observation, membership: float | None
+) -> dict[str, str]:
     """The run, its model, sigma, epsilon and the membership bound, by name."""
     s, steps = record.base.settings, observation.local.steps
     facts = {
@@ -266,7 +328,11 @@ def privacy_facts(record: Record, observation: Observation, membership: float | 
         "trains": f"{s.model} on {s.workload}, {steps} local step{'' if steps == 1 else 's'}",
     }
     if observation.mechanism.private:
-        of = "per payload" if len(observation.clients) == 1 else f"of the sum of {len(observation.clients)} payloads"
+        of = (
+            "per payload"
+            if len(observation.clients) == 1
+            else f"of the sum of {len(observation.clients)} payloads"
+        )
         facts["sigma"] = f"{sigma_of(observation):.3g} {of}"
         facts["epsilon"] = f"{epsilon_of(record)} at delta {s.delta:g}, of the whole run"
     else:
@@ -275,15 +341,17 @@ def privacy_facts(record: Record, observation: Observation, membership: float | 
         facts["privacy"] = REPRODUCIBLE
     if membership is not None:
         facts["one batch"] = (
-            f"an attacker recognises {100 * membership:.1f} % of examples that are known to be either in this batch or "
-            f"nowhere, at {100 * FPR:g} % false alarms (closed form). Epsilon counts that nobody knows who is in which "
-            "batch"
+            f"an attacker recognises {100 * membership:.1f} % of examples that are known to be "
+            f"either in this batch or nowhere, at {100 * FPR:g} % false alarms (closed form). "
+            "Epsilon counts that nobody knows who is in which batch"
         )
     return facts
 
 
 def epsilon_of(record: Record) -> str:
-    """Epsilon as the summary of the run reports it; of a record without a summary, by its ledger."""
+    """Epsilon as the summary of the run reports it; of a record without a summary, by its
+    ledger.
+    """
     try:
         value = json.loads(record.run.summary.read_text())["epsilon_max"]
         return value if isinstance(value, str) else f"{value:.3f}"

@@ -1,4 +1,6 @@
-"""Runs that ``fedlsg attack`` records itself: of several methods at one sigma, or a short one like another run."""
+"""Runs that ``fedlsg attack`` records itself: of several methods at one sigma, or a short one like
+another run.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +29,35 @@ from simulations.settings.published import resolve
 from simulations.settings.run import Device
 from simulations.settings.settings import parse, values_of
 
-RECORDED: Mapping[str, object] = {"clients": 8, "rounds": 4, "batch_size": 1, "noise_multiplier": 1.0}
-"""Default settings of the runs that ``--compare`` records: small batches, the same sigma for all."""
+RECORDED: Mapping[str, object] = {
+    "clients": 8,
+    "rounds": 4,
+    "batch_size": 1,
+    "noise_multiplier": 1.0,
+}
+"""Default settings of the runs that ``--compare`` records: small batches, the same sigma for
+all.
+"""
 OWN = (
-    "epsilon", "sampling", "sample_rate", "run_dir", "callbacks", "multiplicity", "evaluate_clients", "availability",
-    "dropout", "speed", "example_seconds", "uplink_mbps", "downlink_mbps", "deadline", "over_selection",
-)  # fmt: skip
-"""Settings of a run that the short one like it has not: who is there and how fast is not what an attack needs."""
+    "epsilon",
+    "sampling",
+    "sample_rate",
+    "run_dir",
+    "callbacks",
+    "multiplicity",
+    "evaluate_clients",
+    "availability",
+    "dropout",
+    "speed",
+    "example_seconds",
+    "uplink_mbps",
+    "downlink_mbps",
+    "deadline",
+    "over_selection",
+)
+"""Settings of a run that the short one like it has not: who is there and how fast is not what an
+attack needs.
+"""
 FEW_CLIENTS, FEWEST_ROUNDS = 8, 4
 ONE_EXAMPLE = math.exp(-1)
 """Share of Poisson batches with an expected size of 1 that hold one example."""
@@ -49,10 +73,13 @@ def record_all(
     sparsities: Sequence[float] | None = None,
     sigmas: Sequence[float] | None = None,
 ) -> list[str]:
-    """One recorded run for each method at equal settings, in ``folder``/METHOD; existing runs are reused.
+    """One recorded run for each method at equal settings, in ``folder``/METHOD; existing runs are
+    reused.
 
-    With ``sparsities`` or ``sigmas`` one for each of them, too, in ``folder``/METHOD-pP-sigmaS; see ``variants``.
-    Raises ValueError for methods that cannot be compared, and for an existing run with other settings.
+    With ``sparsities`` or ``sigmas`` one for each of them, too, in ``folder``/METHOD-pP-sigmaS; see
+    ``variants``.
+    Raises ValueError for methods that cannot be compared, and for an existing run with other
+    settings.
     """
     for method in methods:
         strategies.check_name(method)
@@ -64,7 +91,9 @@ def record_all(
     wanted: dict[str, dict[str, Any]] = {}
     for method in methods:
         kept = {name: value for name, value in given.items() if (method, name) not in dropped}
-        wanted |= {name: {**RECORDED, **kept, **own} for name, own in variants(method, sparsities, sigmas)}
+        wanted |= {
+            name: {**RECORDED, **kept, **own} for name, own in variants(method, sparsities, sigmas)
+        }
     for name, settings in wanted.items():
         if (reason := refusal(parse(settings))) is not None:
             raise ValueError(f"{name}: {reason}")
@@ -74,7 +103,9 @@ def record_all(
 def variants(
     method: str, sparsities: Sequence[float] | None, sigmas: Sequence[float] | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and settings of the runs of one method. Sparsities are for methods that have one; sigma 0 is no noise."""
+    """Names and settings of the runs of one method. Sparsities are for methods that have one; sigma
+    0 is no noise.
+    """
     own = strategies.own_settings(method)
     for p in (None,) if sparsities is None or "sparsity" not in own else sparsities:
         for sigma in (None,) if sigmas is None else sigmas:
@@ -88,22 +119,34 @@ def variants(
 
 
 def lacking(methods: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(method, setting) of each given setting that a method lacks. Raises ValueError for one that no method has."""
+    """(method, setting) of each given setting that a method lacks. Raises ValueError for one that
+    no method has.
+    """
     known = parse(given)
     found = [(method, name) for name in known for method in methods if lacks(method, name, known)]
     for name in known:
         if all((method, name) in found for method in methods):
-            raise ValueError(f"none of the methods {', '.join(methods)} has a setting {name}: leave it out")
+            raise ValueError(
+                f"none of the methods {', '.join(methods)} has a setting {name}: leave it out"
+            )
     return found
 
 
 def record_like(
-    path: str, given: Mapping[str, Any], folder: Path, console: Console, device: Device, *, examples: int
+    path: str,
+    given: Mapping[str, Any],
+    folder: Path,
+    console: Console,
+    device: Device,
+    *,
+    examples: int,
 ) -> str:
-    """A short run with the settings and the sigma of the run at ``path`` and one example a batch, in ``folder``.
+    """A short run with the settings and the sigma of the run at ``path`` and one example a batch,
+    in ``folder``.
 
-    ``given``: what it has in place of the run's. ``examples``: about as many updates of one example are recorded.
-    An existing run is reused. Raises ValueError for one with other settings, and for settings that do not fit.
+    ``given``: what it has in place of the run's. ``examples``: about as many updates of one example
+    are recorded. An existing run is reused. Raises ValueError for one with other settings, and for
+    settings that do not fit.
     """
     run = RunDir.open(path)
     settings = run.read_config()
@@ -111,8 +154,11 @@ def record_like(
     before = {name: value for name, value in values_of(settings).items() if name not in OWN}
     asked = min(int(before["clients_per_round"]), FEW_CLIENTS)
     rounds = max(FEWEST_ROUNDS, math.ceil(examples / ONE_EXAMPLE / asked))
-    if settings.noise_multiplier is None and run.summary.exists():  # clients with different sigmas: the largest
-        before |= {"noise_multiplier": sigma} if (sigma := run.read_summary()["noise_multiplier"]) else {}
+    # clients with different sigmas: the largest
+    if settings.noise_multiplier is None and run.summary.exists():
+        before |= (
+            {"noise_multiplier": sigma} if (sigma := run.read_summary()["noise_multiplier"]) else {}
+        )
     if "epsilon" in given:
         before.pop("noise_multiplier", None)
     small = {"batch_size": 1, "rounds": rounds, "clients_per_round": asked, "augment": "none"}
@@ -124,14 +170,20 @@ def record_like(
 
 
 def recorded(wanted: Mapping[str, Any], directory: Path, console: Console, device: Device) -> str:
-    """The path of a recorded run: an existing one with these settings, an interrupted one that is continued, or new."""
+    """The path of a recorded run: an existing one with these settings, an interrupted one that is
+    continued, or new.
+    """
     wanted = {**wanted, "engine": "local", "record_updates": True}
     if is_silent(wanted.get("mechanism")):
         wanted.pop("noise_multiplier", None)
     if RunDir(directory).config.exists():
         check_recorded(directory, wanted)
         if not RunDir(directory).summary.exists():
-            finish(continued(RunDir.open(str(directory)), console), RunDir.open(str(directory)), console)
+            finish(
+                continued(RunDir.open(str(directory)), console),
+                RunDir.open(str(directory)),
+                console,
+            )
         return str(directory)
     print_line(f"recording {wanted['rounds']} rounds of {wanted['method']} in {directory}", console)
     with console.status("loading data") as status:
@@ -146,7 +198,9 @@ def recorded(wanted: Mapping[str, Any], directory: Path, console: Console, devic
 def finish(plan: Plan, run: RunDir, console: Console) -> None:
     """Run on the local engine and keep every payload."""
     done = run.last_round()
-    with count_bar(console, f"recording {plan.settings.method}", plan.schedule.rounds - done) as advance:
+    with count_bar(
+        console, f"recording {plan.settings.method}", plan.schedule.rounds - done
+    ) as advance:
         refuse_diverged(local.run(plan, run, on_round=lambda row: advance()))
 
 
@@ -170,11 +224,14 @@ def check_comparable(methods: Sequence[str], given: Mapping[str, Any]) -> None:
     if len(set(methods)) < len(methods):
         raise ValueError(f"--compare {','.join(methods)} names a method twice")
     if "epsilon" in given:
-        raise ValueError("--compare attacks methods at equal sigma: give noise_multiplier instead of epsilon")
+        raise ValueError(
+            "--compare attacks methods at equal sigma: give noise_multiplier instead of epsilon"
+        )
     quiet = [method for method in methods if not strategies.recipe(method).mechanism.adds_noise]
     if quiet and "mechanism" not in given:
         raise ValueError(
-            f"{quiet[0]} adds no noise: leave it out, or compare all methods without noise, -c mechanism=none"
+            f"{quiet[0]} adds no noise: leave it out, or compare all methods without noise, -c "
+            "mechanism=none"
         )
 
 
@@ -184,4 +241,6 @@ def check_recorded(directory: Path, wanted: Mapping[str, Any]) -> None:
     for name in wanted:
         old, new = before.get(name), now.get(name)
         if old != new:
-            raise ValueError(f"{directory} was recorded with {name}={old}, not {new}; choose another --out")
+            raise ValueError(
+                f"{directory} was recorded with {name}={old}, not {new}; choose another --out"
+            )

@@ -1,4 +1,5 @@
-"""attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private examples.
+"""attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private
+examples.
 
 Of several runs also curves: what the strongest attack reconstructs over sparsity and over noise.
 """
@@ -36,19 +37,25 @@ from simulations.report.terminal import write_private
 from simulations.rundir.files import check_writable
 
 WARNING = (
-    "This page shows training examples of the clients: the originals and what attacks recovered. It was made in a "
-    "simulation, to judge a method. Do not publish it if the data are not public."
+    "This page shows training examples of the clients: the originals and what attacks recovered. "
+    "It was made in a simulation, to judge a method. Do not publish it if the data are not public."
 )
 SECRET = "all numbers of the attacks, with the training examples that they recovered"
 UNPAIRED = (
-    "Each run drew batches of its own, so that two runs are attacked on different examples: compare their intervals. "
-    "Attacks on one run are paired: they have the same examples and the same blind guess."
+    "Each run drew batches of its own, so that two runs are attacked on different examples: "
+    "compare their intervals. Attacks on one run are paired: they have the same examples and the "
+    "same blind guess."
 )
-LIMITS = "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on what it covers."
+LIMITS = (
+    "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on "
+    "what it covers."
+)
 
 
 def output_folder(runs: Sequence[str], out: str | None) -> Path:
-    """The folder of the files: ``out``, the only run, or ``attack/`` here. Raises ValueError for a file."""
+    """The folder of the files: ``out``, the only run, or ``attack/`` here. Raises ValueError for a
+    file.
+    """
     path = Path(out or (runs[0] if len(runs) == 1 else "attack")).expanduser().resolve()
     if path.is_file():
         raise ValueError(f"{path} is a file; give --out as a folder")
@@ -57,7 +64,9 @@ def output_folder(runs: Sequence[str], out: str | None) -> Path:
 
 
 def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str) -> list[str]:
-    """attack.html and attack.json, and the curves of several runs as attack-curves.png, each replaced whole."""
+    """attack.html and attack.json, and the curves of several runs as attack-curves.png, each
+    replaced whole.
+    """
     assumed = granted(threat, runs)
     points = [one.best for one in runs if one.best is not None]
     charts = curves(points)
@@ -84,8 +93,16 @@ def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: 
     return list(files)
 
 
-def page(runs: Sequence[Findings], assumed: Mapping[str, str], lead: str, data: bytes, drawn: Drawing | None) -> str:
-    """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json, ``drawn`` the curves."""
+def page(
+    runs: Sequence[Findings],
+    assumed: Mapping[str, str],
+    lead: str,
+    data: bytes,
+    drawn: Drawing | None,
+) -> str:
+    """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json, ``drawn``
+    the curves.
+    """
     limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
     assumptions = (facts_of(assumed), Text(words=limits, style="note"))
     alone = len(runs) == 1
@@ -116,7 +133,13 @@ def sentence(verdict: str) -> str:
 
 def _headline(runs: Sequence[Findings]) -> str:
     """The verdict on the only run, or on the one of which most was recovered."""
-    worst = max(runs, key=lambda one: (one.verdict.startswith(LEAK), -math.inf if one.best is None else one.best.gain))
+    worst = max(
+        runs,
+        key=lambda one: (
+            one.verdict.startswith(LEAK),
+            -math.inf if one.best is None else one.best.gain,
+        ),
+    )
     where = "" if len(runs) == 1 else f" Of {len(runs)} runs this is the worst: {worst.label}."
     return sentence(worst.verdict) + where
 
@@ -137,7 +160,10 @@ def _shown(runs: Sequence[Findings]) -> list[Part]:
     if len(runs) == 1:
         return [runs[0].shown]
     ordered = sorted(runs, key=lambda one: -1.0 if one.best is None else one.best.sigma)
-    slides = tuple((one.label, (Text(words=sentence(one.verdict), style="verdict"), one.shown)) for one in ordered)
+    slides = tuple(
+        (one.label, (Text(words=sentence(one.verdict), style="verdict"), one.shown))
+        for one in ordered
+    )
     return [Slides(name="Run, by noise:", slides=slides)]
 
 
@@ -150,13 +176,22 @@ def in_short(runs: Sequence[Findings]) -> Table:
         if best is None:
             rows.append(Row(cells=(one.label, "--", "--", "--", words)))
             continue
-        reach = "--" if best.low is None or best.high is None else f"{best.low:+z.1f} to {best.high:+z.1f}"
-        rows.append(Row(cells=(one.label, shown_name(best.attack), f"{best.gain:+z.1f}", reach, words)))
+        reach = (
+            "--"
+            if best.low is None or best.high is None
+            else f"{best.low:+z.1f} to {best.high:+z.1f}"
+        )
+        rows.append(
+            Row(cells=(one.label, shown_name(best.attack), f"{best.gain:+z.1f}", reach, words))
+        )
     unit = next((one.best.unit for one in runs if one.best is not None), "")
     return Table(
-        columns=("run", "strongest", "gain", "95 % interval", "verdict"), rows=tuple(rows), left=(0, 1, 4),
-        note=f"gain: of the strongest attack that is not naive over the blind guess, in {unit}. {UNPAIRED}",
-    )  # fmt: skip
+        columns=("run", "strongest", "gain", "95 % interval", "verdict"),
+        rows=tuple(rows),
+        left=(0, 1, 4),
+        note=f"gain: of the strongest attack that is not naive over the blind guess, in {unit}. "
+        f"{UNPAIRED}",
+    )
 
 
 def _section(one: Findings, *, alone: bool) -> Section:
@@ -174,8 +209,11 @@ def refusals(one: Findings) -> list[str]:
 def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
     """What the adversary sees and knows, in words."""
     common = {
-        "sees": "every client's payload as it was sent" if threat.view == "client" else "the sum of all payloads",
-        "knows": "architecture, weights of the round, carriers, mask, clip norm, sigma, Poisson rate, local optimizer",
+        "sees": "every client's payload as it was sent"
+        if threat.view == "client"
+        else "the sum of all payloads",
+        "knows": "architecture, weights of the round, carriers, mask, clip norm, sigma, Poisson "
+        "rate, local optimizer",
         "labels": "of the batch, without an order"
         if threat.labels == "known"
         else "unknown: the attack searches for them",
@@ -189,9 +227,9 @@ def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
 
 
 CURVES = (
-    "What the strongest attack that is not naive gains over a blind guess, on the smallest batches of each run. Bars: "
-    "95 % interval of the mean over what was attacked in that run. Each run drew batches of its own. Dotted: the blind "
-    "guess."
+    "What the strongest attack that is not naive gains over a blind guess, on the smallest batches "
+    "of each run. Bars: 95 % interval of the mean over what was attacked in that run. Each run "
+    "drew batches of its own. Dotted: the blind guess."
 )
 CAPPED = "Gains of 40 dB and more, where an image looks like its original, are drawn at 40 dB."
 MOST = {"dB": 40.0}
@@ -203,12 +241,20 @@ Lines = dict[tuple[str, str], list[Best]]
 
 def sparsity_lines(points: Sequence[Best]) -> Lines:
     """By (method, name): the points of one method and sigma, where the sparsities differ."""
-    return _lines(points, lambda one: one.sparsity, lambda one: (one.method, f"{one.method}, {sigma_words(one)}"))
+    return _lines(
+        points,
+        lambda one: one.sparsity,
+        lambda one: (one.method, f"{one.method}, {sigma_words(one)}"),
+    )
 
 
 def sigma_lines(points: Sequence[Best]) -> Lines:
     """By (method, name): the points of one method and sparsity, where the sigmas differ."""
-    return _lines(points, lambda one: one.sigma, lambda one: (one.method, f"{one.method}{sparsity_words(one)}"))
+    return _lines(
+        points,
+        lambda one: one.sigma,
+        lambda one: (one.method, f"{one.method}{sparsity_words(one)}"),
+    )
 
 
 def sigma_words(one: Best) -> str:
@@ -222,15 +268,26 @@ def sparsity_words(one: Best) -> str:
 
 
 def _lines(points: Sequence[Best], x: Number, name: Callable[[Best], tuple[str, str]]) -> Lines:
-    known = sorted((one for one in points if x(one) is not None), key=lambda one: (canonical(one.method), name(one)))
-    found = {key: sorted(some, key=lambda one: x(one) or 0.0) for key, some in groupby(known, key=name)}
-    return {key: some for key, some in found.items() if len({round(x(one) or 0.0, 9) for one in some}) > 1}
+    known = sorted(
+        (one for one in points if x(one) is not None),
+        key=lambda one: (canonical(one.method), name(one)),
+    )
+    found = {
+        key: sorted(some, key=lambda one: x(one) or 0.0) for key, some in groupby(known, key=name)
+    }
+    return {
+        key: some
+        for key, some in found.items()
+        if len({round(x(one) or 0.0, 9) for one in some}) > 1
+    }
 
 
 def curves(points: Sequence[Best]) -> tuple[Chart, ...]:
-    """A chart over sparsity, a chart over sigma: those in which something differs; none if nothing does.
+    """A chart over sparsity, a chart over sigma: those in which something differs; none if nothing
+    does.
 
-    Runs that differ in nothing else (another seed) are points of one line, which goes through their means.
+    Runs that differ in nothing else (another seed) are points of one line, which goes through their
+    means.
     """
     if len(points) < 2:
         return ()
@@ -259,23 +316,37 @@ def _chart(words: str, lines: Lines, x: Callable[[Best], float], unit: str) -> C
     places = {0.0: across.ticks[0][0]} if across.ticks else {}
     for number, ((_, name), some) in enumerate(lines.items()):
         series += _line(
-            some, lambda one: places.get(x(one), x(one)), name, (*styles[name], DASHES[number % len(DASHES)])
+            some,
+            lambda one: places.get(x(one), x(one)),
+            name,
+            (*styles[name], DASHES[number % len(DASHES)]),
         )
     title = f"gain over the blind guess, {unit}"
-    return Chart(title=title, x=across, series=(*series, level(0.0, "blind guess", GREY, ":")), height=360)
+    return Chart(
+        title=title, x=across, series=(*series, level(0.0, "blind guess", GREY, ":")), height=360
+    )
 
 
-def _line(some: Sequence[Best], x: Callable[[Best], float], name: str, style: tuple[str, str, str]) -> list[Series]:
+def _line(
+    some: Sequence[Best], x: Callable[[Best], float], name: str, style: tuple[str, str, str]
+) -> list[Series]:
     """A line through the means, and every run with its interval."""
     colour, marker, dashes = style
-    means = {place: fmean(_drawn(one.gain, one) for one in of) for place, of in groupby(some, key=x)}
+    means = {
+        place: fmean(_drawn(one.gain, one) for one in of) for place, of in groupby(some, key=x)
+    }
     line = Series(name=name, x=list(means), y=list(means.values()), colour=colour, dashes=dashes)
     runs = Series(
-        name=name, x=[x(one) for one in some], y=[_drawn(one.gain, one) for one in some], colour=colour, marker=marker,
-        low=[None if one.low is None else _drawn(one.low, one) for one in some], line=False,
+        name=name,
+        x=[x(one) for one in some],
+        y=[_drawn(one.gain, one) for one in some],
+        colour=colour,
+        marker=marker,
+        low=[None if one.low is None else _drawn(one.low, one) for one in some],
+        line=False,
         high=[None if one.high is None else _drawn(one.high, one) for one in some],
         words=tuple(f"{one.attack}, {sigma_words(one)}{sparsity_words(one)}" for one in some),
-    )  # fmt: skip
+    )
     return [line, runs]
 
 
@@ -285,11 +356,16 @@ def _drawn(value: float, one: Best) -> float:
 
 def caption(points: Sequence[Best]) -> str:
     """What the figure shows."""
-    return f"{CURVES} {CAPPED}" if any(_drawn(one.gain, one) < one.gain for one in points) else CURVES
+    return (
+        f"{CURVES} {CAPPED}" if any(_drawn(one.gain, one) < one.gain for one in points) else CURVES
+    )
 
 
 def _noise_axis(sigmas: Sequence[float]) -> Axis:
     """Logarithmic; a run without noise is at the left end."""
     shown = [sigma or min(other for other in sigmas if other) / 4 for sigma in sigmas]
-    ticks = [(at, f"{sigma:.3g}" if sigma else "no noise") for at, sigma in zip(shown, sigmas, strict=True)]
+    ticks = [
+        (at, f"{sigma:.3g}" if sigma else "no noise")
+        for at, sigma in zip(shown, sigmas, strict=True)
+    ]
     return Axis(label="sigma: noise over clip norm", log=True, ticks=spaced(ticks, log=True))

@@ -1,8 +1,10 @@
 """Which recorded updates are attacked, the batches behind them, and all attacks on each.
 
-``Kind`` is all that differs between images and texts: records, the search, tables and pages are the same.
+``Kind`` is all that differs between images and texts: records, the search, tables and pages are the
+same.
 
-The batches (``Truth``) are for scoring attacks and for what a threat model grants, never for attacking.
+The batches (``Truth``) are for scoring attacks and for what a threat model grants, never for
+attacking.
 """
 
 import math
@@ -29,7 +31,9 @@ from simulations.rundir.files import load_array
 from simulations.workloads.base.split import Inputs
 
 SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
-"""Default seconds of one attack on one update; of all attacks on small inputs together; of one of them at least."""
+"""Default seconds of one attack on one update; of all attacks on small inputs together; of one of
+them at least.
+"""
 LARGE_BATCH = 8
 """More examples than this in one update hide each other, also where it has no noise."""
 
@@ -38,10 +42,12 @@ LARGE_BATCH = 8
 class Options:
     """How a run is attacked.
 
-    batches: sizes of the updates that are attacked, None: the smallest that are recorded; examples: about how many of
-    each size, or in all. attacks: names with commas; None: the strongest that fit, with their naive forms if ``naive``.
-    seconds: of one attack on one update, None: see ``budget``. seed: of the starting points. device: of the matching
-    attacks; closed forms are computed on the CPU.
+    batches: sizes of the updates that are attacked, None: the smallest that are recorded; examples:
+    about how many of
+    each size, or in all. attacks: names with commas; None: the strongest that fit, with their naive
+    forms if ``naive``.
+    seconds: of one attack on one update, None: see ``budget``. seed: of the starting points.
+    device: of the matching attacks; closed forms are computed on the CPU.
     """
 
     batches: tuple[int, ...] | None
@@ -53,26 +59,33 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        batches, seconds = (1,) if self.batches is None else self.batches, 1.0 if self.seconds is None else self.seconds
+        batches, seconds = (
+            (1,) if self.batches is None else self.batches,
+            1.0 if self.seconds is None else self.seconds,
+        )
         if not batches or min(batches) < 1 or self.examples < 1 or not seconds > 0:
             raise ValueError(
-                f"expected --batch {','.join(map(str, batches))} of 1 or more, --images {self.examples} >= 1 and "
-                f"--seconds {seconds} > 0"
+                f"expected --batch {','.join(map(str, batches))} of 1 or more, --images "
+                f"{self.examples} >= 1 and --seconds {seconds} > 0"
             )
 
     def budget(self, attempts: int, *, small: bool) -> "Options":
-        """With seconds: what is given, else ``SECONDS``; of ``small`` inputs all attempts share ``IN_ALL``."""
+        """With seconds: what is given, else ``SECONDS``; of ``small`` inputs all attempts share
+        ``IN_ALL``.
+        """
         if self.seconds is not None:
             return self
-        return replace(self, seconds=min(SECONDS, max(LEAST, IN_ALL / max(attempts, 1))) if small else SECONDS)
+        return replace(
+            self, seconds=min(SECONDS, max(LEAST, IN_ALL / max(attempts, 1))) if small else SECONDS
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
     """An attack of ``fedlsg attack``.
 
-    ``run(observation, knowledge, prior, generator, seconds, progress, device)`` gives a guess, on the CPU. Raises
-    DoesNotApply where there is nothing for it to work on.
+    ``run(observation, knowledge, prior, generator, seconds, progress, device)`` gives a guess, on
+    the CPU. Raises DoesNotApply where there is nothing for it to work on.
     """
 
     name: str
@@ -88,7 +101,9 @@ class Truth:
     labels: Shaped[Tensor, "batch *target"]
 
     def grant(self, threat: ThreatModel) -> Knowledge:
-        """What the threat model lets the adversary know; targets are sorted, so that no order leaks."""
+        """What the threat model lets the adversary know; targets are sorted, so that no order
+        leaks.
+        """
         if threat.labels == "known":
             columns = self.labels.flatten(1) if self.labels.ndim > 1 else self.labels.unsqueeze(1)
             order = np.lexsort(columns.numpy().T[::-1])
@@ -109,30 +124,47 @@ def membership_of(observation: Observation) -> float | None:
     if not observation.mechanism.private or observation.local.steps > 1:
         return None
     return closed_form_tpr(
-        FPR, observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks))
+        FPR,
+        observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks)),
     )
 
 
 def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
-    """The first recorded updates of the wanted batch sizes, about as many examples of each size as wanted.
+    """The first recorded updates of the wanted batch sizes, about as many examples of each size as
+    wanted.
 
     Without wanted sizes: the smallest updates that hold an example, about as many examples in all.
     Raises ValueError if no update has such a size.
     """
     whole = threat.view == "aggregate"
-    sizes = {(number, client): n for number, of in batch_sizes(record).items() for client, n in of.items()}
+    sizes = {
+        (number, client): n
+        for number, of in batch_sizes(record).items()
+        for client, n in of.items()
+    }
     if whole:
         rounds = sorted({number for number, _ in sizes})
-        sizes = {(number, -1): sum(n for (of, _), n in sizes.items() if of == number) for number in rounds}
+        sizes = {
+            (number, -1): sum(n for (of, _), n in sizes.items() if of == number)
+            for number in rounds
+        }
     found: list[Target] = []
     for number, client in chosen_places(sizes, options):
-        observation = record.pick(number, threat)[0] if whole else record.observation(number, client)
+        observation = (
+            record.pick(number, threat)[0] if whole else record.observation(number, client)
+        )
         found.append(Target(seen=observation, truth=truth_of(record, observation)))
     if not found and options.batches is None:
-        raise ValueError("every recorded update is of an empty batch: record a run with more rounds, or with --record")
+        raise ValueError(
+            "every recorded update is of an empty batch: record a run with more rounds, or with "
+            "--record"
+        )
     if not found:
         assert options.batches is not None
-        wanted, there = " or ".join(map(str, options.batches)), ", ".join(map(str, sorted(set(sizes.values()))))
+        wanted, there = (
+            " or ".join(map(str, options.batches)),
+            ", ".join(map(str, sorted(set(sizes.values())))),
+        )
         raise ValueError(
             f"no recorded {'sum' if whole else 'update'} holds {wanted} examples, there are "
             f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"
@@ -142,15 +174,23 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
 
 
 def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> list[tuple[int, int]]:
-    """Which of the updates, given as sizes by (round, client), are attacked, in the order of their sizes."""
+    """Which of the updates, given as sizes by (round, client), are attacked, in the order of their
+    sizes.
+    """
     by_size = sorted((size, place) for place, size in sizes.items() if size)
     if options.batches is None:
         before = list(accumulate((size for size, _ in by_size), initial=0))
-        return [place for (_, place), held in zip(by_size, before, strict=False) if held < options.examples]
+        return [
+            place
+            for (_, place), held in zip(by_size, before, strict=False)
+            if held < options.examples
+        ]
     return [
         place
         for batch in options.batches
-        for _, place in [one for one in by_size if one[0] == batch][: max(1, round(options.examples / batch))]
+        for _, place in [one for one in by_size if one[0] == batch][
+            : max(1, round(options.examples / batch))
+        ]
     ]
 
 
@@ -177,11 +217,20 @@ def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
     try:
         rows = torch.from_numpy(load_array(path))
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing: without the batches an attack cannot be scored") from None
+        raise ValueError(
+            f"{path} is missing: without the batches an attack cannot be scored"
+        ) from None
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    if rows.is_floating_point() or rows.ndim != 1 or not bool(torch.isin(rows, record.base.parts[client]).all()):
-        raise ValueError(f"{path} names rows that client {client} does not hold: it belongs to other data or settings")
+    if (
+        rows.is_floating_point()
+        or rows.ndim != 1
+        or not bool(torch.isin(rows, record.base.parts[client]).all())
+    ):
+        raise ValueError(
+            f"{path} names rows that client {client} does not hold: it belongs to other data or "
+            "settings"
+        )
     return rows.long()
 
 
@@ -196,11 +245,17 @@ class Kind(ABC):
 
     @abstractmethod
     def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
-        """Those that are wanted, or the strongest that may work. Raises ValueError for an unknown name."""
+        """Those that are wanted, or the strongest that may work. Raises ValueError for an unknown
+        name.
+        """
 
     @abstractmethod
-    def task(self, target: Target, known: Knowledge) -> tuple[Any, Any, Callable[[str, Guess, float], Any]]:
-        """The prior, the blind guess, and the scoring of an attack: from its name, guess and seconds."""
+    def task(
+        self, target: Target, known: Knowledge
+    ) -> tuple[Any, Any, Callable[[str, Guess, float], Any]]:
+        """The prior, the blind guess, and the scoring of an attack: from its name, guess and
+        seconds.
+        """
 
     @abstractmethod
     def said(self, found: "Results") -> tuple[dict[str, str], dict[str, Any]]:
@@ -219,8 +274,9 @@ class Kind(ABC):
 class Results:
     """Results of one run: by target the blind guess, and the score of each attack.
 
-    refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for an example that is
-    clipped, by the closed form; None without noise and for several local steps. seconds: of one attempt, at most.
+    refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for
+    an example that is clipped, by the closed form; None without noise and for several local steps.
+    seconds: of one attempt, at most.
     """
 
     kind: Kind
@@ -234,14 +290,18 @@ class Results:
     seconds: float
 
 
-def attack_each(kind: Kind, record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Results:
+def attack_each(
+    kind: Kind, record: Record, threat: ThreatModel, options: Options, tick: Tick
+) -> Results:
     """Run the chosen attacks on the chosen updates.
 
     Raises ValueError for an unknown attack, and where no recorded update has a wanted batch.
     """
     targets = pick(record, threat, options)
     known = [target.truth.grant(threat) for target in targets]
-    chosen = [kind.attacks(target.seen, own, options) for target, own in zip(targets, known, strict=True)]
+    chosen = [
+        kind.attacks(target.seen, own, options) for target, own in zip(targets, known, strict=True)
+    ]
     options = options.budget(sum(map(len, chosen)), small=kind.small)
     results, blinds = [], []
     refused: dict[str, str] = {}
@@ -260,28 +320,47 @@ def attack_each(kind: Kind, record: Record, threat: ThreatModel, options: Option
         blinds.append(blind)
     tick(1.0, "done")
     return Results(
-        kind=kind, record=record, threat=threat, targets=tuple(targets), blind=tuple(blinds), results=tuple(results),
-        refused=refused, membership=membership_of(targets[0].seen), seconds=options.seconds or 0.0,
-    )  # fmt: skip
+        kind=kind,
+        record=record,
+        threat=threat,
+        targets=tuple(targets),
+        blind=tuple(blinds),
+        results=tuple(results),
+        refused=refused,
+        membership=membership_of(targets[0].seen),
+        seconds=options.seconds or 0.0,
+    )
 
 
-def _tell(tick: Tick, update: tuple[int, int], attack: tuple[int, int], name: str, share: float, text: str) -> None:
-    """The progress of an attack as that of all of them. update, attack: its number, and how many there are."""
+def _tell(
+    tick: Tick, update: tuple[int, int], attack: tuple[int, int], name: str, share: float, text: str
+) -> None:
+    """The progress of an attack as that of all of them. update, attack: its number, and how many
+    there are.
+    """
     (number, of), (place, attacks) = update, attack
     tick((number + (place + share) / attacks) / of, f"update {number + 1} of {of}, {name}{text}")
 
 
 def attempt(
-    attack: Attack, target: Target, known: Knowledge, prior: Any, generator: torch.Generator, options: Options,
+    attack: Attack,
+    target: Target,
+    known: Knowledge,
+    prior: Any,
+    generator: torch.Generator,
+    options: Options,
     tick: Tick,
-) -> tuple[Guess, float]:  # fmt: skip
+) -> tuple[Guess, float]:
     """A guess and the seconds that it took. Raises DoesNotApply as the attack."""
     started = time.monotonic()
 
     def progress(step: int, total: int, text: str) -> None:
-        spent = (time.monotonic() - started) / (options.seconds or math.inf)  # whichever ends the search first
+        # whichever ends the search first
+        spent = (time.monotonic() - started) / (options.seconds or math.inf)
         tick(min(max(step / max(total, 1), spent), 1.0), f": {text}")
 
     tick(0.0, "")
-    guess = attack.run(target.seen, known, prior, generator, options.seconds, progress, options.device)
+    guess = attack.run(
+        target.seen, known, prior, generator, options.seconds, progress, options.device
+    )
     return guess, time.monotonic() - started

@@ -1,7 +1,7 @@
 """``fedlsg audit``: tries to prove the epsilon of a run or of settings wrong.
 
-This file says what is tested: the mechanism of a run or of settings, the epsilon that is claimed for it, and what the
-auditor knows and sees. It reads a run directory and writes nothing into it.
+This file says what is tested: the mechanism of a run or of settings, the epsilon that is claimed
+for it, and what the auditor knows and sees. It reads a run directory and writes nothing into it.
 
 command  the command and its page      training  the audit of whole training runs
 """
@@ -30,47 +30,65 @@ from simulations.settings.run import Device
 from simulations.workloads import Progress, silent
 
 EXPECTED = (
-    "How much noise there must be follows from epsilon, delta, q, the steps and who reads, in code that the planner "
-    "does not use: {reader}."
+    "How much noise there must be follows from epsilon, delta, q, the steps and who reads, in code "
+    "that the planner does not use: {reader}."
 )
 GRADIENTS = (
-    "The auditor chooses the gradients of the canaries, which are examples. It knows frame, mask, clip, sigma and q, "
+    "The auditor chooses the gradients of the canaries, which are examples. It knows frame, mask, "
+    "clip, sigma and q, "
 )
 UPDATES = (
-    "The auditor chooses the updates of the canaries, which are clients: what their local training ends with. It knows "
-    "frame, mask, clip, sigma and q, "
+    "The auditor chooses the updates of the canaries, which are clients: what their local training "
+    "ends with. It knows frame, mask, clip, sigma and q, "
 )
 SUM = (
-    "and sees the sum of every round that the server decodes, of the fewest clients that may be in one, less the "
-    "values and the noise of those who read along. "
+    "and sees the sum of every round that the server decodes, of the fewest clients that may be in "
+    "one, less the values and the noise of those who read along. "
 )
 SECRET = "Which canaries are in, the batches and the noise are secret. "
 SECRET_OF_CLIENTS = "Which canaries are in, and the noise, are secret. "
 ELSE = "the wire, the server, and the frames of other rounds."
 THREATS = {
-    ("client", "example"): f"{GRADIENTS}and sees the noisy sum of every round of one client. {SECRET}Not covered: the "
+    (
+        "client",
+        "example",
+    ): f"{GRADIENTS}and sees the noisy sum of every round of one client. {SECRET}Not covered: the "
     f"backward pass, {ELSE}",
-    ("aggregate", "example"): f"{GRADIENTS}and sees the sum of every round over the fewest clients that may be in one, "
-    "as an ideal secure sum would give it, less the noise of one of them, who reads along; nobody provides this sum. "
-    f"{SECRET}Not covered: the backward pass, {ELSE}",
-    ("secure", "example"): f"{GRADIENTS}{SUM}{SECRET}Not covered: masks and keys, the backward pass, {ELSE}",
-    ("secure", "client"): f"{UPDATES}{SUM}{SECRET_OF_CLIENTS}Not covered: masks and keys, local training, {ELSE}",
-    ("server", "client"): f"{UPDATES}and sees what the server releases of every round. Which canaries are in, which "
-    "clients the server draws, and the noise, are secret. Not covered: local training, the wire, the noisy count of an "
-    "adaptive clip, and the frames of other rounds.",
+    (
+        "aggregate",
+        "example",
+    ): f"{GRADIENTS}and sees the sum of every round over the fewest clients that may be in one, as "
+    "an ideal secure sum would give it, less the noise of one of them, who reads along; nobody "
+    f"provides this sum. {SECRET}Not covered: the backward pass, {ELSE}",
+    (
+        "secure",
+        "example",
+    ): f"{GRADIENTS}{SUM}{SECRET}Not covered: masks and keys, the backward pass, {ELSE}",
+    (
+        "secure",
+        "client",
+    ): f"{UPDATES}{SUM}{SECRET_OF_CLIENTS}Not covered: masks and keys, local training, {ELSE}",
+    (
+        "server",
+        "client",
+    ): f"{UPDATES}and sees what the server releases of every round. Which canaries are in, which "
+    "clients the server draws, and the noise, are secret. Not covered: local training, the "
+    "wire, the noisy count of an adaptive clip, and the frames of other rounds.",
 }
 TRAINING = (
-    "Canaries are training examples with a wrong label, or images of another kind. The auditor knows every "
-    "example and the public state of every round, and sees every payload of each client as it was sent. Which "
-    "canaries are in, the batches and the noise are secret."
+    "Canaries are training examples with a wrong label, or images of another kind. The auditor "
+    "knows every example and the public state of every round, and sees every payload of each "
+    "client as it was sent. Which canaries are in, the batches and the noise are secret."
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """A subject with the terms of its worst client, what is stated of it, and where the claim comes from.
+    """A subject with the terms of its worst client, what is stated of it, and where the claim comes
+    from.
 
-    reproducible: by its settings or an entry of a ledger, the noise can be drawn again; the claim is then void.
+    reproducible: by its settings or an entry of a ledger, the noise can be drawn again; the claim
+    is then void.
     """
 
     subject: Subject
@@ -91,7 +109,9 @@ class Audited:
 
     @property
     def setting(self) -> Setting:
-        """The shipped mechanism of this client, in the subject's frame, for every round of the claim."""
+        """The shipped mechanism of this client, in the subject's frame, for every round of the
+        claim.
+        """
         base, stated = self.subject.base, self.stated
         local = base.local.at_rate(self.terms.sample_rate)
         if local.shuffled:  # the claim is that an epoch is one release with every example in it
@@ -111,15 +131,19 @@ class Audited:
 
 
 def audited_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Audited:
-    """Settings as ``fedlsg run`` takes them: the epsilon that they ask for, or what their noise is said to spend."""
+    """Settings as ``fedlsg run`` takes them: the epsilon that they ask for, or what their noise is
+    said to spend.
+    """
     subject = subject_of_settings(given, progress=progress, clients=True)
     check_private(subject)
     base = subject.base
-    subject.state.round = base.schedule.rounds - 1  # a mask that cools down freezes nothing in the first round
+    # a mask that cools down freezes nothing in the first round
+    subject.state.round = base.schedule.rounds - 1
     progress("calibrating noise")
     blocks, delta = len(subject.frame.blocks), delta_of(subject)
     spent = {
-        t: compose([training_event(events_of(base, t, blocks))], delta=delta).upper for t in client_terms(subject.base)
+        t: compose([training_event(events_of(base, t, blocks))], delta=delta).upper
+        for t in client_terms(subject.base)
     }
     worst = max(spent, key=lambda t: spent[t])
     asked = base.settings.epsilon
@@ -137,7 +161,8 @@ def audited_settings(given: Mapping[str, object], *, progress: Progress = silent
 
 
 def audited_run(path: str, *, device: Device = "auto") -> Audited:
-    """A run directory: what its ledgers hold, and the epsilon of its summary (that of the ledgers before the end).
+    """A run directory: what its ledgers hold, and the epsilon of its summary (that of the ledgers
+    before the end).
 
     Raises ValueError for a run that claims no epsilon, or without a ledger.
     """
@@ -154,19 +179,29 @@ def audited_run(path: str, *, device: Device = "auto") -> Audited:
             event = training_event(events)
             spent.append((compose([event], delta=delta).upper, client, event))
     if not spent:
-        raise ValueError(f"{path} has no ledger with an entry: nothing was released, so there is nothing to audit")
+        raise ValueError(
+            f"{path} has no ledger with an entry: nothing was released, so there is nothing to "
+            "audit"
+        )
     epsilon, client, event = max(spent, key=lambda one: one[:2])
     reported = reported_epsilon(directory.summary)
     source = "the server's ledger" if client == SERVER else "the client's ledger"
-    if reported is not None and not base.method.prune.reads_data and not reproducible:  # then it is infinite
+    # then it is infinite
+    if reported is not None and not base.method.prune.reads_data and not reproducible:
         epsilon, source = reported, "summary.json of the run"
-    stated = stated_of(base, epsilon=epsilon, delta=delta, sample_rate=event.sample_rate, steps=event.steps)
+    stated = stated_of(
+        base, epsilon=epsilon, delta=delta, sample_rate=event.sample_rate, steps=event.steps
+    )
     own = terms[0 if client == SERVER else client]
-    return Audited(subject=subject, terms=own, stated=stated, source=source, reproducible=reproducible)
+    return Audited(
+        subject=subject, terms=own, stated=stated, source=source, reproducible=reproducible
+    )
 
 
 def reported_epsilon(summary: Path) -> float | None:
-    """``epsilon_max`` of a finished run, None before its end. Raises ValueError for a damaged summary."""
+    """``epsilon_max`` of a finished run, None before its end. Raises ValueError for a damaged
+    summary.
+    """
     if not summary.exists():
         return None
     try:
@@ -181,7 +216,8 @@ def check_private(subject: Subject) -> None:
     refuse_groups(subject.base.settings, "fedlsg audit")
     if not mechanism.private:
         raise ValueError(
-            f"mechanism {mechanism.kind!r} claims no epsilon: there is nothing to falsify; audit one with mechanism=dp"
+            f"mechanism {mechanism.kind!r} claims no epsilon: there is nothing to falsify; audit "
+            "one with mechanism=dp"
         )
 
 

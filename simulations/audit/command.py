@@ -34,7 +34,13 @@ from simulations.report.page import (
 from simulations.report.progress import count_bar
 from simulations.report.table import Column, make_table
 from simulations.report.template import render
-from simulations.report.terminal import checked, print_line, print_table, print_written, write_private
+from simulations.report.terminal import (
+    checked,
+    print_line,
+    print_table,
+    print_written,
+    write_private,
+)
 from simulations.rundir.examined import STATE
 from simulations.rundir.files import check_writable
 from simulations.settings.run import Device
@@ -57,10 +63,11 @@ def audit_command(
     out: str | None = None,
     device: Device = "auto",
 ) -> int:
-    """Audit on ``device`` and print; returns the exit status: 0 for "not falsified", 1 for "falsified".
+    """Audit on ``device`` and print; returns the exit status: 0 for "not falsified", 1 for
+    "falsified".
 
-    Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a mechanism that claims
-    no epsilon.
+    Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a
+    mechanism that claims no epsilon.
     """
     check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
     path = place(run, out)
@@ -75,13 +82,17 @@ def audit_command(
     refuse_plant(plant, audited.setting)
     announce(audited, mode, plant, console)
     audit_mode = audit_training if mode == "training" else audit_unit
-    verdict, count, kind = audit_mode(audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed)
+    verdict, count, kind = audit_mode(
+        audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed
+    )
     report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
     report["seconds"] = round(time.monotonic() - began, 1)
     data = json_text(report, indent=2, not_finite=str)
     warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
     table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
-    made = page(verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings)))
+    made = page(
+        verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings))
+    )
     write_private(path.parent, {path.name: data, html.name: made.encode()})
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
     print_written(path.parent, (path.name, html.name), console)
@@ -89,31 +100,54 @@ def audit_command(
 
 
 def check_options(
-    run: str | None, given: Mapping[str, Any], *, mode: str, plant: str | None, canary_kind: str | None
+    run: str | None,
+    given: Mapping[str, Any],
+    *,
+    mode: str,
+    plant: str | None,
+    canary_kind: str | None,
 ) -> None:
-    """Raise ValueError for settings next to a run, and for an unknown mode, plant or kind of canary."""
+    """Raise ValueError for settings next to a run, and for an unknown mode, plant or kind of
+    canary.
+    """
     refuse_settings(run, given)
     if mode not in MODES:
         raise ValueError(f"expected --mode in {', '.join(MODES)}, got {mode!r}")
     if plant is not None and plant not in PLANTS:
         raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {plant!r}")
     if canary_kind is not None and (mode != "training" or canary_kind not in KINDS):
-        raise ValueError(f"expected --canary-kind in {', '.join(KINDS)}, with --mode training, got {canary_kind!r}")
+        raise ValueError(
+            f"expected --canary-kind in {', '.join(KINDS)}, with --mode training, got "
+            f"{canary_kind!r}"
+        )
 
 
 def place(run: str | None, out: str | None) -> Path:
     """Where audit.json goes. Raises ValueError for a folder, or one that does not exist."""
-    path = Path(out or ("audit.json" if run is None else Path(run) / "audit.json")).expanduser().resolve()
+    path = (
+        Path(out or ("audit.json" if run is None else Path(run) / "audit.json"))
+        .expanduser()
+        .resolve()
+    )
     if path.is_dir() or (out is not None and not path.parent.is_dir()):
-        raise ValueError(f"cannot write {path}: give --out as a file in a folder that exists, such as audit.json")
+        raise ValueError(
+            f"cannot write {path}: give --out as a file in a folder that exists, such as audit.json"
+        )
     check_writable(path.parent)
     return path
 
 
 def audit_unit(
-    audited: Audited, console: Console, *, canaries: int | None, kind: str | None, plant: str | None, seed: int | None
+    audited: Audited,
+    console: Console,
+    *,
+    canaries: int | None,
+    kind: str | None,
+    plant: str | None,
+    seed: int | None,
 ) -> tuple[Verdict, int, str]:
-    """Canaries through the shipped mechanism; the plant is in the mechanism only, unknown to the judge.
+    """Canaries through the shipped mechanism; the plant is in the mechanism only, unknown to the
+    judge.
 
     Also how many canaries there were, and of which kind: ``kind`` is for the training mode only.
     """
@@ -125,7 +159,9 @@ def audit_unit(
     ):
         recording = record(setting, count, seed=seed, tick=tick)
     with console.status("computing bounds"):
-        verdict = judge(recording.scores, recording.included, audited.claim, unit_checks(recording, setting))
+        verdict = judge(
+            recording.scores, recording.included, audited.claim, unit_checks(recording, setting)
+        )
     return verdict, count, "updates" if setting.stated.whole else "gradients"
 
 
@@ -133,9 +169,10 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
     """The claim, and the mistake that is planted."""
     claim, s = audited.claim, audited.subject.base.settings
     console.print(
-        f"claim of {audited.source}: {s.workload}, method {s.method}, epsilon {claim.epsilon:.3f} at delta "
-        f"{claim.delta:g} for {claim.steps} steps at q = {claim.sample_rate:.4g}, trust={s.trust}, unit={s.unit}, "
-        f"which needs sigma_eff {claim.noise_multiplier:.4g}; mode {mode}",
+        f"claim of {audited.source}: {s.workload}, method {s.method}, epsilon {claim.epsilon:.3f} "
+        f"at delta {claim.delta:g} for {claim.steps} steps at q = {claim.sample_rate:.4g}, "
+        f"trust={s.trust}, unit={s.unit}, which needs sigma_eff {claim.noise_multiplier:.4g}; mode "
+        f"{mode}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -146,8 +183,17 @@ def announce(audited: Audited, mode: str, plant: str | None, console: Console) -
         print_line(PLANTED.format(plant), console, "yellow")
 
 
-def show(verdict: Verdict, canaries: int, threat: str, console: Console, *, not_private: str | None = None) -> None:
-    """The figures, the checks, the threat model, and the verdict last; ``not_private`` says why a claim is void."""
+def show(
+    verdict: Verdict,
+    canaries: int,
+    threat: str,
+    console: Console,
+    *,
+    not_private: str | None = None,
+) -> None:
+    """The figures, the checks, the threat model, and the verdict last; ``not_private`` says why a
+    claim is void.
+    """
     print_table(figures(verdict, canaries, not_private), console)
     for check in verdict.checks:
         mark, style = ("passed", "dim") if check.passed else ("FAILED", "bold red")
@@ -167,24 +213,32 @@ def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
     rows = [("claimed", f"{verdict.claim.epsilon:.3f}", f"at delta {verdict.claim.delta:g}{void}")]
     for name, bound in (("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)):
         g = bound.guesses
-        text = f"{g.correct} of {g.guesses} guesses right, {canaries} canaries, {confidence} confidence"
+        text = (
+            f"{g.correct} of {g.guesses} guesses right, {canaries} canaries, {confidence} "
+            "confidence"
+        )
         rows.append((name, f">= {bound.epsilon:.3f}", text))
     mu, e = verdict.estimate.mu, verdict.estimate.epsilon
     text = f"mu {mu.value:.3f}, epsilon {e.low:.3f} to {e.high:.3f} at 95 %; an estimate, no bound"
     rows.append(("GDP estimate", f"{e.value:.3f}", text))
-    return Table(columns=("figure", "epsilon", "evidence"), rows=tuple(Row(cells=cells) for cells in rows), left=(0, 2))
+    return Table(
+        columns=("figure", "epsilon", "evidence"),
+        rows=tuple(Row(cells=cells) for cells in rows),
+        left=(0, 2),
+    )
 
 
 MEANING = (
-    "An audit tries to prove the claimed epsilon wrong. It plants canaries, guesses from the outputs which of them "
-    "took part, and computes how large epsilon must be at least for so many right guesses. A lower bound above the "
-    "claim refutes it. A lower bound below the claim proves nothing: a better audit may exist."
+    "An audit tries to prove the claimed epsilon wrong. It plants canaries, guesses from the "
+    "outputs which of them took part, and computes how large epsilon must be at least for so many "
+    "right guesses. A lower bound above the claim refutes it. A lower bound below the claim proves "
+    "nothing: a better audit may exist."
 )
 
 
 CAPTION = (
-    "The dashed line is the claim. Lower bounds right of it refute it; left of it they prove nothing. The "
-    "estimate is no bound."
+    "The dashed line is the claim. Lower bounds right of it refute it; left of it they prove "
+    "nothing. The estimate is no bound."
 )
 
 
@@ -199,9 +253,17 @@ def headline(verdict: Verdict) -> str:
 
 
 def page(
-    verdict: Verdict, figures: Table, report: Mapping[str, Any], data: bytes, *, name: str, warnings: tuple[str, ...]
+    verdict: Verdict,
+    figures: Table,
+    report: Mapping[str, Any],
+    data: bytes,
+    *,
+    name: str,
+    warnings: tuple[str, ...],
 ) -> str:
-    """One file that requests nothing. ``report`` is what audit.json says, ``data`` its bytes under ``name``."""
+    """One file that requests nothing. ``report`` is what audit.json says, ``data`` its bytes under
+    ``name``.
+    """
     claim = verdict.claim
     asked = {
         "claim of": report["claimed_by"],
@@ -225,7 +287,10 @@ def page(
             warnings=warnings,
             sections=sections(
                 ("", [_tiles(verdict, report["reader"])]),
-                ("Claim, bounds and estimate", [interactive([chart(verdict)], CAPTION, columns=1), figures, meaning]),
+                (
+                    "Claim, bounds and estimate",
+                    [interactive([chart(verdict)], CAPTION, columns=1), figures, meaning],
+                ),
                 ("Checks", [_checks(verdict)]),
                 ("What was audited", [facts_of(asked)]),
                 ("What the auditor knows and sees", [Text(words=report["threat_model"])]),
@@ -243,18 +308,30 @@ def _tiles(verdict: Verdict, reader: str) -> Tiles:
     said = "above the claim: refuted" if refuted else "does not refute the claim"
     return Tiles(
         tiles=(
-            Tile(name="claimed epsilon", value=f"{claim.epsilon:.3f}", note=f"at delta {claim.delta:g}; {reader}"),
-            Tile(name="measured: at least", value=f"{best:.3f}", note=said, style="bad" if refuted else "good"),
             Tile(
-                name="estimate", value=f"{estimate.value:.3f}",
+                name="claimed epsilon",
+                value=f"{claim.epsilon:.3f}",
+                note=f"at delta {claim.delta:g}; {reader}",
+            ),
+            Tile(
+                name="measured: at least",
+                value=f"{best:.3f}",
+                note=said,
+                style="bad" if refuted else "good",
+            ),
+            Tile(
+                name="estimate",
+                value=f"{estimate.value:.3f}",
                 note=f"{estimate.low:.3f} to {estimate.high:.3f} at 95 %; no bound",
             ),
             Tile(
-                name="checks passed", value=f"{passed} of {checks}",
-                note="of the mechanism's outputs", style="good" if passed == checks else "bad",
+                name="checks passed",
+                value=f"{passed} of {checks}",
+                note="of the mechanism's outputs",
+                style="good" if passed == checks else "bad",
             ),
         )
-    )  # fmt: skip
+    )
 
 
 def chart(verdict: Verdict) -> Chart:
@@ -264,20 +341,44 @@ def chart(verdict: Verdict) -> Chart:
     series = [
         Series(
             name="lower bound, refutes the claim" if bound.refutes else "lower bound",
-            x=(bound.epsilon,), y=(float(place),),
-            colour=RED if bound.refutes else GREEN, marker=">", line=False, words=("at least",),
+            x=(bound.epsilon,),
+            y=(float(place),),
+            colour=RED if bound.refutes else GREEN,
+            marker=">",
+            line=False,
+            words=("at least",),
         )
         for place, (_, bound) in enumerate(bounds)
-    ]  # fmt: skip
+    ]
     estimate = Series(
-        name="estimate, 95 % interval", x=(e.value,), y=(2.0,), left=(e.low,), right=(e.high,), colour=BLUE, marker="o",
-        line=False, filled=False,
-    )  # fmt: skip
+        name="estimate, 95 % interval",
+        x=(e.value,),
+        y=(2.0,),
+        left=(e.low,),
+        right=(e.high,),
+        colour=BLUE,
+        marker="o",
+        line=False,
+        filled=False,
+    )
     claim = level(verdict.claim.epsilon, "claimed epsilon", BLACK, upright=True)
-    y = Axis(ticks=(*((float(place), name) for place, (name, _) in enumerate(bounds)), (2.0, "GDP estimate")),
-             low=-0.6, high=2.6, down=True)  # fmt: skip
+    y = Axis(
+        ticks=(
+            *((float(place), name) for place, (name, _) in enumerate(bounds)),
+            (2.0, "GDP estimate"),
+        ),
+        low=-0.6,
+        high=2.6,
+        down=True,
+    )
     x = Axis(label="epsilon", low=0.0)
-    return Chart(title="Claim and measurements on one axis", x=x, y=y, series=(claim, *series, estimate), height=230)
+    return Chart(
+        title="Claim and measurements on one axis",
+        x=x,
+        y=y,
+        series=(claim, *series, estimate),
+        height=230,
+    )
 
 
 def _best(verdict: Verdict) -> float:
@@ -291,4 +392,6 @@ def _checks(verdict: Verdict) -> Table:
         Column("outcome", lambda check: "passed" if check.passed else "FAILED", left=True),
         Column("what it says", lambda check: check.says, left=True),
     ]
-    return make_table(columns, verdict.checks, style=lambda check: "good" if check.passed else "alert")
+    return make_table(
+        columns, verdict.checks, style=lambda check: "good" if check.passed else "alert"
+    )

@@ -1,8 +1,9 @@
-"""The training mode of ``fedlsg audit``: a run on the local engine with canary examples, in a folder that is deleted.
+"""The training mode of ``fedlsg audit``: a run on the local engine with canary examples, in a
+folder that is deleted.
 
-Clients, wire and server are those of a run, and the audit reads what it recorded. A canary is in the data of its client
-with probability 1/2, in secret. The other examples, their clients, the divisor and the noise do not depend on which
-canaries are in.
+Clients, wire and server are those of a run, and the audit reads what it recorded. A canary is in
+the data of its client with probability 1/2, in secret. The other examples, their clients, the
+divisor and the noise do not depend on which canaries are in.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,9 @@ Images = Float[Tensor, "m *shape"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inserted:
-    """Rows of the training split that are canaries, ascending, the client of each, and whether it is included."""
+    """Rows of the training split that are canaries, ascending, the client of each, and whether it
+    is included.
+    """
 
     rows: Positions
     clients: Positions
@@ -54,13 +57,17 @@ class Numbered:
     def __len__(self) -> int:
         return len(self.stored)
 
-    def __getitem__(self, rows: Int64[np.ndarray, " b"], /) -> tuple[Int64[np.ndarray, " b"], object]:
+    def __getitem__(
+        self, rows: Int64[np.ndarray, " b"], /
+    ) -> tuple[Int64[np.ndarray, " b"], object]:
         return rows, self.stored[rows]
 
 
 def two_tone(images: Images, generator: torch.Generator) -> Images:
     """Every value at either end of these images' range, with probability 1/2."""
-    return torch.where(torch.rand(images.shape, generator=generator) < 0.5, images.min(), images.max())
+    return torch.where(
+        torch.rand(images.shape, generator=generator) < 0.5, images.min(), images.max()
+    )
 
 
 KINDS = ("mislabelled", "two-tone")
@@ -68,7 +75,9 @@ KINDS = ("mislabelled", "two-tone")
 
 def choose_canaries(plan: Plan, count: int, seed: int | None) -> Inserted:
     """Canaries drawn from all training examples, and which of them are included."""
-    bits: SecretStream = secret_stream() if seed is None else reproducible_stream(seed, "audit", "coins")
+    bits: SecretStream = (
+        secret_stream() if seed is None else reproducible_stream(seed, "audit", "coins")
+    )
     generator = public_generator(plan.settings.seed, "audit", "canaries")
     rows = torch.randperm(len(plan.workload.train), generator=generator)[:count].sort().values
     owner = torch.zeros(len(plan.workload.train), dtype=torch.int64)
@@ -78,8 +87,14 @@ def choose_canaries(plan: Plan, count: int, seed: int | None) -> Inserted:
 
 
 def strongest(train: Split) -> str:
-    """Two-tone images, which were as easy to distinguish as any in measurements; else wrong labels."""
-    return "two-tone" if images_of(train, torch.zeros(1, dtype=torch.int64)) is not None else "mislabelled"
+    """Two-tone images, which were as easy to distinguish as any in measurements; else wrong
+    labels.
+    """
+    return (
+        "two-tone"
+        if images_of(train, torch.zeros(1, dtype=torch.int64)) is not None
+        else "mislabelled"
+    )
 
 
 def images_of(train: Split, rows: Positions) -> Images | None:
@@ -89,7 +104,8 @@ def images_of(train: Split, rows: Positions) -> Images | None:
 
 
 def with_canaries(plan: Plan, inserted: Inserted, kind: str) -> Plan:
-    """The plan whose training split holds the canaries, and those that are out taken from their clients.
+    """The plan whose training split holds the canaries, and those that are out taken from their
+    clients.
 
     ``mislabelled``: the label moved to another class. ``two-tone``: another image, with any label.
     Raises ValueError for images where there are none, and for a client that has nothing left.
@@ -105,14 +121,18 @@ def with_canaries(plan: Plan, inserted: Inserted, kind: str) -> Plan:
     if kind != "mislabelled":
         images = images_of(train, inserted.rows)
         if images is None:
-            raise ValueError(f"canaries of kind {kind!r} are images: take mislabelled for {plan.workload.name}")
+            raise ValueError(
+                f"canaries of kind {kind!r} are images: take mislabelled for {plan.workload.name}"
+            )
         train = replaced(train, inserted.rows, two_tone(images, generator))
     out = inserted.rows[~inserted.included]
     parts = [part[~torch.isin(part, out)] for part in plan.parts]
     if any(not len(part) for part in parts):
         raise ValueError("a client has no example left: take fewer --canaries or fewer clients")
     terms = [replace(t, num_examples=len(part)) for t, part in zip(plan.terms, parts, strict=True)]
-    return replace(plan, workload=replace(plan.workload, train=train), parts=parts, terms=tuple(terms))
+    return replace(
+        plan, workload=replace(plan.workload, train=train), parts=parts, terms=tuple(terms)
+    )
 
 
 def replaced(split: Split, rows: Positions, images: Images) -> Split:
@@ -137,7 +157,9 @@ VIEW = ThreatModel(view="client")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """What a run with canaries shows: score and inclusion of each canary, the checks, and the kind of canary."""
+    """What a run with canaries shows: score and inclusion of each canary, the checks, and the kind
+    of canary.
+    """
 
     scores: Float[np.ndarray, " m"]
     included: Bool[np.ndarray, " m"]
@@ -147,18 +169,37 @@ class Found:
 
 
 def audit_training(
-    audited: Audited, console: Console, *, canaries: int | None, kind: str | None, plant: str | None, seed: int | None
+    audited: Audited,
+    console: Console,
+    *,
+    canaries: int | None,
+    kind: str | None,
+    plant: str | None,
+    seed: int | None,
 ) -> tuple[Verdict, int, str]:
-    """Run with canaries, score every payload, judge; also how many canaries there were, and of which kind."""
+    """Run with canaries, score every payload, judge; also how many canaries there were, and of
+    which kind.
+    """
     found = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
     with console.status("computing bounds"):
-        return judge(found.scores, found.included, audited.claim, found.checks), found.canaries, found.kind
+        return (
+            judge(found.scores, found.included, audited.claim, found.checks),
+            found.canaries,
+            found.kind,
+        )
 
 
 def find(
-    audited: Audited, console: Console, *, canaries: int | None, kind: str | None, plant: str | None, seed: int | None
+    audited: Audited,
+    console: Console,
+    *,
+    canaries: int | None,
+    kind: str | None,
+    plant: str | None,
+    seed: int | None,
 ) -> Found:
-    """Run with canaries and score every payload, without the bounds, which take longest where epsilon is large.
+    """Run with canaries and score every payload, without the bounds, which take longest where
+    epsilon is large.
 
     Raises ValueError for settings that a payload alone cannot be judged by.
     """
@@ -167,7 +208,10 @@ def find(
     check(plan)
     count = min(CANARIES, len(plan.workload.train) // 4) if canaries is None else canaries
     if not 10 <= count <= len(plan.workload.train) // 2:
-        raise ValueError(f"expected 10 <= --canaries={count} <= half of {len(plan.workload.train)} training examples")
+        raise ValueError(
+            f"expected 10 <= --canaries={count} <= half of {len(plan.workload.train)} training "
+            "examples"
+        )
     inserted, kind = choose_canaries(plan, count, seed), kind or strongest(plan.workload.train)
     plan = with_canaries(plan, inserted, kind)
     with ExitStack() as trained:
@@ -175,24 +219,41 @@ def find(
             directory, summary = trained.enter_context(run_in_scratch(plan, lambda row: tick()))
         refuse_diverged(summary)
         base = Base(**{f.name: getattr(plan, f.name) for f in fields(Base)})
-        record = Record(run=directory, base=base, payloads=open_record(str(directory.path), VIEW).payloads)
+        record = Record(
+            run=directory, base=base, payloads=open_record(str(directory.path), VIEW).payloads
+        )
         return scores_of(record, inserted, kind, console)
 
 
 def settings_of(settings: Settings, seed: int | None) -> Settings:
-    """The same on the local engine with recorded updates; with a ``seed``, everything in it repeats."""
-    made = replace(settings, engine="local", record_updates=True, run_dir=None, evaluate_every=10**6)
+    """The same on the local engine with recorded updates; with a ``seed``, everything in it
+    repeats.
+    """
+    made = replace(
+        settings, engine="local", record_updates=True, run_dir=None, evaluate_every=10**6
+    )
     return made if seed is None else replace(made, seed=seed, reproducible=True)
 
 
 def check(plan: Plan) -> None:
-    """Raise ValueError if a payload of the run is not a sum of gradients at W_t with noise of its own."""
+    """Raise ValueError if a payload of the run is not a sum of gradients at W_t with noise of its
+    own.
+    """
     s = plan.settings
     refuse_shuffled(s, "mode training")
     if s.trust != "client" or plan.local.steps > 1:
-        raise ValueError("mode training judges single payloads of one local step: use trust=client, local_steps=1")
-    if not plan.method.carrier.adds_up or plan.method.prune.reads_data or not plan.codec.known_noise:
-        raise ValueError(f"mode training does not read {s.codec} payloads of method {s.method}: use --mode unit")
+        raise ValueError(
+            "mode training judges single payloads of one local step: use trust=client, "
+            "local_steps=1"
+        )
+    if (
+        not plan.method.carrier.adds_up
+        or plan.method.prune.reads_data
+        or not plan.codec.known_noise
+    ):
+        raise ValueError(
+            f"mode training does not read {s.codec} payloads of method {s.method}: use --mode unit"
+        )
     if plan.augment is not None:
         raise ValueError("mode training replays clients without augmentation: give -c augment=none")
 

@@ -1,7 +1,9 @@
-"""The command line: ``fedlsg run``, ``plan``, ``resume``, ``calibrate``, and the lists of what there is.
+"""The command line: ``fedlsg run``, ``plan``, ``resume``, ``calibrate``, and the lists of what
+there is.
 
-``compare``, ``report`` and ``runs`` are in ``simulations.cli.compare``, ``inspect``, ``audit``, ``attack``, ``export``
-and ``payload`` in ``examine``, ``list``, ``settings`` and ``docs`` in ``docs``.
+``compare``, ``report`` and ``runs`` are in ``simulations.cli.compare``, ``inspect``, ``audit``,
+``attack``, ``export`` and ``payload`` in ``examine``, ``list``, ``settings`` and ``docs`` in
+``docs``.
 """
 
 import atexit
@@ -40,7 +42,8 @@ from simulations.cli.options import (
 from simulations.engines.process import sigterm_raises
 from simulations.settings.settings import RUN, merge
 
-typer.core.HAS_RICH = False  # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
+# else it escapes brackets for rich in help that is printed plainly: "\\[required]"
+typer.core.HAS_RICH = False
 
 COMPLETE = "_FEDLSG_COMPLETE"
 """The variable with which a shell asks for completions."""
@@ -74,16 +77,22 @@ errors = Console(stderr=True)
 def run(
     workload: Annotated[
         str | None,
-        typer.Argument(help="digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists all."),
+        typer.Argument(
+            help="digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists "
+            "all."
+        ),
     ] = None,
-    out: Annotated[str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")] = None,
+    out: Annotated[
+        str | None, option(help="Run directory; default runs/<time>-<workload>-<method>.")
+    ] = None,
     opens: Opens = False,
     ray_address: RayAddress = None,
     config: Choice = None,
 ) -> None:
     """Train WORKLOAD across clients and leave a run directory.
 
-    WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists all.
+    WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists
+    all.
     """
     given = merge({"workload": workload}, config)
     from simulations.engines import ahead, use_cluster
@@ -101,14 +110,20 @@ def run(
 @app.command(cls=WithSettings, short_help="What a run would send, spend and take; trains nothing.")
 def plan(
     workload: Annotated[str | None, typer.Argument(help="As in run; default digits.")] = None,
-    phones: Annotated[int, option(help="Phones that take part in each round; default 1000.")] = 1000,
-    phone_dropout: Annotated[float, option(help="Share of them that leaves before it replies; default 0.2.")] = 0.2,
+    phones: Annotated[
+        int, option(help="Phones that take part in each round; default 1000.")
+    ] = 1000,
+    phone_dropout: Annotated[
+        float, option(help="Share of them that leaves before it replies; default 0.2.")
+    ] = 0.2,
     json: Annotated[bool, option("--json", help="All numbers, for programs.")] = False,
     config: Choice = None,
 ) -> None:
-    """What a run with these settings would send, spend and take, without training: values, bytes, noise, epsilon, time.
+    """What a run with these settings would send, spend and take, without training: values, bytes,
+    noise, epsilon, time.
 
-    It takes the options of fedlsg run, and refuses what that refuses. Nothing is charged, and no run directory is made.
+    It takes the options of fedlsg run, and refuses what that refuses. Nothing is charged, and no
+    run directory is made.
     """
     given = merge({"workload": workload}, config)
     from simulations.settings.published import first_look
@@ -146,9 +161,13 @@ def resume(
         resume_command(directory, console, named, trust_code=trust_code, opens=opens)
 
 
-app.command(cls=WithSettings, short_help="A grid of runs: one table, plots and report.html.")(compare)
+app.command(cls=WithSettings, short_help="A grid of runs: one table, plots and report.html.")(
+    compare
+)
 app.command()(report)
-app.command(cls=RunsCommand, short_help="The runs of a folder: list, sort, compare chosen ones.")(runs)
+app.command(cls=RunsCommand, short_help="The runs of a folder: list, sort, compare chosen ones.")(
+    runs
+)
 
 
 @app.command(short_help="Noise multiplier for an epsilon, or the other way round.")
@@ -165,18 +184,22 @@ def calibrate(
     """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, with its witness."""
     from simulations.run.commands import calibrate_command
 
-    calibrate_command(epsilon, noise_multiplier, delta, sample_rate, steps, console, epoch_batches=epoch_batches)
+    calibrate_command(
+        epsilon, noise_multiplier, delta, sample_rate, steps, console, epoch_batches=epoch_batches
+    )
 
 
 @app.command(cls=WithSettings, short_help="Who would hold what: sizes and classes of the clients.")
 def partition(
-    workload: Annotated[str, typer.Argument(help="As in run; default digits.", show_default=False)] = RUN[
-        "workload"
-    ].default,
+    workload: Annotated[
+        str, typer.Argument(help="As in run; default digits.", show_default=False)
+    ] = RUN["workload"].default,
     out: Annotated[str | None, option(help="Directory for partition.html, .csv and .png.")] = None,
     config: Choice = None,
 ) -> None:
-    """Sizes and class balance of the clients that a run would have; trains nothing. Simulation only."""
+    """Sizes and class balance of the clients that a run would have; trains nothing. Simulation
+    only.
+    """
     given = merge({"workload": workload}, config)
     with starting():
         from simulations.inspection.partition import partition_command
@@ -189,13 +212,17 @@ app.command(short_help="Every setting, or one whole: meaning, unit, range, defau
 
 
 @app.command(short_help="Completion of commands and options: eval it in bash, zsh or fish.")
-def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", show_default=False)]) -> None:
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", show_default=False)],
+) -> None:
     """Print a script that completes commands, options and settings.
 
-    Add it to the shell's own start: eval "$(fedlsg completion bash)", the same with zsh, or fedlsg completion fish |
-    source.
+    Add it to the shell's own start: eval "$(fedlsg completion bash)", the same with zsh, or fedlsg
+    completion fish | source.
     """
-    made = get_completion_class(choose("shell", shell, {name: name for name in ("bash", "zsh", "fish")}))
+    made = get_completion_class(
+        choose("shell", shell, {name: name for name in ("bash", "zsh", "fish")})
+    )
     assert made is not None
     print(made(typer.main.get_command(app), {}, "fedlsg", COMPLETE).source())
 
@@ -213,7 +240,10 @@ def print_version(asked: bool) -> None:
 def without_command(
     context: typer.Context,
     asked: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", is_eager=True, callback=print_version
+        ),
     ] = False,
 ) -> None:
     """Without a command: the three things to do first."""
@@ -222,10 +252,16 @@ def without_command(
         raise typer.Exit(2)
 
 
-app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(tune)
-app.command(cls=WithSettings, short_help="Statistics of gradients without noise: NOT PRIVATE.")(inspect)
+app.command(
+    hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)(tune)
+app.command(cls=WithSettings, short_help="Statistics of gradients without noise: NOT PRIVATE.")(
+    inspect
+)
 app.command(cls=WithSettings, short_help="Try to prove a claimed epsilon wrong.")(audit)
-app.command(cls=WithSettings, short_help="What recorded updates, or a released model, give away.")(attack)
+app.command(cls=WithSettings, short_help="What recorded updates, or a released model, give away.")(
+    attack
+)
 app.command(short_help="The trained model as a folder for torch or transformers.")(export)
 app.command(short_help="One recorded payload as arrays of numpy.")(payload)
 app.command(short_help="The documentation: its pages, or one of them.")(docs)
@@ -234,11 +270,13 @@ app.command(short_help="The documentation: its pages, or one of them.")(docs)
 def main() -> None:
     """Entry point: every expected failure is one line on stderr and an exit status that is not 0.
 
-    Ctrl-C, SIGTERM and SIGHUP end a command in the same way; the exit status is 128 and the signal's number.
+    Ctrl-C, SIGTERM and SIGHUP end a command in the same way; the exit status is 128 and the
+    signal's number.
     """
     if wanted := os.environ.get(COMPLETE):
         sys.exit(shell_complete(typer.main.get_command(app), {}, "fedlsg", COMPLETE, wanted))
-    atexit.register(gc.freeze)  # half a second at exit: what is about to be freed is not searched for cycles first
+    # half a second at exit: what is about to be freed is not searched for cycles first
+    atexit.register(gc.freeze)
     try:
         with sigterm_raises(), without_exit():
             status = app(standalone_mode=False)
@@ -246,7 +284,8 @@ def main() -> None:
         fail(f"{error.format_message()}{elsewhere(error.format_message())}", error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         fail("interrupted", INTERRUPTED)
-    except SystemExit as end:  # SIGTERM and SIGHUP; and rich's answer to a closed pipe, as `| head` leaves it
+    # SIGTERM and SIGHUP; and rich's answer to a closed pipe, as `| head` leaves it
+    except SystemExit as end:
         closed = isinstance(end.__context__, BrokenPipeError)
         fail("its output was closed" if closed else "interrupted", int(end.code or 0))
     except (ValueError, OSError, ImportError, RuntimeError) as error:

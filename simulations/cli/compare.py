@@ -1,4 +1,6 @@
-"""The commands of comparisons: ``fedlsg compare``, ``report``, ``runs``; of ``runs`` also how options are parsed."""
+"""The commands of comparisons: ``fedlsg compare``, ``report``, ``runs``; of ``runs`` also how
+options are parsed.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -10,65 +12,99 @@ import typer.core
 from simulations.cli.options import RayAddress, console, option, starting
 from simulations.settings.settings import merge
 
-LINK = "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
-JOBS = (
-    "Runs at a time. Default with engine local: 1. With engine ray they share one Ray: as many as fit into it, but not "
-    "more than this machine has processors, because each run is driven by a process here."
+LINK = (
+    "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
 )
-VARY = "Any other setting with its values; repeatable: all combinations are run. Two settings make a heat map."
+JOBS = (
+    "Runs at a time. Default with engine local: 1. With engine ray they share one Ray: as many as "
+    "fit into it, but not more than this machine has processors, because each run is driven by a "
+    "process here."
+)
+VARY = (
+    "Any other setting with its values; repeatable: all combinations are run. Two settings make a "
+    "heat map."
+)
 YES = "Do not ask before what takes longer than an hour; only a terminal is asked."
 SEARCH = (
-    "First choose settings of each method by trials: NAME=log:0.1..10, NAME=int:2..16, NAME=A,B,C, or a TOML file; "
-    "repeatable. --seeds then also runs the best settings."
+    "First choose settings of each method by trials: NAME=log:0.1..10, NAME=int:2..16, NAME=A,B,C, "
+    "or a TOML file; repeatable. --seeds then also runs the best settings."
 )
 ON = (
-    "With --search, rows of the trials: data:NAME or data:PATH (public rows), synthetic, or held-out (costs privacy, "
-    "and says how much)."
+    "With --search, rows of the trials: data:NAME or data:PATH (public rows), synthetic, or "
+    "held-out (costs privacy, and says how much)."
 )
-SAMPLER = "With --search: tpe (default) or random, by Optuna; grid, every combination of lists, needs nothing."
+SAMPLER = (
+    "With --search: tpe (default) or random, by Optuna; grid, every combination of lists, needs "
+    "nothing."
+)
 MOVED = (
-    "fedlsg tune is now fedlsg compare --search. For the same job give the method, the rows and what to try: "
-    "fedlsg compare WORKLOAD --methods METHOD --on ROWS --search learning_rate=log:0.1..10 (ranges, by Optuna), or "
-    "--search learning_rate=0.2,0.4,0.8 --sampler grid (lists, without Optuna); -c and --epsilons as before"
+    "fedlsg tune is now fedlsg compare --search. For the same job give the method, the rows and "
+    "what to try: fedlsg compare WORKLOAD --methods METHOD --on ROWS --search "
+    "learning_rate=log:0.1..10 (ranges, by Optuna), or --search learning_rate=0.2,0.4,0.8 "
+    "--sampler grid (lists, without Optuna); -c and --epsilons as before"
 )
 
 
 def compare(
-    workload: Annotated[str | None, typer.Argument(help="As in fedlsg run; default digits.")] = None,
+    workload: Annotated[
+        str | None, typer.Argument(help="As in fedlsg run; default digits.")
+    ] = None,
     methods: Annotated[str | None, option(help="Recipes with commas, or all.")] = None,
-    epsilons: Annotated[str | None, option(help="Targets, as 1,3,8; default the workload's.")] = None,
+    epsilons: Annotated[
+        str | None, option(help="Targets, as 1,3,8; default the workload's.")
+    ] = None,
     seeds: Annotated[int | None, option(help="How many, from 0; default 1.")] = None,
     ranks: Annotated[str | None, option(help="For the methods that have a rank.")] = None,
     sparsities: Annotated[str | None, option(help="For the methods that have a sparsity.")] = None,
     vary: Annotated[list[str] | None, option(metavar="NAME=A,B,C", help=VARY)] = None,
     search: Annotated[list[str] | None, option(metavar="NAME=RANGE", help=SEARCH)] = None,
     sampler: Annotated[str | None, option(help=SAMPLER)] = None,
-    trials: Annotated[int | None, option(help="With --search: trials of each method, default 20.")] = None,
+    trials: Annotated[
+        int | None, option(help="With --search: trials of each method, default 20.")
+    ] = None,
     on: Annotated[str | None, option(help=ON)] = None,
     study: Annotated[str | None, typer.Option(hidden=True)] = None,
-    grid: Annotated[str | None, option(help="TOML file of a grid; options replace what it says.")] = None,
+    grid: Annotated[
+        str | None, option(help="TOML file of a grid; options replace what it says.")
+    ] = None,
     budget_minutes: Annotated[float | None, option(help="Start no run after this time.")] = None,
     yes: Annotated[bool, option("--yes", help=YES)] = False,
     jobs: Annotated[int | None, option(help=JOBS)] = None,
     engine: Annotated[str | None, option(help="local (default) or ray.")] = None,
-    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
+    axis: Annotated[
+        str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")
+    ] = None,
     link: Annotated[str | None, option(help=LINK)] = None,
-    out: Annotated[str | None, option(help="Folder; default runs/compare-WORKLOAD, runs/search-WORKLOAD.")] = None,
+    out: Annotated[
+        str | None, option(help="Folder; default runs/compare-WORKLOAD, runs/search-WORKLOAD.")
+    ] = None,
     data_dir: Annotated[str | None, option(help="Local mirror of the data.")] = None,
     ray_address: RayAddress = None,
     config: Annotated[
         list[str] | None,
-        option("-c", metavar="KEY=VALUE", help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable."),
+        option(
+            "-c",
+            metavar="KEY=VALUE",
+            help="Setting of every method; METHOD.KEY=VALUE of one. Repeatable.",
+        ),
     ] = None,
 ) -> int:
     """Run or resume methods x epsilons x ranks x sparsities x varied settings x seeds.
 
-    Leaves one table, plots and report.html. The first rounds give an estimate of the time; above an hour a terminal is
-    asked whether to go on. A setting that a method lacks is left out for it.
+    Leaves one table, plots and report.html. The first rounds give an estimate of the time; above an
+    hour a terminal is asked whether to go on. A setting that a method lacks is left out for it.
     """
     if study is not None:
-        raise ValueError(f"--study is now --search, and says the rows of its trials: --search {study!r} --on held-out")
-    axes: dict[str, object] = {"methods": methods, "epsilons": epsilons, "ranks": ranks, "sparsities": sparsities}
+        raise ValueError(
+            f"--study is now --search, and says the rows of its trials: --search {study!r} --on "
+            "held-out"
+        )
+    axes: dict[str, object] = {
+        "methods": methods,
+        "epsilons": epsilons,
+        "ranks": ranks,
+        "sparsities": sparsities,
+    }
     axes |= {"seeds": seeds, "vary": vary}
     with starting():
         from simulations.compare.bytes_axis import make_view
@@ -85,11 +121,15 @@ def compare(
         with console.status("loading data"):
             job = make_job(made, search, sampler=sampler, trials=trials, on=on, out=out)
         runs = seeds is not None
-        return search_and_runs(job, console, jobs=jobs, budget_minutes=budget_minutes, runs=runs, view=view, yes=yes)
+        return search_and_runs(
+            job, console, jobs=jobs, budget_minutes=budget_minutes, runs=runs, view=view, yes=yes
+        )
     for name, value in {"sampler": sampler, "trials": trials, "on": on}.items():
         if value is not None:
             raise ValueError(f"--{name} belongs to --search: add that, or leave it out")
-    return compare_command(made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes)
+    return compare_command(
+        made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes
+    )
 
 
 def tune() -> None:
@@ -98,13 +138,21 @@ def tune() -> None:
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison.")],
-    axis: Annotated[str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")] = None,
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run directories, or folders of a comparison."),
+    ],
+    axis: Annotated[
+        str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")
+    ] = None,
     link: Annotated[str | None, option(help=LINK)] = None,
     against: Annotated[
-        str | None, option(help="One RUN's page also names the accuracy of this one, without privacy.")
+        str | None,
+        option(help="One RUN's page also names the accuracy of this one, without privacy."),
     ] = None,
-    out: Annotated[str | None, option(help="Folder; default runs/<time>-report, or a single run's.")] = None,
+    out: Annotated[
+        str | None, option(help="Folder; default runs/<time>-report, or a single run's.")
+    ] = None,
 ) -> None:
     """Table, plots and report.html from existing runs.
 
@@ -140,12 +188,20 @@ def runs(
     folder: Annotated[
         str, typer.Argument(metavar="[FOLDER]", help="Folder of run directories; default runs.")
     ] = "runs",
-    sort: Annotated[str, option(help="Column: accuracy, began (default), bytes, epsilon, method, run, ...")] = "began",
+    sort: Annotated[
+        str, option(help="Column: accuracy, began (default), bytes, epsilon, method, run, ...")
+    ] = "began",
     reverse: Annotated[bool, option("--reverse", help="The other way round.")] = False,
     json: Annotated[bool, option("--json", help="For programs.")] = False,
-    compare: Annotated[list[str] | None, option(metavar="RUN...", help="These side by side.")] = None,
-    html: Annotated[str | None, option(metavar="FILE", help="Write a page; its ticked runs are side by side.")] = None,
-    opens: Annotated[bool, option("--open", help="Open that page; default FOLDER/runs.html.")] = False,
+    compare: Annotated[
+        list[str] | None, option(metavar="RUN...", help="These side by side.")
+    ] = None,
+    html: Annotated[
+        str | None, option(metavar="FILE", help="Write a page; its ticked runs are side by side.")
+    ] = None,
+    opens: Annotated[
+        bool, option("--open", help="Open that page; default FOLDER/runs.html.")
+    ] = False,
 ) -> None:
     """List the runs of FOLDER: state, method, epsilon and against whom, accuracy, bytes, time.
 
@@ -154,4 +210,13 @@ def runs(
     with starting():
         from simulations.cli.runs import runs_command
 
-    runs_command(folder, console, sort=sort, reverse=reverse, json=json, compare=compare or (), html=html, opens=opens)
+    runs_command(
+        folder,
+        console,
+        sort=sort,
+        reverse=reverse,
+        json=json,
+        compare=compare or (),
+        html=html,
+        opens=opens,
+    )

@@ -1,4 +1,6 @@
-"""What a user can look up: what to do first, ``fedlsg list``, ``settings``, and ``docs``: the documentation."""
+"""What a user can look up: what to do first, ``fedlsg list``, ``settings``, and ``docs``: the
+documentation.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,12 +25,17 @@ WIDTH = 100
 
 
 def docs(
-    page: Annotated[str | None, typer.Argument(metavar="[PAGE]", help="A page, such as own; default: a list.")] = None,
-    path: Annotated[bool, option("--path", help="Print where the pages are, or the file of one.")] = False,
+    page: Annotated[
+        str | None, typer.Argument(metavar="[PAGE]", help="A page, such as own; default: a list.")
+    ] = None,
+    path: Annotated[
+        bool, option("--path", help="Print where the pages are, or the file of one.")
+    ] = False,
 ) -> None:
     """The documentation as it was installed: a list of its pages, or one of them.
 
-    On a terminal a page is laid out and shown in a pager. Elsewhere it is printed as it is, in Markdown.
+    On a terminal a page is laid out and shown in a pager. Elsewhere it is printed as it is, in
+    Markdown.
     """
     folder = find_folder()
     if page is None:
@@ -46,27 +53,45 @@ def docs(
 
 
 def find_folder() -> Path:
-    """The folder of the pages. Raises ValueError where none were installed, as in a Flower bundle."""
+    """The folder of the pages. Raises ValueError where none were installed, as in a Flower
+    bundle.
+    """
     if INSTALLED.is_dir():
         return INSTALLED
-    if (CLONE.parent / "pyproject.toml").exists() and CLONE.is_dir():  # else docs/ would be another package's
+    # else docs/ would be another package's
+    if (CLONE.parent / "pyproject.toml").exists() and CLONE.is_dir():
         return CLONE
-    raise ValueError(f"expected the documentation in {INSTALLED}: install fedlsg with pip, or read docs/ of a clone")
+    raise ValueError(
+        f"expected the documentation in {INSTALLED}: install fedlsg with pip, or read docs/ of a "
+        "clone"
+    )
 
 
 def pages_of(folder: Path) -> dict[str, Path]:
-    """Every page by its name, which is its path without ".md"; folders with "_" belong to the site's layout."""
-    names = {file.relative_to(folder).with_suffix(""): file for file in sorted(folder.rglob("*.md"))}
-    found = {name.as_posix(): file for name, file in names.items() if not any(part[0] == "_" for part in name.parts)}
+    """Every page by its name, which is its path without ".md"; folders with "_" belong to the
+    site's layout.
+    """
+    names = {
+        file.relative_to(folder).with_suffix(""): file for file in sorted(folder.rglob("*.md"))
+    }
+    found = {
+        name.as_posix(): file
+        for name, file in names.items()
+        if not any(part[0] == "_" for part in name.parts)
+    }
     changes = folder.parent / "CHANGELOG.md"  # of a clone; the site's own page only includes it
     return found | ({CHANGELOG: changes} if changes.exists() else {})
 
 
 def find_page(pages: dict[str, Path], page: str) -> Path:
-    """The file of a page; "docs/own.md" is "own". Raises ValueError for an unknown one, with the nearest name."""
+    """The file of a page; "docs/own.md" is "own". Raises ValueError for an unknown one, with the
+    nearest name.
+    """
     name = page.removeprefix("./").removeprefix("docs/").partition("#")[0].removesuffix(".md")
     if name not in pages:
-        raise ValueError(f"unknown page {page!r}{did_you_mean(name, pages)} (fedlsg docs lists them all)")
+        raise ValueError(
+            f"unknown page {page!r}{did_you_mean(name, pages)} (fedlsg docs lists them all)"
+        )
     return pages[name]
 
 
@@ -76,11 +101,14 @@ def print_list(pages: dict[str, Path], console: Console) -> None:
     shown = {name: pages[name] for name in first if not name.startswith(RESULTS)}
     wide = max(map(len, shown))
     for name, file in shown.items():
-        console.print(f"{name:<{wide}}  {title_of(file)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{name:<{wide}}  {title_of(file)}", markup=False, highlight=False, soft_wrap=True
+        )
     results = sorted(name for name in pages if name.startswith(RESULTS))
     if results:
         words = (
-            f"{len(results)} pages of measured results, such as {results[0]}; fedlsg docs --path says where they are."
+            f"{len(results)} pages of measured results, such as {results[0]}; fedlsg docs --path "
+            "says where they are."
         )
         console.print(f"\n{words}", markup=False, highlight=False)
     console.print("fedlsg docs PAGE shows one.", markup=False, highlight=False)
@@ -89,7 +117,9 @@ def print_list(pages: dict[str, Path], console: Console) -> None:
 def title_of(file: Path) -> str:
     """The first heading of a page."""
     with file.open() as lines:
-        return next((line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), "")
+        return next(
+            (line.removeprefix("# ").strip() for line in lines if line.startswith("# ")), ""
+        )
 
 
 HEAD = "fedlsg simulates federated learning with differential privacy. Three things to do first:"
@@ -128,31 +158,47 @@ def print_first_steps(console: Console) -> None:
 
 
 LISTS = ("methods", "workloads", "codecs", "presets")
-"""What ``fedlsg list`` takes; ``fedlsg presets`` means ``fedlsg list presets``, as in earlier versions."""
+"""What ``fedlsg list`` takes; ``fedlsg presets`` means ``fedlsg list presets``, as in earlier
+versions.
+"""
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(metavar="methods|workloads|codecs|presets", show_default=False)],
-    words: Annotated[str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")] = None,
-    json: Annotated[bool, option("--json", help="Of presets: every setting, for programs.")] = False,
+    what: Annotated[
+        str, typer.Argument(metavar="methods|workloads|codecs|presets", show_default=False)
+    ],
+    words: Annotated[
+        str | None, typer.Argument(metavar="[NAME|WORDS]", help="A preset, or words to list by.")
+    ] = None,
+    json: Annotated[
+        bool, option("--json", help="Of presets: every setting, for programs.")
+    ] = False,
 ) -> None:
-    """Names with a sentence each: what --method, WORKLOAD, --codec and --preset of fedlsg run take."""
+    """Names with a sentence each: what --method, WORKLOAD, --codec and --preset of fedlsg run
+    take.
+    """
     choose("list", what, dict.fromkeys(LISTS))
     if what == "presets":  # without torch, which takes a second
         from simulations.settings.published.show import presets_command
 
         return presets_command(words or "", json, console)
     if words or json:
-        raise ValueError(f"fedlsg list {what} takes no other words and no options: they are for presets")
+        raise ValueError(
+            f"fedlsg list {what} takes no other words and no options: they are for presets"
+        )
     from simulations.settings.show import list_command
 
     list_command(what, console)
 
 
 def settings(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One setting, to see all of it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One setting, to see all of it.")
+    ] = None,
 ) -> None:
-    """Every setting that -c NAME=VALUE takes, or one whole: meaning, unit, range, default, who uses it."""
+    """Every setting that -c NAME=VALUE takes, or one whole: meaning, unit, range, default, who uses
+    it.
+    """
     from simulations.settings.show import settings_command
 
     settings_command(name, console)

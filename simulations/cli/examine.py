@@ -1,34 +1,64 @@
-"""The commands for what a run left: ``fedlsg inspect``, ``audit``, ``attack``, ``export``, ``payload``."""
+"""The commands for what a run left: ``fedlsg inspect``, ``audit``, ``attack``, ``export``,
+``payload``.
+"""
 
 from typing import Annotated
 
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import Choice, TrustCode, console, device_in, let_run, option, setting, starting
+from simulations.cli.options import (
+    Choice,
+    TrustCode,
+    console,
+    device_in,
+    let_run,
+    option,
+    setting,
+    starting,
+)
 from simulations.plan.trust import READS
 from simulations.settings.settings import merge, permit_code
 
 
 def inspect(
     directory: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run directory; or --workload without a run.")
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Run directory; or --workload without a run."),
     ] = None,
     workload: Annotated[
-        str | None, option(help="Instead of a run: this one at its initial weights. Or RUN's own, FILE.py:NAME.")
+        str | None,
+        option(
+            help="Instead of a run: this one at its initial weights. Or RUN's own, FILE.py:NAME."
+        ),
     ] = None,
     method: Annotated[str | None, option(help="With --workload: the recipe; default lsg.")] = None,
     rank: Annotated[int | None, option(help="With --workload: rank r of the carriers.")] = None,
-    examples: Annotated[int, option(help="Rows of the training data that are read; default 512.")] = 512,
-    sparsities: Annotated[str | None, option(help="Shares p to compare; default 0,0.1,0.3,0.5,0.7,0.9.")] = None,
-    ranks: Annotated[str | None, option(help="Ranks of the residuals; default powers of two.")] = None,
-    layer: Annotated[list[str] | None, option(help="Layer with an intensity map; repeatable.")] = None,
+    examples: Annotated[
+        int, option(help="Rows of the training data that are read; default 512.")
+    ] = 512,
+    sparsities: Annotated[
+        str | None, option(help="Shares p to compare; default 0,0.1,0.3,0.5,0.7,0.9.")
+    ] = None,
+    ranks: Annotated[
+        str | None, option(help="Ranks of the residuals; default powers of two.")
+    ] = None,
+    layer: Annotated[
+        list[str] | None, option(help="Layer with an intensity map; repeatable.")
+    ] = None,
     energy: Annotated[
         str | None,
-        option(help="Also energy kept by all kinds of carriers, at rounds 1,last; others need --record-updates."),
+        option(
+            help="Also energy kept by all kinds of carriers, at rounds 1,last; others need "
+            "--record-updates."
+        ),
     ] = None,
     noiseless: Annotated[
-        bool, option("--noiseless", help="Also what noise and clip cost: trains twice more, each as long as the run.")
+        bool,
+        option(
+            "--noiseless",
+            help="Also what noise and clip cost: trains twice more, each as long as the run.",
+        ),
     ] = False,
     device: Annotated[str | None, setting("device")] = None,
     trust_code: TrustCode = False,
@@ -45,31 +75,66 @@ def inspect(
         given = let_run([] if directory is None else [directory], given, trust_code)
 
     inspect_command(
-        directory, given, console, out=out, examples=examples, sparsities=sparsities, ranks=ranks, layers=layer or [],
-        energy=energy, noiseless=noiseless, device=device_in(given),
-    )  # fmt: skip
+        directory,
+        given,
+        console,
+        out=out,
+        examples=examples,
+        sparsities=sparsities,
+        ranks=ranks,
+        layers=layer or [],
+        energy=energy,
+        noiseless=noiseless,
+        device=device_in(given),
+    )
 
 
 def audit(
     directory: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run directory; without one, the options below.")
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Run directory; without one, the options below."),
     ] = None,
-    workload: Annotated[str | None, option(help="Without a run: as in fedlsg run, default digits.")] = None,
+    workload: Annotated[
+        str | None, option(help="Without a run: as in fedlsg run, default digits.")
+    ] = None,
     method: Annotated[str | None, option(help="Without a run: the recipe; default lsg.")] = None,
-    epsilon: Annotated[float | None, option(help="Without a run: the claim; default the workload's.")] = None,
-    noise_multiplier: Annotated[float | None, option(help="Without a run: noise over clip norm, instead.")] = None,
-    mode: Annotated[str, option(help="unit (canary gradients; default) or training (canary examples).")] = "unit",
-    canaries: Annotated[int | None, option(help="How many; default 5000 in unit mode, 300 in training.")] = None,
-    canary_kind: Annotated[str | None, option(help="In training mode: mislabelled or two-tone.")] = None,
-    plant: Annotated[str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")] = None,
-    seed: Annotated[int | None, option(help="Repeats the audit's draws and noise; default fresh ones.")] = None,
+    epsilon: Annotated[
+        float | None, option(help="Without a run: the claim; default the workload's.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, option(help="Without a run: noise over clip norm, instead.")
+    ] = None,
+    mode: Annotated[
+        str, option(help="unit (canary gradients; default) or training (canary examples).")
+    ] = "unit",
+    canaries: Annotated[
+        int | None, option(help="How many; default 5000 in unit mode, 300 in training.")
+    ] = None,
+    canary_kind: Annotated[
+        str | None, option(help="In training mode: mislabelled or two-tone.")
+    ] = None,
+    plant: Annotated[
+        str | None, option(help="Plant a mistake, such as halved-noise or per-block-clip.")
+    ] = None,
+    seed: Annotated[
+        int | None, option(help="Repeats the audit's draws and noise; default fresh ones.")
+    ] = None,
     device: Annotated[str | None, setting("device")] = None,
     trust_code: TrustCode = False,
-    out: Annotated[str | None, option(help="File; default audit.json, in the run where there is one.")] = None,
+    out: Annotated[
+        str | None, option(help="File; default audit.json, in the run where there is one.")
+    ] = None,
     config: Choice = None,
 ) -> int:
-    """Try to falsify a claimed epsilon: status 0 and "not falsified", or status 1 and "falsified"."""
-    named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
+    """Try to falsify a claimed epsilon: status 0 and "not falsified", or status 1 and
+    "falsified".
+    """
+    named = {
+        "workload": workload,
+        "method": method,
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+    }
     given = merge({**named, "device": device}, config)
     with starting():
         from simulations.audit.command import audit_command
@@ -92,41 +157,74 @@ def audit(
 
 def attack(
     context: typer.Context,
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs with recorded updates.")] = None,
-    compare: Annotated[str | None, option(help="Instead: record and attack these recipes at equal sigma.")] = None,
-    sparsities: Annotated[str | None, option(help="With --compare: a run for each, as 0,0.3,0.6.")] = None,
-    sigmas: Annotated[str | None, option(help="With --compare: a run for each sigma; 0 is no noise.")] = None,
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN...]", help="Runs with recorded updates.")
+    ] = None,
+    compare: Annotated[
+        str | None, option(help="Instead: record and attack these recipes at equal sigma.")
+    ] = None,
+    sparsities: Annotated[
+        str | None, option(help="With --compare: a run for each, as 0,0.3,0.6.")
+    ] = None,
+    sigmas: Annotated[
+        str | None, option(help="With --compare: a run for each sigma; 0 is no noise.")
+    ] = None,
     record: Annotated[
-        bool, option("--record", help="Record and attack a short run like each RUN, with one example a batch.")
+        bool,
+        option(
+            "--record",
+            help="Record and attack a short run like each RUN, with one example a batch.",
+        ),
     ] = False,
     membership: Annotated[
-        bool, option("--membership", help="Instead: who was trained on? Trains shadows of a RUN, or of settings.")
+        bool,
+        option(
+            "--membership",
+            help="Instead: who was trained on? Trains shadows of a RUN, or of settings.",
+        ),
     ] = False,
-    shadows: Annotated[int | None, option(help="With --membership: shadow models, even, default 16.")] = None,
+    shadows: Annotated[
+        int | None, option(help="With --membership: shadow models, even, default 16.")
+    ] = None,
     workload: Annotated[
         str | None, option(help="With --compare, --membership: as in fedlsg run, default digits.")
     ] = None,
-    method: Annotated[str | None, option(help="With --membership, without a run: the recipe; default lsg.")] = None,
+    method: Annotated[
+        str | None, option(help="With --membership, without a run: the recipe; default lsg.")
+    ] = None,
     epsilon: Annotated[float | None, option(help="As --method: default the workload's.")] = None,
-    noise_multiplier: Annotated[float | None, option(help="As --method: noise over clip norm, instead.")] = None,
-    view: Annotated[str, option(help="client (each payload, default) or aggregate (their sum).")] = "client",
+    noise_multiplier: Annotated[
+        float | None, option(help="As --method: noise over clip norm, instead.")
+    ] = None,
+    view: Annotated[
+        str, option(help="client (each payload, default) or aggregate (their sum).")
+    ] = "client",
     labels: Annotated[str, option(help="known (default) or unknown to the adversary.")] = "known",
-    examples: Annotated[str, option(help="known (default) or unknown: how many are in the batch.")] = "known",
+    examples: Annotated[
+        str, option(help="known (default) or unknown: how many are in the batch.")
+    ] = "known",
     batch: Annotated[
-        str | None, option(help="Batch sizes that are attacked; default the smallest that are recorded.")
+        str | None,
+        option(help="Batch sizes that are attacked; default the smallest that are recorded."),
     ] = None,
     images: Annotated[int, option(help="Images or texts of each batch size, default 8.")] = 8,
     attacks: Annotated[
-        str | None, option(help="With commas, see fedlsg docs attacks; default the strongest that fit.")
+        str | None,
+        option(help="With commas, see fedlsg docs attacks; default the strongest that fit."),
     ] = None,
-    naive: Annotated[bool, option("--naive", help="Also attacks that ignore projection, mask and clip.")] = False,
+    naive: Annotated[
+        bool, option("--naive", help="Also attacks that ignore projection, mask and clip.")
+    ] = False,
     seconds: Annotated[
-        float | None, option(help="Of one attack on one update; default 20, or 90 in all on small images.")
+        float | None,
+        option(help="Of one attack on one update; default 20, or 90 in all on small images."),
     ] = None,
     seed: Annotated[int, option(help="Of the attacks' starting points, default 0.")] = 0,
     device: Annotated[str | None, setting("device")] = None,
     trust_code: TrustCode = False,
-    out: Annotated[str | None, option(help="Folder; default the run, or attack/ for several.")] = None,
+    out: Annotated[
+        str | None, option(help="Folder; default the run, or attack/ for several.")
+    ] = None,
     config: Choice = None,
 ) -> None:
     """What an adversary gets from the updates that runs recorded (fedlsg run --record-updates).
@@ -137,38 +235,72 @@ def attack(
         from fedlsg.attacks.observation import ThreatModel
         from simulations.attack import attack_command
 
-    named = {"workload": workload, "method": method, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
+    named = {
+        "workload": workload,
+        "method": method,
+        "epsilon": epsilon,
+        "noise_multiplier": noise_multiplier,
+    }
     given = merge({**named, "device": device}, config)
     where = device_in(given)
     for name in (compare or "").split(","):
         permit_code({"method": name.strip()})
     with starting():
-        needs = [name for name in READS if not (record and name in given)]  # the rest replaces the run's own
+        # the rest replaces the run's own
+        needs = [name for name in READS if not (record and name in given)]
         given = let_run(runs or [], given, trust_code, needs=needs)
-    asked = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    asked = {
+        name
+        for name in context.params
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
     if membership:
         with starting():
             from simulations.attack.membership import membership_command, only
 
         run = only(runs or [], asked)
-        return membership_command(run, given, console, shadows=shadows, seed=seed, device=where, out=out)
+        return membership_command(
+            run, given, console, shadows=shadows, seed=seed, device=where, out=out
+        )
     if alone := sorted(asked & {"shadows", "method", "epsilon", "noise_multiplier"}):
-        raise ValueError(f"--{alone[0].replace('_', '-')} belongs to --membership: add that, or leave it out")
+        raise ValueError(
+            f"--{alone[0].replace('_', '-')} belongs to --membership: add that, or leave it out"
+        )
     threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
     attack_command(
-        runs or [], console, compare=compare, given=given, threat=threat, batches=batch, images=images, attacks=attacks,
-        naive=naive, seconds=seconds, seed=seed, record=record, sparsities=sparsities, sigmas=sigmas, device=where,
+        runs or [],
+        console,
+        compare=compare,
+        given=given,
+        threat=threat,
+        batches=batch,
+        images=images,
+        attacks=attacks,
+        naive=naive,
+        seconds=seconds,
+        seed=seed,
+        record=record,
+        sparsities=sparsities,
+        sigmas=sigmas,
+        device=where,
         out=out,
-    )  # fmt: skip
+    )
 
 
 def export(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="[figures] RUN", help="Directory of a finished run; with figures also of a comparison."),
+        typer.Argument(
+            metavar="[figures] RUN",
+            help="Directory of a finished run; with figures also of a comparison.",
+        ),
     ],
-    out: Annotated[str | None, option(help="New folder; default export/ in the run, or figures-RUN here.")] = None,
-    merge_lora: Annotated[bool, option("--merge-lora", help="Write W_0 + s B A, and no factors of LoRA.")] = False,
+    out: Annotated[
+        str | None, option(help="New folder; default export/ in the run, or figures-RUN here.")
+    ] = None,
+    merge_lora: Annotated[
+        bool, option("--merge-lora", help="Write W_0 + s B A, and no factors of LoRA.")
+    ] = False,
 ) -> None:
     """Write the trained model as a folder that plain torch, or transformers, loads without fedlsg.
 
@@ -195,9 +327,10 @@ def payload(
 ) -> None:
     """Write one recorded payload (fedlsg run --record-updates) as arrays that numpy reads.
 
-    indices and values: what was sent, in the flat vector of the round's frame.json. dW/NAME: the gradient of each
-    parameter that the payload implies (Eq. 3). All are sums over the client's batch; divided by the array divisor,
-    the client's expected batch size q N, they are its mean gradient (times K with K local steps).
+    indices and values: what was sent, in the flat vector of the round's frame.json. dW/NAME: the
+    gradient of each parameter that the payload implies (Eq. 3). All are sums over the client's
+    batch; divided by the array divisor, the client's expected batch size q N, they are its mean
+    gradient (times K with K local steps).
     """
     from simulations.cli.payload import payload_command
 

@@ -1,7 +1,8 @@
-"""What a run left, for programs without fedlsg: ``fedlsg export`` of the model and of figures; ``payload``: payloads.
+"""What a run left, for programs without fedlsg: ``fedlsg export`` of the model and of figures;
+``payload``: payloads.
 
-The model of a finished run is a folder that plain torch, or transformers, loads. Figures of a run or a comparison are
-PDF, SVG and PNG for a column of a paper.
+The model of a finished run is a folder that plain torch, or transformers, loads. Figures of a run
+or a comparison are PDF, SVG and PNG for a column of a paper.
 """
 
 import os
@@ -22,7 +23,16 @@ from simulations.compare.plots import figures
 from simulations.models.encoder import save_pretrained
 from simulations.models.encoder_source import find_encoder, load_tokenizer
 from simulations.report.chart import Chart, keys
-from simulations.report.figure import PIXELS, STYLE, draw_chart, legend_entries, panel_grid, save, use_style, wrap
+from simulations.report.figure import (
+    PIXELS,
+    STYLE,
+    draw_chart,
+    legend_entries,
+    panel_grid,
+    save,
+    use_style,
+    wrap,
+)
 from simulations.report.run_page import course
 from simulations.report.terminal import checked, print_line, print_whole
 from simulations.run.finished import left_model, without_adapters
@@ -43,13 +53,16 @@ ABOUT = "fedlsg-run.json"
 def export_command(directory: str, out: str | None, merge_lora: bool, console: Console) -> None:
     """Write the folder, whole or not at all, and print how to load it.
 
-    Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA that cannot be
-    merged, or has to be.
+    Raises ValueError for an unfinished run, an existing folder, a run without a model, and for LoRA
+    that cannot be merged, or has to be.
     """
     run = checked(directory, MODEL, console)
     settings = run.read_config()
     if not run.summary.exists():
-        raise ValueError(f"{directory} has not finished: continue it with fedlsg resume {directory}, then export it")
+        raise ValueError(
+            f"{directory} has not finished: continue it with fedlsg resume {directory}, then "
+            "export it"
+        )
     folder = Path(out or run.path / "export").expanduser().resolve()
     if folder.exists():
         raise ValueError(f"{folder} exists: nothing is overwritten, choose another --out")
@@ -58,16 +71,16 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
         final = left_model(run)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{directory} holds no {Path(error.filename).name}: restore it from a copy; a run of before version 0.1, "
-            "which left none, is exported by the version that made it"
+            f"{directory} holds no {Path(error.filename).name}: restore it from a copy; a run of "
+            "before version 0.1, which left none, is exported by the version that made it"
         ) from None
     lora, said = final.facts["lora"], final.facts["transformers"]
     if merge_lora:
         final = without_adapters(final)
     elif lora and said:
         raise ValueError(
-            f"{said['class']} of transformers has no place for LoRA's factors: add --merge-lora, or load "
-            f"{run.path / WEIGHTS} with torch"
+            f"{said['class']} of transformers has no place for LoRA's factors: add --merge-lora, "
+            f"or load {run.path / WEIGHTS} with torch"
         )
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -89,10 +102,15 @@ def write_transformers(folder: Path, final: FinalModel, settings: Settings) -> N
     try:
         save_pretrained(folder, final.tensors, final.facts["transformers"])
     except ImportError as error:
-        raise ModuleNotFoundError("text models need the text extra: pip install 'fedlsg[text]'") from error
-    about: Mapping[str, Any] = {name: value for name, value in final.facts.items() if name != "transformers"}
+        raise ModuleNotFoundError(
+            "text models need the text extra: pip install 'fedlsg[text]'"
+        ) from error
+    about: Mapping[str, Any] = {
+        name: value for name, value in final.facts.items() if name != "transformers"
+    }
     write_atomically(folder / ABOUT, seal(about, indent=2))
-    with suppress(OSError, ValueError, ImportError):  # weights are the model; a user may have the tokenizer elsewhere
+    # weights are the model; a user may have the tokenizer elsewhere
+    with suppress(OSError, ValueError, ImportError):
         data_root = None if settings.data_dir is None else Path(settings.data_dir)
         source = find_encoder(str(final.facts["model"]), final.facts["options"].get("pretrained"))
         load_tokenizer(source, data_root).save_pretrained(folder)
@@ -105,20 +123,31 @@ def how_to_load(folder: Path, said: Mapping[str, Any] | None) -> str:
     if said["head"] is None and said["pooling"] == "own":
         return f"transformers.{said['class']}.from_pretrained({str(folder)!r})"
     own_code = "" if said["pooling"] == "own" else ", trust_remote_code=True"
-    return f"transformers.AutoModelForSequenceClassification.from_pretrained({str(folder)!r}{own_code})"
+    given = f"{str(folder)!r}{own_code}"
+    return f"transformers.AutoModelForSequenceClassification.from_pretrained({given})"
 
 
 COLUMN = 3.3
 """Inches of a column of a paper with two."""
 PAPER: Any = {
-    **STYLE, "font.size": 8, "axes.labelsize": 8, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 7,
-    "lines.linewidth": 1.2, "lines.markersize": 4, "pdf.fonttype": 42, "svg.fonttype": "path",
-}  # fmt: skip
+    **STYLE,
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+}
 KINDS = ("pdf", "svg", "png")
 
 
 def figures_command(directory: str, out: str | None, console: Console) -> None:
-    """Write each chart in each form. Raises ValueError for a folder that is no run and no comparison."""
+    """Write each chart in each form. Raises ValueError for a folder that is no run and no
+    comparison.
+    """
     path = Path(directory).expanduser().resolve()
     folder = Path(out or f"figures-{path.name}").expanduser().resolve()
     charts = charts_of(path, console)
@@ -132,13 +161,21 @@ def figures_command(directory: str, out: str | None, console: Console) -> None:
 
 
 def charts_of(path: Path, console: Console) -> dict[str, Chart]:
-    """By file name: of a run its rounds, of a comparison all its figures but heat maps, which have a table."""
+    """By file name: of a run its rounds, of a comparison all its figures but heat maps, which have
+    a table.
+    """
     results = read_runs([path], say=lambda line: print_line(line, console, "yellow"))
     if len(results) == 1:
         (run,) = results
-        found = {"": course(run.rows, None if run.chance is None else run.chance.level)} if run.rows else {}
+        found = (
+            {"": course(run.rows, None if run.chance is None else run.chance.level)}
+            if run.rows
+            else {}
+        )
     else:
-        found = {name: made for name, made in figures(lines(results)).items() if isinstance(made, tuple)}
+        found = {
+            name: made for name, made in figures(lines(results)).items() if isinstance(made, tuple)
+        }
     named: dict[str, Chart] = {}
     for group, charts in found.items():
         for chart in charts:
@@ -153,9 +190,13 @@ def _file_name(words: str) -> str:
 
 @partial(use_style, style=PAPER)
 def paper(chart: Chart) -> "Figure":
-    """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the file."""
+    """One chart for a column of a paper: 3.3 inches wide, letters of 8 points, fonts in the
+    file.
+    """
     entries = -(-len(keys([chart])) // 2)
-    figure, (axes,) = panel_grid(1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries)
+    figure, (axes,) = panel_grid(
+        1, 1, (COLUMN, max(0.68 * COLUMN, chart.height / PIXELS * 0.7)), 0.16 * entries
+    )
     draw_chart(axes, chart)
     axes.set_ylabel(wrap(chart.y.label or chart.title))
     if found := legend_entries([axes]):

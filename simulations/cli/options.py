@@ -1,9 +1,10 @@
-"""Options of the command line: how one is written; and every setting as one: ``--learning-rate 0.5``.
+"""Options of the command line: how one is written; and every setting as one: ``--learning-rate
+0.5``.
 
-``--learning-rate 0.5`` means ``-c learning_rate=0.5``. These options are not declared one by one: an option that the
-command has not is a setting, or an error that says which name was meant: options, settings, values, methods, codecs and
-workloads, all together. Settings of methods are known once torch is imported, which is not done for names that need no
-look.
+``--learning-rate 0.5`` means ``-c learning_rate=0.5``. These options are not declared one by one:
+an option that the command has not is a setting, or an error that says which name was meant:
+options, settings, values, methods, codecs and workloads, all together. Settings of methods are
+known once torch is imported, which is not done for names that need no look.
 """
 
 import re
@@ -29,12 +30,16 @@ console = Console()
 
 
 def starting() -> AbstractContextManager[Any]:
-    """A live line on a terminal while a command imports what it needs, which takes seconds; else nothing."""
+    """A live line on a terminal while a command imports what it needs, which takes seconds; else
+    nothing.
+    """
     return console.status("starting")
 
 
 def option(*names: str, help: str, metavar: str | None = None) -> Any:
-    """An option whose own help says its default, in words that also cover what a workload decides."""
+    """An option whose own help says its default, in words that also cover what a workload
+    decides.
+    """
     return typer.Option(*names, help=help, metavar=metavar, show_default=False)
 
 
@@ -44,7 +49,8 @@ def setting(name: str, *names: str) -> Any:
 
 
 def device_in(given: dict[str, Any]) -> Device:
-    """Take the setting ``device`` out of given ones: a command that looks at a run has a device of its own.
+    """Take the setting ``device`` out of given ones: a command that looks at a run has a device of
+    its own.
 
     Raises ValueError for a device that is none.
     """
@@ -55,31 +61,58 @@ def device_in(given: dict[str, Any]) -> Device:
 def let_run(
     runs: Sequence[str], given: dict[str, Any], trust_code: bool, *, needs: Collection[str] = READS
 ) -> dict[str, Any]:
-    """Let the code that run directories name run, as far as ``allow_code`` does; returns the other given settings."""
-    used = {name for run in runs for name in allow_code(
-        Path(run).expanduser(), given, trust_code=trust_code, needs=needs,
-        say=lambda line: console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True),
-    )}  # fmt: skip
+    """Let the code that run directories name run, as far as ``allow_code`` does; returns the other
+    given settings.
+    """
+    used = {
+        name
+        for run in runs
+        for name in allow_code(
+            Path(run).expanduser(),
+            given,
+            trust_code=trust_code,
+            needs=needs,
+            say=lambda line: console.print(
+                line, style="yellow", markup=False, highlight=False, soft_wrap=True
+            ),
+        )
+    }
     return {name: value for name, value in given.items() if name not in used}
 
 
 def only_code(given: dict[str, Any]) -> dict[str, Any]:
-    """Given settings, all of which name code. Raises ValueError for others: a run has its settings."""
+    """Given settings, all of which name code. Raises ValueError for others: a run has its
+    settings.
+    """
     if other := sorted(given.keys() - code_in(given).keys()):
-        raise ValueError(f"a run has its settings; leave out {', '.join(other)}, or name its own code as FILE.py:NAME")
+        raise ValueError(
+            f"a run has its settings; leave out {', '.join(other)}, or name its own code as "
+            "FILE.py:NAME"
+        )
     return given
 
 
 TrustCode = Annotated[
     bool,
-    option("--trust-code", help="Run the code that RUN names, as it was recorded; prints file and digest before."),
+    option(
+        "--trust-code",
+        help="Run the code that RUN names, as it was recorded; prints file and digest before.",
+    ),
 ]
 OwnWorkload = Annotated[str | None, option(help="The RUN's own, FILE.py:NAME, which may then run.")]
 OwnMethod = Annotated[str | None, option(help="As --workload, of the RUN's own method.")]
-OwnCode = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="RUN's own source or callbacks.")]
-Choice = Annotated[list[str] | None, option("-c", metavar="KEY=VALUE", help="A setting, as --NAME VALUE; repeatable.")]
+OwnCode = Annotated[
+    list[str] | None, option("-c", metavar="KEY=VALUE", help="RUN's own source or callbacks.")
+]
+Choice = Annotated[
+    list[str] | None,
+    option("-c", metavar="KEY=VALUE", help="A setting, as --NAME VALUE; repeatable."),
+]
 RayAddress = Annotated[
-    str | None, option(help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own.")
+    str | None,
+    option(
+        help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own."
+    ),
 ]
 Opens = Annotated[bool, option("--open", help="Open a page in the browser that follows the run.")]
 
@@ -91,13 +124,44 @@ USUAL = {
     "optimizer": "Server optimizer: sgd, adam, Yogi or another class of torch.optim.",
     "momentum": "Momentum of the server's SGD.",
 }
-"""Settings of methods and server that ``--help`` shows, with their declared sentences; a test compares them."""
-SHOWN = frozenset({
-    "method", "preset", "model", "seed", "data_dir", "pretrained", "augment", "epsilon", "noise_multiplier", "delta",
-    "unit", "trust", "reproducible", "rounds", "epochs", "clients", "clients_per_round", "local_steps", "sample_rate",
-    "batch_size", "partition", "alpha", "dropout", "deadline", "codec", "downlink", "record_updates", "callbacks",
-    "engine", "device", "workers",
-})  # fmt: skip
+"""Settings of methods and server that ``--help`` shows, with their declared sentences; a test
+compares them.
+"""
+SHOWN = frozenset(
+    {
+        "method",
+        "preset",
+        "model",
+        "seed",
+        "data_dir",
+        "pretrained",
+        "augment",
+        "epsilon",
+        "noise_multiplier",
+        "delta",
+        "unit",
+        "trust",
+        "reproducible",
+        "rounds",
+        "epochs",
+        "clients",
+        "clients_per_round",
+        "local_steps",
+        "sample_rate",
+        "batch_size",
+        "partition",
+        "alpha",
+        "dropout",
+        "deadline",
+        "codec",
+        "downlink",
+        "record_updates",
+        "callbacks",
+        "engine",
+        "device",
+        "workers",
+    }
+)
 """Settings of a run that ``--help`` shows; ``--help-all`` shows all."""
 WORDS = ("true", "false", "yes", "no")
 RECIPES = Path(__file__).parents[2] / "strategies" / "recipes"
@@ -115,12 +179,23 @@ class WithSettings(typer.core.TyperCommand):
                 click.echo(ctx.get_help())
                 ctx.exit()
 
-        more = click.Option(["--help-all"], is_flag=True, expose_value=False, is_eager=True, callback=show,
-                            help="Show this message with every setting.")  # fmt: skip
+        more = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=show,
+            help="Show this message with every setting.",
+        )
         return [*super().get_params(ctx), more]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = {name: param for param in self.get_params(ctx) for name in param.opts if name.startswith("-")}
+        known = {
+            name: param
+            for param in self.get_params(ctx)
+            for name in param.opts
+            if name.startswith("-")
+        }
         return super().parse_args(ctx, _written(args, known, resilient=ctx.resilient_parsing))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -138,8 +213,11 @@ class WithSettings(typer.core.TyperCommand):
         if incomplete.startswith("-"):
             there = {item.value for item in found}
             names = [option_of(name) for name in [*RUN, *sorted(KNOWN), *USUAL]]
-            found += [CompletionItem(name) for name in dict.fromkeys(names) if name.startswith(incomplete)
-                      and name not in there]  # fmt: skip
+            found += [
+                CompletionItem(name)
+                for name in dict.fromkeys(names)
+                if name.startswith(incomplete) and name not in there
+            ]
         return found
 
 
@@ -171,7 +249,11 @@ def _written(args: Sequence[str], known: Mapping[str, Any], *, resilient: bool) 
         else:
             setting = _setting(name, args, known)  # first: an unknown one says what was meant
             said[setting] = value if sign else _value(name, rest)
-    return [*(word for name, value in said.items() for word in ("-c", f"{name}={value}")), *kept, *rest]
+    return [
+        *(word for name, value in said.items() for word in ("-c", f"{name}={value}")),
+        *kept,
+        *rest,
+    ]
 
 
 def _setting(option: str, args: Sequence[str], known: Mapping[str, Any]) -> str:
@@ -179,7 +261,9 @@ def _setting(option: str, args: Sequence[str], known: Mapping[str, Any]) -> str:
     name = option[2:].replace("-", "_")
     own = any(".py:" in arg for arg in args)  # a method of the user's own may declare any
     if name not in RUN and name not in KNOWN and name not in all_settings() and not own:
-        raise click.NoSuchOption(option, message=f"No such option: {option}{meant_option(option, known)}")
+        raise click.NoSuchOption(
+            option, message=f"No such option: {option}{meant_option(option, known)}"
+        )
     return name
 
 
@@ -211,21 +295,32 @@ def _groups(*, whole: bool) -> dict[str, dict[str, str]]:
         from simulations.settings.show import by_group
 
         found = all_settings()
-        return {group: {name: _sentence(found[name]) for name in names} for group, names in by_group(found).items()}
-    groups = {group: {name: _sentence(RUN[name]) for name in names if name in SHOWN} for group, names in
-              GROUPS_OF_RUN.items()}  # fmt: skip
+        return {
+            group: {name: _sentence(found[name]) for name in names}
+            for group, names in by_group(found).items()
+        }
+    groups = {
+        group: {name: _sentence(RUN[name]) for name in names if name in SHOWN}
+        for group, names in GROUPS_OF_RUN.items()
+    }
     return {**groups, "Methods and server": dict(USUAL)}
 
 
 def _sentence(one: Declared) -> str:
     words = [one.setting.meaning.removesuffix(".")]
     words += [] if all(str(choice) in words[0] for choice in one.choices) else [one.range]
-    said = one.kind is not bool and one.default is not None and isinstance(one.default, str | int | float)
+    said = (
+        one.kind is not bool
+        and one.default is not None
+        and isinstance(one.default, str | int | float)
+    )
     words += [f"default {one.default}"] if said else []
     return "; ".join(words) + "."
 
 
-UNKNOWN = re.compile(r"unknown (?:workload|method|setting|parameter|preset) '([^']+)'|No such command '([^']+)'")
+UNKNOWN = re.compile(
+    r"unknown (?:workload|method|setting|parameter|preset) '([^']+)'|No such command '([^']+)'"
+)
 
 
 def meant_option(option: str, known: Iterable[str]) -> str:
@@ -240,13 +335,18 @@ def meant_option(option: str, known: Iterable[str]) -> str:
         return f"; did you mean --{word}s?"
     if (written := _places(settings).get(MEANINGS.get(plain(word), plain(word)))) is not None:
         return f"; did you mean {written}?"
-    options = [*(name[2:] for name in known if name.startswith("--")), *(name.replace("_", "-") for name in settings)]
+    options = [
+        *(name[2:] for name in known if name.startswith("--")),
+        *(name.replace("_", "-") for name in settings),
+    ]
     near = nearest(word, options)
     return f"; did you mean --{near}?" if near else ""
 
 
 def elsewhere(text: str) -> str:
-    """What an error about an unknown word may add: that the word is one of another kind, and how to write it."""
+    """What an error about an unknown word may add: that the word is one of another kind, and how to
+    write it.
+    """
     found = UNKNOWN.search(text)
     word = next(filter(None, found.groups()), "") if found else ""
     if not word or in_our_words(word, ()):

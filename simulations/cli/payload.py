@@ -1,9 +1,11 @@
-"""``fedlsg payload``: one recorded payload as arrays: what was sent, where, and the gradients that it implies.
+"""``fedlsg payload``: one recorded payload as arrays: what was sent, where, and the gradients that
+it implies.
 
-Scale: values are a client's sum over its Poisson batch of clipped per-example gradients, plus its noise, after the
-codec; with K local steps, the sum over the steps. ``dW/NAME`` is the gradient of a parameter on the same scale. Divided
-by ``divisor``, the client's expected batch size q_k N_k, it estimates the client's mean clipped gradient (times K). The
-server instead adds the clients and divides by clients a round times expected batch (``divisor`` of frame.json).
+Scale: values are a client's sum over its Poisson batch of clipped per-example gradients, plus its
+noise, after the codec; with K local steps, the sum over the steps. ``dW/NAME`` is the gradient of a
+parameter on the same scale. Divided by ``divisor``, the client's expected batch size q_k N_k, it
+estimates the client's mean clipped gradient (times K). The server instead adds the clients and
+divides by clients a round times expected batch (``divisor`` of frame.json).
 """
 
 import io
@@ -28,7 +30,9 @@ from simulations.settings.resolve import uplink_codec
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """What reading one payload needs: the frame of its round, what the server expected, and q_k N_k."""
+    """What reading one payload needs: the frame of its round, what the server expected, and q_k
+    N_k.
+    """
 
     frame: Frame
     expected: Expected
@@ -38,14 +42,16 @@ class Context:
 def payload_command(directory: str, round: int, client: int, out: str, console: Console) -> None:
     """Write the arrays of one payload as npz.
 
-    Raises ValueError for a run without recorded updates, a round or client that is not there (it lists those that
-    are), an existing file, and a damaged payload.
+    Raises ValueError for a run without recorded updates, a round or client that is not there (it
+    lists those that are), an existing file, and a damaged payload.
     """
     file = Path(out).expanduser().resolve()
     if file.exists():
         raise ValueError(f"{out} exists: nothing is overwritten, choose another --out")
     here = f"updates/round-{round:06d}/"
-    run = checked(directory, (SETTINGS, *LISTS, f"{here}frame.*", f"{here}client-{client:06d}.bin"), console)
+    run = checked(
+        directory, (SETTINGS, *LISTS, f"{here}frame.*", f"{here}client-{client:06d}.bin"), console
+    )
     path = find(run, round, client)
     check_writable(file.parent)
     arrays = read_payload(run, round, client, path)
@@ -54,11 +60,14 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
     with writing_to(file.parent):
         write_atomically(file, buffer.getvalue(), private=is_closed(path.parent))
     names = [name.removeprefix("dW/") for name in arrays if name.startswith("dW/")]
-    said = f"{len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} parameters"
+    said = (
+        f"{len(arrays['values'])} values of client {client} in round {round}, dW of {len(names)} "
+        "parameters"
+    )
     print_whole(f"{file}: {said}", console)
     print_whole(
-        f"They are summed gradients; divided by {float(arrays['divisor']):g}, the client's expected batch size, they "
-        "are its mean gradient.",
+        f"They are summed gradients; divided by {float(arrays['divisor']):g}, the client's "
+        "expected batch size, they are its mean gradient.",
         console,
     )
 
@@ -66,26 +75,38 @@ def payload_command(directory: str, round: int, client: int, out: str, console: 
 def find(run: RunDir, round: int, client: int) -> Path:
     """The file of a payload. Raises ValueError, listing rounds or clients, if there is none."""
     if run.read_config().trust == "server":
-        raise ValueError(f"{run.path} has trust=server: updates without noise are kept nowhere; sum.npy is the release")
+        raise ValueError(
+            f"{run.path} has trust=server: updates without noise are kept nowhere; sum.npy is the "
+            "release"
+        )
     if run.read_config().trust == "secure":
-        raise ValueError(f"{run.path} has trust=secure: payloads are masked; sum.npy of a round is what they add up to")
+        raise ValueError(
+            f"{run.path} has trust=secure: payloads are masked; sum.npy of a round is what they "
+            "add up to"
+        )
     files = payload_files(run.path)
     if not files:
-        raise ValueError(f"{run.path} holds no recorded updates: run it again with --record-updates")
+        raise ValueError(
+            f"{run.path} holds no recorded updates: run it again with --record-updates"
+        )
     if round not in files:
-        raise ValueError(f"no payload of round {round} is recorded; there are rounds {spans(files)}")
+        raise ValueError(
+            f"no payload of round {round} is recorded; there are rounds {spans(files)}"
+        )
     if client not in files[round]:
         raise ValueError(
-            f"no payload of client {client} is recorded in round {round}; there are clients {spans(files[round])}"
+            f"no payload of client {client} is recorded in round {round}; there are clients "
+            f"{spans(files[round])}"
         )
     return files[round][client]
 
 
 def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, np.ndarray]:
-    """``indices`` (k,) int64 in the flat vector of frame.json, ``values`` (k,) float32, ``divisor`` () and ``dW/NAME``.
+    """``indices`` (k,) int64 in the flat vector of frame.json, ``values`` (k,) float32, ``divisor``
+    () and ``dW/NAME``.
 
-    Gradients are those of Eq. 3, or of what else the parameter's form says, in the shape of the parameter. Raises
-    ValueError for a damaged record.
+    Gradients are those of Eq. 3, or of what else the parameter's form says, in the shape of the
+    parameter. Raises ValueError for a damaged record.
     """
     context = recorded(run, round, client, path)
     message, expected, frame = path.read_bytes(), context.expected, context.frame
@@ -97,25 +118,35 @@ def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, 
     gradients = frame.gradients(decode(values.to(place), frame))
     indices = expected.indices
     if expected.index_mode == "chosen":
-        indices = chosen_positions(message, [block.shape for block in frame.wire.blocks], expected.limit)
+        indices = chosen_positions(
+            message, [block.shape for block in frame.wire.blocks], expected.limit
+        )
         values = values[indices]
-    arrays = {"indices": indices.numpy(), "values": values.numpy(), "divisor": np.array(context.expected_batch)}
+    arrays = {
+        "indices": indices.numpy(),
+        "values": values.numpy(),
+        "divisor": np.array(context.expected_batch),
+    }
     return arrays | {f"dW/{name}": gradient.cpu().numpy() for name, gradient in gradients.items()}
 
 
 def recorded(run: RunDir, round: int, client: int, path: Path) -> Context:
-    """From the files of the round alone. Raises ValueError if an older version wrote no frame.json; DamagedError."""
+    """From the files of the round alone. Raises ValueError if an older version wrote no frame.json;
+    DamagedError.
+    """
     try:
         frame, about = read_frame(path.parent)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{error.filename} is missing: restore it from a copy; updates of before version 0.1, which have none, are "
-            "read by the version that recorded them"
+            f"{error.filename} is missing: restore it from a copy; updates of before version 0.1, "
+            "which have none, are read by the version that recorded them"
         ) from None
     settings, own = run.read_config(), about["clients"].get(str(client))
     if own is None:
-        raise ValueError(f"{path} is of an attempt that the server did not count: {path.parent / 'frame.json'} does "
-                         f"not list client {client}")  # fmt: skip
+        raise ValueError(
+            f"{path} is of an attempt that the server did not count: {path.parent / 'frame.json'} "
+            f"does not list client {client}"
+        )
     expected = Expected(
         round=round,
         codec=uplink_codec(settings),

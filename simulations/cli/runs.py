@@ -1,7 +1,8 @@
-"""``fedlsg runs``: the runs of a folder as a list, and chosen ones side by side, in the terminal and as a page.
+"""``fedlsg runs``: the runs of a folder as a list, and chosen ones side by side, in the terminal
+and as a page.
 
-The folders may come from anybody. They are read as ``fedlsg report`` reads them: no code of a run is run, no link is
-followed out of one, and what cannot be read is named and left out.
+The folders may come from anybody. They are read as ``fedlsg report`` reads them: no code of a run
+is run, no link is followed out of one, and what cannot be read is named and left out.
 """
 
 import math
@@ -24,7 +25,14 @@ from simulations.report.run_page import PLACES
 from simulations.report.table import Column, make_table, records
 from simulations.report.template import render
 from simulations.report.terminal import print_line, print_note, print_table, print_whole
-from simulations.report.words import NOT_PRIVATE, duration, epsilon_words, human_bytes, percent, strongest
+from simulations.report.words import (
+    NOT_PRIVATE,
+    duration,
+    epsilon_words,
+    human_bytes,
+    percent,
+    strongest,
+)
 from simulations.run.live_page import open_file
 from simulations.rundir.examined import RESULTS, Say, open_run
 from simulations.rundir.files import write_atomically, writing_to
@@ -35,13 +43,20 @@ from simulations.rundir.rundir import RunDir
 
 DEPTH = 3
 """Folders inside folders are searched so far: runs, comparisons in them, and their cells."""
-READERS = {"client": "everybody", "secure": "the sum's readers", "aggregate": "the sum's readers", "server": "outside"}
+READERS = {
+    "client": "everybody",
+    "secure": "the sum's readers",
+    "aggregate": "the sum's readers",
+    "server": "outside",
+}
 """Against whom epsilon holds, by ``trust``; of a finished secure sum the summary knows more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """One run of a list. ``name``: its path below the folder. ``began``: seconds since 1970; None: it is a secret."""
+    """One run of a list. ``name``: its path below the folder. ``began``: seconds since 1970; None:
+    it is a secret.
+    """
 
     name: str
     path: Path
@@ -60,7 +75,9 @@ class Listed:
     def reader(self) -> str:
         """Against whom epsilon holds."""
         trust = str(self.result.settings.get("trust", "client"))
-        strong = strongest(self.result.summary).removeprefix(" against ") if self.result.done else ""
+        strong = (
+            strongest(self.result.summary).removeprefix(" against ") if self.result.done else ""
+        )
         level = unit_in(self.result.settings).level
         return (strong or READERS.get(trust, trust)) + (level and f", {level}")
 
@@ -68,7 +85,11 @@ class Listed:
     def bytes(self) -> int | None:
         """Payload bytes up and down; None where a trusted server keeps them to itself."""
         rows = self.result.rows
-        return sum(row.uplink_bytes + row.downlink_bytes for row in rows) if all(row.counted for row in rows) else None
+        return (
+            sum(row.uplink_bytes + row.downlink_bytes for row in rows)
+            if all(row.counted for row in rows)
+            else None
+        )
 
     @property
     def seconds(self) -> float | None:
@@ -77,7 +98,9 @@ class Listed:
 
 
 def printable(text: object) -> str:
-    """Text of somebody else's for a terminal: control characters, and those that turn text round, as their codes."""
+    """Text of somebody else's for a terminal: control characters, and those that turn text round,
+    as their codes.
+    """
     return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in str(text))
 
 
@@ -97,7 +120,9 @@ def _setting(name: str) -> Callable[[Listed], str]:
 
 def _words(name: str, value: Callable[[Listed], str], optional: int = 0) -> Column:
     """A column of somebody else's words."""
-    return Column(name, value, key=name, words=lambda run: printable(value(run)), left=True, optional=optional)
+    return Column(
+        name, value, key=name, words=lambda run: printable(value(run)), left=True, optional=optional
+    )
 
 
 COLUMNS = (
@@ -106,15 +131,20 @@ COLUMNS = (
     _words("method", _setting("method"), optional=5),
     _words("workload", _setting("workload"), optional=4),
     Column("epsilon", lambda run: run.epsilon, key="epsilon", words=_epsilon),
-    Column("against", lambda run: run.reader if run.epsilon is not None else None, key="against", left=True,
-           optional=3),
+    Column(
+        "against",
+        lambda run: run.reader if run.epsilon is not None else None,
+        key="against",
+        left=True,
+        optional=3,
+    ),
     Column("accuracy", lambda run: run.result.accuracy, percent, "accuracy"),
     Column("bytes", lambda run: run.bytes, human_bytes, "bytes", optional=6),
     Column("time", lambda run: run.seconds, duration, "seconds", optional=2),
     Column("began", lambda run: run.began, _when, "began", left=True, optional=1),
     Column("", lambda run: str(run.path), key="path"),
     Column("", lambda run: len(run.result.rows), key="rounds"),
-)  # fmt: skip
+)
 ORDERS: Mapping[str, tuple[Callable[[Listed], Any], bool]] = {
     "run": (lambda run: run.name, False),
     "state": (lambda run: run.state, False),
@@ -130,7 +160,9 @@ ORDERS: Mapping[str, tuple[Callable[[Listed], Any], bool]] = {
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Run directories in a folder, which may be one itself. Raises ValueError for what is no folder."""
+    """Run directories in a folder, which may be one itself. Raises ValueError for what is no
+    folder.
+    """
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: name one that has run directories in it")
     found, waiting = [], [(folder, 0)]
@@ -140,7 +172,11 @@ def find_runs(folder: Path) -> list[Path]:
             found.append(place)
         elif depth < DEPTH:
             with suppress(OSError):
-                waiting += [(one, depth + 1) for one in place.iterdir() if one.is_dir() and not one.is_symlink()]
+                waiting += [
+                    (one, depth + 1)
+                    for one in place.iterdir()
+                    if one.is_dir() and not one.is_symlink()
+                ]
     return sorted(found)
 
 
@@ -151,13 +187,22 @@ def read_all(folder: Path, say: Say) -> list[Listed]:
         name = _name(folder, path)
         try:
             found.append(listed(path, name))
-        except Exception as error:  # files of another's: whatever is in them, the other runs are listed
-            say(printable(f"left out: {name}: {' '.join(str(error).split()) or type(error).__name__}"))
+        # files of another's: whatever is in them, the other runs are listed
+        except Exception as error:
+            say(
+                printable(
+                    f"left out: {name}: {' '.join(str(error).split()) or type(error).__name__}"
+                )
+            )
     return found
 
 
 def _name(folder: Path, path: Path) -> str:
-    return path.name if path == folder else path.relative_to(folder).as_posix().replace(f"/{CELLS}/", "/")
+    return (
+        path.name
+        if path == folder
+        else path.relative_to(folder).as_posix().replace(f"/{CELLS}/", "/")
+    )
 
 
 def listed(path: Path, name: str) -> Listed:
@@ -174,8 +219,11 @@ def listed(path: Path, name: str) -> Listed:
 
 
 def _start(path: Path) -> float:
-    """When the run wrote its first event, which a copy keeps; before that, when its settings were written."""
-    try:  # a record: length (8 bytes), its checksum (4), then the field wall_time: its tag (1), a double
+    """When the run wrote its first event, which a copy keeps; before that, when its settings were
+    written.
+    """
+    # a record: length (8 bytes), its checksum (4), then the field wall_time: its tag (1), a double
+    try:
         with (path / EVENTS).open("rb") as file:
             found = float(struct.unpack_from("<d", file.read(21), 13)[0])
     except (OSError, struct.error):
@@ -184,42 +232,65 @@ def _start(path: Path) -> float:
 
 
 def in_order(runs: Iterable[Listed], by: str, *, reverse: bool = False) -> list[Listed]:
-    """Sorted; those without a value are last. Raises ValueError for an unknown key, with the known ones."""
+    """Sorted; those without a value are last. Raises ValueError for an unknown key, with the known
+    ones.
+    """
     value, largest = choose("sort", by, ORDERS)
     known = [run for run in runs if (found := value(run)) is not None and found == found]
-    return sorted(known, key=value, reverse=largest != reverse) + [run for run in runs if run not in known]
+    return sorted(known, key=value, reverse=largest != reverse) + [
+        run for run in runs if run not in known
+    ]
 
 
 def list_table(runs: Sequence[Listed]) -> Table:
     """The list."""
-    return make_table(COLUMNS, runs, style=lambda run: "" if run.epsilon is not None else "no-epsilon")
+    return make_table(
+        COLUMNS, runs, style=lambda run: "" if run.epsilon is not None else "no-epsilon"
+    )
 
 
 def chosen(folder: Path, names: Sequence[str], say: Say) -> list[Listed]:
-    """Runs by their names in the list, or by paths. Raises ValueError for one that is neither, or that changed."""
+    """Runs by their names in the list, or by paths. Raises ValueError for one that is neither, or
+    that changed.
+    """
     found = []
     for name in names:
-        inside = [path for path in (folder / name, Path(name).expanduser()) if (path / "config.toml").exists()]
+        inside = [
+            path
+            for path in (folder / name, Path(name).expanduser())
+            if (path / "config.toml").exists()
+        ]
         if not inside and folder.is_dir():
-            inside = [path for path in find_runs(folder) if name in (path.name, _name(folder, path))]
+            inside = [
+                path for path in find_runs(folder) if name in (path.name, _name(folder, path))
+            ]
         if not inside:
-            raise ValueError(f"unknown run {name!r}: expected a name of fedlsg runs {folder}, or a run directory")
+            raise ValueError(
+                f"unknown run {name!r}: expected a name of fedlsg runs {folder}, or a run directory"
+            )
         open_run(inside[0], RESULTS, lambda line: say(printable(line)))
         found.append(listed(inside[0], name))
     return found
 
 
 def compare_table(runs: Sequence[Listed]) -> Table:
-    """Runs side by side: a column each, with the facts of the list, and every setting in which they differ."""
+    """Runs side by side: a column each, with the facts of the list, and every setting in which they
+    differ.
+    """
     facts = [column for column in COLUMNS if column.name and column.name != "run"]
     rows = [Row(cells=(column.name, *(column.shown(run) for run in runs))) for column in facts]
-    rows += [Row(cells=(name, *values), group="settings that differ") for name, values in differing(runs).items()]
+    rows += [
+        Row(cells=(name, *values), group="settings that differ")
+        for name, values in differing(runs).items()
+    ]
     columns = ("", *(printable(run.name) for run in runs))
     return Table(columns=columns, rows=tuple(rows), left=tuple(range(len(columns))))
 
 
 def differing(runs: Sequence[Listed]) -> dict[str, tuple[str, ...]]:
-    """Settings that are not the same in all runs, and are in the rows above already; folders are left out."""
+    """Settings that are not the same in all runs, and are in the rows above already; folders are
+    left out.
+    """
     said = PLACES | {"method", "workload"}
     names = dict.fromkeys(name for run in runs for name in run.result.settings if name not in said)
     values = {name: tuple(_value(run.result.settings.get(name)) for run in runs) for name in names}
@@ -238,18 +309,30 @@ PAGE = "runs.html"
 NO_RUNS = "no runs in {}: start one with fedlsg run, or name another folder"
 TICKS = 100
 """So many runs of a page, the first ones, can be ticked."""
-COMPARED = "The runs whose boxes are ticked above, and every setting in which runs of this page differ."
+COMPARED = (
+    "The runs whose boxes are ticked above, and every setting in which runs of this page differ."
+)
 WHAT = (
-    "Epsilon is the largest over the clients of a run, against the readers named next to it. It covers that run "
-    "only: it costs more privacy to choose the best of several runs. Bytes are payloads, up and down."
+    "Epsilon is the largest over the clients of a run, against the readers named next to it. It "
+    "covers that run only: it costs more privacy to choose the best of several runs. Bytes are "
+    "payloads, up and down."
 )
 
 
 def runs_command(
-    folder: str, console: Console, *, sort: str, reverse: bool, json: bool, compare: Sequence[str], html: str | None,
+    folder: str,
+    console: Console,
+    *,
+    sort: str,
+    reverse: bool,
+    json: bool,
+    compare: Sequence[str],
+    html: str | None,
     opens: bool,
-) -> None:  # fmt: skip
-    """List the runs of a folder, or compare chosen ones. Raises ValueError for a folder or run that is none."""
+) -> None:
+    """List the runs of a folder, or compare chosen ones. Raises ValueError for a folder or run that
+    is none.
+    """
     place, left_out = Path(folder).expanduser(), list[str]()
     ticked = chosen(place, compare, left_out.append)
     listed = [] if ticked and not (html or opens) else read_all(place, left_out.append)
@@ -274,7 +357,9 @@ def runs_command(
             print_note("no browser was found: open this file in one", console)
 
 
-def runs_page(place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left_out: Sequence[str]) -> str:
+def runs_page(
+    place: str, runs: Sequence[Listed], ticked: Sequence[Listed], left_out: Sequence[str]
+) -> str:
     """The list as a page; its ticked runs are side by side."""
     every = [*ticked, *(run for run in runs if run.path not in {one.path for one in ticked})]
     table, some = list_table(every), every[:TICKS]

@@ -1,1 +1,3 @@
-"""A client's part of a run: Flower app, model or replica, batches, training, ledger, what it sends."""
+"""A client's part of a run: Flower app, model or replica, batches, training, ledger, what it
+sends.
+"""

@@ -1,14 +1,18 @@
-"""A client's account, to which its training is charged: its ledger, its budget, and the folder of the run.
+"""A client's account, to which its training is charged: its ledger, its budget, and the folder of
+the run.
 
-SimulatedAccount   the driver's view of a simulated client; and a client in Flower's own simulation, with its own ledger
+SimulatedAccount   the driver's view of a simulated client; and a client in Flower's own simulation,
+                   with its own ledger
 GivenAccount       such a client on our engines: the driver has charged it
 NodeAccount        a deployed client: one ledger of its own over all runs (``deployed``)
 
 On our engines the charge comes with the message, in the state of the client's Flower Context:
 
-    driver -> client   the ledger entry of this attempt, which is on the driver's disk already; the last payload, the
-                       memory of error feedback, and the key of shuffled batches, where the client needs them
-    client -> driver   whether the attempt was used; the rows of its batches, if they are recorded; its new memory
+    driver -> client   the ledger entry of this attempt, which is on the driver's disk already; the
+                       last payload, the memory of error feedback, and the key of shuffled batches,
+                       where the client needs them
+    client -> driver   whether the attempt was used; the rows of its batches, if they are recorded;
+                       its new memory
 
 So a client writes no file, draws nothing without an entry of the driver, and draws once for each.
 """
@@ -45,7 +49,8 @@ RECORD = "account"
 
 
 class Account:
-    """What a client charges; of a rehearsal, nothing is charged, checked or kept. ``name``: of the run, in the ledger.
+    """What a client charges; of a rehearsal, nothing is charged, checked or kept. ``name``: of the
+    run, in the ledger.
 
     A refused entry raises before it is charged.
     """
@@ -133,7 +138,10 @@ class SimulatedAccount(Account):
         if not entry.private or s.epsilon is None or s.reproducible:
             return
         if self.ledger.would_exceed(entry, s.epsilon, s.delta):
-            why = f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this client"
+            why = (
+                f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this "
+                "client"
+            )
             raise OverBudgetError(why)
 
     def charge(self, entry: Entry) -> None:
@@ -141,8 +149,12 @@ class SimulatedAccount(Account):
             self.ledger.charge(entry)
 
     def is_charged(self, entry: Entry) -> bool:
-        """Whether an attempt needs no charge: a reproducible one draws the same bits again, the same release."""
-        again = (replace(known, attempt=entry.attempt) == entry for known in self.of_round(entry.round))
+        """Whether an attempt needs no charge: a reproducible one draws the same bits again, the
+        same release.
+        """
+        again = (
+            replace(known, attempt=entry.attempt) == entry for known in self.of_round(entry.round)
+        )
         return self.settings.reproducible and any(again)
 
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
@@ -152,7 +164,9 @@ class SimulatedAccount(Account):
 
 @dataclass(frozen=True)
 class GivenAccount(Account):
-    """Reads and writes the record of a client's state. It is its own box: the driver keeps payload and memory."""
+    """Reads and writes the record of a client's state. It is its own box: the driver keeps payload
+    and memory.
+    """
 
     record: ConfigRecord
     run: History
@@ -177,11 +191,18 @@ class GivenAccount(Account):
         return _bytes(self.record["batches"])
 
     def charge(self, entry: Entry) -> None:
-        """Use the charge that is on the driver's disk. Raises LedgerError if this is another one, or was used."""
+        """Use the charge that is on the driver's disk. Raises LedgerError if this is another one,
+        or was used.
+        """
         if entry != self._entry:
-            raise LedgerError(f"the driver has charged {self._entry}, and this client would be charged {entry}")
+            raise LedgerError(
+                f"the driver has charged {self._entry}, and this client would be charged {entry}"
+            )
         if self.record["charged"]:
-            raise LedgerError(f"attempt {entry.attempt} of round {entry.round} was used: a second draw is not charged")
+            raise LedgerError(
+                f"attempt {entry.attempt} of round {entry.round} was used: a second draw is not "
+                "charged"
+            )
         self.record["charged"] = True
 
     def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
@@ -206,14 +227,18 @@ class GivenAccount(Account):
         found: Tensor = array_in(self.record, "memory", "<f8")
         return found
 
-    def store(self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int) -> bytes:
+    def store(
+        self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int
+    ) -> bytes:
         """Return the new memory; the driver stores it with the payload."""
         self.record["memory"] = bytes_of(memory, "<f8")
         return payload
 
 
 _ENCODED: dict[str, Entry] = {}
-"""Entries of a round that this process has charged as the driver, by their text: its own clients need not read that."""
+"""Entries of a round that this process has charged as the driver, by their text: its own clients
+need not read that.
+"""
 
 
 def encoded(entry: Entry) -> str:
@@ -253,16 +278,24 @@ def _bytes(value: object) -> bytes:
 
 
 def entry_of(account: Account, plan: RoundPlan, num_examples: int, *, reproducible: bool) -> Entry:
-    """The next entry of a client that takes part in a round; ``plan`` has its own rate and noise."""
+    """The next entry of a client that takes part in a round; ``plan`` has its own rate and
+    noise.
+    """
     entry = Entry(
-        client=account.client, round=plan.round, attempt=account.next_attempt(plan.round), reproducible=reproducible,
-        run=account.name, **plan.charge(num_examples),
-    )  # fmt: skip
+        client=account.client,
+        round=plan.round,
+        attempt=account.next_attempt(plan.round),
+        reproducible=reproducible,
+        run=account.name,
+        **plan.charge(num_examples),
+    )
     return account.next_batch(entry)
 
 
 def takes_part_in_secret(base: Base) -> bool:
-    """Whether no file may tell that a client took part: the server's ledger is charged then, for all of them."""
+    """Whether no file may tell that a client took part: the server's ledger is charged then, for
+    all of them.
+    """
     return base.draws_in_secret
 
 
@@ -270,14 +303,18 @@ _DIRECTORIES: dict[Settings, str] = {}
 
 
 def own_directory(settings: Settings, announced: str) -> RunDir:
-    """Where a simulated client keeps its ledger: its own setting, else the first place that was ``announced``.
+    """Where a simulated client keeps its ledger: its own setting, else the first place that was
+    ``announced``.
 
-    Raises ValueError if the server names another place later: the client would have its budget once more.
+    Raises ValueError if the server names another place later: the client would have its budget once
+    more.
     """
     own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
     path = _resolve(own, os.getcwd())
     if path != _resolve(announced, os.getcwd()):
-        raise ValueError(f"the server names the run directory {announced}, this client's ledger is in {own}")
+        raise ValueError(
+            f"the server names the run directory {announced}, this client's ledger is in {own}"
+        )
     return RunDir(path)
 
 
@@ -288,13 +325,20 @@ def _resolve(path: str, working_directory: str) -> Path:
 
 
 def batches_of(base: Base, entry: Entry, key: bytes | None) -> ShuffledBatches:
-    """The batches that an entry pays for. Without a key, those of a reproducible run, which follow from its seed."""
+    """The batches that an entry pays for. Without a key, those of a reproducible run, which follow
+    from its seed.
+    """
 
     def order(epoch: int) -> SecretStream:
         if key is None:
-            return reproducible_stream(base.settings.seed, *base.stream, "batches", entry.client, epoch)
+            return reproducible_stream(
+                base.settings.seed, *base.stream, "batches", entry.client, epoch
+            )
         return SecretStream(hashlib.sha256(key + b"\x1fepoch\x1f%d" % epoch).digest())
 
     return ShuffledBatches(
-        num_examples=entry.num_examples, batch_size=base.local.shuffled, first=entry.first_batch, order=order
+        num_examples=entry.num_examples,
+        batch_size=base.local.shuffled,
+        first=entry.first_batch,
+        order=order,
     )

@@ -1,9 +1,11 @@
 """The Flower ClientApp: two messages, ``query`` (identity) and ``train`` (one round).
 
-A client always replies: a silent one would delay the round. What leaves is its payload, a refusal (a ``RefusalError``,
-or an error of the ledger or of the code: its text names settings, terms, files and public data), or one constant text.
-Even the type of any other error may reveal private data: memory that ran out, the size of a batch; an index error, a
-label. The client's log has the whole error. In a simulation, a full disk is reported as well: it is the run's disk.
+A client always replies: a silent one would delay the round. What leaves is its payload, a refusal
+(a ``RefusalError``,
+or an error of the ledger or of the code: its text names settings, terms, files and public data), or
+one constant text. Even the type of any other error may reveal private data: memory that ran out,
+the size of a batch; an index error, a label. The client's log has the whole error. In a simulation,
+a full disk is reported as well: it is the run's disk.
 """
 
 import os
@@ -33,7 +35,16 @@ from simulations.settings.published import from_run_config, unfolded
 from simulations.settings.settings import Settings, code_in
 from strategies.federation.proofs import OtherCodeError, check_same_code
 from strategies.federation.stages import MASKED
-from strategies.federation.wire import DISK_FULL, FAILED, IN_RUN_LOG, NO_REASON, failure, identity, stage_of, update
+from strategies.federation.wire import (
+    DISK_FULL,
+    FAILED,
+    IN_RUN_LOG,
+    NO_REASON,
+    failure,
+    identity,
+    stage_of,
+    update,
+)
 
 Read = Callable[[Message, Context], Settings]
 """Settings of a run, from a message or its context. Raises SettingsError for what is none."""
@@ -45,19 +56,27 @@ def make_app(read: Read) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        """This client's partition and its declared number of examples. Refused if the server runs other code."""
+        """This client's partition and its declared number of examples. Refused if the server runs
+        other code.
+        """
         return _reply(message, context, lambda: _identity(message, context, read))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         """One round's payload."""
-        return _reply(message, context, lambda: _update(message, context, read), on_run_disk=is_simulated(context))
+        return _reply(
+            message,
+            context,
+            lambda: _update(message, context, read),
+            on_run_disk=is_simulated(context),
+        )
 
     return app
 
 
 def is_simulated(context: Context) -> bool:
-    """Whether this client is simulated next to others, by our engines or by Flower's own (a message each).
+    """Whether this client is simulated next to others, by our engines or by Flower's own (a message
+    each).
 
     If not, it is a SuperNode with a machine of its own.
     """
@@ -116,14 +135,18 @@ def _of_run_config(message: Message, context: Context) -> Settings:
 
 @lru_cache(maxsize=4)
 def _code_in(config: _Items, folder: str) -> tuple[str, ...]:
-    """Names of code in a run config, absolute in a working directory; none where ``run_settings`` refuses it."""
+    """Names of code in a run config, absolute in a working directory; none where ``run_settings``
+    refuses it.
+    """
     with suppress(ValueError):
         return tuple(chain.from_iterable(code_in(unfolded(dict(config))).values()))
     return ()
 
 
 def read_simulated(message: Message, context: Context, read: Read) -> tuple[Settings, int]:
-    """Settings and partition of a simulated client; if no number of clients is set, every node is one."""
+    """Settings and partition of a simulated client; if no number of clients is set, every node is
+    one.
+    """
     settings = with_clients(read(message, context), int(context.node_config["num-partitions"]))
     return settings, int(context.node_config["partition-id"])
 
@@ -139,17 +162,30 @@ def _identity(message: Message, context: Context, read: Read) -> RecordDict:
 
 def _update(message: Message, context: Context, read: Read) -> RecordDict:
     if not is_simulated(context):
-        return Deployed.of(context.node_config, read(message, context)).update(message.content, context.state)
+        return Deployed.of(context.node_config, read(message, context)).update(
+            message.content, context.state
+        )
     settings, partition = read_simulated(message, context, read)
     if stage_of(message.content) not in (None, MASKED):
-        return update(answer_stage(process(settings).base, partition, message.content, context.state), partition)
-    return update(answer(settings, partition, message.content, context.state, shared=True), partition)
+        return update(
+            answer_stage(process(settings).base, partition, message.content, context.state),
+            partition,
+        )
+    return update(
+        answer(settings, partition, message.content, context.state, shared=True), partition
+    )
 
 
 def _reply(
-    message: Message, context: Context, content: Callable[[], RecordDict], *, on_run_disk: bool = False
+    message: Message,
+    context: Context,
+    content: Callable[[], RecordDict],
+    *,
+    on_run_disk: bool = False,
 ) -> Message:
-    """A reply in any case. ``on_run_disk``: the client writes to the disk of the run, which stops if that is full."""
+    """A reply in any case. ``on_run_disk``: the client writes to the disk of the run, which stops
+    if that is full.
+    """
     try:
         with without_exit():
             return Message(content(), reply_to=message)
@@ -158,14 +194,24 @@ def _reply(
         return refusal(error, message, on_run_disk=on_run_disk, reason=reason)
 
 
-def refusal(error: Exception, message: Message, *, on_run_disk: bool, reason: str = IN_RUN_LOG) -> Message:
-    """The reply for the exception that is being handled: its text if that may leave the client, else ``reason``."""
+def refusal(
+    error: Exception, message: Message, *, on_run_disk: bool, reason: str = IN_RUN_LOG
+) -> Message:
+    """The reply for the exception that is being handled: its text if that may leave the client,
+    else ``reason``.
+    """
     full = cause_of(error) if on_run_disk else None
     if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
         log(WARNING, "refused: %s", error)
-        return failure(str(error), error.code if isinstance(error, RefusalError) else FAILED, message)
+        return failure(
+            str(error), error.code if isinstance(error, RefusalError) else FAILED, message
+        )
     log_failure()
-    return failure(reason, FAILED, message) if full is None else failure(f"{full.filename}", DISK_FULL, message)
+    return (
+        failure(reason, FAILED, message)
+        if full is None
+        else failure(f"{full.filename}", DISK_FULL, message)
+    )
 
 
 app = make_app(_of_run_config)

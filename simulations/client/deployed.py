@@ -1,6 +1,7 @@
 """A deployed client's two replies: its identity, and the payload of a round.
 
-Both check its terms, because each message has its own run config. Every refusal comes before anything is spent.
+Both check its terms, because each message has its own run config. Every refusal comes before
+anything is spent.
 """
 
 from contextlib import suppress
@@ -47,9 +48,11 @@ from strategies.federation.wire import identity, read_round, stage_of, update
 
 @dataclass(frozen=True)
 class NodeAccount(Account):
-    """A deployed client's account in the run ``name``: one ledger over all runs, under its own budget and the run's.
+    """A deployed client's account in the run ``name``: one ledger over all runs, under its own
+    budget and the run's.
 
-    ``settings``: of the run, resolved. Check and charge are one step, under the folder's lock; no private row is kept.
+    ``settings``: of the run, resolved. Check and charge are one step, under the folder's lock; no
+    private row is kept.
     """
 
     folder: NodeFolder
@@ -89,18 +92,22 @@ class NodeAccount(Account):
         """
         check_mechanism(entry.mechanism, self.settings.method)
         if entry.reproducible:
-            raise TermsError("reproducible noise: a deployed client never draws its noise from a known seed")
+            raise TermsError(
+                "reproducible noise: a deployed client never draws its noise from a known seed"
+            )
         before = {e.num_examples for e in self.folder.ledger.entries if e.run == self.name}
         if before - {entry.num_examples}:
             raise TermsError(
-                f"this client had another number of training rows earlier in the run {self.name}: N_k is fixed within "
-                "a run; start a new one"
+                f"this client had another number of training rows earlier in the run {self.name}: "
+                "N_k is fixed within a run; start a new one"
             )
         self.folder.charge(entry, self.budgets)
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """What the client's terms allow over all runs, and what the run's settings allow over this one."""
+        """What the client's terms allow over all runs, and what the run's settings allow over this
+        one.
+        """
         s, terms = self.settings, self.folder.terms
         own = Budget(epsilon=terms.epsilon_max, delta=terms.delta_max)
         if s.epsilon is None:
@@ -117,7 +124,9 @@ class Deployed:
 
     @classmethod
     def of(cls, node_config: Any, settings: Settings) -> "Deployed":
-        """Raises TermsError for an incomplete node config, or for settings that are weaker than it."""
+        """Raises TermsError for an incomplete node config, or for settings that are weaker than
+        it.
+        """
         terms = read_terms(node_config)
         return cls(terms, usable(settings, terms))
 
@@ -132,20 +141,25 @@ class Deployed:
     def update(self, content: RecordDict, state: RecordDict) -> RecordDict:
         """The payload of a round, and the lines of the ledger that the server does not have.
 
-        ``state``: of this client's own Flower Context. A stage of a secure sum without values has no lines.
+        ``state``: of this client's own Flower Context. A stage of a secure sum without values has
+        no lines.
         """
         if stage_of(content) not in (None, MASKED):
             _, here = self._admit()
-            return update(answer_stage(here.process.base, self.terms.partition, content, state), self.terms.partition)
+            return update(
+                answer_stage(here.process.base, self.terms.partition, content, state),
+                self.terms.partition,
+            )
         held = read_held(content)
         if held is None:
             raise TermsError(
-                "the server names no run: it treats this client as a simulated one, or has another version of fedlsg; "
-                "a deployed client would be charged without a proof of it"
+                "the server names no run: it treats this client as a simulated one, or has another "
+                "version of fedlsg; a deployed client would be charged without a proof of it"
             )
         announced = read_round(content)
         folder, here = self._admit(announced.expected_batch, announced.isolation)
-        folder.news(held.head)  # refuse a server with entries that this ledger lacks, before anything is spent
+        # refuse a server with entries that this ledger lacks, before anything is spent
+        folder.news(held.head)
         account = NodeAccount(folder, here.process.base.settings, held.run)
         payload = answer_in(here.process, account, content, state)
         reply = update(payload, self.terms.partition)
@@ -162,9 +176,11 @@ class Deployed:
         return folder, here
 
     def _refuse_hopeless(self, folder: NodeFolder, here: "NodeProcess") -> None:
-        """Raise OverBudgetError if one round at the given noise multiplier would spend more than the whole budget.
+        """Raise OverBudgetError if one round at the given noise multiplier would spend more than
+        the whole budget.
 
-        A budget that earlier rounds have spent is not refused here: the server still needs the ledger.
+        A budget that earlier rounds have spent is not refused here: the server still needs the
+        ledger.
         """
         base, size = here.process.base, here.num_examples
         if base.settings.noise_multiplier is None:
@@ -180,17 +196,22 @@ class Deployed:
             num_examples=size,
             mechanism=mechanism.kind,
         )
-        if folder.ledger.would_exceed(entry, self.terms.epsilon_max, self.terms.delta_max, run=entry.run):
+        if folder.ledger.would_exceed(
+            entry, self.terms.epsilon_max, self.terms.delta_max, run=entry.run
+        ):
             raise OverBudgetError(
-                f"a single round at sample_rate={rate:g} and noise_multiplier={base.settings.noise_multiplier:g} "
-                f"passes epsilon-max={self.terms.epsilon_max:g} at delta-max={self.terms.delta_max:g}, this client's "
-                "privacy budget over all runs"
+                f"a single round at sample_rate={rate:g} and "
+                f"noise_multiplier={base.settings.noise_multiplier:g} passes "
+                f"epsilon-max={self.terms.epsilon_max:g} at delta-max={self.terms.delta_max:g}, "
+                "this client's privacy budget over all runs"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class NodeProcess:
-    """What a deployed client's process keeps. ``blocks``: number of blocks in every frame of the run."""
+    """What a deployed client's process keeps. ``blocks``: number of blocks in every frame of the
+    run.
+    """
 
     process: Process
     blocks: int
@@ -207,14 +228,18 @@ class NodeProcess:
         return len(self.process.base.workload.train)
 
     def digest(self, key: bytes) -> str:
-        """Keyed digest of all training rows, computed once: they stay in memory as they were read."""
+        """Keyed digest of all training rows, computed once: they stay in memory as they were
+        read.
+        """
         if key not in self._digests:
             self._digests[key] = data_digest(self.process.base.workload.train, key=key)
         return self._digests[key]
 
 
 def check_own_rows(base: Base) -> None:
-    """Raise OwnDataError for rows on which a round would fail after its charge: only the client's log names the row."""
+    """Raise OwnDataError for rows on which a round would fail after its charge: only the client's
+    log names the row.
+    """
     try:
         check_split(base.workload.train, "data")
         if workloads.own(base.settings.workload) is not None:
@@ -228,25 +253,32 @@ def _some_terms(base: Base) -> ClientTerms:
     """Terms to rehearse with, where those of a round are not announced yet."""
     sigma = base.settings.noise_multiplier or 1.0
     return ClientTerms(
-        num_examples=len(base.workload.train), sample_rate=base.local.sample_rate, noise_multiplier=sigma,
+        num_examples=len(base.workload.train),
+        sample_rate=base.local.sample_rate,
+        noise_multiplier=sigma,
         prune_noise_multiplier=sigma,
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=2)
-def node_process(settings: Settings, terms: Terms, expected_batch: float | None, isolation: str | None) -> NodeProcess:
-    """Own data, initial model and W_0, built once a process; the model was checked for independent examples.
+def node_process(
+    settings: Settings, terms: Terms, expected_batch: float | None, isolation: str | None
+) -> NodeProcess:
+    """Own data, initial model and W_0, built once a process; the model was checked for independent
+    examples.
 
     A round on public rows, by the code of every round, comes before the first charge.
 
-    Raises OwnDataError for the client's data, SettingsError for anything else: settings, public files, the model.
+    Raises OwnDataError for the client's data, SettingsError for anything else: settings, public
+    files, the model.
     """
     set_up(settings)
     own = Own(client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch)
     try:
         base = agreed_level(prepare(settings, own=own).with_level(), isolation, terms)
         check_own_rows(base)
-        blocks = count_blocks(base)  # the client checks the model itself: the server's plan may have skipped that
+        # the client checks the model itself: the server's plan may have skipped that
+        blocks = count_blocks(base)
         with suppress(CannotDrawError):  # the carriers of a probe come with the rounds
             rehearse(base, _some_terms(base))
     except RefusalError:

@@ -1,4 +1,6 @@
-"""What a client draws in a round: its batches, the noise, and what models and augmentation draw by themselves."""
+"""What a client draws in a round: its batches, the noise, and what models and augmentation draw by
+themselves.
+"""
 
 import secrets
 from collections.abc import Iterator
@@ -29,7 +31,9 @@ _KEPT = list[str]()
 
 @contextmanager
 def kept_draws(device: str) -> Iterator[None]:
-    """Inside, ``draws`` of many clients leave it to this to put the generators back, once: only clients run inside."""
+    """Inside, ``draws`` of many clients leave it to this to put the generators back, once: only
+    clients run inside.
+    """
     with own_draws(device):
         _KEPT.append(device)
         try:
@@ -42,11 +46,12 @@ def kept_draws(device: str) -> Iterator[None]:
 def draws(base: Base, partition: int, round: int) -> Iterator[None]:
     """Inside, torch's own generators are seeded for one client, in secret.
 
-    Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example less moves the
-    others to other places. That is harmless while the draws are secret: masks are independent of each other, so the
-    release has the same distribution as if every example had drawn its mask in advance. Given those masks, one example
-    moves the sum by C at most, and this also holds for their mixture.
-    In the test mode the draws are the same on every engine (and a run is NOT PRIVATE).
+    Dropout, if a model has it, draws from torch's own generator, by place in the batch. One example
+    less moves the others to other places. That is harmless while the draws are secret: masks are
+    independent of each other, so the release has the same distribution as if every example had
+    drawn its mask in advance. Given those masks, one example moves the sum by C at most, and this
+    also holds for their mixture. In the test mode the draws are the same on every engine (and a run
+    is NOT PRIVATE).
     """
     with nullcontext() if base.device in _KEPT else own_draws(base.device):
         seed = secrets.randbits(63)
@@ -59,18 +64,26 @@ def draws(base: Base, partition: int, round: int) -> Iterator[None]:
 def sampler_of(base: Base, account: Account, entry: Entry) -> SecretStream | ShuffledBatches:
     """What a charged attempt draws its batches from."""
     if entry.batches:
-        return batches_of(base, entry, None if base.settings.reproducible else account.batch_key(entry))
+        return batches_of(
+            base, entry, None if base.settings.reproducible else account.batch_key(entry)
+        )
     return stream_of(base, "sampler", entry.client, entry.round)
 
 
 def stream_of(base: Base, purpose: str, partition: int, round: int) -> SecretStream:
     """The secret stream of one purpose; in the test mode, one that anybody can repeat."""
     s = base.settings
-    return reproducible_stream(s.seed, *base.stream, purpose, partition, round) if s.reproducible else secret_stream()
+    return (
+        reproducible_stream(s.seed, *base.stream, purpose, partition, round)
+        if s.reproducible
+        else secret_stream()
+    )
 
 
 def groups(base: Base, partition: int) -> Groups:
-    """The groups of a client's examples: only examples of one shape may share a microbatch (``Split.apart``)."""
+    """The groups of a client's examples: only examples of one shape may share a microbatch
+    (``Split.apart``).
+    """
 
     if base.workload.train.groups is None:
         return lambda positions: [positions]
@@ -83,12 +96,14 @@ def groups(base: Base, partition: int) -> Groups:
 
 
 def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> Batch:
-    """Inputs and targets of positions in a client's part, augmented if the settings say so; adds to ``used_rows``.
+    """Inputs and targets of positions in a client's part, augmented if the settings say so; adds to
+    ``used_rows``.
 
-    Guarantee: how an example is augmented does not depend on the client's other examples or on the batch. Each draw
-    belongs to a row of the training split. With public draws by place, one example more or less would change all
-    examples after it, and the sum would move by more than its sensitivity. In a client's own data, one row less moves
-    all rows after it: there the draws are secret and independent, so it does not matter which row has which draw.
+    Guarantee: how an example is augmented does not depend on the client's other examples or on the
+    batch. Each draw belongs to a row of the training split. With public draws by place, one example
+    more or less would change all examples after it, and the sum would move by more than its
+    sensitivity. In a client's own data, one row less moves all rows after it: there the draws are
+    secret and independent, so it does not matter which row has which draw.
     """
     s, augment, changes = base.settings, base.augment, None
     if augment is not None:

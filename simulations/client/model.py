@@ -1,4 +1,6 @@
-"""State of a process between messages: public data structures of a run, weights and frame of a round."""
+"""State of a process between messages: public data structures of a run, weights and frame of a
+round.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,14 @@ from fedlsg.gradients.fingerprint import Followed
 from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
 from fedlsg.tensors import keep_freed_memory
 from simulations.client.node.refusals import ChangedModelError, FrameDiffersError
-from simulations.client.replica import History, Replica, basis_bytes, load_basis, own_basis, read_basis_of
+from simulations.client.replica import (
+    History,
+    Replica,
+    basis_bytes,
+    load_basis,
+    own_basis,
+    read_basis_of,
+)
 from simulations.plan.plan import Base, prepare
 from simulations.rundir.files import parse_checkpoint, save_bytes
 from simulations.rundir.updates import FAR
@@ -31,8 +40,8 @@ from strategies.federation.wire import Announcement, flat_bytes, read_frame, rea
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
-    """Shared by all clients of a round: received weights, their digest, the plan, and the model's parameters, checked
-    against the frame.
+    """Shared by all clients of a round: received weights, their digest, the plan, and the model's
+    parameters, checked against the frame.
     """
 
     weights: bytes
@@ -50,9 +59,16 @@ class Held:
     basis: Basis | None = None
 
     def candidates(
-        self, announced: Announcement, content: RecordDict, run: History, client: int, *, shared: bool
+        self,
+        announced: Announcement,
+        content: RecordDict,
+        run: History,
+        client: int,
+        *,
+        shared: bool,
     ) -> Iterator[Basis]:
-        """Bases for a round, the likely one first; the digest of their frame says which of them is right.
+        """Bases for a round, the likely one first; the digest of their frame says which of them is
+        right.
 
         ``shared``: clients of one machine read the server's file, in place of a probe of their own.
         """
@@ -62,7 +78,11 @@ class Held:
             yield read_basis_of(self.state, sent, round)
         if self.basis is not None and self.basis.round == round:
             yield self.basis
-        kept = load_basis(self.state, (lambda: run.basis(round)) if shared else own_basis(run, client, round), round)
+        kept = load_basis(
+            self.state,
+            (lambda: run.basis(round)) if shared else own_basis(run, client, round),
+            round,
+        )
         if kept is not None:
             yield kept
         source = self.state.source
@@ -70,9 +90,13 @@ class Held:
             yield self.state.probe(round, updates=announced.updates)
 
     def keep(self, basis: Basis, run: History, client: int, *, shared: bool) -> None:
-        """Keep a basis that fits; a client on its own machine keeps it in a file, not synced: it can be sent again."""
+        """Keep a basis that fits; a client on its own machine keeps it in a file, not synced: it
+        can be sent again.
+        """
         if self.basis is not basis and not shared:
-            save_bytes(run.own_basis(client), basis.round.to_bytes(8, "little") + basis_bytes(basis))
+            save_bytes(
+                run.own_basis(client), basis.round.to_bytes(8, "little") + basis_bytes(basis)
+            )
         self.basis = basis
 
 
@@ -80,8 +104,9 @@ class Held:
 class Process:
     """State of one process between messages: public data structures only, no client's state.
 
-    The model of ``state`` has the weights of ``loaded``: code that trains it puts them back. ``draws_numbers``: it was
-    seen to draw, as dropout does. ``followed``: the model and the loss between passes; None in a rehearsal.
+    The model of ``state`` has the weights of ``loaded``: code that trains it puts them back.
+    ``draws_numbers``: it was seen to draw, as dropout does. ``followed``: the model and the loss
+    between passes; None in a rehearsal.
     """
 
     base: Base
@@ -93,12 +118,15 @@ class Process:
     followed: Followed | None = None
 
     def check_unchanged(self) -> None:
-        """Raise ChangedModelError if somebody changed the model or the loss since they were built, or since a pass."""
+        """Raise ChangedModelError if somebody changed the model or the loss since they were built,
+        or since a pass.
+        """
         change = "" if self.followed is None else self.followed.change()
         if change:
             raise ChangedModelError(
-                f"the model or the loss was changed after the run had checked it ({change}): nothing was charged for "
-                "this round; change it in the function that builds the model, and start another run"
+                f"the model or the loss was changed after the run had checked it ({change}): "
+                "nothing was charged for this round; change it in the function that builds the "
+                "model, and start another run"
             )
 
     @contextmanager
@@ -116,7 +144,9 @@ _SERVED: list[Base] = []
 
 @contextmanager
 def serving(base: Base) -> Iterator[None]:
-    """Clients of this process use ``base`` instead of preparing their own: audits train on their own examples."""
+    """Clients of this process use ``base`` instead of preparing their own: audits train on their
+    own examples.
+    """
     process.cache_clear()
     _SERVED.append(base)
     try:
@@ -145,7 +175,9 @@ def set_up(settings: Settings) -> None:
 
 
 def assemble(base: Base) -> Process:
-    """Build the initial model, W_0 and the replica of a base; a GPU is named in the log, so that run.log has it."""
+    """Build the initial model, W_0 and the replica of a base; a GPU is named in the log, so that
+    run.log has it.
+    """
     if base.device == "cuda":
         log(INFO, "clients of this process compute on %s", torch.cuda.get_device_name())
     state = base.public_state()
@@ -164,10 +196,12 @@ def load(
     *,
     shared: bool,
 ) -> Loaded:
-    """The model's weights and the frame, made by the first client of a process in a round and used by the others.
+    """The model's weights and the frame, made by the first client of a process in a round and used
+    by the others.
 
-    Guarantee: weights and frame are reused only for the same received bytes, or, if a replica ``followed``, the same
-    digest. Raises ChangedModelError if model or loss changed since the last round.
+    Guarantee: weights and frame are reused only for the same received bytes, or, if a replica
+    ``followed``, the same digest. Raises ChangedModelError if model or loss changed since the last
+    round.
     """
     sent = flat_bytes(content) if followed is None else followed
     version = (announced.round, announced.updates, announced.frame_digest)
@@ -193,7 +227,14 @@ def load(
         weights=sent,
         digest=digest,
         version=version,
-        plan=plan_round(here.base.method, announced.round, frame, here.base.local, here.base.sums, here.base.unit),
+        plan=plan_round(
+            here.base.method,
+            announced.round,
+            frame,
+            here.base.local,
+            here.base.sums,
+            here.base.unit,
+        ),
         parameters=check(here.state.model, frame),
     )
     return here.loaded
@@ -217,7 +258,13 @@ def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame
 
 
 def _probed_frame(
-    here: Process, announced: Announcement, content: RecordDict, run: History, client: int, *, shared: bool
+    here: Process,
+    announced: Announcement,
+    content: RecordDict,
+    run: History,
+    client: int,
+    *,
+    shared: bool,
 ) -> Frame:
     """The frame in the first basis that gives the announced one."""
     for basis in here.held.candidates(announced, content, run, client, shared=shared):
@@ -230,7 +277,9 @@ def _probed_frame(
 
 
 def _as_announced(derived: Frame, announced: Announcement, content: RecordDict) -> Frame | None:
-    """The derived frame, or what was sent of it, whichever is the announced one; None if neither is."""
+    """The derived frame, or what was sent of it, whichever is the announced one; None if neither
+    is.
+    """
     if derived.digest == announced.frame_digest:
         return derived
     sent = read_frame(content, derived)
@@ -239,16 +288,20 @@ def _as_announced(derived: Frame, announced: Announcement, content: RecordDict) 
 
 @dataclass(eq=False)
 class SentHistory:
-    """What the driver has sent to this process: steps of a sparse downlink, or a checkpoint in place of early ones, and
-    the carriers of the last probe.
+    """What the driver has sent to this process: steps of a sparse downlink, or a checkpoint in
+    place of early ones, and the carriers of the last probe.
     """
 
     steps: dict[int, bytes] = field(default_factory=dict)
     bases: dict[int, bytes] = field(default_factory=dict)
     checkpoint: bytes | None = None
 
-    def add(self, sent: Sequence[tuple[int, bytes]], bases: Sequence[tuple[int, bytes]] = ()) -> None:
-        """What the driver has sent: steps by version, and a checkpoint as version -1; the last probe by its round."""
+    def add(
+        self, sent: Sequence[tuple[int, bytes]], bases: Sequence[tuple[int, bytes]] = ()
+    ) -> None:
+        """What the driver has sent: steps by version, and a checkpoint as version -1; the last
+        probe by its round.
+        """
         self.bases = dict(bases) or self.bases
         for version, content in sent:
             if version < 0:
@@ -275,7 +328,9 @@ class SentHistory:
         return parse_checkpoint(self.checkpoint, Path("checkpoint of the driver"))
 
     def basis(self, round: int) -> bytes:
-        """The carriers that the server probed in a round. Raises FileNotFoundError where they were not sent."""
+        """The carriers that the server probed in a round. Raises FileNotFoundError where they were
+        not sent.
+        """
         if round not in self.bases:
             raise FileNotFoundError(f"the carriers of round {round} were not sent")
         return self.bases[round]

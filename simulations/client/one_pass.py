@@ -1,13 +1,16 @@
-"""Small clients of a pile in one pass through the model, ahead of their own calls. Here is decided who takes part.
+"""Small clients of a pile in one pass through the model, ahead of their own calls. Here is decided
+who takes part.
 
-A pass charges each of its clients, draws each one's batch, and leaves it, with its clipped sum, to the client's own
-call, which adds the client's noise, packs and replies as ever. So ledger entries, noise and payloads are made one by
-one, and whatever the pass cannot do is done there, on the same batch: errors and hangs are their client's own.
+A pass charges each of its clients, draws each one's batch, and leaves it, with its clipped sum, to
+the client's own call, which adds the client's noise, packs and replies as ever. So ledger entries,
+noise and payloads are made one by one, and whatever the pass cannot do is done there, on the same
+batch: errors and hangs are their client's own.
 
-Who takes part: simulated clients that the driver has charged, in one local step of a method that clips and adds noise
-(so its model was checked: it mixes no examples). One by one remain reproducible runs, whose bits do not depend on how
-clients are shared out; secure sums, client-level privacy, pruning, personal parameters, augmented examples, examples of
-several shapes, models that draw numbers (dropout), and clients that are too large to gain from it.
+Who takes part: simulated clients that the driver has charged, in one local step of a method that
+clips and adds noise (so its model was checked: it mixes no examples). One by one remain
+reproducible runs, whose bits do not depend on how clients are shared out; secure sums, client-level
+privacy, pruning, personal parameters, augmented examples, examples of several shapes, models that
+draw numbers (dropout), and clients that are too large to gain from it.
 """
 
 import random
@@ -57,7 +60,9 @@ def may_share(base: Base) -> bool:
 
 def passes(pile: Pile, partitions: int, run_config: Mapping[str, Any]) -> list[list[Task]]:
     """The pile in passes, in its order; a client that takes part in none is alone in its own."""
-    if len(pile) < 2 or any(task.message.metadata.message_type != MessageType.TRAIN for task in pile):
+    if len(pile) < 2 or any(
+        task.message.metadata.message_type != MessageType.TRAIN for task in pile
+    ):
         return [[task] for task in pile]
     try:
         here = process(simulated_settings(run_config, partitions))
@@ -69,12 +74,17 @@ def passes(pile: Pile, partitions: int, run_config: Mapping[str, Any]) -> list[l
 
 
 def _divided(here: Process, pile: Pile) -> list[list[Task]]:
-    most = min(here.base.local.microbatch_size, MOST_NUMBERS // sum(p.numel() for p in here.state.parameters.values()))
+    most = min(
+        here.base.local.microbatch_size,
+        MOST_NUMBERS // sum(p.numel() for p in here.state.parameters.values()),
+    )
     found: list[list[Task]] = []
     rows = most
     for task in pile:
         part = here.base.parts[task.message.metadata.dst_node_id - FIRST_NODE]
-        slot = slot_of(here.base.local.at_rate(read_round(task.message.content).sample_rate), len(part))
+        slot = slot_of(
+            here.base.local.at_rate(read_round(task.message.content).sample_rate), len(part)
+        )
         if rows + slot > most:
             found.append([])
             rows = 0
@@ -84,13 +94,16 @@ def _divided(here: Process, pile: Pile) -> list[list[Task]]:
 
 
 def compute_ahead(pile: Pile, partitions: int, run_config: Mapping[str, Any]) -> None:
-    """Charge and draw for each client of a pass, and sum. What goes wrong is left to the clients' own calls."""
+    """Charge and draw for each client of a pass, and sum. What goes wrong is left to the clients'
+    own calls.
+    """
     AHEAD.clear()
     try:
         with without_exit():
             settings = simulated_settings(run_config, partitions)
             _compute(process(settings), settings, pile)
-    except Exception:  # without its text, which may quote a row: that is for the call of the client that failed
+    # without its text, which may quote a row: that is for the call of the client that failed
+    except Exception:
         log(WARNING, "a pass of %d clients failed: one by one", len(pile))
 
 
@@ -103,7 +116,9 @@ def _compute(here: Process, settings: Settings, pile: Pile) -> None:
     first = drawn[0][0].entry
     with here.passing(), draws(here.base, first.client, first.round):
         before = _generators()
-        done = sums_in_one_pass([x for _, x in drawn], [slot_of(x.local, x.num_examples) for _, x in drawn])
+        done = sums_in_one_pass(
+            [x for _, x in drawn], [slot_of(x.local, x.num_examples) for _, x in drawn]
+        )
         here.draws_numbers = _generators() != before
     for (ahead, _), summed in zip(drawn, done, strict=True):
         if not here.draws_numbers:
@@ -111,7 +126,9 @@ def _compute(here: Process, settings: Settings, pile: Pile) -> None:
 
 
 def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepInputs] | None:
-    """Charge a client, draw its batch and keep it; None for one that has to do it in its own call."""
+    """Charge a client, draw its batch and keep it; None for one that has to do it in its own
+    call.
+    """
     content, base = task.message.content, here.base
     account = given_account(here, settings, content, task.state)
     if account is None:
@@ -122,11 +139,18 @@ def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepIn
     plan = loaded.plan.for_client(terms)
     entry = entry_of(account, plan, terms.num_examples, reproducible=False)
     x = StepInputs(
-        model=here.state.model, batch=batches(base, client, plan.round, []), loss_fn=base.workload.loss,
-        frame=plan.frame, mechanism=plan.mechanism, local=plan.local, groups=groups(base, client),
-        num_examples=terms.num_examples, draws=Drawn(positions=torch.zeros(0, dtype=torch.int64)), scale=None,
+        model=here.state.model,
+        batch=batches(base, client, plan.round, []),
+        loss_fn=base.workload.loss,
+        frame=plan.frame,
+        mechanism=plan.mechanism,
+        local=plan.local,
+        groups=groups(base, client),
+        num_examples=terms.num_examples,
+        draws=Drawn(positions=torch.zeros(0, dtype=torch.int64)),
+        scale=None,
         parameters=loaded.parameters,
-    )  # fmt: skip
+    )
     if plan.phase is not Phase.TRAINING or plan.frame.personal or not can_share(x):
         return None
     account.charge(entry)
@@ -140,4 +164,9 @@ def _drawn(here: Process, settings: Settings, task: Task) -> tuple[Ahead, StepIn
 def _generators() -> tuple[Any, ...]:
     """What tells whether a model has drawn numbers: then clients would share the draws."""
     words = np.random.get_state(legacy=False)["state"]
-    return random.getstate(), words["pos"], words["key"].tobytes(), torch.get_rng_state().numpy().tobytes()
+    return (
+        random.getstate(),
+        words["pos"],
+        words["key"].tobytes(),
+        torch.get_rng_state().numpy().tobytes(),
+    )

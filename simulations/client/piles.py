@@ -1,7 +1,8 @@
 """Many messages in one: a call of a Ray worker costs more than a small client's training.
 
-A pile is pickled; large arrays stay outside of the pickle, each once however many messages share it, such as the
-weights. Strategy and clients see the same messages as without piles, and bytes are counted on those.
+A pile is pickled; large arrays stay outside of the pickle, each once however many messages share
+it, such as the weights. Strategy and clients see the same messages as without piles, and bytes are
+counted on those.
 """
 
 import heapq
@@ -27,7 +28,9 @@ UNKNOWN = 4
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A message to a client, the state of the client's Flower Context, and how much work it is, in any unit."""
+    """A message to a client, the state of the client's Flower Context, and how much work it is, in
+    any unit.
+    """
 
     message: Message
     state: RecordDict = field(default_factory=RecordDict)
@@ -60,7 +63,8 @@ class Pace:
 
 
 def divide(tasks: Pile, workers: int, pace: Pace) -> list[list[Task]]:
-    """The tasks in piles of nearly equal work, none empty: the next largest work goes to the least loaded pile.
+    """The tasks in piles of nearly equal work, none empty: the next largest work goes to the least
+    loaded pile.
 
     Tasks of a pile keep their order.
     """
@@ -77,7 +81,9 @@ def divide(tasks: Pile, workers: int, pace: Pace) -> list[list[Task]]:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves large bytes out of the pickle, each object once; ``left`` has them in the order of their numbers."""
+    """Leaves large bytes out of the pickle, each object once; ``left`` has them in the order of
+    their numbers.
+    """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)

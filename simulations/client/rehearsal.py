@@ -1,8 +1,10 @@
-"""Before a federation charges anybody: one round of one client and the server, on public rows, by the code of both.
+"""Before a federation charges anybody: one round of one client and the server, on public rows, by
+the code of both.
 
-The driver takes it once for a plan, a deployed client once for its settings, with rows of the test split in place of
-its own, in the types and the order in memory of its own. What it computes is thrown away; no ledger, file or message is
-written, and generators and the user's objects are afterwards as they were.
+The driver takes it once for a plan, a deployed client once for its settings, with rows of the test
+split in place of its own, in the types and the order in memory of its own. What it computes is
+thrown away; no ledger, file or message is written, and generators and the user's objects are
+afterwards as they were.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,8 +49,9 @@ class NoAccount(Account):
 def rehearse(base: Base, terms: ClientTerms) -> None:
     """Take the first round of a client with these terms, and the pruning before it.
 
-    Raises ValueError with the cause, UnsupportedLayerError as the round itself would, and CannotDrawError for a client
-    to which the carriers of a probe are sent: the server has taken this round.
+    Raises ValueError with the cause, UnsupportedLayerError as the round itself would, and
+    CannotDrawError for a client to which the carriers of a probe are sent: the server has taken
+    this round.
     """
     test = base.workload.test
     if not isinstance(base.workload.train, NoRows):
@@ -60,7 +63,10 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
     inputs, targets = test.batch(rows)
     state = base.server_state()
     try:
-        with restored(base.workload.loss, test.prepare, base.workload.models), own_draws(base.device):
+        with (
+            restored(base.workload.loss, test.prepare, base.workload.models),
+            own_draws(base.device),
+        ):
             while True:
                 common = state.plan(base.local, base.sums, base.unit)
                 plan = common.for_client(terms.of(common.phase))
@@ -77,26 +83,43 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
         raise in_words(error, state.model, inputs, targets) from error
 
 
-def _answer(base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, test: Split, rows: Tensor) -> Tensor:
+def _answer(
+    base: Base, state: ServerState, plan: RoundPlan, terms: ClientTerms, test: Split, rows: Tensor
+) -> Tensor:
     """What the server reads of a client's payload of made-up rows."""
     shape = shape_of(plan.local, state.public.parameters.values(), one_shape=plan.frame.one_shape)
     size = sizes_of(plan.local, shape, terms.num_examples)[-1]
     local = replace(plan.local, sample_rate=1.0, shuffled=0, steps=min(plan.local.steps, STEPS))
-    here = Process(base=_with_rows(base, test, rows, size), state=state.public, held=Held(state.public))
+    here = Process(
+        base=_with_rows(base, test, rows, size), state=state.public, held=Held(state.public)
+    )
     checked = check(state.model, plan.frame)
     train = partial(train_round, here, NoAccount(), replace(plan, local=local), size, checked)
     if plan.release is not None:
         seed, release = base.settings.seed, plan.release
-        values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=plan.round))
+        values = train(
+            lambda total, mechanism, stream: release.encode(
+                total, stream, seed=seed, round=plan.round
+            )
+        )
         return release.decode(values, seed=seed, round=plan.round)
     announced = Announcement(
-        round=plan.round, updates=0, frame_digest=plan.frame.digest, sample_rate=1.0,
-        noise_multiplier=terms.noise_multiplier, expected_batch=base.local.expected_batch, run_dir="",
+        round=plan.round,
+        updates=0,
+        frame_digest=plan.frame.digest,
+        sample_rate=1.0,
+        noise_multiplier=terms.noise_multiplier,
+        expected_batch=base.local.expected_batch,
+        run_dir="",
         isolation=base.local.isolation,
-    )  # fmt: skip
+    )
     dither = base.dither(CLIENT, plan)
-    payload = pack_values(encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None)
-    return decode(unpack(payload, expected_payload(plan.frame, here.base, announced, dither)), plan.frame)
+    payload = pack_values(
+        encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None
+    )
+    return decode(
+        unpack(payload, expected_payload(plan.frame, here.base, announced, dither)), plan.frame
+    )
 
 
 def arranged(rows: Split, like: Split) -> Split:
@@ -107,15 +130,21 @@ def arranged(rows: Split, like: Split) -> Split:
     return replace(rows, prepare=partial(_arrange, rows.prepare, form), labels=labels)
 
 
-def _arrange(prepare: Callable[[Any], Any], form: Mapping[str, tuple[torch.dtype, Layout]], stored: Any) -> Any:
+def _arrange(
+    prepare: Callable[[Any], Any], form: Mapping[str, tuple[torch.dtype, Layout]], stored: Any
+) -> Any:
     """Inputs of some rows by ``prepare``, each field in its form; those of no rows as they are."""
     made = fields_of(prepare(stored))
     if form.keys() != made.keys():
         return of_fields(made)
-    return of_fields({name: laid_out(t.to(form[name][0]), form[name][1]) for name, t in made.items()})
+    return of_fields(
+        {name: laid_out(t.to(form[name][0]), form[name][1]) for name, t in made.items()}
+    )
 
 
 def _with_rows(base: Base, test: Split, rows: Tensor, size: int) -> Base:
     """The base of a federation whose only client holds public rows, over and over."""
     some = test.pick(rows[torch.arange(size) % len(rows)])
-    return replace(base, workload=replace(base.workload, train=some), parts=[torch.arange(size)], declared=None)
+    return replace(
+        base, workload=replace(base.workload, train=some), parts=[torch.arange(size)], declared=None
+    )

@@ -1,11 +1,14 @@
-"""A client's replica of the public state: it applies the server's steps; the digest of its weights proves the result.
+"""A client's replica of the public state: it applies the server's steps; the digest of its weights
+proves the result.
 
-    shared    one replica for all simulated clients of a process; it reads missing steps from the run's folder of steps,
-              from the initial model on (or the run's checkpoint if that is far behind)
-    own       a client on a machine of its own: its replica is in a file of its own, written before it trains
+    shared    one replica for all simulated clients of a process; it reads missing steps from the
+              run's folder of steps, from the initial model on (or the run's checkpoint if that is
+              far behind)
+    own       a client on a machine of its own: its replica is in a file of its own, written before
+              it trains
 
-Clients train the model of the replica itself, and put its weights back afterwards. The carriers of a probe are read
-here, too, with a replica and without.
+Clients train the model of the replica itself, and put its weights back afterwards. The carriers of
+a probe are read here, too, with a replica and without.
 """
 
 import io
@@ -27,7 +30,11 @@ from fedlsg.gradients import trainable
 from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
 from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
 from fedlsg.state.server_update import read_steps
-from simulations.client.node.refusals import FrameDiffersError, ReplicaDiffersError, ReplicaMissingError
+from simulations.client.node.refusals import (
+    FrameDiffersError,
+    ReplicaDiffersError,
+    ReplicaMissingError,
+)
 from simulations.plan.plan import Base
 from simulations.rundir.files import load_bytes, save_bytes
 from simulations.rundir.updates import FAR
@@ -45,7 +52,9 @@ from strategies.federation.wire import Announcement, read_weights
 
 
 class History(Protocol):
-    """Where a shared replica finds what its process was not sent, and a replica of a client's own its file."""
+    """Where a shared replica finds what its process was not sent, and a replica of a client's own
+    its file.
+    """
 
     def step(self, version: int, /) -> bytes: ...
 
@@ -81,14 +90,24 @@ class Replica:
     def __post_init__(self) -> None:
         self._begin()
 
-    def follow(self, content: RecordDict, announced: Announcement, run: History, client: int, *, shared: bool) -> bytes:
+    def follow(
+        self,
+        content: RecordDict,
+        announced: Announcement,
+        run: History,
+        client: int,
+        *,
+        shared: bool,
+    ) -> bytes:
         """Bring the model to the announced weights; returns their digest.
 
         Raises ReplicaMissingError or ReplicaDiffersError; the old replica is then forgotten.
         """
         reference = read_reference(content)
         assert reference is not None
-        wanted = Known(version=reference.version, owner=None if shared else client, digest=reference.digest)
+        wanted = Known(
+            version=reference.version, owner=None if shared else client, digest=reference.digest
+        )
         known, self.known = self.known, None
         if known != wanted:
             self._frame = None if known is None or known.owner != wanted.owner else self._frame
@@ -98,7 +117,9 @@ class Replica:
                 continues = True
                 self._catch_up(read_missed(content, reference), reference, known, run, wanted)
             if digest_of(self.state.weights) != wanted.digest:
-                raise ReplicaDiffersError(f"other weights here than the announced ones of version {wanted.version}")
+                raise ReplicaDiffersError(
+                    f"other weights here than the announced ones of version {wanted.version}"
+                )
             if not continues:
                 return wanted.digest
         self.state.round = finished_before(announced.round)
@@ -109,7 +130,8 @@ class Replica:
         return wanted.digest
 
     def frame(self, round: int) -> Frame:
-        """The frame of a round that starts from this state; the step of that round is taken in it, too.
+        """The frame of a round that starts from this state; the step of that round is taken in it,
+        too.
 
         Raises FrameDiffersError where it needs carriers that cannot be made here.
         """
@@ -121,7 +143,8 @@ class Replica:
         return self._frame[1]
 
     def _probed(self, content: RecordDict, round: int, run: History, *, shared: bool) -> bool:
-        """Take the carriers of a probe that were sent, else find or make those of the round; whether they are new.
+        """Take the carriers of a probe that were sent, else find or make those of the round;
+        whether they are new.
 
         Where they cannot be made, ``frame`` asks for them: the replica itself is right, and kept.
         """
@@ -136,7 +159,9 @@ class Replica:
         return False
 
     def _take_kept(self, run: History, round: int) -> None:
-        """In a simulation: the server's carriers of a round, in place of the same probe once more."""
+        """In a simulation: the server's carriers of a round, in place of the same probe once
+        more.
+        """
         public, held = self.state.public, self.state.basis
         if public.source is None:
             return
@@ -150,7 +175,10 @@ class Replica:
 
     def _begin_again(self) -> None:
         if not self._at_start:
-            load_weights(self.public.model, parameters_to_vector(trainable(self.base.build_model()).values()).detach())
+            load_weights(
+                self.public.model,
+                parameters_to_vector(trainable(self.base.build_model()).values()).detach(),
+            )
             self._begin()
 
     def _take(
@@ -166,9 +194,16 @@ class Replica:
         if reference.base == reference.version:
             self._at_start = False
             state = read_state(content)
-            restart(self.state, read_weights(content), state, round=announced.round, updates=announced.updates)
+            restart(
+                self.state,
+                read_weights(content),
+                state,
+                round=announced.round,
+                updates=announced.updates,
+            )
             return True
-        if wanted.owner is None:  # the message leaves this client without a replica; the process still has one
+        # the message leaves this client without a replica; the process still has one
+        if wanted.owner is None:
             try:
                 self._catch_up([], reference, known, run, wanted)
                 if digest_of(self.state.weights) == wanted.digest:
@@ -180,9 +215,16 @@ class Replica:
         return False
 
     def _catch_up(
-        self, missed: list[Step], reference: Reference, known: Known | None, run: History, wanted: Known
+        self,
+        missed: list[Step],
+        reference: Reference,
+        known: Known | None,
+        run: History,
+        wanted: Known,
     ) -> None:
-        """Steps to the announced version: those of the message, and in a shared process those before them."""
+        """Steps to the announced version: those of the message, and in a shared process those
+        before them.
+        """
         base = reference.version - len(missed)
         version = self._recall(base, known, run, wanted)
         self._at_start = self._at_start and wanted.version == 0
@@ -190,22 +232,34 @@ class Replica:
             before = [run.step(v + 1) for v in range(version, base)]
             steps = [step for data in before for step in read_steps(data)]
         except (OSError, ValueError) as error:
-            raise ReplicaMissingError(f"a step before version {base} cannot be read: {error}") from None
+            raise ReplicaMissingError(
+                f"a step before version {base} cannot be read: {error}"
+            ) from None
         for step in [*steps, *missed[max(version - base, 0) :]]:
-            derived = None if self._frame is None or self._frame[0] != step.round else self._frame[1]
+            derived = (
+                None if self._frame is None or self._frame[0] != step.round else self._frame[1]
+            )
             self._frame = None
             if wanted.owner is None and step.round != PRUNING_ROUND:
                 self._take_kept(run, step.round)
             try:
                 replay(self.state, step, downlink_codec(self.base.settings), derived)
             except ValueError as error:
-                raise ReplicaDiffersError(f"round {step.round}'s update does not fit the replica: {error}") from None
+                raise ReplicaDiffersError(
+                    f"round {step.round}'s update does not fit the replica: {error}"
+                ) from None
 
     def _recall(self, base: int, known: Known | None, run: History, wanted: Known) -> int:
-        """Version of the state that steps continue from: the current one, the client's file, or the initial model."""
+        """Version of the state that steps continue from: the current one, the client's file, or the
+        initial model.
+        """
         least = 0 if wanted.owner is None else base
         here = NOWHERE
-        if known is not None and known.owner == wanted.owner and least <= known.version <= wanted.version:
+        if (
+            known is not None
+            and known.owner == wanted.owner
+            and least <= known.version <= wanted.version
+        ):
             here = known.version
         if wanted.owner is None and wanted.version - max(here, 0) > FAR:
             version = self._checkpoint(run, wanted.version)
@@ -223,7 +277,9 @@ class Replica:
         return 0
 
     def _checkpoint(self, run: History, newest: int) -> int | None:
-        """Load the run's checkpoint as the replica; returns its version, or None if it is missing or too new."""
+        """Load the run's checkpoint as the replica; returns its version, or None if it is missing
+        or too new.
+        """
         try:
             saved = run.load_checkpoint()
         except ValueError:
@@ -262,7 +318,9 @@ def read_basis_of(state: PublicState, flat: Tensor, round: int) -> Basis:
 def load_basis(state: PublicState, content: Callable[[], bytes], round: int) -> Basis | None:
     """The basis of a refresh from a file's content; None where that is missing or damaged."""
     try:
-        return read_basis_of(state, torch.from_numpy(np.frombuffer(content(), "<f4").astype(np.float32)), round)
+        return read_basis_of(
+            state, torch.from_numpy(np.frombuffer(content(), "<f4").astype(np.float32)), round
+        )
     except (OSError, ValueError):
         return None
 

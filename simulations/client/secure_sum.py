@@ -1,9 +1,11 @@
-"""A client's part in a secure sum. Its secrets are in the state of its own Flower Context, and in no message.
+"""A client's part in a secure sum. Its secrets are in the state of its own Flower Context, and in
+no message.
 
-Order, which the privacy claim rests on: what can be refused is refused, the ledger is charged, the batch is clipped,
-noise on the grid is drawn, the sum is masked, the state is written, and only then do masked values leave. A stage that
-is asked for again gets the answer that it got; a later attempt gets fresh noise and is charged again. An attempt that
-is over does not begin again: there are no two clients, and no two pairs of keys, under the same terms.
+Order, which the privacy claim rests on: what can be refused is refused, the ledger is charged, the
+batch is clipped, noise on the grid is drawn, the sum is masked, the state is written, and only then
+do masked values leave. A stage that is asked for again gets the answer that it got; a later attempt
+gets fresh noise and is charged again. An attempt that is over does not begin again: there are no
+two clients, and no two pairs of keys, under the same terms.
 """
 
 import math
@@ -40,24 +42,46 @@ def answer_stage(base: Base, partition: int, content: RecordDict, state: RecordD
 
 
 def masked_values(
-    base: Base, plan: RoundPlan, partition: int, content: RecordDict, state: RecordDict, train: Train
+    base: Base,
+    plan: RoundPlan,
+    partition: int,
+    content: RecordDict,
+    state: RecordDict,
+    train: Train,
 ) -> bytes:
     """The masked values of a client of a run. Raises as ``answer``, before anything is charged."""
     stage, release = asked_stage(base, content), plan.release
     assert release is not None
     terms = partial(_terms, base, stage, partition)
-    return masked(stage, terms, partition, state, release, round=plan.round, seed=base.settings.seed, train=train)
+    return masked(
+        stage,
+        terms,
+        partition,
+        state,
+        release,
+        round=plan.round,
+        seed=base.settings.seed,
+        train=train,
+    )
 
 
 def answer(
-    stage: Stage, terms: Callable[[], Terms], number: int, state: RecordDict, make_root: Callable[[], bytes]
+    stage: Stage,
+    terms: Callable[[], Terms],
+    number: int,
+    state: RecordDict,
+    make_root: Callable[[], bytes],
 ) -> bytes:
     """The answer to a stage without values: keys, shares, tags, or shares for the survivors.
 
     Raises SecureSumRefusedError for ``terms`` that are none, and for what the protocol forbids.
     """
     with refusing(stage):
-        client = begin(terms(), number, state, make_root) if stage.name == KEYS else restore(terms(), number, state)
+        client = (
+            begin(terms(), number, state, make_root)
+            if stage.name == KEYS
+            else restore(terms(), number, state)
+        )
         answers = {SHARES: client.shares, AGREE: client.agree, UNMASK: client.unmask}
         found = client.keys() if stage.name == KEYS else answers[stage.name](stage.message)
     store(client, state)
@@ -65,28 +89,41 @@ def answer(
 
 
 def masked(
-    stage: Stage, terms: Callable[[], Terms], number: int, state: RecordDict, release: Release, *, round: int,
-    seed: int, train: Train,
-) -> bytes:  # fmt: skip
-    """The masked values of a round. ``train`` charges the ledger, and gives the integers that the noise leaves.
+    stage: Stage,
+    terms: Callable[[], Terms],
+    number: int,
+    state: RecordDict,
+    release: Release,
+    *,
+    round: int,
+    seed: int,
+    train: Train,
+) -> bytes:
+    """The masked values of a round. ``train`` charges the ledger, and gives the integers that the
+    noise leaves.
 
     Called for an attempt that was answered, it returns that answer, and nothing is charged.
     Raises SecureSumRefusedError before anything is charged.
     """
     with refusing(stage):
         if (stage.name, stage.round) != (MASKED, round):
-            raise ProtocolError(f"expected stage {MASKED!r} of round {round}, got {stage.name!r} of {stage.round}")
+            raise ProtocolError(
+                f"expected stage {MASKED!r} of round {round}, got {stage.name!r} of {stage.round}"
+            )
         if (stage.length, stage.bits) != (release.values, release.grid.bits):
             raise ProtocolError(
-                f"expected {release.values} values of {release.grid.bits} bits, the server says {stage.length} of "
-                f"{stage.bits}"
+                f"expected {release.values} values of {release.grid.bits} bits, the server says "
+                f"{stage.length} of {stage.bits}"
             )
         check_noise(stage, release)
         client = restore(terms(), number, state)
         client.accept(stage.message)
         if client.stage != MASKED:
-            return client.masked(np.zeros(stage.length, dtype=np.int64))  # the stored answer, whatever the values
-    values = train(lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=round))
+            # the stored answer, whatever the values
+            return client.masked(np.zeros(stage.length, dtype=np.int64))
+    values = train(
+        lambda total, mechanism, stream: release.encode(total, stream, seed=seed, round=round)
+    )
     message = client.masked(values.numpy())
     store(client, state)
     return message
@@ -108,14 +145,17 @@ def check_noise(stage: Stage, release: Release) -> None:
     """
     if not math.isclose(stage.noise, release.noise_std(1), rel_tol=1e-6):
         raise ProtocolError(
-            f"expected noise of deviation {release.noise_std(1):g} from each client, the server says {stage.noise:g}"
+            f"expected noise of deviation {release.noise_std(1):g} from each client, the server "
+            f"says {stage.noise:g}"
         )
 
 
 def asked_stage(base: Base, content: RecordDict) -> Stage:
     """The stage of a message. Refused: a run without secure sums, and records that are no stage."""
     if base.sums is None:
-        raise SecureSumRefusedError(f"secure sum: this run has trust={base.settings.trust}, and no secure sum")
+        raise SecureSumRefusedError(
+            f"secure sum: this run has trust={base.settings.trust}, and no secure sum"
+        )
     return stage_in(content)
 
 
@@ -128,14 +168,16 @@ def stage_in(content: RecordDict) -> Stage:
 
 
 def _terms(base: Base, stage: Stage, partition: int) -> Terms:
-    """The terms of an attempt. Refused: other clients than the public schedule selects, a client that it does not
-    select, terms that no graph fits.
+    """The terms of an attempt. Refused: other clients than the public schedule selects, a client
+    that it does not select, terms that no graph fits.
     """
     sums, s = base.sums, base.settings
     assert sums is not None
     selected = base.selection.select(s.clients, s.clients_per_round, round=stage.round, seed=s.seed)
     if stage.clients != tuple(sorted(selected)):
-        raise ProtocolError(f"expected the clients that round {stage.round} selects, got {list(stage.clients)}")
+        raise ProtocolError(
+            f"expected the clients that round {stage.round} selects, got {list(stage.clients)}"
+        )
     if partition not in stage.clients:
         raise ProtocolError(f"round {stage.round} does not select this client, number {partition}")
     try:
@@ -145,9 +187,11 @@ def _terms(base: Base, stage: Stage, partition: int) -> Terms:
 
 
 def begin(terms: Terms, number: int, state: RecordDict, make_root: Callable[[], bytes]) -> Client:
-    """The client of an attempt, with new secrets unless it has begun; those of an earlier attempt are forgotten.
+    """The client of an attempt, with new secrets unless it has begun; those of an earlier attempt
+    are forgotten.
 
-    Refused: an attempt of a run that is not later than the last one. It may have been answered with other keys.
+    Refused: an attempt of a run that is not later than the last one. It may have been answered with
+    other keys.
     """
     record = state.config_records.get(RECORD, ConfigRecord())
     if record.get("terms") == terms.digest:
@@ -156,8 +200,8 @@ def begin(terms: Terms, number: int, state: RecordDict, make_root: Callable[[], 
     last = tuple(int(number) for number in kept) if isinstance(kept, list) else ()
     if asked <= last:
         raise ProtocolError(
-            f"expected a later attempt than the last one of this run, number {last[1]} of round {last[0]}, got number"
-            f" {asked[1]} of round {asked[0]}"
+            f"expected a later attempt than the last one of this run, number {last[1]} of round "
+            f"{last[0]}, got number {asked[1]} of round {asked[0]}"
         )
     return Client(terms, number, make_root())
 
@@ -166,17 +210,23 @@ def restore(terms: Terms, number: int, state: RecordDict) -> Client:
     """The client of an attempt that has begun. Raises ProtocolError for another one."""
     record = state.config_records.get(RECORD)
     if record is None or record["terms"] != terms.digest:
-        raise ProtocolError("this client has not announced keys for this attempt, or has restarted since")
+        raise ProtocolError(
+            "this client has not announced keys for this attempt, or has restarted since"
+        )
     stored = record["state"]
     assert isinstance(stored, bytes)
     return Client.restore(terms, number, stored)
 
 
 def store(client: Client, state: RecordDict) -> None:
-    """Keep the client, and which attempt of its run is the last one; of other runs that stays as it is."""
+    """Keep the client, and which attempt of its run is the last one; of other runs that stays as it
+    is.
+    """
     terms, record = client.terms, state.config_records.get(RECORD, ConfigRecord())
     last = [terms.round, terms.attempt]
-    state[RECORD] = ConfigRecord({**record, "terms": terms.digest, "state": client.export(), _last(terms): last})
+    state[RECORD] = ConfigRecord(
+        {**record, "terms": terms.digest, "state": client.export(), _last(terms): last}
+    )
 
 
 def _last(terms: Terms) -> str:

@@ -1,13 +1,15 @@
-"""One client's round: derive the frame, charge the ledger, train privately, pack, store, and only then send.
+"""One client's round: derive the frame, charge the ledger, train privately, pack, store, and only
+then send.
 
-Order, which the privacy claim rests on: the ledger is charged and fsynced (on our engines by the driver, before it asks
-anybody), the batch is drawn and clipped, noise is drawn, the payload is stored, and only then does anything leave. A
-stored payload is sent again for free. (A payload without noise is not stored: it has no privacy claim, and can be
-computed again.)
+Order, which the privacy claim rests on: the ledger is charged and fsynced (on our engines by the
+driver, before it asks anybody), the batch is drawn and clipped, noise is drawn, the payload is
+stored, and only then does anything leave. A stored payload is sent again for free. (A payload
+without noise is not stored: it has no privacy claim, and can be computed again.)
 
-Personal parameters are a client's own displacement from the public initial ones. It is kept in the client's own folder,
-in one file with the payload of the round (``FeedbackBox``): both change, or neither. So a payload that is sent again
-moves nothing twice, and a resumed run continues bit for bit.
+Personal parameters are a client's own displacement from the public initial ones. It is kept in the
+client's own folder, in one file with the payload of the round (``FeedbackBox``): both change, or
+neither. So a payload that is sent again moves nothing twice, and a resumed run continues bit for
+bit.
 """
 
 import hashlib
@@ -53,23 +55,35 @@ from strategies.federation.wire import Announcement, config_in, read_round, stag
 
 
 def answer(
-    settings: Settings, partition: int, content: RecordDict, state: RecordDict, *, shared: bool = False
+    settings: Settings,
+    partition: int,
+    content: RecordDict,
+    state: RecordDict,
+    *,
+    shared: bool = False,
 ) -> bytes:
     """The payload that a simulated ``partition`` sends for an announcement.
 
-    ``state``: of its Flower Context, which may have its account. ``shared`` clients of a process share its replica.
+    ``state``: of its Flower Context, which may have its account. ``shared`` clients of a process
+    share its replica.
     Raises as ``answer_in`` does.
     """
     here = process(settings)
     account: Account | None = given_account(here, settings, content, state)
     if account is None:
         run = own_directory(settings, read_round(content).run_dir)
-        account = SimulatedAccount(run, Ledger(run.ledger(partition), client=partition), here.base.settings)
+        account = SimulatedAccount(
+            run, Ledger(run.ledger(partition), client=partition), here.base.settings
+        )
     return answer_in(here, account, content, state, shared=shared)
 
 
-def given_account(here: Process, settings: Settings, content: RecordDict, state: RecordDict) -> GivenAccount | None:
-    """The account of a client that the driver has charged; None for one that has a ledger of its own."""
+def given_account(
+    here: Process, settings: Settings, content: RecordDict, state: RecordDict
+) -> GivenAccount | None:
+    """The account of a client that the driver has charged; None for one that has a ledger of its
+    own.
+    """
     given = config_in(state, RECORD)
     if given is None:
         return None
@@ -80,10 +94,11 @@ def given_account(here: Process, settings: Settings, content: RecordDict, state:
 def answer_in(
     here: Process, account: Account, content: RecordDict, state: RecordDict, *, shared: bool = False
 ) -> bytes:
-    """The payload for an announcement, charged to an account. ``state``: of the client's own Flower Context.
+    """The payload for an announcement, charged to an account. ``state``: of the client's own Flower
+    Context.
 
-    Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError, LedgerError,
-    SecureSumRefusedError, ChangedModelError, or whatever training raised.
+    Raises FrameDiffersError, ReplicaMissingError, ReplicaDiffersError, OverBudgetError,
+    LedgerError, SecureSumRefusedError, ChangedModelError, or whatever training raised.
     """
     if (stage_of(content) is None) != (here.base.sums is None):
         asked_stage(here.base, content)  # it is refused
@@ -96,17 +111,25 @@ def answer_in(
         return stored
     terms = own_terms(announced, len(here.base.parts[partition]))
     plan = loaded.plan.for_client(terms)
-    train = partial(train_round, here, account, plan, terms.num_examples, loaded.parameters, loaded=loaded)
+    train = partial(
+        train_round, here, account, plan, terms.num_examples, loaded.parameters, loaded=loaded
+    )
     if plan.sums is not None:
         return masked_values(here.base, plan, partition, content, state, train)
     if plan.frame.personal:
         return _personal_round(here, plan, terms, announced, box, question, train)
     values = train()
-    return send(values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question)
+    return send(
+        values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question
+    )
 
 
-def follow(here: Process, account: Account, announced: Announcement, content: RecordDict, *, shared: bool) -> Loaded:
-    """Bring the process's model to the announced weights, and derive the frame. Raises as ``answer_in``."""
+def follow(
+    here: Process, account: Account, announced: Announcement, content: RecordDict, *, shared: bool
+) -> Loaded:
+    """Bring the process's model to the announced weights, and derive the frame. Raises as
+    ``answer_in``.
+    """
     run, client, digest = account.run, account.client, None
     check_level(here.base, announced.isolation)
     if here.replica is not None:
@@ -129,12 +152,16 @@ def _personal_round(
     before = box.memory(plan.round, personal_size(frame))
     with own_parameters(here.state.model, frame.personal, before):
         values = train()
-    payload = pack_values(encode(values, frame), frame, base, announced, base.dither(client, plan), box.last)
+    payload = pack_values(
+        encode(values, frame), frame, base, announced, base.dither(client, plan), box.last
+    )
     return box.store(question, payload, moved(before, values, frame, base, terms), round=plan.round)
 
 
 def remembers(base: Base) -> bool:
-    """Whether clients keep something from round to round: the memory of error feedback, or personal parameters."""
+    """Whether clients keep something from round to round: the memory of error feedback, or personal
+    parameters.
+    """
     return keeps_memory(base.method, base.codec) or bool(base.method.personal)
 
 
@@ -144,8 +171,12 @@ def memory_size(frame: Frame) -> int:
 
 
 @contextmanager
-def own_parameters(model: nn.Module, names: Sequence[str], displacement: Float[Tensor, " size"]) -> Iterator[nn.Module]:
-    """Inside, the model has a client's personal parameters; after it, the announced ones, bit for bit."""
+def own_parameters(
+    model: nn.Module, names: Sequence[str], displacement: Float[Tensor, " size"]
+) -> Iterator[nn.Module]:
+    """Inside, the model has a client's personal parameters; after it, the announced ones, bit for
+    bit.
+    """
     parameters = trainable(model)
     announced = {name: parameters[name].detach().clone() for name in names}
     try:
@@ -162,11 +193,17 @@ def _write(parameters: dict[str, nn.Parameter], values: dict[str, Tensor]) -> No
 
 
 def moved(
-    displacement: Float[Tensor, " size"], values: Float[Tensor, " kept"], frame: Frame, base: Base, terms: ClientTerms
+    displacement: Float[Tensor, " size"],
+    values: Float[Tensor, " kept"],
+    frame: Frame,
+    base: Base,
+    terms: ClientTerms,
 ) -> Float[Tensor, " size"]:
-    """The displacement after a round: a step of SGD by the client's own noisy values, over its own q_k N_k.
+    """The displacement after a round: a step of SGD by the client's own noisy values, over its own
+    q_k N_k.
 
-    ``values``: what the mechanism released, clipped with the shared part and noisy; nothing else of the data is read.
+    ``values``: what the mechanism released, clipped with the shared part and noisy; nothing else of
+    the data is read.
     """
     rate = base.personal_rate / (terms.sample_rate * terms.num_examples)
     return displacement - rate * personal_gradient(values, frame)
@@ -179,10 +216,14 @@ def question_of(announced: Announcement, codec: str, weights: bytes) -> str:
 
 
 def stored_payload(account: Account, box: Box, question: str, round: int) -> bytes | None:
-    """The payload that answers a question, if it is stored. Raises LedgerError if nobody was charged for it."""
+    """The payload that answers a question, if it is stored. Raises LedgerError if nobody was
+    charged for it.
+    """
     stored = box.find(question)
     if stored is not None and not account.of_round(round):
-        raise LedgerError(f"{account.path} lost the entry of round {round}, whose payload is stored")
+        raise LedgerError(
+            f"{account.path} lost the entry of round {round}, whose payload is stored"
+        )
     return stored
 
 
@@ -202,16 +243,24 @@ def train_round(
     *,
     loaded: Loaded | None = None,
 ) -> Tensor:
-    """The noisy values of a round. ``loaded``: the weights and the frame; without it no batch was drawn ahead."""
+    """The noisy values of a round. ``loaded``: the weights and the frame; without it no batch was
+    drawn ahead.
+    """
     base, s, partition, round = here.base, here.base.settings, account.client, plan.round
-    secret, entry = takes_part_in_secret(base), entry_of(account, plan, num_examples, reproducible=s.reproducible)
+    secret, entry = (
+        takes_part_in_secret(base),
+        entry_of(account, plan, num_examples, reproducible=s.reproducible),
+    )
     account.check(entry)
     used_rows: list[Tensor] = []
     drawn = None if loaded is None else AHEAD.take(account, entry, loaded)
     if drawn is not None and s.record_updates:
         used_rows.append(base.parts[partition][drawn.positions])
     summed = drawn is not None and drawn.total is not None
-    with nullcontext() if summed else here.passing(), nullcontext() if summed else draws(base, partition, round):
+    with (
+        nullcontext() if summed else here.passing(),
+        nullcontext() if summed else draws(base, partition, round),
+    ):
         compute = client_step if plan.releases_examples else client_update
         values = compute(
             here.state.model,
@@ -243,14 +292,20 @@ def send(
     box: Box,
     question: str,
 ) -> bytes:
-    """The payload of a round's values; with noise or memory it is stored first, under its question."""
+    """The payload of a round's values; with noise or memory it is stored first, under its
+    question.
+    """
     if not keeps_memory(base.method, base.codec):
         payload = pack_values(encode(values, frame), frame, base, announced, dither, box.last)
-        if isinstance(box, LastPayload) and keeps_payload(base):  # else the driver of the simulation stores it
+        # else the driver of the simulation stores it
+        if isinstance(box, LastPayload) and keeps_payload(base):
             box.store(question, payload)
         return payload
-    if not base.method.mechanism.of_kind.plain:  # the plan refused it; checked again at the point of use
-        raise ValueError(f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent")
+    # the plan refused it; checked again at the point of use
+    if not base.method.mechanism.of_kind.plain:
+        raise ValueError(
+            f"error feedback under mechanism {base.method.mechanism.kind!r} would leak: not sent"
+        )
     assert not isinstance(box, LastPayload)
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
@@ -259,10 +314,11 @@ def send(
 
 
 def keeps_payload(base: Base) -> bool:
-    """Whether a payload is stored before it leaves: without noise, resending costs nothing, and training does not.
+    """Whether a payload is stored before it leaves: without noise, resending costs nothing, and
+    training does not.
 
-    Masked values belong to one attempt at a sum, and are kept with its secrets. An update for a server that adds the
-    noise has none, and is kept nowhere.
+    Masked values belong to one attempt at a sum, and are kept with its secrets. An update for a
+    server that adds the noise has none, and is kept nowhere.
     """
     if base.unit.at_server:
         return False
@@ -270,7 +326,12 @@ def keeps_payload(base: Base) -> bool:
 
 
 def pack_values(
-    values: Tensor, frame: Frame, base: Base, announced: Announcement, dither: Dither, last: Callable[[], bytes | None]
+    values: Tensor,
+    frame: Frame,
+    base: Base,
+    announced: Announcement,
+    dither: Dither,
+    last: Callable[[], bytes | None],
 ) -> bytes:
     """A payload of the values; with compression, of the largest ones only."""
     where = frame.wire
@@ -296,5 +357,10 @@ def pack_values(
 def expected_payload(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
     """What the server expects of this client, except for the bound on the norm."""
     return expected_of(
-        frame, base.method, round=announced.round, codec=base.codec, index_mode=base.index_mode, dither=dither
+        frame,
+        base.method,
+        round=announced.round,
+        codec=base.codec,
+        index_mode=base.index_mode,
+        dither=dither,
     )

@@ -1,10 +1,12 @@
 """Simulated clients: the Flower Grid whose nodes they are, the call of one, and its time limit.
 
-Both engines share it: node ids are known in advance, and a client sees the same Message and Context on both.
+Both engines share it: node ids are known in advance, and a client sees the same Message and Context
+on both.
 
-The limit of a client follows from the settings of its run and the messages that it answers: others' replies must not be
-lost with one that hangs. Under a trusted server (``trust=server``) there is none: who slows the machine down would
-decide whether others reply in time, and epsilon counts on each client being in the sum, or not, by its own data alone.
+The limit of a client follows from the settings of its run and the messages that it answers: others'
+replies must not be lost with one that hangs. Under a trusted server (``trust=server``) there is
+none: who slows the machine down would decide whether others reply in time, and epsilon counts on
+each client being in the sum, or not, by its own data alone.
 """
 
 import math
@@ -43,11 +45,15 @@ ClientFunction = Callable[[Message, Context], Message]
 FIRST_NODE = RUN = TASK = 2**62
 
 SHARED = "shared-replica"
-"""Key of a node's config: all clients are simulated on one machine, and share equal data structures."""
+"""Key of a node's config: all clients are simulated on one machine, and share equal data
+structures.
+"""
 
 
 class VirtualGrid(Grid):
-    """One node a partition. Clients reply to pushed messages at once; the replies wait for ``pull_messages``."""
+    """One node a partition. Clients reply to pushed messages at once; the replies wait for
+    ``pull_messages``.
+    """
 
     def __init__(self, num_partitions: int) -> None:
         self.num_partitions = num_partitions
@@ -66,7 +72,12 @@ class VirtualGrid(Grid):
         raise RuntimeError("a simulated grid has no SuperLink run")
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """As flwr's: a message to one node."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
@@ -83,7 +94,9 @@ class VirtualGrid(Grid):
         """Replies that have arrived, each once."""
         return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Push, then pull. A client that returns no message is missing among the replies."""
         return self.pull_messages(self._push(list(messages), timeout))
 
@@ -108,7 +121,8 @@ def call_client(
     run_config: Mapping[str, Any],
     state: RecordDict | None = None,
 ) -> Message | None:
-    """The reply of one client; None if it returns no message. ``state``: of its Context, changed in place.
+    """The reply of one client; None if it returns no message. ``state``: of its Context, changed in
+    place.
 
     Its exception becomes an error reply with a constant text; only the log has the exception.
     """
@@ -137,9 +151,15 @@ def fail_client(message: Message) -> Message:
 
 
 def in_simulation() -> bool:
-    """Whether this process is a Ray worker, whose messages come from the run's own server. A driver of Ray is none."""
+    """Whether this process is a Ray worker, whose messages come from the run's own server. A driver
+    of Ray is none.
+    """
     ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    return (
+        ray is not None
+        and ray.is_initialized()
+        and ray.get_runtime_context().get_actor_id() is not None
+    )
 
 
 @contextmanager
@@ -162,19 +182,27 @@ def limit_of(limit: ClientLimit, task: Task) -> float:
     """Seconds that the client may take for a task; infinite for a query, which may load data."""
     if task.message.metadata.message_type != MessageType.TRAIN:
         return math.inf
-    return limit.seconds(task.message.metadata.dst_node_id, work=task.work, kind=kind_of(task.message))
+    return limit.seconds(
+        task.message.metadata.dst_node_id, work=task.work, kind=kind_of(task.message)
+    )
 
 
 def learn(limit: ClientLimit, task: Task, reply: Message | None, seconds: float) -> None:
     """A client took so long; a failure says nothing of the time that the work takes."""
     trains = task.message.metadata.message_type == MessageType.TRAIN
     if trains and reply is not None and not reply.has_error():
-        limit.took(task.message.metadata.dst_node_id, seconds, work=task.work, kind=kind_of(task.message))
+        limit.took(
+            task.message.metadata.dst_node_id, seconds, work=task.work, kind=kind_of(task.message)
+        )
 
 
 def too_slow(message: Message, seconds: float) -> Message:
     """The reply for a client that was stopped."""
-    return failure(f"stopped: it took longer than client_timeout, which is {seconds:.3g} s here", TOO_SLOW, message)
+    return failure(
+        f"stopped: it took longer than client_timeout, which is {seconds:.3g} s here",
+        TOO_SLOW,
+        message,
+    )
 
 
 def kind_of(message: Message) -> str:
@@ -187,15 +215,18 @@ T = TypeVar("T")
 
 
 class OutOfTimeError(OwnEnd):
-    """A client is stopped. Not an ``Exception``: handlers of those would reply, and the next client would begin."""
+    """A client is stopped. Not an ``Exception``: handlers of those would reply, and the next client
+    would begin.
+    """
 
 
 @contextmanager
 def ending(until: float | None) -> Iterator[None]:
-    """Raise OutOfTimeError inside when the clock (seconds since the epoch) shows ``until``, None for never.
+    """Raise OutOfTimeError inside when the clock (seconds since the epoch) shows ``until``, None
+    for never.
 
-    It uses a signal: without effect inside a library that never returns to Python, outside the main thread, and on
-    Windows.
+    It uses a signal: without effect inside a library that never returns to Python, outside the main
+    thread, and on Windows.
     """
     main = threading.current_thread() is threading.main_thread()
     if until is None or not (main and hasattr(signal, "setitimer")):
@@ -215,7 +246,8 @@ def ending(until: float | None) -> Iterator[None]:
 
 
 def call_until(until: float, call: Callable[[], T]) -> tuple[T | None, bool]:
-    """What a call returns, and whether it was stopped: then it returned nothing. ``until``: see ``ending``; inf: never.
+    """What a call returns, and whether it was stopped: then it returned nothing. ``until``: see
+    ``ending``; inf: never.
 
     Nothing of what the stopped call worked on may be used again: it ended anywhere.
     """

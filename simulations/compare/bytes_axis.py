@@ -101,8 +101,8 @@ def _title(group: Sequence[Line]) -> str:
 
 NOTE = (
     "Bytes: payloads of a whole run over all clients, mean over seeds; saved: how many times "
-    "smaller they are than dense updates; both ways: uplink plus downlink. The methods of one table "
-    "have the same epsilon (within one percent), delta and trust."
+    "smaller they are than dense updates; both ways: uplink plus downlink. The methods of one "
+    "table have the same epsilon (within one percent), delta and trust."
 )
 
 

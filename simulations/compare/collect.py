@@ -1,4 +1,6 @@
-"""Results of the cells of a grid and of given run directories, with labels that distinguish them."""
+"""Results of the cells of a grid and of given run directories, with labels that distinguish
+them.
+"""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -22,7 +24,9 @@ LABELLED = 2
 """A label names at most so many settings."""
 
 
-def cell_result(folder: Folder, cell: Cell, record: Mapping[str, Ended], link: Link | None = None) -> Result:
+def cell_result(
+    folder: Folder, cell: Cell, record: Mapping[str, Ended], link: Link | None = None
+) -> Result:
     """The state of a cell as a result; a run directory that cannot be read is a failed cell."""
     state, run = folder.status(cell, record), folder.run(cell)
     found = Result(
@@ -94,7 +98,9 @@ def _names(own: Sequence[Result], clear: Set[tuple[Any, str]]) -> list[tuple[str
     hidden = [_hidden(run) for run in own]
     variants = list({str(one): one for one in hidden}.values())
     names = {name for one in variants for name in one}
-    differing = [name for name in sorted(names) if len({str(one.get(name)) for one in variants}) > 1]
+    differing = [
+        name for name in sorted(names) if len({str(one.get(name)) for one in variants}) > 1
+    ]
     found = []
     for run, mine in zip(own, hidden, strict=True):
         said = [f"{name}={mine[name]}" for name in differing if mine.get(name) is not None]

@@ -30,7 +30,15 @@ from simulations.compare.grid_file import (
 )
 from simulations.compare.output import Comparison, Output, write_page, write_tables
 from simulations.compare.progress import GridDisplay
-from simulations.compare.runner import Folder, Ray, check_limits, check_same_settings, one_ray, run_cells, share_out
+from simulations.compare.runner import (
+    Folder,
+    Ray,
+    check_limits,
+    check_same_settings,
+    one_ray,
+    run_cells,
+    share_out,
+)
 from simulations.compare.table import comparison_table, notes, unfinished, variants
 from simulations.compare.worker import Outcome
 from simulations.engines.process import sigterm_raises
@@ -45,11 +53,13 @@ from simulations.settings.checks import all_refused, left_out, refusal
 from simulations.settings.settings import permit_code
 
 
-def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str, Any], file: str | None) -> Grid:
+def make_grid(
+    workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str, Any], file: str | None
+) -> Grid:
     """The grid of a file, of options, or of both, where an option replaces what the file says.
 
-    axes: ``methods``, ``epsilons``, ``ranks``, ``sparsities`` as texts, ``seeds`` as a number, ``vary`` as a list of
-    texts; None where not said.
+    axes: ``methods``, ``epsilons``, ``ranks``, ``sparsities`` as texts, ``seeds`` as a number,
+    ``vary`` as a list of texts; None where not said.
     pairs: ``-c`` settings, of one method where the name has a dot.
     Raises ValueError naming the option, or the key of the file.
     """
@@ -71,7 +81,9 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
     names = tuple(map(user_code.short, names))
     common, own = split_settings(pairs, names)
     given: dict[str, Any] = {
-        name: numbers(f"--{name}", axes[name], kind) for name, kind in KINDS.items() if axes[name] is not None
+        name: numbers(f"--{name}", axes[name], kind)
+        for name, kind in KINDS.items()
+        if axes[name] is not None
     }
     if axes["seeds"] is not None:
         given["seeds"] = axes["seeds"]
@@ -80,7 +92,11 @@ def make_grid(workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str,
     if axes["vary"]:
         given["vary"] = dict(base.get("vary", {})) | read_varied(axes["vary"])
     methods = {
-        name: {key: value for key, value in listed.get(name, {}).items() if key.replace("-", "_") not in common}
+        name: {
+            key: value
+            for key, value in listed.get(name, {}).items()
+            if key.replace("-", "_") not in common
+        }
         | own[name]
         for name in names
     }
@@ -110,11 +126,13 @@ def compare_command(
     view: View = PLAIN,
     yes: bool = False,
 ) -> int:
-    """Run or resume a grid; returns the exit status: 1 where a cell failed. ``jobs``: see ``share_out``.
+    """Run or resume a grid; returns the exit status: 1 where a cell failed. ``jobs``: see
+    ``share_out``.
 
     Where it takes more than an hour, a terminal is asked whether to go on, unless ``yes``.
 
-    Raises ValueError before anything runs if a cell cannot run, or was run in this folder with other settings.
+    Raises ValueError before anything runs if a cell cannot run, or was run in this folder with
+    other settings.
     """
     budget_seconds = check_limits(jobs, budget_minutes)
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
@@ -137,7 +155,8 @@ def compare_command(
 
 
 def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
-    """The grid without the methods that its settings refuse in every cell, and the reason for each by its label.
+    """The grid without the methods that its settings refuse in every cell, and the reason for each
+    by its label.
 
     Raises ValueError, with the reasons, if no method is left.
     """
@@ -186,7 +205,9 @@ def _run(
         folder,
         len(cells),
         done,
-        known=[float(summary["wall_seconds"]) for summary in summaries if "wall_seconds" in summary],
+        known=[
+            float(summary["wall_seconds"]) for summary in summaries if "wall_seconds" in summary
+        ],
         budget_seconds=budget_seconds,
         yes=yes,
     )
@@ -214,7 +235,9 @@ def _run(
 
 
 CELLS_LEFT = "cells are left; the same command continues"
-RUNS_LEFT = "runs are not finished; continue with fedlsg resume RUN, or with the compare that started them"
+RUNS_LEFT = (
+    "runs are not finished; continue with fedlsg resume RUN, or with the compare that started them"
+)
 
 
 def show(made: Comparison, folder: Path, console: Console, more: str = CELLS_LEFT) -> None:
@@ -242,12 +265,17 @@ def show(made: Comparison, folder: Path, console: Console, more: str = CELLS_LEF
 
 
 def report_command(
-    runs: Sequence[str], out: str | None, console: Console, view: View = PLAIN, against: str | None = None
+    runs: Sequence[str],
+    out: str | None,
+    console: Console,
+    view: View = PLAIN,
+    against: str | None = None,
 ) -> None:
     """Tables, plots and a page from existing runs; of a single run, its own page.
 
-    ``against``: a run without privacy, for the page of a single run. Raises ValueError for a folder that is neither a
-    run nor a comparison, for another kind of run in ``against``, and where nothing can be written.
+    ``against``: a run without privacy, for the page of a single run. Raises ValueError for a folder
+    that is neither a run nor a comparison, for another kind of run in ``against``, and where
+    nothing can be written.
     """
 
     def say(line: str) -> None:
@@ -256,9 +284,14 @@ def report_command(
     results = read_runs(map(Path, runs), view.link, say)
     if len(results) > 1:
         if against is not None:
-            raise ValueError("--against belongs to the page of one run: several runs are compared with each other")
+            raise ValueError(
+                "--against belongs to the page of one run: several runs are compared with each "
+                "other"
+            )
         folder = Path(out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-report").expanduser().resolve()
-        made = Comparison(title=f"{len(results)} runs compared", results=results, command=_command(), view=view)
+        made = Comparison(
+            title=f"{len(results)} runs compared", results=results, command=_command(), view=view
+        )
         with writing_to(folder):
             write_tables(folder, made)
             write_page(folder, made)
@@ -283,5 +316,10 @@ def _command() -> str:
 def published(grid: Grid) -> Grid:
     """The grid without the folders of this machine."""
     return replace(
-        grid, settings={name: value for name, value in grid.settings.items() if name not in ("data_dir", "data_root")}
+        grid,
+        settings={
+            name: value
+            for name, value in grid.settings.items()
+            if name not in ("data_dir", "data_root")
+        },
     )

@@ -1,4 +1,5 @@
-"""Which runs a comparison consists of: method x epsilon x rank x sparsity x varied settings x seed, balanced.
+"""Which runs a comparison consists of: method x epsilon x rank x sparsity x varied settings x seed,
+balanced.
 
 A comparison drops settings that a method lacks, and says so.
 """
@@ -22,10 +23,11 @@ CLIP = frozenset({"clip", "clip_norm", "norms_clip_weight", "classifier_clip_wei
 
 
 def lacks(method: str, name: str, settings: Mapping[str, Any], values: Sequence[Any] = ()) -> bool:
-    """Whether no value of the setting ``name`` changes a run of this method with the other ``settings``.
+    """Whether no value of the setting ``name`` changes a run of this method with the other
+    ``settings``.
 
-    values: what it is to be varied over; a setting of a recipe that gives the same method for all of them is lacking,
-    such as the rank of ``rs`` on dense gradients.
+    values: what it is to be varied over; a setting of a recipe that gives the same method for all
+    of them is lacking, such as the rank of ``rs`` on dense gradients.
     """
     kind = settings.get("mechanism") or strategies.default_mechanism(method)
     if name in NOISE:
@@ -77,8 +79,16 @@ def is_number(value: Any) -> bool:
 OPTIONS = {"rank": "--ranks", "sparsity": "--sparsities"}
 """Settings that a key of the grid, or ``vary``, gives values to."""
 TRIED = {"rank": (1, 2), "sparsity": (0.25, 0.5)}
-"""Values of them, of which a grid may give a single one, that show whether a recipe looks at them."""
-AXES = {"seed": "--seeds", "epsilon": "--epsilons", "method": "--methods", "workload": "WORKLOAD", "run_dir": "--out"}
+"""Values of them, of which a grid may give a single one, that show whether a recipe looks at
+them.
+"""
+AXES = {
+    "seed": "--seeds",
+    "epsilon": "--epsilons",
+    "method": "--methods",
+    "workload": "WORKLOAD",
+    "run_dir": "--out",
+}
 """Settings that the grid itself varies, and the options that give them."""
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
@@ -95,7 +105,9 @@ class Entry:
     def __post_init__(self) -> None:
         strategies.check_name(self.method)
         if not LABEL.fullmatch(self.label):
-            raise ValueError(f"expected a method label of letters, digits, '.', '_' and '-', got {self.label!r}")
+            raise ValueError(
+                f"expected a method label of letters, digits, '.', '_' and '-', got {self.label!r}"
+            )
 
     def has(self, setting: str) -> bool:
         """Whether the recipe itself takes this setting."""
@@ -115,10 +127,12 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The axes of a comparison. ``settings``, also those of each entry, are typed, by field name of ``Settings``.
+    """The axes of a comparison. ``settings``, also those of each entry, are typed, by field name of
+    ``Settings``.
 
-    vary: values of any other settings. A method is run with every combination of the ones that it has. ``ranks`` and
-    ``sparsities`` are the same of two settings that tables have columns for: figures are not over them.
+    vary: values of any other settings. A method is run with every combination of the ones that it
+    has. ``ranks`` and ``sparsities`` are the same of two settings that tables have columns for:
+    figures are not over them.
 
     Raises ValueError for what no run accepts, naming the setting and the fix.
     """
@@ -136,33 +150,53 @@ class Grid:
 
     def __post_init__(self) -> None:
         if not self.entries:
-            raise ValueError("expected at least one method: give --methods a,b,c, --methods all, or --grid FILE")
+            raise ValueError(
+                "expected at least one method: give --methods a,b,c, --methods all, or --grid FILE"
+            )
         if not self.seeds or min(self.seeds) < 0:
-            raise ValueError(f"expected one seed at least and none below 0, got seeds={list(self.seeds)}")
+            raise ValueError(
+                f"expected one seed at least and none below 0, got seeds={list(self.seeds)}"
+            )
         for name in ("seeds", "epsilons", "ranks", "sparsities"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ValueError(f"expected {name} without repetitions, got {', '.join(map(str, values))}")
+                raise ValueError(
+                    f"expected {name} without repetitions, got {', '.join(map(str, values))}"
+                )
         if any(not 0 < epsilon < math.inf for epsilon in self.epsilons):
-            raise ValueError(f"expected epsilons > 0 and finite, got {', '.join(f'{e:g}' for e in self.epsilons)}")
+            raise ValueError(
+                "expected epsilons > 0 and finite, got "
+                f"{', '.join(f'{e:g}' for e in self.epsilons)}"
+            )
         given = [self.settings, self.vary, *(entry.settings for entry in self.entries)]
         for name, option in AXES.items():
             if any(name in settings for settings in given):
-                raise ValueError(f"{name} is an axis of the grid: give it as {option}, not as -c {name}=...")
+                raise ValueError(
+                    f"{name} is an axis of the grid: give it as {option}, not as -c {name}=..."
+                )
         if any("preset" in settings for settings in given):
             raise ValueError(
-                "a preset is the setting of one run: use fedlsg run --preset, or give its settings with -c"
+                "a preset is the setting of one run: use fedlsg run --preset, or give its settings "
+                "with -c"
             )
         if self.epsilons and any("noise_multiplier" in settings for settings in given):
-            raise ValueError("give either --epsilons or -c noise_multiplier=..., which would replace every one of them")
+            raise ValueError(
+                "give either --epsilons or -c noise_multiplier=..., which would replace every one "
+                "of them"
+            )
         for name in strategies.recipe_settings().keys() & self.settings.keys():
             if not any(entry.has(name) for entry in self.entries):
-                raise ValueError(f"none of the methods {', '.join(e.label for e in self.entries)} has a setting {name}")
+                raise ValueError(
+                    f"none of the methods {', '.join(e.label for e in self.entries)} has a setting "
+                    f"{name}"
+                )
         self._check_varied()
 
     @property
     def axes(self) -> dict[str, tuple[Any, ...]]:
-        """All settings that are varied besides epsilon and seed: ``vary``, and those that have a key of their own."""
+        """All settings that are varied besides epsilon and seed: ``vary``, and those that have a
+        key of their own.
+        """
         return {name: values for name, values in self._keys().items() if values} | dict(self.vary)
 
     def _keys(self) -> dict[str, tuple[Any, ...]]:
@@ -174,13 +208,17 @@ class Grid:
             for value in values:
                 declared.check(value)
             if name in self.vary and (len(values) < 2 or len(set(values)) < len(values)):
-                raise ValueError(f"expected two values of {name} at least, each once: --vary {name}=A,B,C")
+                raise ValueError(
+                    f"expected two values of {name} at least, each once: --vary {name}=A,B,C"
+                )
             if name in self.settings or (name in self.vary and own):
                 raise ValueError(f"{name} is varied, and given elsewhere: leave one of them out")
             if all(lacks(entry.method, name, self._own(entry), values) for entry in self.entries):
                 labels = ", ".join(entry.label for entry in self.entries)
                 option = f"--vary {name}" if name in self.vary else OPTIONS[name]
-                raise ValueError(f"none of the methods {labels} has a setting {name}: leave {option} out")
+                raise ValueError(
+                    f"none of the methods {labels} has a setting {name}: leave {option} out"
+                )
 
     def cells(self) -> list[Cell]:
         """All cells, seeds outermost, then epsilons: when a run stops, all methods got equally far.
@@ -190,7 +228,9 @@ class Grid:
         """
         has = {entry.label: self._has(entry) for entry in self.entries}
         return [
-            self._cell(entry, seed, epsilon, {name: at[name] for name in at if name in has[entry.label]})
+            self._cell(
+                entry, seed, epsilon, {name: at[name] for name in at if name in has[entry.label]}
+            )
             for seed in self.seeds
             for epsilon in self.epsilons or (None,)
             for values in product(*self.axes.values())
@@ -201,7 +241,9 @@ class Grid:
         ]
 
     def dropped(self) -> list[tuple[str, str]]:
-        """(label, setting) of each setting that is given or varied for all methods and that a method lacks."""
+        """(label, setting) of each setting that is given or varied for all methods and that a
+        method lacks.
+        """
         recipes = strategies.recipe_settings()
         return [
             (entry.label, name)
@@ -214,7 +256,11 @@ class Grid:
     def _own(self, entry: Entry) -> dict[str, Any]:
         """The settings of an entry, with those of all methods that it takes."""
         recipes = strategies.recipe_settings()
-        common = {name: value for name, value in self.settings.items() if name not in recipes or entry.has(name)}
+        common = {
+            name: value
+            for name, value in self.settings.items()
+            if name not in recipes or entry.has(name)
+        }
         return common | dict(entry.settings)
 
     def _has(self, entry: Entry) -> set[str]:
@@ -232,7 +278,9 @@ class Grid:
             return strategies.recipe(entry.method).mechanism.adds_noise
         return not is_silent(kind)
 
-    def _cell(self, entry: Entry, seed: int, epsilon: float | None, varied: Mapping[str, Any]) -> Cell:
+    def _cell(
+        self, entry: Entry, seed: int, epsilon: float | None, varied: Mapping[str, Any]
+    ) -> Cell:
         own, coordinates = self._own(entry), dict(varied)
         if not self._adds_noise(entry):
             if "noise_multiplier" not in entry.settings:

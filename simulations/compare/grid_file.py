@@ -1,4 +1,5 @@
-"""A grid as the file ``grid.toml`` and as options of the command line, and one check of its cells before the first.
+"""A grid as the file ``grid.toml`` and as options of the command line, and one check of its cells
+before the first.
 
 The file:
 
@@ -32,7 +33,14 @@ from simulations.plan.base import Base
 from simulations.plan.plan import client_terms, count_blocks
 from simulations.plan.prepare import data_key, prepare
 from simulations.settings.checks import idle
-from simulations.settings.settings import RUN, Settings, declarations, from_mapping, names_given, parse
+from simulations.settings.settings import (
+    RUN,
+    Settings,
+    declarations,
+    from_mapping,
+    names_given,
+    parse,
+)
 from simulations.workloads import LoadedWorkload
 
 KINDS: Mapping[str, type] = {"epsilons": float, "ranks": int, "sparsities": float}
@@ -49,12 +57,17 @@ def read_toml(path: str, what: str, more: str = "") -> dict[str, Any]:
         raise ValueError(f"{path} is no TOML file: {error}") from None
 
 
-def split_settings(pairs: Mapping[str, Any], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def split_settings(
+    pairs: Mapping[str, Any], labels: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Settings of all methods, and those of one by its label, from names such as ``lsg.rank``.
 
-    Raises ValueError for a label outside ``labels``, an unknown setting or a value of the wrong type.
+    Raises ValueError for a label outside ``labels``, an unknown setting or a value of the wrong
+    type.
     """
-    spelt = {label.replace("-", "_"): label for label in labels} | {label: label for label in labels}
+    spelt = {label.replace("-", "_"): label for label in labels} | {
+        label: label for label in labels
+    }
     common: dict[str, Any] = {}
     own: dict[str, dict[str, Any]] = {label: {} for label in labels}
     for key, value in pairs.items():
@@ -69,11 +82,16 @@ def as_toml(grid: Grid) -> dict[str, Any]:
     return {
         "workload": grid.workload,
         **{name: list(getattr(grid, name)) for name in ("seeds", *KINDS)},
-        **({"vary": {name: list(values) for name, values in grid.vary.items()}} if grid.vary else {}),
+        **(
+            {"vary": {name: list(values) for name, values in grid.vary.items()}}
+            if grid.vary
+            else {}
+        ),
         **({"notes": list(grid.notes)} if grid.notes else {}),
         "settings": dict(grid.settings),
         "methods": {
-            entry.label: ({"method": entry.method} if entry.method != entry.label else {}) | dict(entry.settings)
+            entry.label: ({"method": entry.method} if entry.method != entry.label else {})
+            | dict(entry.settings)
             for entry in grid.entries
         },
     }
@@ -99,7 +117,9 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
 
 
 def read_varied(texts: Sequence[str]) -> dict[str, list[str]]:
-    """The values of ``--vary NAME=A,B,C`` by setting, as texts. Raises ValueError naming the option."""
+    """The values of ``--vary NAME=A,B,C`` by setting, as texts. Raises ValueError naming the
+    option.
+    """
     found: dict[str, list[str]] = {}
     for text in texts:
         name, sign, values = text.partition("=")
@@ -114,14 +134,25 @@ def read_varied(texts: Sequence[str]) -> dict[str, list[str]]:
 
 def parse_varied(table: object) -> dict[str, tuple[Any, ...]]:
     """Typed values by setting; numbers ascending. Raises ValueError naming the setting."""
-    if not isinstance(table, Mapping) or not all(isinstance(values, list | tuple) for values in table.values()):
-        raise ValueError(f"expected [vary] of a grid file as lists, such as clip_norm = [0.1, 1, 10], got {table!r}")
+    if not isinstance(table, Mapping) or not all(
+        isinstance(values, list | tuple) for values in table.values()
+    ):
+        raise ValueError(
+            "expected [vary] of a grid file as lists, such as clip_norm = [0.1, 1, 10], got "
+            f"{table!r}"
+        )
     for name, option in AXES.items():
         if name in table:
             raise ValueError(f"{name} is an axis of its own: give it as {option}, not with --vary")
     known = declarations(table)
-    found = {name.replace("-", "_"): tuple(known[name].parse(value) for value in table[name]) for name in table}
-    return {name: tuple(sorted(values)) if all(map(is_number, values)) else values for name, values in found.items()}
+    found = {
+        name.replace("-", "_"): tuple(known[name].parse(value) for value in table[name])
+        for name in table
+    }
+    return {
+        name: tuple(sorted(values)) if all(map(is_number, values)) else values
+        for name, values in found.items()
+    }
 
 
 def _entry(label: str, own: Mapping[str, Any]) -> Entry:
@@ -144,11 +175,15 @@ def _numbers(name: str, values: object, kind: type) -> tuple[Any, ...]:
 
 
 def numbers(option: str, text: str | None, kind: type) -> tuple[Any, ...]:
-    """The numbers of an option such as ``--epsilons 1,3,8``. Raises ValueError naming the option."""
+    """The numbers of an option such as ``--epsilons 1,3,8``. Raises ValueError naming the
+    option.
+    """
     try:
         return tuple(kind(word) for word in words(text))
     except ValueError:
-        raise ValueError(f"expected {option} as numbers ({kind.__name__}) with commas, got {text!r}") from None
+        raise ValueError(
+            f"expected {option} as numbers ({kind.__name__}) with commas, got {text!r}"
+        ) from None
 
 
 def words(text: str | None) -> Iterator[str]:
@@ -161,30 +196,41 @@ NAMED = 3
 
 
 def check_cells(cells: Iterable[Cell]) -> None:
-    """Raise ValueError that names the cells that cannot run, and why, or a setting that does nothing in any cell.
+    """Raise ValueError that names the cells that cannot run, and why, or a setting that does
+    nothing in any cell.
 
     Nothing is written or charged.
 
-    Each cell is prepared and planned as its run does it: settings, data, partition, method, noise, and the model on the
-    CPU. Cells that differ in their seed are checked once. What the accountants found is kept for the cells. Not found
-    here: too little memory, a loss that diverges, and errors of a user's code, whose traceback is in the log of its
-    cell.
+    Each cell is prepared and planned as its run does it: settings, data, partition, method, noise,
+    and the model on the CPU. Cells that differ in their seed are checked once. What the accountants
+    found is kept for the cells. Not found here: too little memory, a loss that diverges, and errors
+    of a user's code, whose traceback is in the log of its cell.
     """
     groups = grouped(cells, lambda cell: repr({**cell.given, "seed": None})).values()
     check = _Check()
-    found = [(reason, cell) for alike in groups for reason in [check.reason(alike[0].given)] for cell in alike]
+    found = [
+        (reason, cell)
+        for alike in groups
+        for reason in [check.reason(alike[0].given)]
+        for cell in alike
+    ]
     refused = grouped((one for one in found if one[0] is not None), itemgetter(0))
     if check.idle and not refused:
         for name in set.intersection(*map(set, check.idle)):
             raise ValueError(f"in every cell, {check.idle[0][name]}")
     if refused:
         count = sum(map(len, refused.values()))
-        reasons = [f"{_some([cell.name for _, cell in own])}: {reason}" for reason, own in refused.items()]
-        raise ValueError(f"{count} of {len(found)} cells cannot run, so none was started: {'; '.join(reasons)}")
+        reasons = [
+            f"{_some([cell.name for _, cell in own])}: {reason}" for reason, own in refused.items()
+        ]
+        raise ValueError(
+            f"{count} of {len(found)} cells cannot run, so none was started: {'; '.join(reasons)}"
+        )
 
 
 class _Check:
-    """Prepares cells one after the other. Data that the next cell needs are kept, and models are checked once.
+    """Prepares cells one after the other. Data that the next cell needs are kept, and models are
+    checked once.
 
     ``idle``: for each cell, its settings without effect.
     """
@@ -210,7 +256,13 @@ class _Check:
         key = data_key(settings)
         base = prepare(settings, loaded=self.data.get(key))
         self.data = {key: base.workload}
-        model = (key, base.settings.method, base.settings.model, repr(base.method.carrier), base.method.mechanism.clips)
+        model = (
+            key,
+            base.settings.method,
+            base.settings.model,
+            repr(base.method.carrier),
+            base.method.mechanism.clips,
+        )
         here = replace(base, settings=replace(base.settings, device="cpu"))
         if model not in self.blocks:
             self.blocks[model] = count_blocks(here)

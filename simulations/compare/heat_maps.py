@@ -4,7 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulations.compare.grid import grouped, is_number
-from simulations.compare.lines import SAME, Line, in_legend_order, measured, score_words, value_words
+from simulations.compare.lines import (
+    SAME,
+    Line,
+    in_legend_order,
+    measured,
+    score_words,
+    value_words,
+)
 from simulations.report.colours import RED, contrast
 from simulations.report.figure import panel_grid, use_style
 from simulations.report.words import epsilon_words
@@ -93,7 +100,9 @@ def _square(axes: "Axes", at: tuple[int, int], half: float, **look: Any) -> None
     axes.add_patch(Rectangle((at[0] - half, at[1] - half), 2 * half, 2 * half, **look))
 
 
-def _cell(axes: "Axes", line: Line | None, at: tuple[int, int], limits: tuple[float, float]) -> None:
+def _cell(
+    axes: "Axes", line: Line | None, at: tuple[int, int], limits: tuple[float, float]
+) -> None:
     """The mean of a line on its colour; of one without a mean, why."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex

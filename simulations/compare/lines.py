@@ -237,7 +237,9 @@ def lines(results: Iterable[Result]) -> list[Line]:
         if line.method == PROBE and line.mean is not None and line.private and not line.by_loss:
             probes[_rivals(line)] = max(line.mean, probes.get(_rivals(line), 0.0))
     compared = [
-        line if line.method == PROBE or line.by_loss else replace(line, probe=probes.get(_rivals(line)))
+        line
+        if line.method == PROBE or line.by_loss
+        else replace(line, probe=probes.get(_rivals(line)))
         for line in found
     ]
     return sorted(compared, key=order)

@@ -1,4 +1,5 @@
-"""The files of a comparison, all of the same results: results.csv, table.csv, table.md, plots/ and report.html.
+"""The files of a comparison, all of the same results: results.csv, table.csv, table.md, plots/ and
+report.html.
 
 The page has the table, the figures, what failed, and what the numbers do and do not mean.
 """
@@ -24,7 +25,16 @@ from simulations.compare.table import (
 )
 from simulations.report.facts import epsilon_section, made_section, row_warnings
 from simulations.report.figure import interactive, picture, png
-from simulations.report.page import Code, Page, Part, Text, data_section, download, facts_of, sections
+from simulations.report.page import (
+    Code,
+    Page,
+    Part,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    sections,
+)
 from simulations.report.template import render
 from simulations.report.words import NOT_PRIVATE
 from simulations.rundir.files import write_atomically
@@ -38,25 +48,31 @@ SHARE = 0.05
 
 BARS = "A mark is the mean over seeds; bars show one standard deviation."
 CAPTIONS = {
-    "accuracy-epsilon": "How accurate each method is at each privacy budget. Further up is more accurate; a smaller "
-    f"epsilon is more private. {BARS} The dotted line, if there is one, is the accuracy of guessing; dashed "
-    "horizontal lines, if there are any, are methods without privacy.",
-    "accuracy": f"How accurate each method is. Further right is more accurate. {BARS} The dotted line, if there is "
-    "one, is the accuracy of guessing.",
-    "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more accurate, further "
-    f"left is cheaper. Bytes are the payloads that all clients sent in the whole run. {BARS} Filled marks have the "
-    "largest epsilon, or none. A dashed grey line, of three methods or more, is the Pareto front of an epsilon: "
-    "nothing is more accurate for fewer bytes.",
-    "accuracy-total-bytes": "How accurate each method is for the bytes that it sends, at equal epsilon. Further up is "
-    "more accurate, further left is cheaper. One panel counts what clients sent, the other also what they received. "
+    "accuracy-epsilon": "How accurate each method is at each privacy budget. Further up is more "
+    f"accurate; a smaller epsilon is more private. {BARS} The dotted line, if "
+    "there is one, is the accuracy of guessing; dashed horizontal lines, if "
+    "there are any, are methods without privacy.",
+    "accuracy": f"How accurate each method is. Further right is more accurate. {BARS} The dotted "
+    "line, if there is one, is the accuracy of guessing.",
+    "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more "
+    "accurate, further left is cheaper. Bytes are the payloads that all clients "
+    f"sent in the whole run. {BARS} Filled marks have the largest epsilon, or "
+    "none. A dashed grey line, of three methods or more, is the Pareto front of "
+    "an epsilon: nothing is more accurate for fewer bytes.",
+    "accuracy-total-bytes": "How accurate each method is for the bytes that it sends, at equal "
+    "epsilon. Further up is more accurate, further left is cheaper. One "
+    "panel counts what clients sent, the other also what they received. "
     f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",
-    "accuracy-varied": "How the accuracy depends on the varied setting. A mark is the mean over seeds; bars show one "
-    "standard deviation. Dashed horizontal lines, if there are any, are methods without the setting.",
-    "accuracy-heat": "The accuracy for each pair of values: mean over seeds, and below it one standard deviation. All "
-    "panels have the same colours; lighter is better. A frame marks the best pair of a panel. Methods that lack one of "
-    "the settings are in the table alone. The table above has the numbers.",
-    "learning-curves": "Test accuracy after each round. A line is the mean over seeds; the band around it reaches from "
-    "the worst to the best seed. If all runs have a simulated clock, rounds are at their mean simulated time.",
+    "accuracy-varied": "How the accuracy depends on the varied setting. A mark is the mean over "
+    "seeds; bars show one standard deviation. Dashed horizontal lines, if there "
+    "are any, are methods without the setting.",
+    "accuracy-heat": "The accuracy for each pair of values: mean over seeds, and below it one "
+    "standard deviation. All panels have the same colours; lighter is better. A "
+    "frame marks the best pair of a panel. Methods that lack one of the settings "
+    "are in the table alone. The table above has the numbers.",
+    "learning-curves": "Test accuracy after each round. A line is the mean over seeds; the band "
+    "around it reaches from the worst to the best seed. If all runs have a "
+    "simulated clock, rounds are at their mean simulated time.",
 }
 GRID = "The grid; fedlsg compare --grid grid.toml runs it again:"
 
@@ -156,7 +172,9 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
                     Code(text=made.grid, note=GRID),
                 ),
                 data_section(
-                    download("table.csv", table_csv(table).encode(), "a row for each line of the table"),
+                    download(
+                        "table.csv", table_csv(table).encode(), "a row for each line of the table"
+                    ),
                     download("results.csv", results_csv(results).encode(), "a row for each run"),
                 ),
             ),
@@ -203,7 +221,8 @@ def warnings(table: Sequence[Line]) -> list[str]:
     found = {
         f"{NOT_PRIVATE}: {', '.join(public)}. No privacy is claimed for these runs.": public,
         f"Not better than guessing by three standard errors: {', '.join(lost)}.": lost,
-        f"Stopped before their last round, with the epsilon of the rounds that ran: {', '.join(stopped)}.": stopped,
+        "Stopped before their last round, with the epsilon of the rounds that ran: "
+        f"{', '.join(stopped)}.": stopped,
     }
     return [*(words for words, said in found.items() if said), *row_warnings(runs)]
 

@@ -63,7 +63,9 @@ def figures(table: Sequence[Line], view: View = PLAIN) -> "dict[str, Charts | Fi
 
 
 def looks_of(table: Iterable[Line]) -> Looks:
-    """(colour, marker, dashes) by the name of a line; variants of a method share the colour only."""
+    """(colour, marker, dashes) by the name of a line; variants of a method share the colour
+    only.
+    """
     names = sorted({(line.method, line.name) for line in table})
     found = looks(names)
     return {
@@ -122,7 +124,9 @@ def accuracy_by_setting(done: Sequence[Line], name: str) -> Charts:
     return (_accuracy(f"Accuracy over {name}", across, [*series, *chance(done)], done),)
 
 
-def _accuracy(title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 420) -> Chart:
+def _accuracy(
+    title: str, x: Axis, series: Sequence[Series], table: Sequence[Line], height: int = 420
+) -> Chart:
     y = _scores(table, measured(table))
     return Chart(title=title, x=x, y=y, series=tuple(series), height=height)
 
@@ -169,7 +173,8 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Looks) -> Charts:
     sent = [one for one in zip(_move_apart(bytes_sent), table, strict=True) if one[0]]
     last = (None, *targets_of(table)[-1:])
     series = [
-        _mark(one, looks, filled=one[1].epsilon_target in last, named=one[1].epsilon_target in last) for one in sent
+        _mark(one, looks, filled=one[1].epsilon_target in last, named=one[1].epsilon_target in last)
+        for one in sent
     ]
     x = Axis(label="bytes sent, all clients, whole run (logarithmic)", unit="bytes", log=True)
     return (_accuracy("Accuracy for bytes", x, [*fronts(sent), *series, *chance(table)], table),)
@@ -230,7 +235,8 @@ def pareto(sent: Sequence[Place]) -> list[Place]:
 def _move_apart(places: Sequence[float]) -> list[float]:
     """Equal places of a logarithmic axis 2 % apart, so that marks do not cover each other."""
     return [
-        place * 1.02 ** (places[:at].count(place) - (places.count(place) - 1) / 2) for at, place in enumerate(places)
+        place * 1.02 ** (places[:at].count(place) - (places.count(place) - 1) / 2)
+        for at, place in enumerate(places)
     ]
 
 
@@ -261,7 +267,9 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
 def _curve(line: Line, looks: Looks, *, timed: bool) -> list[Series]:
     """The rounds that all finished seeds have, as a line and a band."""
     score = "loss" if line.by_loss else "accuracy"
-    seeds = [{row.round: row for row in run.rows if getattr(row, score) is not None} for run in line.done]
+    seeds = [
+        {row.round: row for row in run.rows if getattr(row, score) is not None} for run in line.done
+    ]
     rounds = sorted(set.intersection(*map(set, seeds)))
     rows = [[seed[round] for seed in seeds] for round in rounds]
     scores = [[line.scale * getattr(row, score) for row in own] for own in rows]
@@ -277,7 +285,9 @@ def _curve(line: Line, looks: Looks, *, timed: bool) -> list[Series]:
     return found
 
 
-def marks(places: Sequence[float], own: Sequence[Line], look: Sequence[str], name: str, **more: Any) -> Series:
+def marks(
+    places: Sequence[float], own: Sequence[Line], look: Sequence[str], name: str, **more: Any
+) -> Series:
     """Means ± standard deviations of lines at these places."""
     colour, marker, dashes = look
     return Series(

@@ -1,4 +1,5 @@
-"""What a user sees while a grid runs: a bar over all cells and a line for each running one, or plain lines.
+"""What a user sees while a grid runs: a bar over all cells and a line for each running one, or
+plain lines.
 
 Only a terminal is asked before what takes long, because a log or a pipe cannot answer.
 """
@@ -29,7 +30,9 @@ WORDS = {"done": "done", "failed": "FAILED", "interrupted": "interrupted"}
 ENOUGH, FEW = 0.1, 3
 """Share of a cell, or rounds of it, that must be done before the time left is estimated."""
 START_SECONDS = 2.0
-"""Seconds that a cell takes in addition to its rounds, until that is measured: its plan, its noise, its files."""
+"""Seconds that a cell takes in addition to its rounds, until that is measured: its plan, its noise,
+its files.
+"""
 
 
 @dataclass
@@ -44,9 +47,9 @@ class Running:
 class GridDisplay:
     """Counts cells; ``started``, ``running`` and ``ended`` are the callbacks of ``run_cells``.
 
-    known: seconds of cells that were done before, for the estimate. A terminal is asked once whether
-    to go on, with the first estimate, while the first cells run: not with ``yes``, nor with a budget
-    of an hour at most.
+    known: seconds of cells that were done before, for the estimate. A terminal is asked once
+    whether to go on, with the first estimate, while the first cells run: not with ``yes``, nor with
+    a budget of an hour at most.
     """
 
     def __init__(
@@ -65,7 +68,8 @@ class GridDisplay:
         self.most = 0.0 if yes else math.inf if budget_seconds is None else budget_seconds
         self.finished, self.began = done, time.monotonic()
         self.estimated = False
-        self.whole: dict[int | str, float] = dict(enumerate(known))  # seconds of all rounds of the cells seen so far
+        # seconds of all rounds of the cells seen so far
+        self.whole: dict[int | str, float] = dict(enumerate(known))
         self.overheads: list[float] = []
         self.at_a_time = 1
         self.progress = live_bar(console, transient=True)
@@ -88,11 +92,17 @@ class GridDisplay:
         for cell in cells:
             result = self._look(cell)
             if result is not None and result.rows:
-                one, rounds, done = self.tasks[cell.name], int(result.settings["rounds"]), len(result.rows)
+                one, rounds, done = (
+                    self.tasks[cell.name],
+                    int(result.settings["rounds"]),
+                    len(result.rows),
+                )
                 one.share = done / rounds
                 self._time(cell, result)
                 left = reached(result)
-                self.progress.update(one.task, total=rounds, completed=done, of=f"{done}/{rounds}", left=left)
+                self.progress.update(
+                    one.task, total=rounds, completed=done, of=f"{done}/{rounds}", left=left
+                )
         self._overall()
 
     def left(self) -> float | None:
@@ -100,7 +110,11 @@ class GridDisplay:
         if not self.whole:
             return None
         each = fmean(self.whole.values()) + fmean(self.overheads or [START_SECONDS])
-        return each * (self.cells - self.finished - sum(one.share for one in self.tasks.values())) / self.at_a_time
+        return (
+            each
+            * (self.cells - self.finished - sum(one.share for one in self.tasks.values()))
+            / self.at_a_time
+        )
 
     def _time(self, cell: Cell, result: Result) -> None:
         """Note how long all rounds of a cell take, if enough of them are done."""
@@ -111,11 +125,18 @@ class GridDisplay:
                 self.whole[cell.name] = rounds * fmean(row.seconds for row in later)
 
     def _overall(self, *, estimate: bool = True) -> None:
-        seconds = self.left() if estimate else None  # a cell that failed says nothing about the others
+        # a cell that failed says nothing about the others
+        seconds = self.left() if estimate else None
         done = self.finished + sum(one.share for one in self.tasks.values())
         left = "left --:--" if seconds is None else f"left {clock(seconds)}"
-        self.progress.update(self.overall, completed=done, of=f"{self.finished}/{self.cells}", left=left)
-        if seconds is not None and not self.estimated and time.monotonic() - self.began >= PAUSE_SECONDS:
+        self.progress.update(
+            self.overall, completed=done, of=f"{self.finished}/{self.cells}", left=left
+        )
+        if (
+            seconds is not None
+            and not self.estimated
+            and time.monotonic() - self.began >= PAUSE_SECONDS
+        ):
             self.estimated = True
             if seconds and not is_live(self.console):
                 announce_estimate(self.console, seconds)
@@ -133,7 +154,9 @@ class GridDisplay:
         self.progress.start()
 
     def _look(self, cell: Cell) -> Result | None:
-        """A cell as it is on disk; its worker reports a damaged one, which must not end the others."""
+        """A cell as it is on disk; its worker reports a damaged one, which must not end the
+        others.
+        """
         try:
             return read_run(self.folder.run(cell).path)
         except ValueError:
@@ -154,7 +177,9 @@ class GridDisplay:
                 self.overheads.append(max(0.0, (outcome.seconds or 0.0) - spent))
         took = "" if outcome.seconds is None else f"  {outcome.seconds:.1f} s"
         line = f"[{self.finished}/{self.cells}] {cell.name}: {WORDS[outcome.status]}  {text}{took}"
-        style = "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
+        style = (
+            "" if outcome.status == "done" else "red" if outcome.status == "failed" else "yellow"
+        )
         print_whole(line, self.console, style)
         self._overall(estimate=outcome.status == "done")
 

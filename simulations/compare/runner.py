@@ -1,9 +1,12 @@
-"""Run the cells of a grid: skip finished cells, resume interrupted ones, write down why others failed.
+"""Run the cells of a grid: skip finished cells, resume interrupted ones, write down why others
+failed.
 
 The folder of a comparison:
 
-    grid.toml      the grid          results.csv  one row a cell       cells/NAME/     run directories
-    cells.json     how cells ended   table.csv, table.md, report.html  logs/NAME.log   what each cell printed
+    grid.toml      the grid          results.csv  one row a cell       cells/NAME/     run
+                   directories
+    cells.json     how cells ended   table.csv, table.md, report.html  logs/NAME.log   what each
+                   cell printed
 
 Cells on Ray share one Ray, and each has its share of the places.
 """
@@ -28,7 +31,8 @@ from simulations.rundir.rundir import RunDir
 from simulations.settings.settings import RUN, as_config, parse
 
 LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
-PATIENCE = 0.25  # a cell may run this share of the budget longer than the budget before it is interrupted
+# a cell may run this share of the budget longer than the budget before it is interrupted
+PATIENCE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +66,23 @@ class Folder:
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError):
-            raise ValueError(f"{file} is damaged: restore it, or remove it (no run is lost)") from None
+            raise ValueError(
+                f"{file} is damaged: restore it, or remove it (no run is lost)"
+            ) from None
 
     def note(self, cell: Cell, outcome: Outcome) -> None:
         """Write down how a cell ended."""
         entries = self.record()
-        entries[cell.name] = Ended(given=dict(cell.given), status=outcome.status, reason=outcome.reason)
+        entries[cell.name] = Ended(
+            given=dict(cell.given), status=outcome.status, reason=outcome.reason
+        )
         text = json.dumps({name: vars(entry) for name, entry in entries.items()}, indent=1)
         write_atomically(self.path / "cells.json", (text + "\n").encode())
 
     def status(self, cell: Cell, record: Mapping[str, Ended]) -> Outcome:
-        """State of a cell: "done" where it has its summary and did not diverge, else what the record says."""
+        """State of a cell: "done" where it has its summary and did not diverge, else what the
+        record says.
+        """
         if self.run(cell).summary.exists():
             with suppress(ValueError):  # the readers of its numbers report the damage
                 summary = self.run(cell).read_summary()
@@ -100,11 +110,18 @@ def check_same_settings(folder: Folder, cells: Sequence[Cell]) -> None:
         if cell.name in record:
             before = _binding(record[cell.name].given)
             changed = sorted(k for k in now.keys() | before.keys() if now.get(k) != before.get(k))
-        else:  # the record is gone: compare with the resolved settings, which cannot tell what was left open
-            before = {name.replace("-", "_"): value for name, value in as_config(run.read_config()).items()}
+        # the record is gone: compare with the resolved settings, which cannot tell what was left
+        # open
+        else:
+            before = {
+                name.replace("-", "_"): value
+                for name, value in as_config(run.read_config()).items()
+            }
             changed = sorted(k for k in now if now[k] != before.get(k))
         if changed:
-            words = ", ".join(f"{k} = {before.get(k, 'unset')} (now {now.get(k, 'unset')})" for k in changed)
+            words = ", ".join(
+                f"{k} = {before.get(k, 'unset')} (now {now.get(k, 'unset')})" for k in changed
+            )
             raise ValueError(
                 f"{folder.path} holds cells with other settings: {cell.name} was run with {words}; "
                 "give the same settings, or another --out"
@@ -139,11 +156,12 @@ def run_cells(
 ) -> None:
     """Run every cell that is not done, ``jobs`` at a time, in the given order.
 
-    A process that has no cell left to run is ended at once: it may hold Ray workers that others wait for. Given
-    ``kept``, the processes that wait are in it, for the next call; the caller closes them.
-    Once ``budget_seconds`` have passed no cell is started; one that is still running after a quarter more is
-    interrupted, to be resumed. ``started``, ``running`` (about twice a second) and ``ended(cell, outcome)`` report
-    the progress. However this ends, no process is left and every started cell can be resumed.
+    A process that has no cell left to run is ended at once: it may hold Ray workers that others
+    wait for. Given ``kept``, the processes that wait are in it, for the next call; the caller
+    closes them. Once ``budget_seconds`` have passed no cell is started; one that is still running
+    after a quarter more is interrupted, to be resumed. ``started``, ``running`` (about twice a
+    second) and ``ended(cell, outcome)`` report the progress. However this ends, no process is left
+    and every started cell can be resumed.
     """
     pending = deque(folder.unfinished(cells))
     began, budget = time.monotonic(), math.inf if budget_seconds is None else budget_seconds
@@ -168,9 +186,12 @@ class _Workers:
     """Processes that run cells: busy ones by their channel, with their cell, and idle ones."""
 
     def __init__(
-        self, folder: Folder, new_worker: Callable[[], Any], ended: Callable[[Cell, Outcome], None],
+        self,
+        folder: Folder,
+        new_worker: Callable[[], Any],
+        ended: Callable[[Cell, Outcome], None],
         kept: list[Any] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.new_worker, self.ended, self.kept = folder, new_worker, ended, kept
         self.idle: list[Any] = [] if kept is None else kept
         self.busy: dict[Any, tuple[Any, Cell]] = {}
@@ -178,7 +199,8 @@ class _Workers:
     def start(self, cell: Cell) -> None:
         worker = self.idle.pop() if self.idle else self.new_worker()
         self.busy[worker.channel] = (worker, cell)
-        self.folder.note(cell, Outcome(status="interrupted"))  # what is true should we be killed from here on
+        # what is true should we be killed from here on
+        self.folder.note(cell, Outcome(status="interrupted"))
         path, log = self.folder.run(cell).path, self.folder.log(cell)
         worker.submit(Job(path=str(path), log=str(log), given=dict(cell.given)))
 
@@ -188,7 +210,11 @@ class _Workers:
         outcome = worker.outcome()
         self.folder.note(cell, outcome)
         self.ended(cell, outcome)
-        if outcome.status == "done" and worker.alive and (self.kept is not None or len(self.idle) < pending):
+        if (
+            outcome.status == "done"
+            and worker.alive
+            and (self.kept is not None or len(self.idle) < pending)
+        ):
             self.idle.append(worker)
         else:
             worker.close()  # a fresh process after any trouble
@@ -210,9 +236,11 @@ Ray = Cluster | None
 
 @contextmanager
 def one_ray(cells: Sequence[Cell]) -> Iterator[Ray]:
-    """Ray for these cells, about to start, or the cluster that RAY_ADDRESS names; without workers, which take places.
+    """Ray for these cells, about to start, or the cluster that RAY_ADDRESS names; without workers,
+    which take places.
 
-    On exit and on every exception nothing of it is left. Raises RuntimeError if no cluster listens there.
+    On exit and on every exception nothing of it is left. Raises RuntimeError if no cluster listens
+    there.
     """
     if not any(map(_on_ray, cells)):
         yield None
@@ -222,19 +250,24 @@ def one_ray(cells: Sequence[Cell]) -> Iterator[Ray]:
 
 
 @contextmanager
-def share_out(cells: Sequence[Cell], jobs: int | None, ray: Ray) -> Iterator[tuple[Sequence[Cell], int]]:
-    """The cells, each with its number of workers, and how many of them run at a time: at most ``jobs``.
+def share_out(
+    cells: Sequence[Cell], jobs: int | None, ray: Ray
+) -> Iterator[tuple[Sequence[Cell], int]]:
+    """The cells, each with its number of workers, and how many of them run at a time: at most
+    ``jobs``.
 
-    A place is what one worker needs. All cells that run at a time have places. Without ``jobs`` they are as many as
-    have places, at most the processors of this machine, where the drivers run; without Ray one. Processes that are
-    started inside join Ray.
+    A place is what one worker needs. All cells that run at a time have places. Without ``jobs``
+    they are as many as have places, at most the processors of this machine, where the drivers run;
+    without Ray one. Processes that are started inside join Ray.
     """
     if ray is None:
         yield cells, jobs or 1
         return
     address = ray.address()
     places = {cell.name: _places(cell) for cell in cells if _on_ray(cell)}
-    room = min(places[cell.name] // (_said(cell, "workers") or 1) for cell in cells if cell.name in places)
+    room = min(
+        places[cell.name] // (_said(cell, "workers") or 1) for cell in cells if cell.name in places
+    )
     jobs = max(1, min(jobs or processors(), room, len(cells)))
     shared = [
         replace(cell, given={"workers": max(1, places[cell.name] // jobs), **cell.given})
@@ -251,7 +284,9 @@ def _on_ray(cell: Cell) -> bool:
 
 
 def _places(cell: Cell) -> int:
-    """How many workers of a cell fit into Ray at once; at least 1, because the cell itself reports that none fits."""
+    """How many workers of a cell fit into Ray at once; at least 1, because the cell itself reports
+    that none fits.
+    """
     cpus, gpus = _said(cell, "client_cpus"), _said(cell, "client_gpus")
     with_gpu = 0 if _said(cell, "device") == "cpu" else fitting(cpus, gpus)
     return with_gpu or fitting(cpus, 0) or 1

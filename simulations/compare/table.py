@@ -52,7 +52,11 @@ def columns_of(table: Sequence[Line]) -> list[Column]:
         _setting("rank", "r", lambda rank: f"{rank or '--'}"),
         _setting("sparsity", "p", "g", optional=6),
         _setting("delta"),
-        *(_varied(name) for name in dict.fromkeys(n for line in table for n in line.varied) if name not in OWN),
+        *(
+            _varied(name)
+            for name in dict.fromkeys(n for line in table for n in line.varied)
+            if name not in OWN
+        ),
         _fact("epsilon_target"),
         _fact("epsilon", "epsilon", key="epsilon_max", words=_epsilon),
         _fact("epsilon_outside", "outside", words=_outside),
@@ -124,14 +128,20 @@ def comparison_table(table: Sequence[Line]) -> Table:
         and (one.key != "epsilon_outside" or any(map(_differs_outside, table)))
     ]
     if not any(line.varied.keys() - set(OWN) for line in table):
-        columns = [replace(one, optional=one.optional * (one.optional <= CROWDED)) for one in columns]
+        columns = [
+            replace(one, optional=one.optional * (one.optional <= CROWDED)) for one in columns
+        ]
     colours = looks([(line.method, line.name) for line in table])
     return make_table(
         columns,
         table,
         style=_style,
         colour=lambda line: colours[line.name][0],
-        group=lambda line: "no epsilon target" if line.epsilon_target is None else f"epsilon {line.epsilon_target:g}",
+        group=lambda line: (
+            "no epsilon target"
+            if line.epsilon_target is None
+            else f"epsilon {line.epsilon_target:g}"
+        ),
     )
 
 
@@ -177,24 +187,30 @@ def notes(table: Sequence[Line]) -> list[str]:
         f"{word}: mean ± standard deviation over n seeds on {rows}; "
         "s.e.: its standard error in points, from the spread over seeds and the size of the test "
         "split.",
-        "Uplink: payload of one client in one round; saved: how many times smaller it is than a dense update.",
+        "Uplink: payload of one client in one round; saved: how many times smaller it is than a "
+        "dense update.",
     ]
     units = {line.unit.name for line in table}
     found += [unit.meaning for unit in UNITS.values() if unit.level and unit.name in units]
     if any(line.varied for line in table):
         found.append(
-            "The best of these settings is chosen on these rows: fedlsg compare --search chooses on other rows."
+            "The best of these settings is chosen on these rows: fedlsg compare --search chooses "
+            "on other rows."
         )
     found += trust_words(line.trust for line in table)
     if any(map(_differs_outside, table)):
         found.append(
-            "Epsilon is against those who know most, under trust=secure the colluders of a sum with "
-            "the server; outside: the epsilon against a reader of the weights alone."
+            "Epsilon is against those who know most, under trust=secure the colluders of a sum "
+            "with the server; outside: the epsilon against a reader of the weights alone."
         )
     if any(map(_rho, table)):
         found.append(f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}")
     links = dict.fromkeys(run.link for line in table if line.transfer for run in line.runs)
-    found += [f"Transfer: seconds that the messages of a run would take on {link}." for link in links if link]
+    found += [
+        f"Transfer: seconds that the messages of a run would take on {link}."
+        for link in links
+        if link
+    ]
     if any(line.over_probe is not None for line in table):
         found.append("Over probe: points above the private linear probe at the same epsilon.")
     if any(line.beats_chance is False for line in table):
@@ -241,7 +257,9 @@ OF = {
 
 
 def sentences(table: Sequence[Line]) -> list[str]:
-    """On the finished private lines, the largest epsilon first; then on the best without privacy."""
+    """On the finished private lines, the largest epsilon first; then on the best without
+    privacy.
+    """
     done = [line for line in table if line.done]
     if not done:
         return ["No run is finished."]
@@ -272,7 +290,9 @@ def sentences(table: Sequence[Line]) -> list[str]:
 
 
 def _group(own: Sequence[Line], on: str, deltas: bool) -> str:
-    """Sentences on lines of one epsilon, ``on`` a workload; with its delta where ``deltas`` differ."""
+    """Sentences on lines of one epsilon, ``on`` a workload; with its delta where ``deltas``
+    differ.
+    """
     best, first = _best(own), own[0]
     spent = max(line.epsilon or 0.0 for line in own)
     target = first.epsilon_target

@@ -1,8 +1,10 @@
-"""The process that runs cells, one after the other: an error, or a crash of the whole process, costs one cell.
+"""The process that runs cells, one after the other: an error, or a crash of the whole process,
+costs one cell.
 
-It lives on between cells, because importing torch and calibrating the noise takes longer than a small run. It has a
-session of its own, so Ctrl-C on the terminal reaches only the parent, which then interrupts it in order. If the parent
-dies, it interrupts itself. An interrupted cell stays resumable.
+It lives on between cells, because importing torch and calibrating the noise takes longer than a
+small run. It has a session of its own, so Ctrl-C on the terminal reaches only the parent, which
+then interrupts it in order. If the parent dies, it interrupts itself. An interrupted cell stays
+resumable.
 """
 
 import os
@@ -30,8 +32,8 @@ CONTEXT = get_context("spawn")
 SAFE_PATH = "PYTHONSAFEPATH"
 """Processes that are started with it do not search the working directory for modules.
 
-multiprocessing starts ``python -c``, which searches it until it has copied the path of this process. Then a
-``random.py`` of the user would end the worker.
+multiprocessing starts ``python -c``, which searches it until it has copied the path of this
+process. Then a ``random.py`` of the user would end the worker.
 """
 
 
@@ -48,7 +50,8 @@ class Job:
 class Outcome:
     """How a cell ended: "done", "failed" or "interrupted", and why.
 
-    ``seconds``: those of the cell alone, without what the cells of its process share; None for a process that died.
+    ``seconds``: those of the cell alone, without what the cells of its process share; None for a
+    process that died.
     """
 
     status: str
@@ -57,7 +60,8 @@ class Outcome:
 
 
 class Shared:
-    """What the cells of a process share: its imports, what torch and the accountants do once, and the data.
+    """What the cells of a process share: its imports, what torch and the accountants do once, and
+    the data.
 
     Code of a user's own is called for every cell: what its data and losses remember is not known.
     """
@@ -67,7 +71,9 @@ class Shared:
         self.data: LoadedWorkload | None = None
 
     def prepare(self, given: Mapping[str, Any]) -> None:
-        """Do what is not done yet, before the seconds of a cell count. What fails here, the cell itself reports."""
+        """Do what is not done yet, before the seconds of a cell count. What fails here, the cell
+        itself reports.
+        """
         from simulations import workloads
         from simulations.plan.prepare import data_key
         from simulations.run.commands import settings_of
@@ -83,7 +89,9 @@ class Shared:
 
 
 class Worker:
-    """The parent's end of one process. ``submit`` a job, wait for ``channel`` to be readable, take the ``outcome``."""
+    """The parent's end of one process. ``submit`` a job, wait for ``channel`` to be readable, take
+    the ``outcome``.
+    """
 
     def __init__(self) -> None:
         self.channel, theirs = CONTEXT.Pipe()
@@ -121,7 +129,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process: in order, or by force if it does not react."""
-        self.channel.close()  # an idle one reads the end of its work; a busy one finds out after its cell
+        # an idle one reads the end of its work; a busy one finds out after its cell
+        self.channel.close()
         self.process.join(PARTING_SECONDS)
         for end in (self.process.terminate, self.process.kill):
             if self.process.is_alive():
@@ -145,9 +154,12 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 def serve(channel: "connection.Connection[Any, Any]") -> None:
-    """The child: run jobs until the parent closes the channel. An interruption ends a cell, and this process."""
+    """The child: run jobs until the parent closes the channel. An interruption ends a cell, and
+    this process.
+    """
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children inherit it ignored
+    # a background shell's children inherit it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parent = parent_process()
     assert parent is not None
     threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
@@ -161,9 +173,11 @@ def serve(channel: "connection.Connection[Any, Any]") -> None:
 
 
 def run_cell(job: Job, ray: ExitStack, shared: Shared) -> Outcome:
-    """Run or resume one cell as ``fedlsg run`` or ``fedlsg resume`` would; what it prints goes to its log.
+    """Run or resume one cell as ``fedlsg run`` or ``fedlsg resume`` would; what it prints goes to
+    its log.
 
-    ``ray``: there Ray stays for the next cell of this process, with its workers. ``shared`` is done first.
+    ``ray``: there Ray stays for the next cell of this process, with its workers. ``shared`` is done
+    first.
     Guarantee: raises nothing but SystemExit; whatever went wrong is the outcome's one-line reason.
     """
     log = Path(job.log)
@@ -182,9 +196,13 @@ def run_cell(job: Job, ray: ExitStack, shared: Shared) -> Outcome:
             return Outcome(status="interrupted", seconds=time.monotonic() - began)
         except Exception as error:
             traceback.print_exc(file=file)
-            expected = isinstance(error, ValueError | OSError | ImportError | RuntimeError) and str(error)
+            expected = isinstance(error, ValueError | OSError | ImportError | RuntimeError) and str(
+                error
+            )
             text = str(error) if expected else f"{type(error).__name__}: {error}"
-            return Outcome(status="failed", reason=" ".join(text.split()), seconds=time.monotonic() - began)
+            return Outcome(
+                status="failed", reason=" ".join(text.split()), seconds=time.monotonic() - began
+            )
     return Outcome(status="done", seconds=time.monotonic() - began)
 
 

@@ -1,4 +1,6 @@
-"""Engines: where clients run. ``ray`` shares them out to Ray workers; ``local`` runs them in this process."""
+"""Engines: where clients run. ``ray`` shares them out to Ray workers; ``local`` runs them in this
+process.
+"""
 
 import os
 import tomllib
@@ -10,28 +12,37 @@ from typing import Any
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:
-    """The ``run(plan, directory, *, on_round, callbacks) -> summary`` of an engine, imported on demand.
+    """The ``run(plan, directory, *, on_round, callbacks) -> summary`` of an engine, imported on
+    demand.
 
     A run of ``flwr run`` (flower) is continued on Ray.
     """
-    run: Callable[..., dict[str, Any]] = import_module(f"{__name__}.{'ray' if name == 'flower' else name}").run
+    run: Callable[..., dict[str, Any]] = import_module(
+        f"{__name__}.{'ray' if name == 'flower' else name}"
+    ).run
     return run
 
 
 def use_cluster(address: str | None, engine: str) -> None:
-    """Let the engine ray of this process, and of those it starts, join a cluster; None leaves it as it is.
+    """Let the engine ray of this process, and of those it starts, join a cluster; None leaves it as
+    it is.
 
     Raises ValueError for an engine that has no use for it.
     """
     if address is None:
         return
     if engine == "local":
-        raise ValueError(f"--ray-address {address} is for engine ray, and engine=local starts no Ray: leave out one")
+        raise ValueError(
+            f"--ray-address {address} is for engine ray, and engine=local starts no Ray: leave out "
+            "one"
+        )
     os.environ["RAY_ADDRESS"] = address
 
 
 def ahead(name: str, *, several: bool = False) -> AbstractContextManager[None]:
-    """Start an engine while its run, or the first of several, is still being planned; nothing of it is left on exit."""
+    """Start an engine while its run, or the first of several, is still being planned; nothing of it
+    is left on exit.
+    """
     if name not in ("ray", "flower"):
         return nullcontext()
     from simulations.engines.cluster import starting_ahead
@@ -40,7 +51,9 @@ def ahead(name: str, *, several: bool = False) -> AbstractContextManager[None]:
 
 
 def engine_of(run: str) -> str:
-    """The engine that a run directory names, "" if it cannot be read: opening the directory reports the reason."""
+    """The engine that a run directory names, "" if it cannot be read: opening the directory reports
+    the reason.
+    """
     try:
         return str(tomllib.loads((Path(run).expanduser() / "config.toml").read_text())["engine"])
     except (OSError, ValueError, KeyError):

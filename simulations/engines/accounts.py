@@ -1,9 +1,10 @@
 """The accounts of all simulated clients, which the driver keeps on the engines local and ray.
 
-Order, which the privacy claim rests on: the charges of all clients that a delivery asks are in the run's ledger, on
-disk, with one record and one sync, before any of them is asked. Each gets its entry with its message, and can draw once
-for it. When it is back, its payload is stored; a client that says that it drew nothing, or was never asked, has a void
-charge. What is lost with a worker, late, or cut off by an interruption stays charged.
+Order, which the privacy claim rests on: the charges of all clients that a delivery asks are in the
+run's ledger, on disk, with one record and one sync, before any of them is asked. Each gets its
+entry with its message, and can draw once for it. When it is back, its payload is stored; a client
+that says that it drew nothing, or was never asked, has a void charge. What is lost with a worker,
+late, or cut off by an interruption stays charged.
 """
 
 import hashlib
@@ -29,23 +30,47 @@ from simulations.client.account import (
 from simulations.client.app import refusal
 from simulations.client.piles import Answer, Pile, Task
 from simulations.client.secure_sum import RECORD as SECRETS
-from simulations.client.train import keeps_payload, memory_size, own_terms, question_of, remembers, stored_payload
+from simulations.client.train import (
+    keeps_payload,
+    memory_size,
+    own_terms,
+    question_of,
+    remembers,
+    stored_payload,
+)
 from simulations.client.virtual import FIRST_NODE, give_id
 from simulations.plan.plan import Plan
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.rundir import RunDir
 from strategies.federation.downlink import read_reference
 from strategies.federation.stages import MASKED
-from strategies.federation.wire import config_in, flat_bytes, read_round, read_update, stage_of, update
+from strategies.federation.wire import (
+    config_in,
+    flat_bytes,
+    read_round,
+    read_update,
+    stage_of,
+    update,
+)
 
 
 def give(
-    entry: Entry, *, last: bytes | None, memory: Float[Tensor, " size"] | None, batches: bytes | None = None,
+    entry: Entry,
+    *,
+    last: bytes | None,
+    memory: Float[Tensor, " size"] | None,
+    batches: bytes | None = None,
     here: bool = False,
-) -> RecordDict:  # fmt: skip
-    """The state of a client's Context, as the driver sends it. ``here``: client and driver are one process."""
+) -> RecordDict:
+    """The state of a client's Context, as the driver sends it. ``here``: client and driver are one
+    process.
+    """
     record = ConfigRecord({"entry": encoded(entry), "charged": False, "here": here})
-    kept = {"last": last, "batches": batches, "memory": None if memory is None else bytes_of(memory, "<f8")}
+    kept = {
+        "last": last,
+        "batches": batches,
+        "memory": None if memory is None else bytes_of(memory, "<f8"),
+    }
     record.update({name: value for name, value in kept.items() if value is not None})
     return RecordDict({RECORD: record})
 
@@ -83,7 +108,9 @@ class Accounts:
         self._waiting = set[str]()
         """Messages whose clients have not been asked yet."""
         self._secrets: dict[int, ConfigRecord] = {}
-        """What clients keep between the stages of a secure sum. It is theirs: the driver is none of the server."""
+        """What clients keep between the stages of a secure sum. It is theirs: the driver is none of
+        the server.
+        """
         self._weights: tuple[bytes, bytes] = b"", b""
         self._keeps = keeps_payload(plan)
         self._stored: dict[int, str] = {}
@@ -97,7 +124,8 @@ class Accounts:
         self._waiting.clear()
 
     def ask(self, messages: Sequence[Message]) -> tuple[list[Task], list[Message]]:
-        """A task for each client that trains, all of them charged; and the replies of those who need not, or must not.
+        """A task for each client that trains, all of them charged; and the replies of those who
+        need not, or must not.
 
         Raises LedgerError if the charges cannot be written: nobody may train then.
         """
@@ -112,7 +140,8 @@ class Accounts:
         return tasks, replies
 
     def settle(self, tasks: Pile, answers: Sequence[Answer]) -> list[Message]:
-        """Store the payloads and batches of clients that are back; who drew nothing has a void charge.
+        """Store the payloads and batches of clients that are back; who drew nothing has a void
+        charge.
 
         Returns the replies; an error for a client whose payload cannot be stored.
         """
@@ -134,11 +163,15 @@ class Accounts:
         return [reply for reply in replies if reply is not None]
 
     def leaves(self, tasks: Pile) -> None:
-        """The clients of these tasks are asked now: they stay charged unless they say that they drew nothing."""
+        """The clients of these tasks are asked now: they stay charged unless they say that they
+        drew nothing.
+        """
         self._waiting -= {task.message.metadata.message_id for task in tasks}
 
     def keep(self, tasks: Pile) -> None:
-        """The clients of these tasks did not come back: they stay charged, for nobody knows who trained."""
+        """The clients of these tasks did not come back: they stay charged, for nobody knows who
+        trained.
+        """
         for task in tasks:
             self._asked.pop(task.message.metadata.message_id, None)
 
@@ -168,7 +201,8 @@ class Accounts:
         account = SimulatedAccount(self._run, self._ledger.of(client), base.settings)
         box = account.box(memory=remembers(base))
         question = question_of(announced, base.settings.codec, self._digest(message.content))
-        known = (self._keeps or remembers(base)) and self._stored.get(client, question) == question  # else it cannot
+        # else it cannot
+        known = (self._keeps or remembers(base)) and self._stored.get(client, question) == question
         stored = stored_payload(account, box, question, announced.round) if known else None
         if stored is not None:
             return give_id(Message(update(stored, client), reply_to=message))
@@ -179,7 +213,9 @@ class Accounts:
         state = give(
             entry,
             last=box.last() if base.index_mode == "explicit" else None,
-            memory=box.memory(announced.round, memory_size(plan.frame)) if isinstance(box, FeedbackBox) else None,
+            memory=box.memory(announced.round, memory_size(plan.frame))
+            if isinstance(box, FeedbackBox)
+            else None,
             batches=account.batch_key(entry) if entry.batches and not entry.reproducible else None,
             here=self._here,
         )
@@ -198,7 +234,9 @@ class Accounts:
         reply: Message | None,
         returned: Returned,
     ) -> Message | None:
-        """Store what is sent again for free after an interruption, and what attacks are compared with."""
+        """Store what is sent again for free after an interruption, and what attacks are compared
+        with.
+        """
         try:
             if returned.rows is not None:
                 account.keep_truth(entry.round, [returned.rows])
@@ -213,14 +251,18 @@ class Accounts:
                 own.store(question, payload, returned.memory, round=entry.round)
             elif self._keeps:
                 self._stored.pop(account.client, None)
-                LastPayload(self._run.last_payload(account.client)).store(question, payload, alone=True)
+                LastPayload(self._run.last_payload(account.client)).store(
+                    question, payload, alone=True
+                )
                 self._stored[account.client] = question
             return reply
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))
 
     def _digest(self, content: RecordDict) -> bytes:
-        """Of the announced weights, as the client computes it; computed once for the weights that clients share."""
+        """Of the announced weights, as the client computes it; computed once for the weights that
+        clients share.
+        """
         reference = read_reference(content)
         if reference is not None:
             return reference.digest

@@ -1,7 +1,9 @@
-"""``engine=auto``: which engine a run takes. Weights, payloads and ledgers are the same on both; only time differs.
+"""``engine=auto``: which engine a run takes. Weights, payloads and ledgers are the same on both;
+only time differs.
 
-Ray takes seconds to start and to end, and some milliseconds more for each message. It saves the work of the clients
-that run at the same time. Where the numbers below come from: ``fedlsg docs performance``, "Which engine".
+Ray takes seconds to start and to end, and some milliseconds more for each message. It saves the
+work of the clients that run at the same time. Where the numbers below come from: ``fedlsg docs
+performance``, "Which engine".
 """
 
 import math
@@ -31,14 +33,16 @@ CLIENT, STEP = 0.002, 0.001
 SPEED = 25e9
 """Operations a second and thread in a private step."""
 OF_RAY = ("workers", "client_cpus", "client_gpus", "data_from", "client_timeout")
-"""Settings that only Ray has. Engine ``local`` has a ``client_timeout``, too, but cannot stop code that never returns
-to Python, and is lost with a client that ends its process."""
+"""Settings that only Ray has. Engine ``local`` has a ``client_timeout``, too, but cannot stop code
+that never returns to Python, and is lost with a client that ends its process."""
 ROWS = 4
 HERE = "engine=local runs all clients in this process"
 
 
 def with_engine(plan: Plan) -> tuple[Plan, str]:
-    """The plan with an engine in place of ``auto``, and why, in words; as it is, and "", where an engine was given."""
+    """The plan with an engine in place of ``auto``, and why, in words; as it is, and "", where an
+    engine was given.
+    """
     s = plan.settings
     if s.engine != "auto":
         return plan, ""
@@ -48,8 +52,11 @@ def with_engine(plan: Plan) -> tuple[Plan, str]:
         return _with(plan, "ray"), f"{asked[0]} is given ({HERE})"
     try:
         here = seconds_of(plan)
-    except Exception as error:  # an estimate refuses no run: the model was measured on the whole test split before
-        return _with(plan, "local"), f"the work is not known, the model fails on {ROWS} rows of test: {describe(error)}"
+    # an estimate refuses no run: the model was measured on the whole test split before
+    except Exception as error:
+        return _with(
+            plan, "local"
+        ), f"the work is not known, the model fails on {ROWS} rows of test: {describe(error)}"
     workers = min(processors(), s.clients_per_round)
     there = START + (here + MESSAGE * plan.schedule.rounds * s.clients_per_round) / workers
     size = f"about {round(here, -math.floor(math.log10(here))):g}" if here >= 1 else "less than 1"
@@ -60,7 +67,9 @@ def with_engine(plan: Plan) -> tuple[Plan, str]:
 
 
 def seconds_of(plan: Plan) -> float:
-    """Seconds that all clients of the run take, one after the other, on a usual processor: from public numbers."""
+    """Seconds that all clients of the run take, one after the other, on a usual processor: from
+    public numbers.
+    """
     s, local = plan.settings, plan.local
     size = sum(plan.sizes) / len(plan.sizes)
     rows = plan.rate_of(round(size)) * size * s.multiplicity
@@ -70,18 +79,26 @@ def seconds_of(plan: Plan) -> float:
 
 @torch.no_grad()
 def multiplications(plan: Plan) -> float:
-    """Multiplications by weights in one forward pass of an example, the mean of a few public rows."""
+    """Multiplications by weights in one forward pass of an example, the mean of a few public
+    rows.
+    """
     found = [0.0]
 
     def count(layer: nn.Module, _: object, result: object) -> None:
-        first = next(iter(result.values() if isinstance(result, dict) else result), None) if isinstance(
-            result, dict | tuple) else result  # fmt: skip
+        first = (
+            next(iter(result.values() if isinstance(result, dict) else result), None)
+            if isinstance(result, dict | tuple)
+            else result
+        )
         if isinstance(first, Tensor) and not isinstance(layer, nn.Embedding):
             weights = [p for p in layer.parameters(recurse=False) if p.ndim > 1]
-            of_gates = isinstance(layer, nn.RNNBase | nn.MultiheadAttention)  # weights of several, one below the other
+            # weights of several, one below the other
+            of_gates = isinstance(layer, nn.RNNBase | nn.MultiheadAttention)
             each = first.numel() / len(rows)
             wide = [first.shape[-1] if of_gates else len(w) for w in weights]
-            found[0] += sum(w.numel() * max(1.0, each / n) for w, n in zip(weights, wide, strict=True))
+            found[0] += sum(
+                w.numel() * max(1.0, each / n) for w, n in zip(weights, wide, strict=True)
+            )
 
     test, model = plan.workload.test, plan.build_model().eval()
     rows = spaced(len(test), ROWS)

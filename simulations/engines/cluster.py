@@ -1,9 +1,11 @@
-"""Ray for one run: started while the run is planned, ended with it; or a cluster that is there already.
+"""Ray for one run: started while the run is planned, ended with it; or a cluster that is there
+already.
 
-A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback, asks for a token, and
-ends with this process, however that ends: Linux kills Ray's processes with the thread that started them, so that thread
-lives as long as Ray is needed. A cluster that --ray-address or RAY_ADDRESS names is joined and left; its machines need
-the package, no file of the run. A process that uses Ray already, such as a notebook, goes on using it.
+A Ray of its own has its folder, which also hides a cluster of ``ray start``, listens on loopback,
+asks for a token, and ends with this process, however that ends: Linux kills Ray's processes with
+the thread that started them, so that thread lives as long as Ray is needed. A cluster that
+--ray-address or RAY_ADDRESS names is joined and left; its machines need the package, no file of the
+run. A process that uses Ray already, such as a notebook, goes on using it.
 """
 
 import os
@@ -33,16 +35,20 @@ from simulations.engines.worker import Worker
 if TYPE_CHECKING:
     from ray.job_config import JobConfig
 
-FOLDER_LENGTH_LIMIT = 33  # characters; we add 2, Ray adds 68 for a Unix socket, and 103 is the least any system allows
+# characters; we add 2, Ray adds 68 for a Unix socket, and 103 is the least any system allows
+FOLDER_LENGTH_LIMIT = 33
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice about it
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a Ray of our own, for which a token is asked as well: on Linux this switch, named for other systems, keeps its
-ports on loopback. A driver that joins a cluster must be reachable from its other machines."""
+"""For a Ray of our own, for which a token is asked as well: on Linux this switch, named for other
+systems, keeps its ports on loopback. A driver that joins a cluster must be reachable from its other
+machines."""
 AHEAD = 4
-"""Workers that are started before the run is planned, at most: how many it can use is not known then."""
+"""Workers that are started before the run is planned, at most: how many it can use is not known
+then.
+"""
 PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
 PATIENCE = 10.0
@@ -53,7 +59,9 @@ LOOK_SECONDS = 2.0
 """Between two looks whether Ray is still there, and whether it has grown."""
 KEPT = "every finished round is kept"
 LOST_SECONDS = 30.0
-"""How long the control service (GCS) of a cluster may be silent: it may be restarted. Ray ends us after 60."""
+"""How long the control service (GCS) of a cluster may be silent: it may be restarted. Ray ends us
+after 60.
+"""
 
 
 class Cluster:
@@ -72,8 +80,8 @@ class Cluster:
     def workers(self, most: int, *, cpus: float, gpus: float) -> list[Any]:
         """As many workers as fit with ``cpus`` and ``gpus`` each, at most ``most``.
 
-        In a cluster that others use, some may have to wait for a place. Raises RuntimeError if Ray did not start,
-        ValueError if no worker would fit into the empty cluster.
+        In a cluster that others use, some may have to wait for a place. Raises RuntimeError if Ray
+        did not start, ValueError if no worker would fit into the empty cluster.
         """
         self.wait()
         number = min(most, fitting(cpus, gpus))
@@ -94,7 +102,9 @@ class Cluster:
         while not self._started.wait(STEP_SECONDS):
             pass
         if self._error is not None:
-            why = "; ".join(filter(None, (f"{self._error}{token_hint(self.is_foreign)}", limited_memory())))
+            why = "; ".join(
+                filter(None, (f"{self._error}{token_hint(self.is_foreign)}", limited_memory()))
+            )
             raise RuntimeError(f"Ray did not start: {why}") from self._error
         rearm()  # Ray's own handler of SIGTERM prints a trace
 
@@ -104,7 +114,9 @@ class Cluster:
         return self._folder is None
 
     def has_gpus(self) -> bool:
-        """Whether workers can have a share of a GPU. A Ray of our own counts those that torch can use."""
+        """Whether workers can have a share of a GPU. A Ray of our own counts those that torch can
+        use.
+        """
         self.wait()
         import ray
         import torch
@@ -113,7 +125,9 @@ class Cluster:
         return bool(usable and ray.cluster_resources().get("GPU", 0) > 0)
 
     def address(self) -> str:
-        """HOST:PORT where other processes of this machine join Ray. Raises RuntimeError if it did not start."""
+        """HOST:PORT where other processes of this machine join Ray. Raises RuntimeError if it did
+        not start.
+        """
         self.wait()
         import ray
 
@@ -122,8 +136,8 @@ class Cluster:
     def look(self) -> bool:
         """Whether it is time, every LOOK_SECONDS, to look at Ray.
 
-        Raises RayLostError if its control service is gone, or the raylet of this machine, without which no worker
-        starts.
+        Raises RayLostError if its control service is gone, or the raylet of this machine, without
+        which no worker starts.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
@@ -136,7 +150,9 @@ class Cluster:
             may_be_back = self.is_foreign or not isinstance(error, ConnectionRefusedError)
             if may_be_back and now - self._heard < LOST_SECONDS:
                 return False
-            raise RayLostError(f"Ray's control service (GCS) at {host}:{port} is gone ({error}); {KEPT}") from None
+            raise RayLostError(
+                f"Ray's control service (GCS) at {host}:{port} is gone ({error}); {KEPT}"
+            ) from None
         self._heard = now
         import ray
 
@@ -155,11 +171,16 @@ class Cluster:
 
     @staticmethod
     def worker(cpus: float, gpus: float) -> Any:
-        """A new worker; one that dies is not started again by Ray, because its task must not be repeated unseen."""
+        """A new worker; one that dies is not started again by Ray, because its task must not be
+        repeated unseen.
+        """
         import ray
 
-        # A task that draws noise is never repeated: what came of the first try may have been released.
-        actor = ray.remote(Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)
+        # A task that draws noise is never repeated: what came of the first try may have been
+        # released.
+        actor = ray.remote(Worker).options(
+            num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0
+        )
         return actor.remote()
 
     @staticmethod
@@ -170,7 +191,9 @@ class Cluster:
         ray.kill(worker)
 
     def end(self) -> None:
-        """Leave the cluster, and end Ray if it is our own. A start of our own Ray that is under way is waited for."""
+        """Leave the cluster, and end Ray if it is our own. A start of our own Ray that is under way
+        is waited for.
+        """
         self._stop.set()
         self._thread.join(None if self._folder else PATIENCE)
 
@@ -202,7 +225,8 @@ class Cluster:
             address="local",
             num_cpus=processors(),
             include_dashboard=False,
-            _temp_dir=str(self._folder / "r"),  # Ray opens it to everybody; the folder around it stays ours
+            # Ray opens it to everybody; the folder around it stays ours
+            _temp_dir=str(self._folder / "r"),
             **common,
         )
 
@@ -265,7 +289,9 @@ def fitting(cpus: float, gpus: float) -> int:
     import ray
 
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return sum(int(min(r.get("CPU", 0) / cpus, r.get("GPU", 0) / gpus if gpus else 1e9)) for r in resources)
+    return sum(
+        int(min(r.get("CPU", 0) / cpus, r.get("GPU", 0) / gpus if gpus else 1e9)) for r in resources
+    )
 
 
 def short_base() -> str:
@@ -273,18 +299,20 @@ def short_base() -> str:
     asked = os.environ.get("TMPDIR", "")  # Ray uses it as it is, where Python would choose another
     if asked and not (os.path.isdir(asked) and os.access(asked, os.W_OK | os.X_OK)):
         raise RuntimeError(
-            f"expected TMPDIR to be a folder that you can write, got {asked}: Ray keeps files there; make it, name "
-            "another, unset it, or choose engine=local"
+            f"expected TMPDIR to be a folder that you can write, got {asked}: Ray keeps files "
+            "there; make it, name another, unset it, or choose engine=local"
         )
     base = tempfile.gettempdir()
     return base if len(base) + len("/fedlsg-12345678") <= FOLDER_LENGTH_LIMIT else os.sep + "tmp"
 
 
 def driver_path_job() -> "JobConfig":
-    """A ``job_config`` for ``ray.init`` with which workers search the driver's ``sys.path`` first, in its order.
+    """A ``job_config`` for ``ray.init`` with which workers search the driver's ``sys.path`` first,
+    in its order.
 
-    Ray's own puts the driver's working directory and its script's folder first, and has no setting for that: a folder
-    ``strategies/`` there, or another clone of this repository, would shadow the installed packages.
+    Ray's own puts the driver's working directory and its script's folder first, and has no setting
+    for that: a folder ``strategies/`` there, or another clone of this repository, would shadow the
+    installed packages.
     """
     from ray.job_config import JobConfig
 

@@ -1,7 +1,7 @@
 """Engine ``local``: the same ServerApp code and the same ClientApp, in one process, without Ray.
 
-Messages of another ClientApp than ours are copied on both ways, so that it shares only bytes with the server, which are
-immutable. Ours keeps and changes no message.
+Messages of another ClientApp than ours are copied on both ways, so that it shares only bytes with
+the server, which are immutable. Ours keeps and changes no message.
 """
 
 import math
@@ -48,9 +48,11 @@ from strategies.federation.wire import over_the_wire
 
 
 class LocalGrid(VirtualGrid, SimulatedGrid):
-    """A Flower Grid whose nodes are called one after the other in this process, each with a Context of its own.
+    """A Flower Grid whose nodes are called one after the other in this process, each with a Context
+    of its own.
 
-    A client is stopped at its limit, see ``ending``. Without ``accounts`` the clients keep ledgers of their own.
+    A client is stopped at its limit, see ``ending``. Without ``accounts`` the clients keep ledgers
+    of their own.
     """
 
     def __init__(
@@ -88,13 +90,17 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
             self.accounts.end()
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies. A client that takes longer than ``timeout`` alone has none: others need not wait."""
+        """The replies. A client that takes longer than ``timeout`` alone has none: others need not
+        wait.
+        """
         accounts, most = self.accounts, math.inf if timeout is None else timeout
         if accounts is None:
             for message in messages:
                 state = self._states.setdefault(message.metadata.dst_node_id, RecordDict())
                 task = Task(message, state)
-                if (reply := self._call(task, min(limit_of(self.limit, task), most), most)) is not None:
+                if (
+                    reply := self._call(task, min(limit_of(self.limit, task), most), most)
+                ) is not None:
                     yield self._pass_on(reply)
             return
         tasks, replies = accounts.ask(messages)
@@ -109,18 +115,29 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
                         reply = None
                         try:
                             reply = self._call(task, limit, most, share)
-                        finally:  # also of a client that was interrupted: its state says whether it drew
+                        # also of a client that was interrupted: its state says whether it drew
+                        finally:
                             answered = accounts.settle([task], [(reply, task.state)])
                         yield from map(self._pass_on, answered)
         finally:
             accounts.end()
 
-    def _call(self, task: Task, seconds: float, timeout: float, ahead: float = 0.0) -> Message | None:
-        """The reply of a client within its limit, for which a pass took so many seconds ``ahead``."""
+    def _call(
+        self, task: Task, seconds: float, timeout: float, ahead: float = 0.0
+    ) -> Message | None:
+        """The reply of a client within its limit, for which a pass took so many seconds
+        ``ahead``.
+        """
         message, began = task.message, time.monotonic()
         reply, stopped = call_until(
             time.time() + seconds,
-            lambda: call_client(self.client, self._pass_on(message), self.num_partitions, self.run_config, task.state),
+            lambda: call_client(
+                self.client,
+                self._pass_on(message),
+                self.num_partitions,
+                self.run_config,
+                task.state,
+            ),
         )
         if stopped:
             client = message.metadata.dst_node_id - FIRST_NODE
@@ -148,9 +165,16 @@ def run(
     limit = limit_by(plan.settings)
     accounts = Accounts(plan, directory, here=True)
     grid = LocalGrid(
-        client, len(plan.terms), dict(as_config(plan.settings)), limit=limit, accounts=accounts, device=plan.device
+        client,
+        len(plan.terms),
+        dict(as_config(plan.settings)),
+        limit=limit,
+        accounts=accounts,
+        device=plan.device,
     )
-    own = prepare(plan.settings, loaded=plan.workload, parts=plan.parts) if not is_served() else None
+    own = (
+        prepare(plan.settings, loaded=plan.workload, parts=plan.parts) if not is_served() else None
+    )
     clients = nullcontext() if own is None else serving(own)
     with logging_to(directory.log), task_identity(), clients:
         return serve(grid, plan, directory, on_round=on_round, callbacks=callbacks, page=page)

@@ -1,4 +1,6 @@
-"""Passes that several small clients share, computed before their own calls (``simulations.client.one_pass``)."""
+"""Passes that several small clients share, computed before their own calls
+(``simulations.client.one_pass``).
+"""
 
 import math
 import time
@@ -17,7 +19,8 @@ from simulations.client.virtual import call_until
 
 
 class Passes:
-    """Of one process. ``client``: other ClientApps than ours are called one by one, and after a pass that was stopped
+    """Of one process. ``client``: other ClientApps than ours are called one by one, and after a
+    pass that was stopped
     ours are, too: one of its clients hangs, and is stopped at its own limit next.
     """
 
@@ -27,10 +30,16 @@ class Passes:
 
     def of(self, pile: Pile) -> list[list[Task]]:
         """The pile in passes, in its order."""
-        return passes(pile, self._partitions, self._run_config) if self._on else [[task] for task in pile]
+        return (
+            passes(pile, self._partitions, self._run_config)
+            if self._on
+            else [[task] for task in pile]
+        )
 
     def compute(self, pile: Pile, limits: Sequence[float], until: float = math.inf) -> float:
-        """Compute a pass within the longest of the clients' limits; returns the seconds of each client's share."""
+        """Compute a pass within the longest of the clients' limits; returns the seconds of each
+        client's share.
+        """
         if len(pile) < 2 or not self._on:
             return 0.0
         began = time.monotonic()
@@ -39,5 +48,10 @@ class Passes:
         if stopped:
             self._on = False
             process.cache_clear()  # its state is unknown
-            log(WARNING, "a pass of %d clients was stopped after %.3g s: one by one now", len(pile), max(limits))
+            log(
+                WARNING,
+                "a pass of %d clients was stopped after %.3g s: one by one now",
+                len(pile),
+                max(limits),
+            )
         return (time.monotonic() - began) / len(pile)

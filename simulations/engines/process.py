@@ -1,7 +1,7 @@
 """What a run changes in its process: the signals that end it, and where Flower's log goes.
 
-SIGTERM and SIGHUP end a run as Ctrl-C does, and a second one does not interrupt the teardown. The log goes into
-run.log, and from a worker to the driver.
+SIGTERM and SIGHUP end a run as Ctrl-C does, and a second one does not interrupt the teardown. The
+log goes into run.log, and from a worker to the driver.
 """
 
 import logging
@@ -20,12 +20,18 @@ from fedlsg.user_code.failure import SignalExit
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SignalExit inside, so that ``finally`` runs; one ignored (nohup) or handled stays so."""
+    """SIGTERM and SIGHUP raise SignalExit inside, so that ``finally`` runs; one ignored (nohup) or
+    handled stays so.
+    """
 
     def leave(signal_number: int, _: object) -> None:
         raise SignalExit(128 + signal_number)
 
-    fatal = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    fatal = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
     with _handlers(dict.fromkeys(fatal, leave)):
         yield
 
@@ -38,14 +44,17 @@ def ignore_interrupts() -> Iterator[None]:
 
 
 def rearm() -> None:
-    """Make Python's handler of SIGTERM the process's again, after a library has replaced it in C."""
+    """Make Python's handler of SIGTERM the process's again, after a library has replaced it in
+    C.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextmanager
 def _handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only
+    # Python allows handlers in the main thread only
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -1,4 +1,5 @@
-"""Engine ``ray``: the same ServerApp code and the same ClientApp, with the clients shared out to Ray workers.
+"""Engine ``ray``: the same ServerApp code and the same ClientApp, with the clients shared out to
+Ray workers.
 
 Messages go straight to the workers: no SuperLink, no polling, no second driver.
 """
@@ -29,14 +30,16 @@ from strategies.federation.nodes import SimulatedGrid
 from strategies.federation.wire import WORKER_DIED, failure
 
 GRACE_SECONDS = 2 * PILE_SECONDS
-"""After an interruption: payloads that come within this time are stored, and sent by ``resume`` for free."""
+"""After an interruption: payloads that come within this time are stored, and sent by ``resume`` for
+free.
+"""
 
 
 class RayGrid(VirtualGrid, SimulatedGrid):
     """A Flower Grid whose clients run in Ray workers, a pile of messages at a time.
 
-    Clients that are lost with their worker are sent
-    their messages again, one by one: a client that kills its worker, or hangs in it, loses no other client.
+    Clients that are lost with their worker are sent their messages again, one by one: a client that
+    kills its worker, or hangs in it, loses no other client.
     """
 
     def __init__(self, workers: Workers, accounts: Accounts, num_partitions: int) -> None:
@@ -58,17 +61,27 @@ class RayGrid(VirtualGrid, SimulatedGrid):
         self.workers.close()
 
     def deliver(self, messages: Sequence[Message], timeout: float | None) -> Iterable[Message]:
-        """The replies; an error for each client whose worker was lost twice, none for one that stays silent.
+        """The replies; an error for each client whose worker was lost twice, none for one that
+        stays silent.
 
-        Nor for one whose worker was lost once, and the time is over: another client may have ended the worker.
+        Nor for one whose worker was lost once, and the time is over: another client may have ended
+        the worker.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         queries = any(message.metadata.message_type != MessageType.TRAIN for message in messages)
-        replies, lost = self._deliver(messages, deadline, Pace(one_by_one=True) if queries else self._pace)
+        replies, lost = self._deliver(
+            messages, deadline, Pace(one_by_one=True) if queries else self._pace
+        )
         if deadline is not None and time.monotonic() >= deadline:
             return replies  # sent again, they would train and be charged for no use
-        more, lost = self._deliver([message for message, _ in lost], deadline, Pace(one_by_one=True))
-        return [*replies, *more, *(give_id(failure(why, WORKER_DIED, message)) for message, why in lost)]
+        more, lost = self._deliver(
+            [message for message, _ in lost], deadline, Pace(one_by_one=True)
+        )
+        return [
+            *replies,
+            *more,
+            *(give_id(failure(why, WORKER_DIED, message)) for message, why in lost),
+        ]
 
     def _deliver(
         self, messages: Sequence[Message], deadline: float | None, pace: Pace
@@ -111,7 +124,8 @@ def run(
 ) -> dict[str, Any]:
     """Run a plan on Ray; returns the summary.
 
-    Tests of bad clients give another ``client``, as ``module:attribute``; ``page=False`` leaves report.html out.
+    Tests of bad clients give another ``client``, as ``module:attribute``; ``page=False`` leaves
+    report.html out.
     Raises RuntimeError if Ray does not start, ValueError if it has no place for a worker.
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))

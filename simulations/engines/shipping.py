@@ -1,6 +1,8 @@
-"""Code of a user's own on its way to Ray workers that never imported it: methods and the loaded workload, by value.
+"""Code of a user's own on its way to Ray workers that never imported it: methods and the loaded
+workload, by value.
 
-Functions and classes of ``__main__``, of a notebook, and of files that were named in a setting are sent as they are.
+Functions and classes of ``__main__``, of a notebook, and of files that were named in a setting are
+sent as they are.
 What an installed package holds is sent by name: each machine has the package.
 """
 
@@ -23,7 +25,9 @@ from simulations.plan.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Shipment:
-    """``recipes`` by name, gradients of ``layers`` by type; ``workload``: None if each machine loads its own."""
+    """``recipes`` by name, gradients of ``layers`` by type; ``workload``: None if each machine
+    loads its own.
+    """
 
     recipes: Mapping[str, Any]
     layers: Mapping[type[nn.Module], CallGradients]
@@ -52,7 +56,9 @@ def shipment(plan: Plan) -> Shipment | None:
 
 
 def put(shipped: Shipment) -> Any:
-    """A reference to it in Ray's object store. Raises ValueError, naming what cannot be sent and the fix."""
+    """A reference to it in Ray's object store. Raises ValueError, naming what cannot be sent and
+    the fix.
+    """
     import ray
     from ray import cloudpickle
 
@@ -62,8 +68,8 @@ def put(shipped: Shipment) -> Any:
     except Exception as error:  # Ray's text has all rows
         why = str(error.__cause__ or error).partition("\n")[0]
     raise ValueError(
-        f"{_culprit(shipped, cloudpickle)} cannot be sent to Ray workers: {why}. Build models, open files and take "
-        "locks inside of the functions; or choose engine=local"
+        f"{_culprit(shipped, cloudpickle)} cannot be sent to Ray workers: {why}. Build models, "
+        "open files and take locks inside of the functions; or choose engine=local"
     )
 
 
@@ -98,11 +104,18 @@ def _by_value(shipped: Shipment, cloudpickle: Any) -> Iterator[None]:
 
 
 def own_modules(shipped: Shipment) -> list[ModuleType]:
-    """Modules of the user's files: those of the things sent, and their neighbours in the same folders."""
+    """Modules of the user's files: those of the things sent, and their neighbours in the same
+    folders.
+    """
     things = [*shipped.recipes.values(), *shipped.layers, *shipped.layers.values()]
     if shipped.workload is not None:
         own = shipped.workload
-        things += [*own.models.values(), own.loss, getattr(own.loss, "loss", None), *own.metrics.values()]
+        things += [
+            *own.models.values(),
+            own.loss,
+            getattr(own.loss, "loss", None),
+            *own.metrics.values(),
+        ]
         things += [getattr(split.prepare, "transform", None) for split in (own.train, own.test)]
     folders = {Path(file).parent for thing in things if (file := _file(thing)) is not None}
     named = user_code.modules_of_files()
@@ -111,7 +124,11 @@ def own_modules(shipped: Shipment) -> list[ModuleType]:
         for module in list(sys.modules.values())
         if (file := getattr(module, "__file__", None)) and Path(file).parent in folders
     ]
-    return list({module.__name__: module for module in (*named, *near) if module.__name__ != "__main__"}.values())
+    return list(
+        {
+            module.__name__: module for module in (*named, *near) if module.__name__ != "__main__"
+        }.values()
+    )
 
 
 def _file(thing: Any) -> str | None:
@@ -121,7 +138,9 @@ def _file(thing: Any) -> str | None:
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     top = name.partition(".")[0]
-    known = top in ("__main__", "fedlsg", "strategies", "simulations") or top in sys.stdlib_module_names
+    known = (
+        top in ("__main__", "fedlsg", "strategies", "simulations") or top in sys.stdlib_module_names
+    )
     if file is None or known:
         return None
     return None if "site-packages" in Path(file).parts else str(file)

@@ -1,8 +1,10 @@
-"""What is done when this process has ended, however it did, also by SIGKILL: a folder is removed, a last word is said.
+"""What is done when this process has ended, however it did, also by SIGKILL: a folder is removed, a
+last word is said.
 
-Each is done by a small process, this module as a script, that waits for the end of a pipe which only this process
-holds. It has a session of its own, so the terminal's Ctrl-C and a signal to the group do not reach it. If both are
-killed at once, nothing is done. As a script it has the standard library alone.
+Each is done by a small process, this module as a script, that waits for the end of a pipe which
+only this process holds. It has a session of its own, so the terminal's Ctrl-C and a signal to the
+group do not reach it. If both are killed at once, nothing is done. As a script it has the standard
+library alone.
 """
 
 import os
@@ -34,16 +36,20 @@ class RayLostError(RuntimeError):
 def _watcher(*arguments: str, stderr: int | None = None) -> Iterator[IO[bytes]]:
     """The pipe to a small process; it is waited for at the end."""
     command = [sys.executable, "-I", "-S", __file__, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=stderr, start_new_session=True
+    ) as process:
         assert process.stdin is not None
         yield process.stdin
 
 
 @contextmanager
 def scratch(base: str | None = None) -> Iterator[Path]:
-    """A new temporary folder, in ``base``, that only its owner can read: it may hold clients' batches.
+    """A new temporary folder, in ``base``, that only its owner can read: it may hold clients'
+    batches.
 
-    At the end every other process that still has a file of it open is ended (on Linux), and it is removed.
+    At the end every other process that still has a file of it open is ended (on Linux), and it is
+    removed.
     """
     folder = Path(tempfile.mkdtemp(prefix="fedlsg-", dir=base))
     with _watcher(str(folder)):
@@ -54,7 +60,8 @@ def scratch(base: str | None = None) -> Iterator[Path]:
 def last_word(words: str, console: "Console") -> Iterator[None]:
     """If this process is killed inside, ``words`` are printed where ``console`` prints.
 
-    Ray can end its driver without a word, and without Python, when the raylet of the driver's machine is gone.
+    Ray can end its driver without a word, and without Python, when the raylet of the driver's
+    machine is gone.
     """
     if console.quiet:
         yield
@@ -74,7 +81,9 @@ def last_word(words: str, console: "Console") -> Iterator[None]:
 
 
 def users(folder: Path) -> set[int]:
-    """Processes but this one and its parent that have a file in a folder open; empty where there is no /proc."""
+    """Processes but this one and its parent that have a file in a folder open; empty where there is
+    no /proc.
+    """
     found = set()
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):

@@ -1,4 +1,6 @@
-"""A Ray worker of the engine ``ray``: it answers for the clients of a pile, one after the other, on one model."""
+"""A Ray worker of the engine ``ray``: it answers for the clients of a pile, one after the other, on
+one model.
+"""
 
 import math
 import time
@@ -16,8 +18,8 @@ from simulations.engines.process import kept_log
 CLIENT = "simulations.client.app:app"
 
 Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool, list[float]]
-"""What ``pack`` makes of the answers, the worker's log, whether it has forgotten what it was sent earlier, and the
-seconds that each client took.
+"""What ``pack`` makes of the answers, the worker's log, whether it has forgotten what it was sent
+earlier, and the seconds that each client took.
 """
 
 
@@ -25,8 +27,8 @@ seconds that each client took.
 class Job:
     """What the clients of a run have in common.
 
-    ``run``: a name of its own; ``client``: their ClientApp, as ``module:attribute``; ``code``: digest of the code that
-    the driver runs.
+    ``run``: a name of its own; ``client``: their ClientApp, as ``module:attribute``; ``code``:
+    digest of the code that the driver runs.
     """
 
     run: str
@@ -35,7 +37,9 @@ class Job:
     num_partitions: int
     code: str
     shipped: Any = None
-    """A reference to a ``Shipment`` in Ray's object store; None: each machine has, or downloads, code and data."""
+    """A reference to a ``Shipment`` in Ray's object store; None: each machine has, or downloads,
+    code and data.
+    """
     rows: str = ""
     """Digest of the training rows that each machine must have; not compared if empty."""
 
@@ -48,12 +52,16 @@ class Worker:
         self._run, self._device = "", "cpu"
         self._sent_data = ExitStack()
 
-    def answer(self, job: Job, until: float | None, limits: Sequence[float], pickled: bytes, *left: bytes) -> Reply:
-        """An answer to each task of a pile, in its order; before the tasks come the steps and carriers that it lacks.
+    def answer(
+        self, job: Job, until: float | None, limits: Sequence[float], pickled: bytes, *left: bytes
+    ) -> Reply:
+        """An answer to each task of a pile, in its order; before the tasks come the steps and
+        carriers that it lacks.
 
-        A client is stopped after as many seconds as ``limits`` gives it. One that still runs at ``until`` is stopped as
-        well; the ones behind it lose the round, as in a queue. Raises RuntimeError if this machine has other code than
-        the driver, or cannot load the data; ImportError if it lacks the ClientApp.
+        A client is stopped after as many seconds as ``limits`` gives it. One that still runs at
+        ``until`` is stopped as well; the ones behind it lose the round, as in a queue. Raises
+        RuntimeError if this machine has other code than the driver, or cannot load the data;
+        ImportError if it lacks the ClientApp.
         """
         from flwr.common.logger import log
 
@@ -66,7 +74,8 @@ class Worker:
 
         if own_identity().digest != job.code:
             raise RuntimeError(
-                f"{gethostname()} has {own_identity()}, other code than the driver: install the same version"
+                f"{gethostname()} has {own_identity()}, other code than the driver: install the "
+                "same version"
             )
         module, _, name = job.client.partition(":")
         client = getattr(import_module(module), name)
@@ -87,14 +96,23 @@ class Worker:
                     share = self._passes.compute(
                         pile, limits[at : at + len(pile)], math.inf if until is None else until
                     )
-                began, end = time.monotonic(), min(time.time() + most, math.inf if until is None else until)
+                began, end = (
+                    time.monotonic(),
+                    min(time.time() + most, math.inf if until is None else until),
+                )
                 reply, stopped = call_until(end, partial(_call, client, job, task))
                 if stopped:
                     process.cache_clear()  # the state of a stopped client's process is unknown
                     HISTORY.forget()
                     forgot = True
                     where = "round's deadline" if end == until else "limit of a client"
-                    log(WARNING, "stopped at the %s: %d of %d clients replied", where, len(replies), len(tasks))
+                    log(
+                        WARNING,
+                        "stopped at the %s: %d of %d clients replied",
+                        where,
+                        len(replies),
+                        len(tasks),
+                    )
                     if end == until:
                         break
                     reply = give_id(too_slow(task.message, most))
@@ -127,15 +145,20 @@ class Worker:
             self._device = base.device
         except (ValueError, OSError, ImportError) as error:
             raise RuntimeError(
-                f"{gethostname()} cannot load the data: {error}. Put them there (FEDLSG_DATA in Ray's environment), or "
-                "let the driver send them: data_from=driver"
+                f"{gethostname()} cannot load the data: {error}. Put them there (FEDLSG_DATA in "
+                "Ray's environment), or let the driver send them: data_from=driver"
             ) from None
         if job.rows and data_digest(base.workload.train) != job.rows:
-            raise RuntimeError(f"{gethostname()} has other training rows than the driver: copy the driver's data there")
+            raise RuntimeError(
+                f"{gethostname()} has other training rows than the driver: copy the driver's data "
+                "there"
+            )
 
 
 def _call(client: Any, job: Job, task: Any) -> Any:
-    """The reply of a client. None of its errors may reach the driver: their text may quote a row."""
+    """The reply of a client. None of its errors may reach the driver: their text may quote a
+    row.
+    """
     from simulations.client.virtual import OutOfTimeError, call_client, fail_client
 
     try:

@@ -44,14 +44,16 @@ class LostError(RuntimeError):
 
 
 Outcome = Sequence[Answer] | LostError | None
-"""What became of a pile: an answer to each task, or lost, or None if its worker still ran at the deadline."""
+"""What became of a pile: an answer to each task, or lost, or None if its worker still ran at the
+deadline.
+"""
 
 
 class Workers:
     """As many workers as a run can use at once; the first call waits until Ray has started.
 
-    Ray repeats no task and restarts no worker: what became of a pile is for the caller to decide. A worker that died or
-    hangs is replaced; the others go on while its replacement looks for a place.
+    Ray repeats no task and restarts no worker: what became of a pile is for the caller to decide. A
+    worker that died or hangs is replaced; the others go on while its replacement looks for a place.
     """
 
     def __init__(self, cluster: Cluster, plan: Plan, directory: RunDir, client: str) -> None:
@@ -77,7 +79,9 @@ class Workers:
 
     @cached_property
     def _need(self) -> dict[str, float]:
-        """Processors and GPUs of a worker; a share of a GPU under ``device=auto`` if the cluster has one."""
+        """Processors and GPUs of a worker; a share of a GPU under ``device=auto`` if the cluster
+        has one.
+        """
         s = self._plan.settings
         gpu = s.device == "cuda" or (s.device == "auto" and self._cluster.has_gpus())
         return {"cpus": s.client_cpus, "gpus": s.client_gpus if gpu else 0}
@@ -96,12 +100,14 @@ class Workers:
     def answer(
         self, tasks: Pile, deadline: float | None, pace: Pace, sending: Callable[[Pile], None]
     ) -> Iterator[tuple[Pile, Outcome]]:
-        """Each pile of the tasks that was sent, as soon as its outcome is known; a worker has one pile at a time.
+        """Each pile of the tasks that was sent, as soon as its outcome is known; a worker has one
+        pile at a time.
 
-        ``sending`` is called before a pile leaves. A worker stops its clients at their limits; one that takes much
-        longer than those of its pile is ended, and the pile is lost. At the deadline (of ``time.monotonic``) a worker
-        that still runs is ended, and what waits is not sent. Raises RuntimeError for a worker that cannot run the job
-        at all, RayLostError if Ray is gone.
+        ``sending`` is called before a pile leaves. A worker stops its clients at their limits; one
+        that takes much longer than those of its pile is ended, and the pile is lost. At the
+        deadline (of ``time.monotonic``) a worker that still runs is ended, and what waits is not
+        sent. Raises RuntimeError for a worker that cannot run the job at all, RayLostError if Ray
+        is gone.
         """
         import ray
 
@@ -118,7 +124,9 @@ class Workers:
                 sending(waiting[0])
                 self._send(waiting.pop(0), self._free.pop(0), until, sent)
             wakes = [time.monotonic() + LOOK_SECONDS, *map(self._patience, self._running)]
-            left = max(0.0, min([*wakes, *([] if deadline is None else [deadline])]) - time.monotonic())
+            left = max(
+                0.0, min([*wakes, *([] if deadline is None else [deadline])]) - time.monotonic()
+            )
             done, _ = ray.wait([*self._running, *self._coming], timeout=left)
             for ref in done:
                 yield from self._take(ref, pace)
@@ -137,15 +145,25 @@ class Workers:
         self._running.clear()
 
     def _patience(self, ref: Any) -> float:
-        """When (of ``time.monotonic``) a worker is ended that has not stopped its clients at their limits itself."""
+        """When (of ``time.monotonic``) a worker is ended that has not stopped its clients at their
+        limits itself.
+        """
         worker, pile, began = self._running[ref]
         if self._allowed.get(ref, math.inf) == math.inf:  # others may have replied since then
             self._allowed[ref] = sum(limit_of(self._limit, task) for task in pile)
-        return began + (0.0 if worker in self._served else START_SECONDS) + OVERDUE_SECONDS + self._allowed[ref]
+        return (
+            began
+            + (0.0 if worker in self._served else START_SECONDS)
+            + OVERDUE_SECONDS
+            + self._allowed[ref]
+        )
 
     def _end_hanging(self, ref: Any) -> tuple[Pile, Outcome]:
         worker, pile, began = self._running.pop(ref)
-        why = f"a worker did not answer for {time.monotonic() - began:.0f} s, longer than client_timeout allows"
+        why = (
+            f"a worker did not answer for {time.monotonic() - began:.0f} s, longer than "
+            "client_timeout allows"
+        )
         log(WARNING, "%s: it is replaced, with %d clients", why, len(pile))
         self._replace(worker)
         return pile, LostError(why)
@@ -181,31 +199,41 @@ class Workers:
                 self._knows.pop(worker)
             pace.took(sum(task.work for task in pile), time.monotonic() - began)
             answers = unpack(pickled, arrays)
-            for task, (reply, _), took in zip(pile, answers, seconds, strict=False):  # after a stop there are fewer
+            # after a stop there are fewer
+            for task, (reply, _), took in zip(pile, answers, seconds, strict=False):
                 learn(self._limit, task, reply, took)
             yield pile, answers
 
-    def _send(self, pile: Pile, worker: Any, until: float | None, sent: dict[int, tuple[bytes, Any]]) -> None:
+    def _send(
+        self, pile: Pile, worker: Any, until: float | None, sent: dict[int, tuple[bytes, Any]]
+    ) -> None:
         """Give a pile to a worker.
 
-        ``sent``: large arrays that are in Ray's object store already, by identity; it keeps them, for another array
-        would get the identity of a freed one.
+        ``sent``: large arrays that are in Ray's object store already, by identity; it keeps them,
+        for another array would get the identity of a freed one.
         """
         import ray
 
         version, probed = self._knows.get(worker, (0, 0))
         steps, bases = self._directory.steps_after(version), self._directory.basis_after(probed)
-        self._knows[worker] = max([version, *(own for own, _ in steps)]), bases[0][0] if bases else probed
+        self._knows[worker] = (
+            max([version, *(own for own, _ in steps)]),
+            bases[0][0] if bases else probed,
+        )
         pickled, arrays = pack([(steps, bases), *pile])
         for data in arrays:
             if id(data) not in sent:
                 sent[id(data)] = data, ray.put(data)
         limits = [limit_of(self._limit, task) for task in pile]
-        answer = worker.answer.remote(self._job, until, limits, pickled, *(sent[id(data)][1] for data in arrays))
+        answer = worker.answer.remote(
+            self._job, until, limits, pickled, *(sent[id(data)][1] for data in arrays)
+        )
         self._running[answer], self._allowed[answer] = (worker, pile, time.monotonic()), sum(limits)
 
     def _send_data(self) -> None:
-        """Put code and data that the driver is to send into Ray's object store; or the data's digest."""
+        """Put code and data that the driver is to send into Ray's object store; or the data's
+        digest.
+        """
         shipped = shipment(self._plan)
         if shipped is not None:
             self._job = replace(self._job, shipped=put(shipped))
@@ -216,8 +244,14 @@ class Workers:
         self._coming[worker.__ray_ready__.remote()] = worker
 
     def _grow(self) -> None:
-        """Start workers on machines that have joined the cluster since, up to as many as the run can use."""
-        if not self._cluster.is_foreign or self._known >= self._most or self._failed_starts >= FAILED_STARTS_ALLOWED:
+        """Start workers on machines that have joined the cluster since, up to as many as the run
+        can use.
+        """
+        if (
+            not self._cluster.is_foreign
+            or self._known >= self._most
+            or self._failed_starts >= FAILED_STARTS_ALLOWED
+        ):
             return
         more = min(self._most, fitting(**self._need)) - self._known
         for _ in range(more):
@@ -233,7 +267,10 @@ class Workers:
 
     def close(self) -> None:
         """Give idle workers back to the cluster, and end the others."""
-        for worker in [*self._coming.values(), *(worker for worker, _, _ in self._running.values())]:
+        for worker in [
+            *self._coming.values(),
+            *(worker for worker, _, _ in self._running.values()),
+        ]:
             self._cluster.kill(worker)
         if self._free:
             self._cluster.give_back(self._free, **self._need)

@@ -1,8 +1,9 @@
-"""``fedlsg.flower.client_app``: a ClientApp that trains a workload of the app's own, each update private.
+"""``fedlsg.flower.client_app``: a ClientApp that trains a workload of the app's own, each update
+private.
 
-Settings of a run are in its messages: an app's own run config keeps its own keys. The server adds one record to each of
-its messages. Clients read their settings from it, as those of fedlsg's own app read them from the run config. A
-deployed client compares them with its terms in the same way.
+Settings of a run are in its messages: an app's own run config keeps its own keys. The server adds
+one record to each of its messages. Clients read their settings from it, as those of fedlsg's own
+app read them from the run config. A deployed client compares them with its terms in the same way.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,19 +27,27 @@ from simulations.workloads import Workload
 from simulations.workloads.own import MODEL, make
 from strategies.federation.watched_grid import WrappedGrid
 
-FIX = "leave torch out of the dependencies in the app's pyproject.toml, or ask for the version that fedlsg has"
+FIX = (
+    "leave torch out of the dependencies in the app's pyproject.toml, or ask for the version that "
+    "fedlsg has"
+)
 
 
 def other_torch() -> str | None:
-    """A sentence where there is a second torch behind the one that is imported; None where there is one.
+    """A sentence where there is a second torch behind the one that is imported; None where there is
+    one.
 
-    Flower puts the environment that it makes of an app's requirements before the one that Flower runs in.
+    Flower puts the environment that it makes of an app's requirements before the one that Flower
+    runs in.
     """
     found = list(dict.fromkeys(torch.version for torch in distributions(name="torch")))
     if len(found) < 2:
         return None
     first, second = found[:2]
-    return f"the app's own requirements brought torch {first}, and torch {second} came with fedlsg: {FIX}"
+    return (
+        f"the app's own requirements brought torch {first}, and torch {second} came with fedlsg: "
+        f"{FIX}"
+    )
 
 
 @cache
@@ -61,7 +70,8 @@ def announced(content: RecordDict) -> dict[str, Any]:
     record = content.config_records.get(RECORD)
     if record is None:
         raise SettingsError(
-            "the server announces no settings: it needs fedlsg.flower.Strategy of the same version of fedlsg"
+            "the server announces no settings: it needs fedlsg.flower.Strategy of the same version "
+            "of fedlsg"
         )
     return dict(record)
 
@@ -76,7 +86,9 @@ class AnnouncingGrid(WrappedGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return super().push_messages(self._announced(messages))
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return super().send_and_receive(self._announced(messages), timeout=timeout)
 
     def _announced(self, messages: Iterable[Message]) -> list[Message]:
@@ -94,15 +106,18 @@ OWN_CODE = "own-code"
 def client_app(
     workload: Workload | Callable[[], Workload], *, methods: tuple[Callable[..., Any], ...] = ()
 ) -> ClientApp:
-    """A Flower ClientApp whose clients train ``workload`` under the settings of ``fedlsg.flower.Strategy``.
+    """A Flower ClientApp whose clients train ``workload`` under the settings of
+    ``fedlsg.flower.Strategy``.
 
-    workload: a ``fedlsg.Workload`` or a function that returns one; the one that the Strategy has. Its ``train`` holds
-        the rows of all simulated clients, which the Strategy's settings partition. A deployed client takes its own rows
-        from its node config (``data="NAME:PATH"``, where NAME is the workload's), and charges its own ledger there.
+    workload: a ``fedlsg.Workload`` or a function that returns one; the one that the Strategy has.
+        Its ``train`` holds the rows of all simulated clients, which the Strategy's settings
+        partition. A deployed client takes its own rows from its node config (``data="NAME:PATH"``,
+        where NAME is the workload's), and charges its own ledger there.
     methods: recipes of the app's own that the Strategy may name.
 
-    More handlers may be added to the app (``@app.evaluate()``); its run config is not read. The client refuses a server
-    that names another workload, a method that is neither fedlsg's, installed, nor in ``methods``, or other code.
+    More handlers may be added to the app (``@app.evaluate()``); its run config is not read. The
+    client refuses a server that names another workload, a method that is neither fedlsg's,
+    installed, nor in ``methods``, or other code.
     Raises ValueError for what is no workload or recipe.
     """
     note_other_torch()
@@ -114,15 +129,23 @@ def client_app(
         given = announced(message.content)
         digest = given.pop(OWN_CODE, "")
         if given.get("workload") != name:
-            raise SettingsError(f"the server trains workload {given.get('workload')!r}, this app has {name!r}")
+            raise SettingsError(
+                f"the server trains workload {given.get('workload')!r}, this app has {name!r}"
+            )
         if "preset" in given:
-            raise SettingsError("the server announces a preset and not its settings: it has another version of fedlsg")
+            raise SettingsError(
+                "the server announces a preset and not its settings: it has another version of "
+                "fedlsg"
+            )
         method = str(given.get("method"))
         if method != AUTO and method not in strategies.names() and method not in strategies.given():
-            raise SettingsError(f"this app knows no method {method!r}: give it as client_app(methods=[...])")
+            raise SettingsError(
+                f"this app knows no method {method!r}: give it as client_app(methods=[...])"
+            )
         if digest != code_digest(name, method):
             raise SettingsError(
-                "the server's workload or method has other code than this client's: install one version"
+                "the server's workload or method has other code than this client's: install one "
+                "version"
             )
         try:
             return from_mapping(given)
@@ -139,7 +162,9 @@ def _give_all(workload: Any, methods: tuple[Callable[..., Any], ...]) -> str:
 
 
 def give(workload: Any) -> str:
-    """Let this process find the workload under its name, or that of the function that made it; returns the name."""
+    """Let this process find the workload under its name, or that of the function that made it;
+    returns the name.
+    """
     name = getattr(workload, "__name__", MODEL)
     made = make(workload, name if name.isidentifier() else MODEL)
     workloads.give(made.name, made)

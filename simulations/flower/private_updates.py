@@ -1,4 +1,6 @@
-"""``fedlsg.flower.PrivateUpdates``: any Flower strategy over clients whose whole updates are private payloads."""
+"""``fedlsg.flower.PrivateUpdates``: any Flower strategy over clients whose whole updates are
+private payloads.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -35,33 +37,44 @@ from simulations.flower.whole_update import (
 
 Unit = Literal["client", "example"]
 SWAMPED = 20.0
-"""How far updates of norm C may move a weight, next to noise: at 17 an app of 94 % was measured at 34 and 57 %."""
+"""How far updates of norm C may move a weight, next to noise: at 17 an app of 94 % was measured at
+34 and 57 %.
+"""
 COMPARING = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
 """Strategies that compare what clients sent with each other."""
 SPARE = 10
-"""One in so many clients may drop out of a secure sum, or read together with others, unless the user says."""
+"""One in so many clients may drop out of a secure sum, or read together with others, unless the
+user says.
+"""
 
 
 class PrivateUpdates(FlowerStrategy):
-    """A wrapper: the strategy inside chooses nodes, weighs, averages and evaluates as it always does.
+    """A wrapper: the strategy inside chooses nodes, weighs, averages and evaluates as it always
+    does.
 
-        strategy = fedlsg.flower.PrivateUpdates(FedAvg(fraction_train=0.5), Net, epsilon=8.0, method="lsg", rank=4)
-        result = strategy.start(grid, initial_arrays, num_rounds=30)
+        strategy = fedlsg.flower.PrivateUpdates(FedAvg(fraction_train=0.5), Net, epsilon=8.0,
+        method="lsg", rank=4) result = strategy.start(grid, initial_arrays, num_rounds=30)
 
-    strategy: any strategy of Flower, or a subclass, that takes an ArrayRecord and a MetricRecord from each reply. It
-        sees W_t plus what each payload is rebuilt to (Eq. 3), so whatever it does is post-processing.
-    model: builds the app's model, as ``private_update`` has it. method: a recipe whose frame follows from the weights:
-        dpsgd, rs, lsg, rgp-random, ...; ``settings`` are its own (rank, sparsity, ...).
-    unit: "client" for clients with ``private_update``, "example" for clients that train with ``PrivateStep`` and answer
-        with ``fedlsg.flower.reply``; their own noise is all there is, and epsilon is theirs.
-    trust: "client", each payload is private alone, or "secure", where clients accept it: each adds a share of noise,
-        the server learns the sum of at least ``min_survivors`` (nine in ten), and ``colluders`` clients may read
-        together (one in ten). The strategy inside then gets one reply, the mean.
-    epsilon: calibrates the noise of ``num_rounds`` rounds, each of which may ask all clients; noise_multiplier sets it.
-        A client takes part only within a budget of its own. clip_norm: of a whole update, in units of the weights.
-    record: in a simulation with trust="secure", the folder of ``private_update(record=...)``, for ``fedlsg attack``.
-    ``Result.train_metrics_clientapp`` has uplink_bytes, downlink_bytes and clients of each round, and epsilon, the
-        largest that a client has said so far.
+    strategy: any strategy of Flower, or a subclass, that takes an ArrayRecord and a MetricRecord
+        from each reply. It sees W_t plus what each payload is rebuilt to (Eq. 3), so whatever it
+        does is post-processing.
+    model: builds the app's model, as ``private_update`` has it. method: a recipe whose frame
+        follows from the weights: dpsgd, rs, lsg, rgp-random, ...; ``settings`` are its own (rank,
+        sparsity, ...).
+    unit: "client" for clients with ``private_update``, "example" for clients that train with
+        ``PrivateStep`` and answer with ``fedlsg.flower.reply``; their own noise is all there is,
+        and epsilon is theirs.
+    trust: "client", each payload is private alone, or "secure", where clients accept it: each adds
+        a share of noise, the server learns the sum of at least ``min_survivors`` (nine in ten), and
+        ``colluders`` clients may read together (one in ten). The strategy inside then gets one
+        reply, the mean.
+    epsilon: calibrates the noise of ``num_rounds`` rounds, each of which may ask all clients;
+        noise_multiplier sets it. A client takes part only within a budget of its own. clip_norm: of
+        a whole update, in units of the weights.
+    record: in a simulation with trust="secure", the folder of ``private_update(record=...)``, for
+    ``fedlsg attack``.
+    ``Result.train_metrics_clientapp`` has uplink_bytes, downlink_bytes and clients of each round,
+        and epsilon, the largest that a client has said so far.
     Raises ValueError for settings that do not fit.
     """
 
@@ -85,31 +98,44 @@ class PrivateUpdates(FlowerStrategy):
         **settings: Any,
     ) -> None:
         if not isinstance(strategy, FlowerStrategy):
-            raise ValueError(f"expected a flwr.serverapp.strategy.Strategy to wrap, got {type(strategy).__name__}")
+            raise ValueError(
+                "expected a flwr.serverapp.strategy.Strategy to wrap, got "
+                f"{type(strategy).__name__}"
+            )
         if unit not in ("client", "example"):
             raise ValueError(f"expected {unit=} to be 'client' or 'example'")
         if unit == "client" and (epsilon is None) == (noise_multiplier is None):
             raise ValueError("give epsilon=, or noise_multiplier=, and not both")
         if unit == "example" and (epsilon, noise_multiplier) != (None, None):
             raise ValueError(
-                "unit='example': the noise is in the clients' PrivateStep; leave out epsilon and noise_multiplier"
+                "unit='example': the noise is in the clients' PrivateStep; leave out epsilon and "
+                "noise_multiplier"
             )
         check_door(
-            model, epsilon, delta, trust, seed=(seed, 0), min_survivors=(min_survivors, 2), colluders=(colluders, 1)
-        )  # fmt: skip
+            model,
+            epsilon,
+            delta,
+            trust,
+            seed=(seed, 0),
+            min_survivors=(min_survivors, 2),
+            colluders=(colluders, 1),
+        )
         note_other_torch()
         self.strategy, self.model = strategy, model
         self.epsilon, self.noise_multiplier, self.delta = epsilon, noise_multiplier, delta
         self._method, self._unit, self._codec, self._seed = method, unit, codec, seed
-        self._settings = settings | ({"clip_norm": clip_norm} if unit == "client" else {"mechanism": "none"})
+        self._settings = settings | (
+            {"clip_norm": clip_norm} if unit == "client" else {"mechanism": "none"}
+        )
         if trust == "secure" and (unit == "example" or codec != DEFAULT_CODEC):
             raise ValueError(
-                "trust='secure' adds whole updates on a grid: it needs unit='client', and has no codec; leave codec out"
+                "trust='secure' adds whole updates on a grid: it needs unit='client', and has no "
+                "codec; leave codec out"
             )
         if trust == "secure" and isinstance(strategy, COMPARING):
             raise ValueError(
-                f"{type(strategy).__name__} compares the clients' updates, and trust='secure' shows it their mean "
-                "alone: give trust='client', or another strategy"
+                f"{type(strategy).__name__} compares the clients' updates, and trust='secure' "
+                "shows it their mean alone: give trust='client', or another strategy"
             )
         if trust == "client" and (min_survivors, colluders) != (None, None):
             raise ValueError("min_survivors and colluders are of secure sums: give trust='secure'")
@@ -124,7 +150,8 @@ class PrivateUpdates(FlowerStrategy):
         mechanism = tried.recipe().mechanism
         if unit == "client" and not mechanism.private:
             raise ValueError(
-                f"mechanism={mechanism.kind!r} has no epsilon, and every client would refuse it: leave it out"
+                f"mechanism={mechanism.kind!r} has no epsilon, and every client would refuse it: "
+                "leave it out"
             )
 
     def start(
@@ -137,32 +164,49 @@ class PrivateUpdates(FlowerStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As Flower's own. The noise multiplier for ``epsilon`` is found here, for ``num_rounds``."""
+        """As Flower's own. The noise multiplier for ``epsilon`` is found here, for
+        ``num_rounds``.
+        """
         self._rounds, self._run, self._spent = num_rounds, new_run(), 0.0
         if self._unit == "client" and self.epsilon is not None:
             secure = self._trust == "secure"
             sums = SumTerms(
-                clients=3, min_survivors=3, colluders=1, expected_examples=3, releases=num_rounds, delta=self.delta
+                clients=3,
+                min_survivors=3,
+                colluders=1,
+                expected_examples=3,
+                releases=num_rounds,
+                delta=self.delta,
             )
             self.noise_multiplier = calibrate_noise_multiplier(
-                epsilon=self.epsilon, delta=self.delta, sample_rate=1.0, steps=num_rounds,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                sample_rate=1.0,
+                steps=num_rounds,
                 log_ratio=most_log_ratio(sums) if secure else 0.0,
-            )  # fmt: skip
-        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+            )
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the strategy inside, with the terms. Raises ValueError for weights of another model."""
+        """The messages of the strategy inside, with the terms. Raises ValueError for weights of
+        another model.
+        """
         if self._unit == "client" and self.noise_multiplier is None:
-            raise RuntimeError("epsilon= needs the number of rounds: call start(), or give noise_multiplier=")
+            raise RuntimeError(
+                "epsilon= needs the number of rounds: call start(), or give noise_multiplier="
+            )
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
         rounds = max(self._rounds or 1, server_round)
         terms = self._terms(server_round, rounds, self.noise_multiplier, len(messages))
         here = Round.of(self.model, arrays, terms)
-        if self._trust == "client":  # a codec that cannot pack is found before any client is charged
+        # a codec that cannot pack is found before any client is charged
+        if self._trust == "client":
             here.unpack(here.pack(torch.zeros(here.frame.kept), 0), 0)
         if server_round == 1 and (said := self._swamped(len(messages), rounds)):
             log(WARNING, "fedlsg: %s", said)
@@ -177,14 +221,17 @@ class PrivateUpdates(FlowerStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Rebuild what each client sent, or the mean of a secure sum, and let the strategy inside aggregate it.
+        """Rebuild what each client sent, or the mean of a secure sum, and let the strategy inside
+        aggregate it.
 
         A reply that is no payload of this round is left out by name.
         """
         here, replies = self._round, list(replies)
         if here is None or not replies:
             return self.strategy.aggregate_train(server_round, replies)
-        found = {m.metadata.src_node_id: (m, p) for m in replies if (p := payload_of(m)) is not None}
+        found = {
+            m.metadata.src_node_id: (m, p) for m in replies if (p := payload_of(m)) is not None
+        }
         values: dict[int, Tensor] = {}
         if self._sum is not None:
             mean = self._sum.mean({node: payload for node, (_, payload) in found.items()})
@@ -220,13 +267,19 @@ class PrivateUpdates(FlowerStrategy):
         """As the strategy inside does. What clients reply to it is not covered by their ledgers."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """As the strategy inside does."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
         """Log the privacy of the updates, then the strategy inside."""
-        noise = "by PrivateStep" if self._unit == "example" else f"noise multiplier {self.noise_multiplier:.4g}"
+        noise = (
+            "by PrivateStep"
+            if self._unit == "example"
+            else f"noise multiplier {self.noise_multiplier:.4g}"
+        )
         log(INFO, "\t├──> Private updates: %s, one %s, %s", self._method, self._unit, noise)
         self.strategy.summary()
 
@@ -235,17 +288,22 @@ class PrivateUpdates(FlowerStrategy):
         if self._unit == "example" or not self.noise_multiplier:
             return None
         secure = self._trust == "secure"
-        pull = math.sqrt(rounds) * (clients if secure else math.sqrt(clients)) / self.noise_multiplier
+        pull = (
+            math.sqrt(rounds) * (clients if secure else math.sqrt(clients)) / self.noise_multiplier
+        )
         if pull >= SWAMPED:
             return None
         fix = "more clients" if secure else "trust='secure', or more clients"
         return (
-            f"noise is likely to hide the updates of {clients} clients: in {rounds} rounds all of them move a weight "
-            f"{pull:.2g} times as far as noise does, at most. Give {fix}, a larger epsilon, or unit='example'"
+            f"noise is likely to hide the updates of {clients} clients: in {rounds} rounds all of "
+            f"them move a weight {pull:.2g} times as far as noise does, at most. Give {fix}, a "
+            "larger epsilon, or unit='example'"
         )
 
     def _terms(self, round: int, rounds: int, noise: float | None, clients: int) -> Terms:
-        settings = self._settings if noise is None else {**self._settings, "noise_multiplier": noise}
+        settings = (
+            self._settings if noise is None else {**self._settings, "noise_multiplier": noise}
+        )
         spare = clients // SPARE
         how: dict[str, Any] = {}
         if self._trust == "secure":
@@ -254,9 +312,17 @@ class PrivateUpdates(FlowerStrategy):
                 "colluders": max(1, spare) if self._colluders is None else self._colluders,
             }
         return Terms(
-            method=self._method, settings=settings_text(settings), unit=self._unit, round=round, rounds=rounds,
-            seed=self._seed, codec=self._codec, delta=self.delta, trust=self._trust, **how,
-        )  # fmt: skip
+            method=self._method,
+            settings=settings_text(settings),
+            unit=self._unit,
+            round=round,
+            rounds=rounds,
+            seed=self._seed,
+            codec=self._codec,
+            delta=self.delta,
+            trust=self._trust,
+            **how,
+        )
 
 
 def spent_of(reply: Message) -> float:

@@ -1,7 +1,9 @@
-"""Whole updates in a secure sum, inside of somebody's Flower app: the client's stages, and the server's round.
+"""Whole updates in a secure sum, inside of somebody's Flower app: the client's stages, and the
+server's round.
 
-A client adds its share of the noise on a grid, and masks it (``fedlsg.secure_sum``): the server learns the sum alone.
-A client's number in the protocol follows from its node id, which both sides know from Flower and not from a message.
+A client adds its share of the noise on a grid, and masks it (``fedlsg.secure_sum``): the server
+learns the sum alone. A client's number in the protocol follows from its node id, which both sides
+know from Flower and not from a message.
 """
 
 import hashlib
@@ -33,28 +35,39 @@ def number_of(node: int) -> int:
 
 
 def answer_stage(content: RecordDict, terms: Terms, context: Context) -> bytes:
-    """The answer to a stage without values. Raises SecureSumRefusedError for what the protocol forbids."""
+    """The answer to a stage without values. Raises SecureSumRefusedError for what the protocol
+    forbids.
+    """
     stage, me = stage_in(content), number_of(context.node_id)
     return answer(stage, lambda: _attempt(stage, terms), me, context.state, secret_root)
 
 
 def masked_update(content: RecordDict, here: Round, context: Context, train: Train) -> bytes:
-    """The masked values of a round; ``train`` charges the ledger and gives the integers that the noise leaves.
+    """The masked values of a round; ``train`` charges the ledger and gives the integers that the
+    noise leaves.
 
-    An attempt that was answered gets that answer, and nothing is charged. Raises SecureSumRefusedError before a charge.
+    An attempt that was answered gets that answer, and nothing is charged. Raises
+    SecureSumRefusedError before a charge.
     """
     stage, terms = stage_in(content), here.terms
     return masked(
-        stage, lambda: _attempt(stage, terms), number_of(context.node_id), context.state,
-        here.release(len(stage.clients)), round=terms.round, seed=terms.seed, train=train,
-    )  # fmt: skip
+        stage,
+        lambda: _attempt(stage, terms),
+        number_of(context.node_id),
+        context.state,
+        here.release(len(stage.clients)),
+        round=terms.round,
+        seed=terms.seed,
+        train=train,
+    )
 
 
 def _attempt(stage: Stage, terms: Terms) -> Attempt:
-    """The attempt, whose keys depend on the terms of all rounds: clients with others cannot be in one sum.
+    """The attempt, whose keys depend on the terms of all rounds: clients with others cannot be in
+    one sum.
 
-    The noise of a sum comes from all of its clients. One that was told a smaller clip, or less noise, would add less
-    than the ledgers of the others count on.
+    The noise of a sum comes from all of its clients. One that was told a smaller clip, or less
+    noise, would add less than the ledgers of the others count on.
     """
     agreed = json.dumps(asdict(replace(terms, round=0, digest="")), sort_keys=True)
     stage = replace(stage, run=hashlib.sha256(stage.run + agreed.encode()).digest())
@@ -65,20 +78,38 @@ def _attempt(stage: Stage, terms: Terms) -> Attempt:
 
 
 class SecureRound:
-    """The server's side of one attempt, in the order of its methods. ``run``: 32 bytes, new for each start."""
+    """The server's side of one attempt, in the order of its methods. ``run``: 32 bytes, new for
+    each start.
+    """
 
     def __init__(self, grid: Grid, here: Round, run: bytes, messages: Iterable[Message]) -> None:
         self._grid, self._here = grid, here
         self._messages: dict[int, Message] = {}
         for message in messages:
-            if self._messages.setdefault(number := number_of(message.metadata.dst_node_id), message) is not message:
-                log(WARNING, "node %s is left out: its number %d is another's", message.metadata.dst_node_id, number)
+            if (
+                self._messages.setdefault(
+                    number := number_of(message.metadata.dst_node_id), message
+                )
+                is not message
+            ):
+                log(
+                    WARNING,
+                    "node %s is left out: its number %d is another's",
+                    message.metadata.dst_node_id,
+                    number,
+                )
         self._nodes = {number: m.metadata.dst_node_id for number, m in self._messages.items()}
         release = here.release(len(self._messages))
         self._stage = Stage(
-            name=KEYS, run=run, round=here.terms.round, attempt=0, clients=tuple(sorted(self._messages)),
-            length=release.values, bits=release.grid.bits, noise=release.noise_std(1),
-        )  # fmt: skip
+            name=KEYS,
+            run=run,
+            round=here.terms.round,
+            attempt=0,
+            clients=tuple(sorted(self._messages)),
+            length=release.values,
+            bits=release.grid.bits,
+            noise=release.noise_std(1),
+        )
         self._release = release
         self._server = Server(_attempt(self._stage, here.terms))
 
@@ -89,7 +120,9 @@ class SecureRound:
             self._explain(sent)
             return []
         for number, delivery in sent.items():
-            write_stage(self._messages[number].content, replace(self._stage, name=MASKED, message=delivery))
+            write_stage(
+                self._messages[number].content, replace(self._stage, name=MASKED, message=delivery)
+            )
         return [self._messages[number] for number in sent]
 
     def mean(self, values: dict[int, bytes]) -> Float64[Tensor, " kept"] | None:
@@ -103,14 +136,23 @@ class SecureRound:
         if isinstance(found, GivenUp):
             return None
         words = torch.from_numpy(found.values.astype("int64"))
-        total = self._release.decode(words, seed=self._here.terms.seed, round=self._here.terms.round)
+        total = self._release.decode(
+            words, seed=self._here.terms.seed, round=self._here.terms.round
+        )
         self._survivors = len(found.survivors)
         return total / self._survivors
 
     def keep(self, folder: Path, mean: Tensor) -> None:
         """Record the sum that ``mean`` is of."""
         noise, count = self._release.noise_std(self._survivors), self._survivors
-        save_whole(folder, self._here.terms.round, "sum", total=mean * count, noise_std=noise, clients=float(count))
+        save_whole(
+            folder,
+            self._here.terms.round,
+            "sum",
+            total=mean * count,
+            noise_std=noise,
+            clients=float(count),
+        )
 
     def _ask(self, name: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
         asked = []
@@ -119,7 +161,11 @@ class SecureRound:
             write_stage(content, replace(self._stage, name=name, message=text))
             asked.append(Message(content, self._nodes[number], MessageType.TRAIN))
         replies = self._grid.send_and_receive(asked)
-        return {number_of(r.metadata.src_node_id): p for r in replies if (p := payload_of(r)) is not None}
+        return {
+            number_of(r.metadata.src_node_id): p
+            for r in replies
+            if (p := payload_of(r)) is not None
+        }
 
     def _explain(self, outcome: object) -> None:
         for number, why in self._server.refused.items():

@@ -1,6 +1,8 @@
-"""``fedlsg.flower.Strategy``: the server of a Flower app whose clients train a workload of its own, privately.
+"""``fedlsg.flower.Strategy``: the server of a Flower app whose clients train a workload of its own,
+privately.
 
-What a ServerApp written for ``FedAvg`` gives to a strategy is translated, or refused with what to say in its place.
+What a ServerApp written for ``FedAvg`` gives to a strategy is translated, or refused with what to
+say in its place.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +16,14 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 import strategies
-from simulations.flower.client import OWN_CODE, AnnouncingGrid, announcement, code_digest, give, note_other_torch
+from simulations.flower.client import (
+    OWN_CODE,
+    AnnouncingGrid,
+    announcement,
+    code_digest,
+    give,
+    note_other_torch,
+)
 from simulations.run.finished import Run
 from simulations.rundir.lock import create
 from simulations.rundir.tables import Row
@@ -25,22 +34,29 @@ from simulations.settings.settings import AUTO, RUN, Settings, as_config, permit
 from simulations.workloads import Workload
 from strategies.strategy import FedLSG
 
-EVALUATES = "the server evaluates the model, on the workload's public test rows, with the workload's metrics="
+EVALUATES = (
+    "the server evaluates the model, on the workload's public test rows, with the workload's "
+    "metrics="
+)
 OTHERWISE = {
-    "min_train_nodes": "clients_per_round=, who trains in a round, and min_survivors=, how many must answer",
-    "min_fit_clients": "clients_per_round=, who trains in a round, and min_survivors=, how many must answer",
+    "min_train_nodes": "clients_per_round=, who trains in a round, and min_survivors=, how many "
+    "must answer",
+    "min_fit_clients": "clients_per_round=, who trains in a round, and min_survivors=, how many "
+    "must answer",
     "min_evaluate_clients": EVALUATES,
     "fraction_evaluate": EVALUATES,
     "min_evaluate_nodes": EVALUATES,
     "evaluate_metrics_aggr_fn": EVALUATES,
     "evaluate_fn": "start(evaluate_fn=...), or the workload's metrics=",
-    "train_metrics_aggr_fn": "no metrics of training: clients send what is private, and nothing else",
+    "train_metrics_aggr_fn": "no metrics of training: clients send what is private, and nothing "
+    "else",
     "weighted_by_key": "weighting=, equal or by each client's public number of examples",
     "arrayrecord_key": "no name: payloads are packed by fedlsg",
     "configrecord_key": "no name: settings travel with each message",
     "inplace": "no such choice",
     "initial_parameters": "the workload's model: load a checkpoint in the function that builds it",
-    "fit_metrics_aggregation_fn": "no metrics of training: clients send what is private, and nothing else",
+    "fit_metrics_aggregation_fn": "no metrics of training: clients send what is private, and "
+    "nothing else",
     "evaluate_metrics_aggregation_fn": EVALUATES,
     "on_fit_config_fn": "settings as arguments: learning_rate=, local_steps=, ...",
     "accept_failures": "min_survivors=, how many must answer",
@@ -51,26 +67,38 @@ OTHERWISE = {
     "server_momentum": "momentum=",
     "proximal_mu": "proximal=",
 }
-"""What takes the place of an argument of a strategy of Flower, of its versions before 1.20 among them."""
+"""What takes the place of an argument of a strategy of Flower, of its versions before 1.20 among
+them.
+"""
 KEYS = {
-    "lr": "learning_rate", "learning-rate": "learning_rate", "learning_rate": "learning_rate",
-    "local-epochs": "local_steps and sample_rate", "local_epochs": "local_steps and sample_rate",
-    "epochs": "local_steps and sample_rate", "batch-size": "batch_size", "batch_size": "batch_size",
-    "momentum": "momentum", "proximal-mu": "proximal", "proximal_mu": "proximal",
-}  # fmt: skip
+    "lr": "learning_rate",
+    "learning-rate": "learning_rate",
+    "learning_rate": "learning_rate",
+    "local-epochs": "local_steps and sample_rate",
+    "local_epochs": "local_steps and sample_rate",
+    "epochs": "local_steps and sample_rate",
+    "batch-size": "batch_size",
+    "batch_size": "batch_size",
+    "momentum": "momentum",
+    "proximal-mu": "proximal",
+    "proximal_mu": "proximal",
+}
 """Settings that take the place of usual keys of a config."""
 
 
 def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without FedAvg's arguments, which are translated.
 
-    ``min_available_nodes`` is ``clients`` where that is not given; ``fraction_train`` of ``clients`` is
-    ``clients_per_round``. Raises ValueError, with the setting to say instead, for those without a counterpart.
+    ``min_available_nodes`` is ``clients`` where that is not given; ``fraction_train`` of
+    ``clients`` is ``clients_per_round``. Raises ValueError, with the setting to say instead, for
+    those without a counterpart.
     """
     found = dict(settings)
     if found.get("fraction_evaluate") == 0.0:
         del found["fraction_evaluate"]
-    if (least := found.pop("min_available_nodes", found.pop("min_available_clients", None))) is not None:
+    if (
+        least := found.pop("min_available_nodes", found.pop("min_available_clients", None))
+    ) is not None:
         found.setdefault("clients", least)
     share = found.pop("fraction_train", found.pop("fraction_fit", None))
     if share is not None and share != 1.0:
@@ -78,58 +106,71 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"expected 0 < fraction_train={share!r} <= 1")
         if found.get("clients") is None:
             raise ValueError(
-                f"fraction_train={share} of how many clients? Give clients= as well, or clients_per_round= in its place"
+                f"fraction_train={share} of how many clients? Give clients= as well, or "
+                "clients_per_round= in its place"
             )
         found.setdefault("clients_per_round", max(1, int(share * found["clients"])))
     for name in found:
         if name in OTHERWISE:
             raise ValueError(
-                f"{name} is an argument of Flower's strategies: leave it out; in its place: {OTHERWISE[name]}"
+                f"{name} is an argument of Flower's strategies: leave it out; in its place: "
+                f"{OTHERWISE[name]}"
             )
     return found
 
 
 def check_configs(
-    initial_arrays: ArrayRecord | None, train_config: ConfigRecord | None, evaluate_config: ConfigRecord | None
+    initial_arrays: ArrayRecord | None,
+    train_config: ConfigRecord | None,
+    evaluate_config: ConfigRecord | None,
 ) -> None:
     """Raise ValueError for what ``start`` of another strategy takes and this one has elsewhere."""
     if initial_arrays is not None:
         raise ValueError(
-            "initial_arrays: the initial weights are those of the workload's model, which server and clients build "
-            "alike; load a checkpoint in the function that builds it, and leave initial_arrays out"
+            "initial_arrays: the initial weights are those of the workload's model, which server "
+            "and clients build alike; load a checkpoint in the function that builds it, and leave "
+            "initial_arrays out"
         )
     if train_config:
         named = {key: KEYS[key] for key in train_config if key in KEYS}
         example = (
-            ", ".join(f"{key} as {setting}" for key, setting in named.items()) or "the learning rate as learning_rate"
+            ", ".join(f"{key} as {setting}" for key, setting in named.items())
+            or "the learning rate as learning_rate"
         )
         raise ValueError(
-            f"train_config has {', '.join(train_config)}: settings of training are arguments of Strategy, {example}; "
-            "no key is read by clients"
+            f"train_config has {', '.join(train_config)}: settings of training are arguments of "
+            f"Strategy, {example}; no key is read by clients"
         )
     if evaluate_config:
-        raise ValueError(f"evaluate_config has {', '.join(evaluate_config)}: {EVALUATES}, and no client does")
+        raise ValueError(
+            f"evaluate_config has {', '.join(evaluate_config)}: {EVALUATES}, and no client does"
+        )
 
 
 SCORES = ("accuracy", "loss")
 
 
 class Strategy(FlowerStrategy):
-    """Private, sparse, low-rank training in somebody's ServerApp: a ``flwr.serverapp.strategy.Strategy``.
+    """Private, sparse, low-rank training in somebody's ServerApp: a
+    ``flwr.serverapp.strategy.Strategy``.
 
         strategy = fedlsg.flower.Strategy(workload, method="lsg", epsilon=8.0)
         result = strategy.start(grid, num_rounds=10)
         result.arrays.to_torch_state_dict()      the trained model
 
-    workload: as in ``fedlsg.flower.client_app``, the same on both sides. Its ``test`` is public: the server measures
-        accuracy and loss on it. method: the name of a recipe, or a recipe, which ``client_app(methods=...)`` gets, too.
-    out: the run directory; default ``runs/<time>-<workload>-<method>`` in the process's working directory.
+    workload: as in ``fedlsg.flower.client_app``, the same on both sides. Its ``test`` is public:
+        the server measures accuracy and loss on it. method: the name of a recipe, or a recipe,
+        which ``client_app(methods=...)`` gets, too.
+    out: the run directory; default ``runs/<time>-<workload>-<method>`` in the process's working
+    directory.
     callbacks: as in ``fedlsg.simulate``.
-    settings: any setting of ``fedlsg settings``. Clients get them with each message, so no key of the app's run config
-        is read. Without ``clients`` each node is a client. Arguments of ``FedAvg`` work where they mean the same here
-        (``fraction_train``, ``min_available_nodes``); for the others the error says which setting takes their place.
-    A subclass may extend ``configure_train``, ``aggregate_train`` and the like: they are called in every round, between
-    ``start`` and its end. A wrapper that calls them without ``start`` has no run, and is told so.
+    settings: any setting of ``fedlsg settings``. Clients get them with each message, so no key of
+        the app's run config is read. Without ``clients`` each node is a client. Arguments of
+        ``FedAvg`` work where they mean the same here (``fraction_train``, ``min_available_nodes``);
+        for the others the error says which setting takes their place.
+    A subclass may extend ``configure_train``, ``aggregate_train`` and the like: they are called in
+    every round, between ``start`` and its end. A wrapper that calls them without ``start`` has no
+    run, and is told so.
     Raises ValueError for a bad setting, with the fix.
     """
 
@@ -150,7 +191,9 @@ class Strategy(FlowerStrategy):
         if not isinstance(out, str | Path | None):
             raise ValueError(f"out={out!r}: expected the path of a new folder")
         if not (isinstance(method, str) or callable(method)):
-            raise ValueError(f"method={method!r}: expected the name of a recipe, or a function that makes one")
+            raise ValueError(
+                f"method={method!r}: expected the name of a recipe, or a function that makes one"
+            )
         self.out = None if out is None else str(Path(out).expanduser().resolve())
         name = method if isinstance(method, str) else method.__name__
         if not isinstance(method, str):
@@ -174,19 +217,24 @@ class Strategy(FlowerStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run all rounds on a Flower grid; the result has the trained weights and what was measured in each round.
+        """Run all rounds on a Flower grid; the result has the trained weights and what was measured
+        in each round.
 
-        ``Result.evaluate_metrics_serverapp`` has accuracy, loss and the workload's metrics by round, those before the
-        first under 0, and what ``evaluate_fn(round, arrays)`` returns, which gets the model that is evaluated here;
-        ``train_metrics_clientapp`` also has epsilon, bytes and numbers of clients. ``Strategy.run`` is the
-        ``fedlsg.Run`` afterwards. A second ``start`` makes a second run: without ``out``, in a new directory.
-        The initial weights are those of the workload's model: load a checkpoint in its function.
-        Raises RuntimeError if clients are missing or the run diverged, ValueError for settings that no run accepts, for
-        ``initial_arrays``, and for a ``train_config`` or ``evaluate_config`` with keys.
+        ``Result.evaluate_metrics_serverapp`` has accuracy, loss and the workload's metrics by
+        round, those before the first under 0, and what ``evaluate_fn(round, arrays)`` returns,
+        which gets the model that is evaluated here; ``train_metrics_clientapp`` also has epsilon,
+        bytes and numbers of clients. ``Strategy.run`` is the ``fedlsg.Run`` afterwards. A second
+        ``start`` makes a second run: without ``out``, in a new directory. The initial weights are
+        those of the workload's model: load a checkpoint in its function.
+        Raises RuntimeError if clients are missing or the run diverged, ValueError for settings that
+        no run accepts, for ``initial_arrays``, and for a ``train_config`` or ``evaluate_config``
+        with keys.
         """
         check_configs(initial_arrays, train_config, evaluate_config)
         if num_rounds is not None and (type(num_rounds) is not int or num_rounds < 1):
-            raise ValueError(f"expected num_rounds={num_rounds!r} to be a whole number of 1 or more")
+            raise ValueError(
+                f"expected num_rounds={num_rounds!r} to be a whole number of 1 or more"
+            )
         settings = replace(self.settings, engine="flower", round_timeout=timeout)
         settings = settings if num_rounds is None else replace(settings, rounds=num_rounds)
         if self.out is not None:
@@ -195,7 +243,9 @@ class Strategy(FlowerStrategy):
         rows: list[Row] = []
         results: list[Result] = []
 
-        def rounds(inner: FedLSG, grid: Grid, arrays: ArrayRecord, *, num_rounds: int, timeout: float) -> None:
+        def rounds(
+            inner: FedLSG, grid: Grid, arrays: ArrayRecord, *, num_rounds: int, timeout: float
+        ) -> None:
             self._inner = inner
 
             def evaluate(round: int, _: ArrayRecord) -> MetricRecord | None:
@@ -206,21 +256,29 @@ class Strategy(FlowerStrategy):
                 return MetricRecord(scores) if scores else None
 
             results.append(
-                FlowerStrategy.start(self, grid, arrays, num_rounds=num_rounds, timeout=timeout, evaluate_fn=evaluate)
+                FlowerStrategy.start(
+                    self, grid, arrays, num_rounds=num_rounds, timeout=timeout, evaluate_fn=evaluate
+                )
             )
 
         try:
             plan, directory = run_on(
-                grid, settings, on_round=rows.append, callbacks=self.callbacks,
-                announce=lambda inner: AnnouncingGrid(inner, announcement(said)), start=rounds,
-            )  # fmt: skip
+                grid,
+                settings,
+                on_round=rows.append,
+                callbacks=self.callbacks,
+                announce=lambda inner: AnnouncingGrid(inner, announcement(said)),
+                start=rounds,
+            )
         finally:
             self._inner = None
         self.run = Run(directory.path, plan=plan)
         return self._result(results, rows)
 
     def _result(self, results: list[Result], rows: list[Row]) -> Result:
-        """What Flower collected, under the run's own numbers of rounds: a run may continue, or end early."""
+        """What Flower collected, under the run's own numbers of rounds: a run may continue, or end
+        early.
+        """
         assert self.run is not None
         found, before = results[0] if results else Result(), rows[0].round - 1 if rows else 0
         own = found.evaluate_metrics_serverapp
@@ -240,7 +298,9 @@ class Strategy(FlowerStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the payloads, update the model; the weights as one flat array, and the numbers of the round."""
+        """Check the payloads, update the model; the weights as one flat array, and the numbers of
+        the round.
+        """
         return self._rounds.aggregate_train(server_round, replies)
 
     def configure_evaluate(
@@ -249,7 +309,9 @@ class Strategy(FlowerStrategy):
         """None: the server evaluates, on the workload's public test rows."""
         return self._rounds.configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """None, see ``configure_evaluate``."""
         return self._rounds.aggregate_evaluate(server_round, replies)
 
@@ -261,17 +323,22 @@ class Strategy(FlowerStrategy):
     def _rounds(self) -> FedLSG:
         if self._inner is None:
             raise RuntimeError(
-                "fedlsg.flower.Strategy plans and records a run in its own start(grid, num_rounds=...), which was not "
-                "called: subclass it, or give callbacks=, in place of a strategy that wraps it"
+                "fedlsg.flower.Strategy plans and records a run in its own start(grid, "
+                "num_rounds=...), which was not called: subclass it, or give callbacks=, in place "
+                "of a strategy that wraps it"
             )
         return self._inner
 
 
 def as_metrics(made: object) -> dict[str, Any]:
-    """What ``evaluate_fn`` returned. Raises ValueError for anything but metrics by name, or None."""
+    """What ``evaluate_fn`` returned. Raises ValueError for anything but metrics by name, or
+    None.
+    """
     if made is None or isinstance(made, MetricRecord | dict):
         return dict(made or {})
-    raise ValueError(f"evaluate_fn: expected a MetricRecord, a dict or None, got a {type(made).__name__}")
+    raise ValueError(
+        f"evaluate_fn: expected a MetricRecord, a dict or None, got a {type(made).__name__}"
+    )
 
 
 def scores_of(row: Row) -> dict[str, Any]:
@@ -280,11 +347,14 @@ def scores_of(row: Row) -> dict[str, Any]:
 
 
 def not_default(settings: Settings) -> dict[str, str | int | float | bool]:
-    """The settings that differ from their defaults: what clients need to be told; and the method in any case.
+    """The settings that differ from their defaults: what clients need to be told; and the method in
+    any case.
 
     Callbacks are the server's alone: their files and parameters are told to nobody.
     """
-    defaults = {name.replace("_", "-"): one.default for name, one in RUN.items() if name != "method"}
+    defaults = {
+        name.replace("_", "-"): one.default for name, one in RUN.items() if name != "method"
+    }
     return {
         name: value
         for name, value in as_config(settings).items()

@@ -1,9 +1,13 @@
-"""Gradient energy kept: how much of the mean private gradient lies in carriers, by kind, layer and round.
+"""Gradient energy kept: how much of the mean private gradient lies in carriers, by kind, layer and
+round.
 
-Symbols: dW (m, n) the mean gradient of a weight over training examples, neither clipped nor noisy; P the projection of
-carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the form core. Energy kept: |P dW|^2 / |dW|^2.
+Symbols: dW (m, n) the mean gradient of a weight over training examples, neither clipped nor noisy;
+P the projection of
+carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the form core. Energy kept:
+|P dW|^2 / |dW|^2.
 
-A kind of carriers is one line of ``kinds``. Those of private data are for comparison only: no method may use them.
+A kind of carriers is one line of ``kinds``. Those of private data are for comparison only: no
+method may use them.
 """
 
 import math
@@ -52,7 +56,8 @@ def rounds_of(subject: Subject, given: str) -> list[int]:
 
 
 def weights_at(subject: Subject, round: int) -> Weights:
-    """W_t of every trainable parameter at the start of a round, from 1; without a record of the first and the last.
+    """W_t of every trainable parameter at the start of a round, from 1; without a record of the
+    first and the last.
 
     Raises ValueError for a round that is not on record.
     """
@@ -63,20 +68,26 @@ def weights_at(subject: Subject, round: int) -> Weights:
     path = None if subject.run is None else round_folder(subject.run, round) / "weights.npy"
     if path is None or not path.exists() or round > subject.state.round:
         raise ValueError(
-            f"--energy {round}: the weights of round {round} are not on record. Use --energy 1,last; rounds between "
-            f"them, up to {subject.state.round}, need a run with --record-updates"
+            f"--energy {round}: the weights of round {round} are not on record. Use --energy "
+            f"1,last; rounds between them, up to {subject.state.round}, need a run with "
+            "--record-updates"
         )
     try:
         flat = torch.from_numpy(load_array(path))
         shapes = {name: p.shape for name, p in trainable(subject.model).items()}
         parts = flat.split([shape.numel() for shape in shapes.values()])
-        return {n: p.reshape(s).to(subject.weights[n]) for (n, s), p in zip(shapes.items(), parts, strict=True)}
+        return {
+            n: p.reshape(s).to(subject.weights[n])
+            for (n, s), p in zip(shapes.items(), parts, strict=True)
+        }
     except (OSError, ValueError, EOFError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: cannot read the weights of round {round}: {error}") from None
 
 
 def moving_averages(subject: Subject, rounds: Sequence[int]) -> dict[int, Weights | None]:
-    """The moving average of all updates before each round; None for the first round, and without a record."""
+    """The moving average of all updates before each round; None for the first round, and without a
+    record.
+    """
     found: dict[int, Weights | None] = dict.fromkeys(rounds)
     total: dict[str, Tensor] = {}
     before = subject.start
@@ -99,8 +110,10 @@ Pair = tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]
 class Moment:
     """A model at the start of a round, by the names of its weights.
 
-    change: W - W_0, None in the first round. average: moving average of the updates so far, None without a record.
-    probed: second moments of the gradients of public inputs, by their source. private: those of training examples.
+    change: W - W_0, None in the first round. average: moving average of the updates so far, None
+    without a record.
+    probed: second moments of the gradients of public inputs, by their source. private: those of
+    training examples.
     """
 
     round: int
@@ -121,7 +134,9 @@ def draw(moment: Moment, name: str, rank: int) -> Pair:
     return random_carriers((m, n), rank, generator=generator, like=W)
 
 
-def follow(moment: Moment, matrices: Mapping[str, Tensor] | None, name: str, rank: int) -> Pair | None:
+def follow(
+    moment: Moment, matrices: Mapping[str, Tensor] | None, name: str, rank: int
+) -> Pair | None:
     """Carriers of a matrix by the power method; None where there is none, or only zeros."""
     if matrices is None or not matrices[name].any():
         return None
@@ -132,18 +147,26 @@ def follow(moment: Moment, matrices: Mapping[str, Tensor] | None, name: str, ran
 def eigenvectors(moment: Moment, moments: Mapping[str, Moments], name: str, rank: int) -> Pair:
     """The top eigenvectors of second moments, as ``carriers.probe`` makes carriers."""
     generator = public_generator(moment.seed, "eigenvectors", moment.round, name)
-    L, Rt = (top_eigenvectors(X, rank, generator=generator)[1] for X in (moments[name].B, moments[name].A))
+    L, Rt = (
+        top_eigenvectors(X, rank, generator=generator)[1]
+        for X in (moments[name].B, moments[name].A)
+    )
     return L, Rt.mT
 
 
 def kinds(moment: Moment) -> dict[str, Callable[[str, int], Pair | None]]:
-    """Every kind of carriers, in the order of tables: from a weight's name and a rank to its carriers."""
+    """Every kind of carriers, in the order of tables: from a weight's name and a rank to its
+    carriers.
+    """
     return {
         "random": partial(draw, moment),
         "W": partial(follow, moment, moment.weights),
         "W - W_0": partial(follow, moment, moment.change),
         "updates": partial(follow, moment, moment.average),
-        **{PROBE + source: partial(eigenvectors, moment, moments) for source, moments in moment.probed.items()},
+        **{
+            PROBE + source: partial(eigenvectors, moment, moments)
+            for source, moments in moment.probed.items()
+        },
         PRIVATE: partial(eigenvectors, moment, moment.private),
     }
 
@@ -154,7 +177,8 @@ MEANINGS = {
     "random": "nothing: random carriers (rgp-random)",
     "W": "the weight, by the power method (lsg)",
     "W - W_0": "the change of the weight, by the power method (rgp)",
-    "updates": "the moving average of the released updates, by the power method; only of a run with --record-updates",
+    "updates": "the moving average of the released updates, by the power method; only of a run "
+    "with --record-updates",
     PRIVATE: "the training examples themselves, used as a probe: no method may use them",
 }
 
@@ -162,8 +186,8 @@ MEANINGS = {
 def meaning(kind: str) -> str:
     """What carriers of a kind are made from."""
     return MEANINGS.get(kind) or (
-        "the top eigenvectors of second moments of the gradients of public inputs; labels are random in round 1, and "
-        "drawn from the model later"
+        "the top eigenvectors of second moments of the gradients of public inputs; labels are "
+        "random in round 1, and drawn from the model later"
     )
 
 
@@ -177,7 +201,8 @@ RANK = 8
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRow:
-    """Share of the mean gradient's energy in the carriers of one layer; NaN where there are none of this kind.
+    """Share of the mean gradient's energy in the carriers of one layer; NaN where there are none of
+    this kind.
 
     squared_norm: |dW|^2.
     """
@@ -194,7 +219,8 @@ class KeptRow:
 def kept_rows(
     subject: Subject, rows: Int64[Tensor, " n"], rounds: Sequence[int], ranks: Sequence[int] | None
 ) -> list[KeptRow]:
-    """Energies at the start of each round, of every layer that the rank carries. ``ranks`` None: the method's own.
+    """Energies at the start of each round, of every layer that the rank carries. ``ranks`` None:
+    the method's own.
 
     Raises ValueError for a round that is not on record, or a rank that carries no layer.
     """
@@ -209,11 +235,15 @@ def kept_rows(
         with subject.at(weights):
             gradients = batch_gradient(subject, rows)
             private = private_moments(subject, rows, layers)
-            probed = {source.name: probe_moments(subject, source, round, layers) for source in sources}
+            probed = {
+                source.name: probe_moments(subject, source, round, layers) for source in sources
+            }
         moment = Moment(
             round=round,
             weights=weights,
-            change=None if round == 1 else {name: W - subject.start[name] for name, W in weights.items()},
+            change=None
+            if round == 1
+            else {name: W - subject.start[name] for name, W in weights.items()},
             average=averages[round],
             probed=probed,
             private=private,
@@ -221,7 +251,9 @@ def kept_rows(
             power_steps=subject.base.method.carrier.power_steps,
         )
         for rank, names in wanted.items():
-            found += [row for name in names for row in layer_rows(moment, name, rank, gradients[name])]
+            found += [
+                row for name in names for row in layer_rows(moment, name, rank, gradients[name])
+            ]
     return found
 
 
@@ -231,7 +263,9 @@ def carried(subject: Subject, rank: int) -> tuple[str, ...]:
     return carried_parameters(subject.model, carrier, classifier=subject.state.public.classifier)
 
 
-def private_moments(subject: Subject, rows: Int64[Tensor, " n"], names: Sequence[str]) -> dict[str, Moments]:
+def private_moments(
+    subject: Subject, rows: Int64[Tensor, " n"], names: Sequence[str]
+) -> dict[str, Moments]:
     """Second moments of the examples' normalised gradients. NOT PRIVATE."""
     found: dict[str, Moments] = {}
     size = max(1, subject.base.local.microbatch_size // subject.copies)
@@ -239,7 +273,11 @@ def private_moments(subject: Subject, rows: Int64[Tensor, " n"], names: Sequence
         for inputs, targets in subject.batches(rows, size):
             part = second_moments(subject.model, subject.base.workload.loss, inputs, targets, names)
             for name, (A, B) in part.items():
-                found[name] = Moments(A + found[name].A, B + found[name].B) if name in found else Moments(A, B)
+                found[name] = (
+                    Moments(A + found[name].A, B + found[name].B)
+                    if name in found
+                    else Moments(A, B)
+                )
     return found
 
 
@@ -251,9 +289,16 @@ def probes_of(subject: Subject) -> list[ProbeSource]:
     return [*found, base.probe_source] if given else found
 
 
-def probe_moments(subject: Subject, source: ProbeSource, round: int, names: Sequence[str]) -> dict[str, Moments]:
-    """Second moments of the probes' normalised gradients at the weights of now, as ``probe_basis`` makes them."""
-    model, generator = deepcopy(subject.model).eval(), public_generator(subject.state.seed, "probe", round)
+def probe_moments(
+    subject: Subject, source: ProbeSource, round: int, names: Sequence[str]
+) -> dict[str, Moments]:
+    """Second moments of the probes' normalised gradients at the weights of now, as ``probe_basis``
+    makes them.
+    """
+    model, generator = (
+        deepcopy(subject.model).eval(),
+        public_generator(subject.state.seed, "probe", round),
+    )
     inputs, targets = source.batch(model, PROBES, trained=round > 1, generator=generator)
     return second_moments(model, source.loss, inputs, targets, names)
 
@@ -277,7 +322,9 @@ def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[Kep
 
 
 def whole(rows: Sequence[KeptRow]) -> dict[tuple[int, str, FormName, int], float]:
-    """Energy kept of all layers together by (round, carriers, form, rank): the mean weighted by |dW|^2."""
+    """Energy kept of all layers together by (round, carriers, form, rank): the mean weighted by
+    |dW|^2.
+    """
     groups: dict[tuple[int, str, FormName, int], list[KeptRow]] = {}
     for row in rows:
         groups.setdefault((row.round, row.carriers, row.form, row.rank), []).append(row)

@@ -1,4 +1,6 @@
-"""The figures of an inspection: stable ranks, residuals, clipping, energy, random masks, intensity maps."""
+"""The figures of an inspection: stable ranks, residuals, clipping, energy, random masks, intensity
+maps.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,14 @@ from torch import Tensor
 from fedlsg.lowrank import flatten_kernel
 from simulations.inspection import Subject
 from simulations.inspection.energy import KeptRow, kinds_of
-from simulations.inspection.measure import SOURCES, ClipRow, EnergyRow, Inspection, LayerRow, ResidualRow
+from simulations.inspection.measure import (
+    SOURCES,
+    ClipRow,
+    EnergyRow,
+    Inspection,
+    LayerRow,
+    ResidualRow,
+)
 from simulations.inspection.sparsified import Counts, Deviations, Sparsified
 from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
@@ -24,7 +33,9 @@ PANELS = 6
 ROUNDS = 4
 """Rounds in the figure of carriers at most: the first, the last, and some in between."""
 MAP_SIDE = 400
-"""Rows and columns of an intensity map at most; larger matrices show the largest entry of each tile."""
+"""Rows and columns of an intensity map at most; larger matrices show the largest entry of each
+tile.
+"""
 SHORTEST = 1e-3
 """Shorter norms than this share of C are drawn here: the clip does not change them."""
 LINES: Mapping[str, tuple[str, str, str]] = {
@@ -36,18 +47,30 @@ LINES: Mapping[str, tuple[str, str, str]] = {
     "random": (GREY, "x", ":"),
 }
 MARKS: Mapping[str, tuple[str, str]] = {
-    "random": (GREY, "x"), "W": (GREEN, "^"), "W - W_0": (RED, "o"), "updates": (ORANGE, "D"),
-    "probe: leaves": (BLUE, "s"), "probe: tokens": (BLUE, "s"), "probe: pink": (SKY, "v"), "private data": (BLACK, "*"),
-}  # fmt: skip
+    "random": (GREY, "x"),
+    "W": (GREEN, "^"),
+    "W - W_0": (RED, "o"),
+    "updates": (ORANGE, "D"),
+    "probe: leaves": (BLUE, "s"),
+    "probe: tokens": (BLUE, "s"),
+    "probe: pink": (SKY, "v"),
+    "private data": (BLACK, "*"),
+}
 """Carriers by what they are made from; others have the next look."""
 OTHER_MARK = (BLUE, "P")
-CHOICES: Mapping[str, tuple[str, str]] = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
+CHOICES: Mapping[str, tuple[str, str]] = {
+    "top": (RED, "^"),
+    "bottom": (BLUE, "v"),
+    "random": (GREY, "x"),
+}
 OTHER_CHOICE = (GREEN, "o")
 SPARSITY = Axis(label="sparsity p")
 Charts = tuple[Chart, ...]
 
 
-def figures(found: Inspection, subject: Subject, maps: Sequence[str]) -> "dict[str, Charts | Figure]":
+def figures(
+    found: Inspection, subject: Subject, maps: Sequence[str]
+) -> "dict[str, Charts | Figure]":
     """Every figure by file name; ``maps`` names the layers of intensity maps."""
     return {
         **({"carriers": kept_energy(found.kept)} if found.kept else {}),
@@ -56,7 +79,10 @@ def figures(found: Inspection, subject: Subject, maps: Sequence[str]) -> "dict[s
         "clipping": clips(found.own, found.clips, subject.base.method.mechanism.clip_norm),
         "energy": energies(found.energies),
         **({} if found.sparsified is None else masked(found.sparsified)),
-        **{f"intensity-{name}": intensity(name, subject.weights[name], found.gradients[name]) for name in maps},
+        **{
+            f"intensity-{name}": intensity(name, subject.weights[name], found.gradients[name])
+            for name in maps
+        },
     }
 
 
@@ -67,7 +93,9 @@ def masked(found: Sparsified) -> "dict[str, Charts | Figure]":
 
 
 def spread(names: Sequence[Any], count: int) -> list[Any]:
-    """At most ``count`` of the names, or numbers, in their order, evenly spread from the first to the last."""
+    """At most ``count`` of the names, or numbers, in their order, evenly spread from the first to
+    the last.
+    """
     if len(names) <= count:
         return list(names)
     if count == 1:
@@ -79,7 +107,9 @@ def stable_ranks(layers: Sequence[LayerRow]) -> Charts:
     """Two marks for each layer: its stable rank, and its full rank."""
     places = list(range(len(layers)))
     found = [
-        Series(name=name, x=ranks, y=places, colour=colour, marker=marker, line=False, filled=filled)
+        Series(
+            name=name, x=ranks, y=places, colour=colour, marker=marker, line=False, filled=filled
+        )
         for name, ranks, colour, marker, filled in (
             ("full rank min(m, n)", [min(layer.shape) for layer in layers], GREY, "s", False),
             ("stable rank", [layer.stable_rank for layer in layers], BLUE, "o", True),
@@ -87,7 +117,9 @@ def stable_ranks(layers: Sequence[LayerRow]) -> Charts:
     ]
     y = _layers_axis([f"{layer.layer}  {layer.shape[0]} x {layer.shape[1]}" for layer in layers])
     x = Axis(label="stable rank of the batch gradient", log=True)
-    return (Chart(title="Stable ranks", x=x, y=y, series=tuple(found), height=120 + 30 * len(layers)),)
+    return (
+        Chart(title="Stable ranks", x=x, y=y, series=tuple(found), height=120 + 30 * len(layers)),
+    )
 
 
 def _layers_axis(names: Sequence[str]) -> Axis:
@@ -102,11 +134,19 @@ def residuals(rows: Sequence[ResidualRow]) -> Charts:
     for name in _shown_layers(rows):
         series = []
         for source in sources:
-            line = [(row.rank, row.residual) for row in rows if (row.layer, row.source) == (name, source)]
+            line = [
+                (row.rank, row.residual)
+                for row in rows
+                if (row.layer, row.source) == (name, source)
+            ]
             colour, marker, dashes = LINES[source]
             series.append(_points(line, name=source, colour=colour, marker=marker, dashes=dashes))
         ranks = sorted({row.rank for row in rows if row.layer == name})
-        x = Axis(label="rank r", log=True, ticks=spaced([(float(rank), f"{rank}") for rank in ranks], log=True))
+        x = Axis(
+            label="rank r",
+            log=True,
+            ticks=spaced([(float(rank), f"{rank}") for rank in ranks], log=True),
+        )
         y = Axis(label="projection residual", low=0.0, high=1.0)
         charts.append(Chart(title=name, x=x, y=y, series=tuple(series), height=260))
     return tuple(charts)
@@ -122,36 +162,57 @@ def _shown_layers(rows: Iterable[ResidualRow | EnergyRow]) -> list[str]:
 
 
 def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> Charts:
-    """The distribution of the norms of single examples, and the share that is clipped against sparsity."""
+    """The distribution of the norms of single examples, and the share that is clipped against
+    sparsity.
+    """
     dense = next((row for row in rows if row.choice == "all"), None)
     series = []
-    for row, colour, name in ((dense, GREY, "nothing frozen"), (own, RED, f"the run's mask: {_mask(own)}")):
+    for row, colour, name in (
+        (dense, GREY, "nothing frozen"),
+        (own, RED, f"the run's mask: {_mask(own)}"),
+    ):
         if row is not None:
             lengths = sorted(max(length, SHORTEST * clip_norm) for length in row.clipping.lengths)
             heights = [(place + 1) / len(lengths) for place in range(len(lengths))]
-            series.append(_points(zip(lengths, heights, strict=True), name=name, colour=colour, steps=True))
+            series.append(
+                _points(zip(lengths, heights, strict=True), name=name, colour=colour, steps=True)
+            )
     series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
     x = Axis(label="norm of an example's gradient", log=True)
     y = Axis(low=0.0, high=1.0)
-    norms = Chart(title="share of examples with a smaller norm", x=x, y=y, series=tuple(series), height=300)
+    norms = Chart(
+        title="share of examples with a smaller norm", x=x, y=y, series=tuple(series), height=300
+    )
     series = []
     for choice in dict.fromkeys(row.choice for row in rows if row.choice != "all"):
-        line = sorted((row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all"))
+        line = sorted(
+            (row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all")
+        )
         colour, marker = CHOICES.get(choice, OTHER_CHOICE)
         series.append(_points(line, name=f"{choice} kept", colour=colour, marker=marker))
-    return norms, Chart(title="share of examples clipped", x=SPARSITY, y=y, series=tuple(series), height=300)
+    return norms, Chart(
+        title="share of examples clipped", x=SPARSITY, y=y, series=tuple(series), height=300
+    )
 
 
 def energies(rows: Sequence[EnergyRow]) -> Charts:
-    """A chart for each layer: energy of the gradient in kept rows and columns against the share that is frozen."""
+    """A chart for each layer: energy of the gradient in kept rows and columns against the share
+    that is frozen.
+    """
     charts = []
     for name in _shown_layers(rows):
         series = []
         for choice, (colour, _) in CHOICES.items():
-            own = sorted((r for r in rows if (r.layer, r.choice) == (name, choice)), key=lambda r: r.sparsity)
-            out, into = ([(row.sparsity, getattr(row, side)) for row in own] for side in ("rows", "columns"))
+            own = sorted(
+                (r for r in rows if (r.layer, r.choice) == (name, choice)), key=lambda r: r.sparsity
+            )
+            out, into = (
+                [(row.sparsity, getattr(row, side)) for row in own] for side in ("rows", "columns")
+            )
             series.append(_points(out, name=f"{choice} out units", colour=colour, marker="o"))
-            series.append(_points(into, name=f"{choice} in units", colour=colour, marker="s", dashes="--"))
+            series.append(
+                _points(into, name=f"{choice} in units", colour=colour, marker="s", dashes="--")
+            )
         y = Axis(label="share of the gradient's energy kept", low=0.0, high=1.0)
         charts.append(Chart(title=name, x=SPARSITY, y=y, series=tuple(series), height=260))
     return tuple(charts)
@@ -168,11 +229,15 @@ def kept_energy(rows: Sequence[KeptRow]) -> Charts:
             found = [row for row in rows if (row.rank, row.form, row.round) == (rank, form, round_)]
             series = []
             for kind in kinds_of(rows):
-                line = [(row.energy, layers.index(row.layer)) for row in found if row.carriers == kind]
+                line = [
+                    (row.energy, layers.index(row.layer)) for row in found if row.carriers == kind
+                ]
                 colour, marker = MARKS.get(kind, OTHER_MARK)
                 series.append(_points(line, name=kind, colour=colour, marker=marker, line=False))
             title = f"{form}, r = {rank}, round {round_}"
-            charts.append(Chart(title=title, x=x, y=y, series=tuple(series), height=110 + 26 * len(layers)))
+            charts.append(
+                Chart(title=title, x=x, y=y, series=tuple(series), height=110 + 26 * len(layers))
+            )
     return tuple(charts)
 
 
@@ -181,25 +246,48 @@ def ratios(found: Sparsified) -> Charts:
     p = [row.sparsity for row in found.rows]
     fine = np.linspace(0, max(p), 100)
     noise = (
-        Series(name="sqrt(1 - p)", x=fine.tolist(), y=np.sqrt(1 - fine).tolist(), colour=BLACK, dashes="--"),
+        Series(
+            name="sqrt(1 - p)",
+            x=fine.tolist(),
+            y=np.sqrt(1 - fine).tolist(),
+            colour=BLACK,
+            dashes="--",
+        ),
         _measured(found, "noise", "noise with the mask / without", BLUE, "o", line=False),
     )
     clipped = (
         _measured(found, "relaxed", "kept coordinates, with the mask / without", RED, "o"),
         _measured(found, "kept", "with the mask / whole gradient", GREEN, "s"),
-        Series(name="1 / sqrt(1 - p)", x=fine.tolist(), y=(1 / np.sqrt(1 - fine)).tolist(), colour=GREY, dashes=":"),
+        Series(
+            name="1 / sqrt(1 - p)",
+            x=fine.tolist(),
+            y=(1 / np.sqrt(1 - fine)).tolist(),
+            colour=GREY,
+            dashes=":",
+        ),
     )
     said = (("length of the noise, ratio", noise), ("length of the clipped mean, ratio", clipped))
-    return tuple(Chart(title=words, x=SPARSITY, y=Axis(low=0.0), series=series, height=300) for words, series in said)
+    return tuple(
+        Chart(title=words, x=SPARSITY, y=Axis(low=0.0), series=series, height=300)
+        for words, series in said
+    )
 
 
-def _measured(found: Sparsified, key: str, name: str, colour: str, marker: str, *, line: bool = True) -> Series:
+def _measured(
+    found: Sparsified, key: str, name: str, colour: str, marker: str, *, line: bool = True
+) -> Series:
     """A ratio with its standard deviation over masks."""
     values = [(row.sparsity, getattr(row, key), getattr(row, f"{key}_sd")) for row in found.rows]
     return Series(
-        name=name, x=[p for p, _, _ in values], y=[v for _, v, _ in values], colour=colour, marker=marker, line=line,
-        low=[v - sd for _, v, sd in values], high=[v + sd for _, v, sd in values],
-    )  # fmt: skip
+        name=name,
+        x=[p for p, _, _ in values],
+        y=[v for _, v, _ in values],
+        colour=colour,
+        marker=marker,
+        line=line,
+        low=[v - sd for _, v, sd in values],
+        high=[v + sd for _, v, sd in values],
+    )
 
 
 def planes(found: Sequence[Deviations]) -> Charts:
@@ -207,7 +295,10 @@ def planes(found: Sequence[Deviations]) -> Charts:
     charts = []
     for one in found:
         most = float(np.quantile(np.abs(one.plane), 0.995)) or 1.0
-        x, y = (Axis(label=f"{name} random direction", low=-most, high=most) for name in ("first", "second"))
+        x, y = (
+            Axis(label=f"{name} random direction", low=-most, high=most)
+            for name in ("first", "second")
+        )
         points = _points(one.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
         title = "no mask" if not one.sparsity else f"mask of p = {one.sparsity:g}"
         charts.append(Chart(title=title, x=x, y=y, series=(points,), height=360))
@@ -221,7 +312,9 @@ def mask_counts(found: Counts) -> Charts:
     own, expected = (np.asarray(values)[seen].tolist() for values in (found.shares, found.expected))
     at = [float(place) for place in seen]
     series = (
-        Series(name=f"masks of the run, ranking={found.ranking}", kind="bar", x=at, y=own, colour=SKY),
+        Series(
+            name=f"masks of the run, ranking={found.ranking}", kind="bar", x=at, y=own, colour=SKY
+        ),
         Series(name="independent random masks", x=at, y=expected, colour=RED, marker="o"),
     )
     x = Axis(label=f"how often a coordinate was frozen, of {found.masks} masks", whole=True)
@@ -238,13 +331,23 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
 
     m, n = flatten_kernel(W).shape
     wide = n > 1.6 * m
-    figure = new_figure(9.0, 4.4) if not wide else new_figure(9.0, min(9.0, 1.6 + 2 * 7.6 * max(m / n, 0.12)))
+    figure = (
+        new_figure(9.0, 4.4)
+        if not wide
+        else new_figure(9.0, min(9.0, 1.6 + 2 * 7.6 * max(m / n, 0.12)))
+    )
     panels = figure.subplots(2, 1) if wide else figure.subplots(1, 2)
     for axes, matrix, title in zip(panels, (W, dW), ("weight |W|", "gradient |dW|"), strict=True):
         values = tiled(flatten_kernel(matrix).detach().abs().cpu()).numpy()
         top = float(np.quantile(values, 0.995)) or 1.0
         image = axes.imshow(
-            values, cmap="inferno", vmin=0, vmax=top, aspect="auto", interpolation="nearest", extent=(0, n, m, 0)
+            values,
+            cmap="inferno",
+            vmin=0,
+            vmax=top,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, n, m, 0),
         )
         axes.grid(visible=False)
         for axis in (axes.xaxis, axes.yaxis):
@@ -257,9 +360,13 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
 
 
 def tiled(matrix: Tensor) -> Tensor:
-    """The matrix, or the largest entry of each tile if it is large: thin lines survive that, means would fade them."""
+    """The matrix, or the largest entry of each tile if it is large: thin lines survive that, means
+    would fade them.
+    """
     shape = [min(MAP_SIDE, size) for size in matrix.shape]
-    pooled: Tensor = torch.nn.functional.adaptive_max_pool2d(matrix.float()[None, None], shape)[0, 0]
+    pooled: Tensor = torch.nn.functional.adaptive_max_pool2d(matrix.float()[None, None], shape)[
+        0, 0
+    ]
     return pooled
 
 

@@ -1,8 +1,9 @@
-"""The papers' statistics of one subject: stable ranks, projection residuals, clipping, energy of units.
+"""The papers' statistics of one subject: stable ranks, projection residuals, clipping, energy of
+units.
 
-The batch gradient is neither clipped nor noisy. ``clip_rows`` measures how many examples a clip shortens, under the
-run's own mask and others (Ito et al. 2024): per-example gradients, frames, masks and clip factors are those of a
-client's step; only the noise is missing.
+The batch gradient is neither clipped nor noisy. ``clip_rows`` measures how many examples a clip
+shortens, under the run's own mask and others (Ito et al. 2024): per-example gradients, frames,
+masks and clip factors are those of a client's step; only the noise is missing.
 """
 
 import math
@@ -37,9 +38,11 @@ from simulations.inspection.sparsified import Sparsified, sparsified
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClipRow:
-    """The clip of every example under one mask; ``choice`` as in EnergyRow, or the kind of the mask.
+    """The clip of every example under one mask; ``choice`` as in EnergyRow, or the kind of the
+    mask.
 
-    shares: the mean share of an example's squared length that each parameter has: what decides its norm.
+    shares: the mean share of an example's squared length that each parameter has: what decides its
+    norm.
     """
 
     sparsity: float
@@ -54,14 +57,21 @@ def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipR
     squares = torch.cat([block_squares(g) for g in passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
     own_share = round(1 - frame.kept / frame.size, 3)
-    rate = own_share if mask.choose is not None else mask.rate(subject.base.schedule.time(subject.round))
+    rate = (
+        own_share
+        if mask.choose is not None
+        else mask.rate(subject.base.schedule.time(subject.round))
+    )
     return _clip_row(subject, squares, frame, rate, mask.choice)
 
 
-def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsities: Sequence[float]) -> list[ClipRow]:
+def clip_rows(
+    subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsities: Sequence[float]
+) -> list[ClipRow]:
     """The clip at each sparsity, from one pass without a mask (Ito et al. 2024, Listing 1)."""
     variants = [
-        (p, choice, subject.frame_of(method)) for p, choice, method in masks_of(subject.base.method, sparsities)
+        (p, choice, subject.frame_of(method))
+        for p, choice, method in masks_of(subject.base.method, sparsities)
     ]
     collected: list[list[Float64[Tensor, "blocks batch"]]] = [[] for _ in variants]
     for gradients in passes(subject, unmasked(own), rows):
@@ -74,10 +84,11 @@ def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsitie
 
 
 def masks_of(method: Method, sparsities: Sequence[float]) -> Iterator[tuple[float, str, Method]]:
-    """The method under other masks: units from top, bottom and at random where it has carriers; else its own kind.
+    """The method under other masks: units from top, bottom and at random where it has carriers;
+    else its own kind.
 
-    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything; embeddings take
-    no other. Error feedback is left out: masks do not work with it.
+    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps
+    everything; embeddings take no other. Error feedback is left out: masks do not work with it.
     """
     own, method = method.mask, replace(method, compression=Compression())
     for p in sparsities:
@@ -87,30 +98,55 @@ def masks_of(method: Method, sparsities: Sequence[float]) -> Iterator[tuple[floa
             continue
         elif not method.carrier.refuses_units:
             for direction in ("top", "bottom"):
-                yield p, direction, replace(method, mask=Mask(kind="units", sparsity=p, direction=direction))
-            yield p, "random", replace(method, mask=Mask(kind="units", sparsity=p, importance="random"))
+                yield (
+                    p,
+                    direction,
+                    replace(method, mask=Mask(kind="units", sparsity=p, direction=direction)),
+                )
+            yield (
+                p,
+                "random",
+                replace(method, mask=Mask(kind="units", sparsity=p, importance="random")),
+            )
         elif method.prune.active:
             drop = "random" if own.drop == "none" else own.drop
             yield p, f"drop {drop}", replace(method, mask=Mask(kind="drop", sparsity=p, drop=drop))
         elif own.kind in ("magnitude", "drop"):
-            yield p, own.kind, replace(method, mask=replace(own, sparsity=p, cooling=False, sparsity_from=0.0))
+            yield (
+                p,
+                own.kind,
+                replace(method, mask=replace(own, sparsity=p, cooling=False, sparsity_from=0.0)),
+            )
         else:
             yield p, "uniform", replace(method, mask=Mask(kind="uniform", sparsity=p))
 
 
 def _clip_row(
-    subject: Subject, squares: Float64[Tensor, "blocks batch"], frame: Frame, sparsity: float, choice: str
+    subject: Subject,
+    squares: Float64[Tensor, "blocks batch"],
+    frame: Frame,
+    sparsity: float,
+    choice: str,
 ) -> ClipRow:
     measured = clipping(
-        squares, subject.base.method.mechanism, dtype=next(iter(subject.weights.values())).dtype, coordinates=frame.kept
+        squares,
+        subject.base.method.mechanism,
+        dtype=next(iter(subject.weights.values())).dtype,
+        coordinates=frame.kept,
     )
     return ClipRow(
-        sparsity=sparsity, choice=choice, kept=frame.kept, clipping=measured, shares=length_shares(squares, frame)
+        sparsity=sparsity,
+        choice=choice,
+        kept=frame.kept,
+        clipping=measured,
+        shares=length_shares(squares, frame),
     )
 
 
 def length_shares(squares: Float64[Tensor, "blocks batch"], frame: Frame) -> dict[str, float]:
-    """Mean share of an example's squared length by parameter, over examples that have a finite one; adds up to 1."""
+    """Mean share of an example's squared length by parameter, over examples that have a finite one;
+    adds up to 1.
+    """
     total = squares.sum(0)
     usable = total.isfinite() & (total > 0)
     means = (squares[:, usable] / total[usable]).mean(1).tolist()
@@ -133,7 +169,9 @@ LARGEST_RANK = 64
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """One layer: ``shape`` as a matrix, stable rank and length of its batch gradient, how the method treats it."""
+    """One layer: ``shape`` as a matrix, stable rank and length of its batch gradient, how the
+    method treats it.
+    """
 
     layer: str
     treated: str
@@ -155,9 +193,11 @@ class ResidualRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyRow:
-    """Energy of a layer's batch gradient in kept units; ``carriers``: energy of (dL, dR), NaN if not carried.
+    """Energy of a layer's batch gradient in kept units; ``carriers``: energy of (dL, dR), NaN if
+    not carried.
 
-    ``choice`` top keeps the units of largest importance, bottom those of smallest; random is the mean over draws.
+    ``choice`` top keeps the units of largest importance, bottom those of smallest; random is the
+    mean over draws.
     """
 
     layer: str
@@ -173,8 +213,8 @@ class EnergyRow:
 class Inspection:
     """All results. ``own``: the clip in the frame of the run itself.
 
-    If asked for, ``costs`` of noise and clip, and the energy ``kept`` by carriers; for random masks over all
-    coordinates, what is ``sparsified``.
+    If asked for, ``costs`` of noise and clip, and the energy ``kept`` by carriers; for random masks
+    over all coordinates, what is ``sparsified``.
     """
 
     examples: int
@@ -189,7 +229,9 @@ class Inspection:
     sparsified: Sparsified | None = None
 
 
-def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ranks: Sequence[int] | None) -> Inspection:
+def inspect(
+    subject: Subject, *, examples: int, sparsities: Sequence[float], ranks: Sequence[int] | None
+) -> Inspection:
     """Measure everything. ``ranks`` None: powers of two, and the method's own.
 
     Raises ValueError for no example, a rank below 1, or a sparsity outside [0, 1).
@@ -208,8 +250,16 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
     return Inspection(
         examples=len(rows),
         layers=layer_rows(subject, gradients),
-        residuals=[row for name in subject.layers for row in residual_rows(subject, name, gradients, before, ranks)],
-        energies=[row for name in subject.layers for row in energy_rows(subject, name, gradients[name], sparsities)],
+        residuals=[
+            row
+            for name in subject.layers
+            for row in residual_rows(subject, name, gradients, before, ranks)
+        ],
+        energies=[
+            row
+            for name in subject.layers
+            for row in energy_rows(subject, name, gradients[name], sparsities)
+        ],
         own=own_clip(subject, own, rows),
         clips=clip_rows(subject, own, rows, sparsities),
         gradients={name: gradients[name] for name in subject.layers},
@@ -218,7 +268,9 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
 
 
 def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]:
-    """The matrices of the model, with the stable rank of each batch gradient (Yu et al. 2021, Fig. 2)."""
+    """The matrices of the model, with the stable rank of each batch gradient (Yu et al. 2021, Fig.
+    2).
+    """
     found = []
     for name in subject.layers:
         m, n = flatten_kernel(gradients[name]).shape
@@ -243,14 +295,21 @@ def residual_rows(
     before: dict[str, Tensor] | None,
     ranks: Sequence[int] | None,
 ) -> Iterator[ResidualRow]:
-    """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3). ``before``: gradients at W_0 if W has moved."""
+    """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3). ``before``: gradients at W_0 if W
+    has moved.
+    """
     dW, W, W_0 = gradients[name], subject.weights[name], subject.start[name]
     m, n = flatten_kernel(dW).shape
     largest = min(m, n, LARGEST_RANK)
     carrier = subject.base.method.carrier
     own = next(c for c in subject.frame.coordinates if c.name == name)
     if carrier.functions and own.L is not None and own.R is not None:
-        yield ResidualRow(layer=name, source="own", rank=carrier.rank, residual=residual(dW, own.L, own.R, own.form))
+        yield ResidualRow(
+            layer=name,
+            source="own",
+            rank=carrier.rank,
+            residual=residual(dW, own.L, own.R, own.form),
+        )
     powers = [2**k for k in range(largest.bit_length()) if 2**k <= largest]
     wanted = sorted({*powers, carrier.rank} if ranks is None else set(ranks))
     wanted = [rank for rank in wanted if 1 <= rank <= min(m, n)]
@@ -269,11 +328,17 @@ def residual_rows(
         pairs["random"] = random_carriers((m, n), rank, generator=draw, like=dW)
         for source in SOURCES:
             if source in pairs:
-                yield ResidualRow(layer=name, source=source, rank=rank, residual=residual(dW, *pairs[source]))
+                yield ResidualRow(
+                    layer=name, source=source, rank=rank, residual=residual(dW, *pairs[source])
+                )
 
 
-def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[float]) -> Iterator[EnergyRow]:
-    """How much of the gradient of a layer is in the units that LSG would keep, and in the others."""
+def energy_rows(
+    subject: Subject, name: str, dW: Tensor, sparsities: Sequence[float]
+) -> Iterator[EnergyRow]:
+    """How much of the gradient of a layer is in the units that LSG would keep, and in the
+    others.
+    """
     out, into = unit_importance(subject.weights[name])
     where = next(c for c in subject.frame.coordinates if c.name == name)
     for p in sparsities:
@@ -283,12 +348,17 @@ def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[fl
             if choice == "random":
                 share, carriers = random_energy(tuple(dW.shape), len(rows), len(columns)), math.nan
             else:
-                share, carriers = kept_energy(dW, rows, columns), carried_energy(dW, where, rows, columns)
+                share, carriers = (
+                    kept_energy(dW, rows, columns),
+                    carried_energy(dW, where, rows, columns),
+                )
             yield EnergyRow(layer=name, sparsity=p, choice=choice, **vars(share), carriers=carriers)
 
 
 def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:
-    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer that has neither."""
+    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer that
+    has neither.
+    """
     if where.L is None or where.R is None or where.form is not TANGENT:
         return math.nan
     dL, dR = project(dW, where.L, where.R)

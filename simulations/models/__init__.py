@@ -1,8 +1,9 @@
 """Models by image shape, and the helpers that fill them with pre-trained weights.
 
-``vision`` lists the models for images of one shape. Every model is made of layers with per-example gradients, has no
-in-place operation and no layer that mixes examples, and names its output layer ``classifier``.
-Build them through ``simulations.workloads.build_model``, which makes their initial weights public and repeatable.
+``vision`` lists the models for images of one shape. Every model is made of layers with per-example
+gradients, has no in-place operation and no layer that mixes examples, and names its output layer
+``classifier``. Build them through ``simulations.workloads.build_model``, which makes their initial
+weights public and repeatable.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,25 +34,28 @@ WIDE: Mapping[str, tuple[int, int, Form]] = MappingProxyType(
         "wrn-40-4-gain": (40, 4, "gain"),
     }
 )
-"""Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, De et al. 2022 and DP-SSGD the ones
-that end on -ws. Those that end on -gain take De et al.'s own weights (examples/convert_weights.py)."""
+"""Depth, width and form of the wide ResNets: LSG and RGP train wrn-28-4, De et al. 2022 and DP-SSGD
+the ones that end on -ws. Those that end on -gain take De et al.'s own weights
+(examples/convert_weights.py)."""
 
 SMALLEST, WIDEST, IMAGENET = 16, 64, 64
-"""Sides in pixels: only the models ``cnn...`` fit below SMALLEST, CIFAR networks up to WIDEST; resnet-34 and
-resnet-50 have their ImageNet stem from IMAGENET on."""
+"""Sides in pixels: only the models ``cnn...`` fit below SMALLEST, CIFAR networks up to WIDEST;
+resnet-34 and resnet-50 have their ImageNet stem from IMAGENET on."""
 
 
 def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
-    """Builders of the models for images (B, channels, side, side), by name; the first is the default.
+    """Builders of the models for images (B, channels, side, side), by name; the first is the
+    default.
 
-    ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on, and so does ``cnn-wide-ws``, with the
-    convolutions of De et al. 2022. 28x28 images get the small DP-CNN of Fashion-MNIST under the name ``dp-cnn``, as in
-    Zhu and Blaschko 2023.
+    ``cnn`` and ``cnn-wide``, with twice its channels, fit from 8 pixels on, and so does
+    ``cnn-wide-ws``, with the convolutions of De et al. 2022. 28x28 images get the small DP-CNN of
+    Fashion-MNIST under the name ``dp-cnn``, as in Zhu and Blaschko 2023.
     Raises ValueError for a shape that no model fits.
     """
     if channels < 1 or side < 8 or num_classes < 2:
         raise ValueError(
-            f"no model fits {channels=}, {side=}, {num_classes=}: expected at least one channel, 8 pixels, 2 classes"
+            f"no model fits {channels=}, {side=}, {num_classes=}: expected at least one channel, 8 "
+            "pixels, 2 classes"
         )
     models: dict[str, Builder] = {
         "cnn": partial(small_cnn, channels, side, num_classes),
@@ -64,9 +68,13 @@ def vision(channels: int, side: int, num_classes: int) -> Mapping[str, Builder]:
         else:
             models["dp-cnn"] = partial(dp_cnn, channels, side, num_classes)
         for name, (depth, width, form) in WIDE.items():
-            models[name] = partial(wide_resnet, depth, width, channels=channels, num_classes=num_classes, form=form)
+            models[name] = partial(
+                wide_resnet, depth, width, channels=channels, num_classes=num_classes, form=form
+            )
         for depth in (8, 20):
-            models[f"resnet-{depth}"] = partial(cifar_resnet, depth, channels=channels, num_classes=num_classes)
+            models[f"resnet-{depth}"] = partial(
+                cifar_resnet, depth, channels=channels, num_classes=num_classes
+            )
     if side >= SMALLEST:
         stem: Stem = "imagenet" if side >= IMAGENET else "cifar"
         for name, build in (("resnet-34", resnet34), ("resnet-50", resnet50)):

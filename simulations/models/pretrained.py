@@ -1,9 +1,11 @@
 """Pre-trained weights from a local file or the Hugging Face hub.
 
-They become the public initial weights of a run, so they must come from public data: the epsilon of a run does not
-cover the data that they were trained on. Files are read as plain tensors; nothing in them is executed.
+They become the public initial weights of a run, so they must come from public data: the epsilon of
+a run does not cover the data that they were trained on. Files are read as plain tensors; nothing in
+them is executed.
 
-A run keeps the digest of the file in its settings: every process that builds the model has these weights, or stops.
+A run keeps the digest of the file in its settings: every process that builds the model has these
+weights, or stops.
 """
 
 import hashlib
@@ -29,7 +31,9 @@ _HUB_SOURCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(:(?P<file>.+))?")
 HERE = (".", "~", "pretrained/", "runs/")
 """Starts of sources that are on this machine or nowhere."""
 FOLDER_FILE = "model.safetensors"
-"""The weights in a folder that ``fedlsg run``, ``fedlsg export`` or examples/convert_weights.py wrote."""
+"""The weights in a folder that ``fedlsg run``, ``fedlsg export`` or examples/convert_weights.py
+wrote.
+"""
 FACTS = ("config.json", "fedlsg-run.json")
 """What such a folder says of them."""
 _SHOWN = 8
@@ -42,17 +46,24 @@ def _silent(line: str) -> None:
 
 
 def digest_of(source: str) -> str:
-    """SHA-256 of the file of a source, 64 hex digits. Raises as ``load_pretrained`` where it is not there."""
+    """SHA-256 of the file of a source, 64 hex digits. Raises as ``load_pretrained`` where it is not
+    there.
+    """
     return file_digest(find_weights(source))
 
 
 def is_on_hub(source: str) -> bool:
-    """Whether a source can only be a hub repository by its form: no file of this machine is looked for.
+    """Whether a source can only be a hub repository by its form: no file of this machine is looked
+    for.
 
     ``pretrained/`` and ``runs/`` are folders in which fedlsg writes weights, and no owners.
     """
     match = _HUB_SOURCE.fullmatch(source)
-    return match is not None and not source.startswith(HERE) and not match["repository"].endswith(SUFFIXES)
+    return (
+        match is not None
+        and not source.startswith(HERE)
+        and not match["repository"].endswith(SUFFIXES)
+    )
 
 
 def file_digest(file: Path) -> str:
@@ -77,10 +88,14 @@ def facts_of(source: str) -> Mapping[str, Any]:
     return {}
 
 
-def with_pretrained(builder: Callable[[], nn.Module], source: str, **how: Any) -> Callable[[], nn.Module]:
-    """A builder of the same model with the weights at ``source``, read again at every build; see ``load_pretrained``.
+def with_pretrained(
+    builder: Callable[[], nn.Module], source: str, **how: Any
+) -> Callable[[], nn.Module]:
+    """A builder of the same model with the weights at ``source``, read again at every build; see
+    ``load_pretrained``.
 
-    Guarantee: a classifier that stays fresh is that of ``builder``, so it depends on the seed alone.
+    Guarantee: a classifier that stays fresh is that of ``builder``, so it depends on the seed
+    alone.
     """
     return partial(_build, builder, source, how)
 
@@ -101,14 +116,16 @@ def load_pretrained(
 ) -> tuple[str, ...]:
     """Fill the model in place from ``source``; the names of the parameters that stay fresh.
 
-    source: a local .pt, .pth, .bin (a state dict, by itself or under "state_dict") or .safetensors file, a folder that
-        fedlsg wrote, or a hub repository as "owner/name" or "owner/name:file". A local file wins.
+    source: a local .pt, .pth, .bin (a state dict, by itself or under "state_dict") or .safetensors
+        file, a folder that fedlsg wrote, or a hub repository as "owner/name" or "owner/name:file".
+        A local file wins.
     sha256: digest that the file must have; None for any.
     classifier: path of the head; None: the last Linear.
-    Guarantee: every parameter outside of the classifier is loaded, or nothing is. The classifier stays fresh if the
-    file has none, or one for another number of classes; ``say`` reports it.
+    Guarantee: every parameter outside of the classifier is loaded, or nothing is. The classifier
+    stays fresh if the file has none, or one for another number of classes; ``say`` reports it.
     Raises:
-        ValueError: missing or unexpected names, other shapes, values that are not finite, a file that cannot be read
+        ValueError: missing or unexpected names, other shapes, values that are not finite, a file
+            that cannot be read
             as plain tensors or has another digest.
         FileNotFoundError: no such file here, or no such repository or file on the hub.
         ConnectionError: the hub cannot be reached.
@@ -116,7 +133,10 @@ def load_pretrained(
     """
     file = find_weights(source)
     if sha256 is not None and file_digest(file) != sha256:
-        raise ValueError(f"{source} has changed, or is another file here: expected one with {sha256=}; restore it")
+        raise ValueError(
+            f"{source} has changed, or is another file here: expected one with {sha256=}; restore "
+            "it"
+        )
     weights = read_weights(file)
     own = model.state_dict()
     path = classifier if classifier == CLASSIFIER else find_classifier(model, classifier)
@@ -126,22 +146,30 @@ def load_pretrained(
     fresh = () if fits else tuple(name for name in own if name in head)
     _check_same_inputs(own, weights, f"{path}.weight", source)
     wanted = {name: own[name] for name in own if name not in fresh}
-    check_fit(wanted, {name: t for name, t in weights.items() if fits or name not in given_head}, source)
+    check_fit(
+        wanted, {name: t for name, t in weights.items() if fits or name not in given_head}, source
+    )
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(weights[name])
     if fresh:
         why = "was trained for another set of classes" if given_head else "is not in the file"
-        say(f"{source}: the classifier {why}; {', '.join(fresh)} start fresh, everything else is loaded")
+        say(
+            f"{source}: the classifier {why}; {', '.join(fresh)} start fresh, everything else is "
+            "loaded"
+        )
     return fresh
 
 
-def _check_same_inputs(own: Mapping[str, Tensor], given: Mapping[str, Tensor], name: str, source: str) -> None:
+def _check_same_inputs(
+    own: Mapping[str, Tensor], given: Mapping[str, Tensor], name: str, source: str
+) -> None:
     """Refuse a classifier with other input features: the rest is then another network, too."""
     if name in own and name in given and own[name].shape[1:] != given[name].shape[1:]:
         raise ValueError(
-            f"{source} does not fit the model: expected {name} to read {tuple(own[name].shape[1:])} features, "
-            f"got {tuple(given[name].shape[1:])}; choose the --model it was trained as"
+            f"{source} does not fit the model: expected {name} to read "
+            f"{tuple(own[name].shape[1:])} features, got {tuple(given[name].shape[1:])}; choose "
+            "the --model it was trained as"
         )
 
 
@@ -155,11 +183,16 @@ def check_fit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], source:
             for name, t in wanted.items()
             if name in given and given[name].shape != t.shape
         ],
-        "not finite": [name for name, t in given.items() if name in wanted and not torch.isfinite(t).all()],
+        "not finite": [
+            name for name, t in given.items() if name in wanted and not torch.isfinite(t).all()
+        ],
     }
     found = [f"{kind}: {_shorten(names)}" for kind, names in problems.items() if names]
     if found:
-        raise ValueError(f"{source} does not fit the model ({'; '.join(found)}); choose the --model it was trained as")
+        raise ValueError(
+            f"{source} does not fit the model ({'; '.join(found)}); choose the --model it was "
+            "trained as"
+        )
 
 
 def _shorten(names: list[str]) -> str:
@@ -168,11 +201,15 @@ def _shorten(names: list[str]) -> str:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, on the CPU, without the prefix that DataParallel puts before every name.
+    """The tensors of a file by name, on the CPU, without the prefix that DataParallel puts before
+    every name.
 
     Raises ValueError for a file that holds anything but tensors.
     """
-    advice = "expected a state dict saved by torch.save(model.state_dict(), file), or a .safetensors file"
+    advice = (
+        "expected a state dict saved by torch.save(model.state_dict(), file), or a .safetensors "
+        "file"
+    )
     loaded: Any
     try:
         if file.suffix == ".safetensors":
@@ -181,9 +218,12 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             loaded = load_file(file)
         else:
             loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # zip, pickle and safetensors each raise their own on damaged or hostile files
+    # zip, pickle and safetensors each raise their own on damaged or hostile files
+    except Exception as error:
         # torch's text of an UnpicklingError advises to run the file's code
-        reason = "no file of tensors alone" if isinstance(error, UnpicklingError) else reason_of(error)
+        reason = (
+            "no file of tensors alone" if isinstance(error, UnpicklingError) else reason_of(error)
+        )
         raise ValueError(f"cannot read {file} ({reason}); {advice}") from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
@@ -193,7 +233,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def find_weights(source: str) -> Path:
-    """The local file of ``source``, downloaded from the hub where it is a repository; errors as ``load_pretrained``."""
+    """The local file of ``source``, downloaded from the hub where it is a repository; errors as
+    ``load_pretrained``.
+    """
     file = Path(source).expanduser()
     if file.is_file():
         return file
@@ -201,15 +243,22 @@ def find_weights(source: str) -> Path:
         return file / FOLDER_FILE
     if file.is_dir():
         raise FileNotFoundError(
-            f"{source} is a folder without {FOLDER_FILE}; name the file in it that holds the weights"
+            f"{source} is a folder without {FOLDER_FILE}; name the file in it that holds the "
+            "weights"
         )
     return find_on_hub(source)
 
 
 def find_on_hub(source: str) -> Path:
-    """As ``find_weights``, but no other file of this machine than its copy of the repository is looked for."""
+    """As ``find_weights``, but no other file of this machine than its copy of the repository is
+    looked for.
+    """
     match = _HUB_SOURCE.fullmatch(source)
-    if match is None or source.startswith(HERE) or (match["file"] is None and source.endswith(SUFFIXES)):
+    if (
+        match is None
+        or source.startswith(HERE)
+        or (match["file"] is None and source.endswith(SUFFIXES))
+    ):
         raise FileNotFoundError(
             f"no file {source}; expected a local {', '.join(SUFFIXES)} file, "
             'or a hub repository as "owner/name" or "owner/name:file"'
@@ -222,10 +271,15 @@ def _find_on_hub(repository: str, names: tuple[str, ...]) -> Path:
     """The first of the files in this machine's copy of the repository, else on the hub."""
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"{repository} is no local file: install the hub extra to download it (pip install 'fedlsg[hub]')"
+            f"{repository} is no local file: install the hub extra to download it (pip install "
+            "'fedlsg[hub]')"
         ) from error
     for offline in (True, False):
         for name in names:
@@ -238,15 +292,18 @@ def _find_on_hub(repository: str, names: tuple[str, ...]) -> Path:
             except (EntryNotFoundError, LocalEntryNotFoundError) as error:
                 if not offline and isinstance(error, LocalEntryNotFoundError):
                     raise _unreachable(repository, names, error) from error
-            except Exception as error:  # the hub's client raises its own, requests' and httpx's errors
+            # the hub's client raises its own, requests' and httpx's errors
+            except Exception as error:
                 raise _unreachable(repository, names, error) from error
     raise FileNotFoundError(
-        f'{repository} on the Hugging Face hub has no {" or ".join(names)}; name a file as "{repository}:file"'
+        f"{repository} on the Hugging Face hub has no {' or '.join(names)}; name a file as "
+        f'"{repository}:file"'
     )
 
 
 def _unreachable(repository: str, names: tuple[str, ...], error: Exception) -> ConnectionError:
     return ConnectionError(
-        f"cannot download {repository} from the Hugging Face hub ({reason_of(error)}); check the connection, or "
-        f"download {' or '.join(names)} elsewhere and give --pretrained the path of the file"
+        f"cannot download {repository} from the Hugging Face hub ({reason_of(error)}); check the "
+        f"connection, or download {' or '.join(names)} elsewhere and give --pretrained the path of "
+        "the file"
     )

@@ -2,18 +2,27 @@
 
 Wide residual networks with GroupNorm, WRN-d-k (Zagoruyko and Komodakis 2016), in four forms.
 
-d = 6 n + 4 layers: a 3x3 stem, three groups of n blocks with 16 k, 32 k and 64 k channels, the last two at half the
-side, mean pooling, a linear classifier. A block is norm, activation, 3x3 convolution, twice, plus its input.
+d = 6 n + 4 layers: a 3x3 stem, three groups of n blocks with 16 k, 32 k and 64 k channels, the last
+two at half the side, mean pooling, a linear classifier. A block is norm, activation, 3x3
+convolution, twice, plus its input.
 The forms differ where the papers leave a choice:
-    rgp           the stem is as wide as the first group; a shortcut that changes shape takes every second pixel,
-                  normalises, and pads with zero channels, without parameters; norms without parameters in groups of
-                  at most 32; a classifier without bias (Yu et al. 2021, their code): 25 convolutions in WRN-28-4
-    standard      the stem has 16 channels; a shortcut that changes shape is a 1x1 convolution of the block's
+    rgp           the stem is as wide as the first group; a shortcut that changes shape takes every
+                  second pixel,
+                  normalises, and pads with zero channels, without parameters; norms without
+                      parameters in groups of
+                  at most 32; a classifier without bias (Yu et al. 2021, their code): 25
+                      convolutions in WRN-28-4
+    standard      the stem has 16 channels; a shortcut that changes shape is a 1x1 convolution of
+                  the block's
                   activated input: 28 convolutions in WRN-28-4
-    standardized  De et al. 2022, the base of DP-SSGD: standard, with weight-standardised convolutions that have a
-                  bias, activation before the norm, 16 groups, and a norm of its own in front of a 1x1 shortcut
-    gain          De et al. 2022 to the letter, for weights that they trained: standardized, with a gain of each filter,
-                  and 3x3 convolutions by stride 2 that pad an even side at its end alone ("SAME" in JAX)
+    standardized  De et al. 2022, the base of DP-SSGD: standard, with weight-standardised
+                  convolutions that have a
+                  bias, activation before the norm, 16 groups, and a norm of its own in front of a
+                      1x1 shortcut
+    gain          De et al. 2022 to the letter, for weights that they trained: standardized, with a
+                  gain of each filter,
+                  and 3x3 convolutions by stride 2 that pad an even side at its end alone ("SAME" in
+                      JAX)
 Every operation is out of place.
 """
 
@@ -33,39 +42,51 @@ GROUPS, EXPANSION = 32, 4
 
 
 def resnet34(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.Module:
-    """ResNet-34 for images (B, channels, s, s): stages of 3, 4, 6, 3 blocks with 64 to 512 channels.
+    """ResNet-34 for images (B, channels, s, s): stages of 3, 4, 6, 3 blocks with 64 to 512
+    channels.
 
-    The ``imagenet`` stem, a 7x7 convolution and a max pooling, divides the side by 4; the ``cifar`` stem, a 3x3
-    convolution, keeps it. With the imagenet stem and 1,000 classes it has the published 21,797,672 parameters.
+    The ``imagenet`` stem, a 7x7 convolution and a max pooling, divides the side by 4; the ``cifar``
+    stem, a 3x3 convolution, keeps it. With the imagenet stem and 1,000 classes it has the published
+    21,797,672 parameters.
     Differs from the paper: GroupNorm of 32 groups (Wu and He 2018).
     """
-    return _with_stages(_stem(channels, stem), blocks=(3, 4, 6, 3), width=64, num_classes=num_classes)
+    return _with_stages(
+        _stem(channels, stem), blocks=(3, 4, 6, 3), width=64, num_classes=num_classes
+    )
 
 
 def resnet50(*, channels: int, num_classes: int, stem: Stem = "imagenet") -> nn.Module:
-    """ResNet-50 for images (B, channels, s, s): stages of 3, 4, 6, 3 bottlenecks with 256 to 2,048 channels.
+    """ResNet-50 for images (B, channels, s, s): stages of 3, 4, 6, 3 bottlenecks with 256 to 2,048
+    channels.
 
-    With the imagenet stem and 1,000 classes it has the published 25,557,032 parameters. The 3x3 convolution has the
-    stride, as in torchvision and timm. It takes timm's weights with group norm after examples/convert_weights.py,
-    which changes their names. Differs from the paper: GroupNorm of 32 groups.
+    With the imagenet stem and 1,000 classes it has the published 25,557,032 parameters. The 3x3
+    convolution has the stride, as in torchvision and timm. It takes timm's weights with group norm
+    after examples/convert_weights.py, which changes their names. Differs from the paper: GroupNorm
+    of 32 groups.
     """
     layers = _stem(channels, stem)
-    return _with_stages(layers, blocks=(3, 4, 6, 3), width=64, num_classes=num_classes, bottleneck=True)
+    return _with_stages(
+        layers, blocks=(3, 4, 6, 3), width=64, num_classes=num_classes, bottleneck=True
+    )
 
 
 def _stem(channels: int, stem: Stem) -> "OrderedDict[str, nn.Module]":
     if stem == "imagenet":
-        conv, pool = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False), [nn.MaxPool2d(3, stride=2, padding=1)]
+        conv, pool = (
+            nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
+            [nn.MaxPool2d(3, stride=2, padding=1)],
+        )
     else:
         conv, pool = nn.Conv2d(channels, 64, 3, padding=1, bias=False), []
     return OrderedDict(stem=nn.Sequential(conv, nn.GroupNorm(GROUPS, 64), nn.ReLU(), *pool))
 
 
 def cifar_resnet(depth: int, *, channels: int, num_classes: int) -> nn.Module:
-    """ResNet-20, or another of depth 6n + 2, for images (B, channels, s, s): n blocks of 16, 32 and 64 channels each.
+    """ResNet-20, or another of depth 6n + 2, for images (B, channels, s, s): n blocks of 16, 32 and
+    64 channels each.
 
-    Differs from the paper (section 4.2): GroupNorm of 32 groups at most, and a 1x1 convolution where the shape changes,
-    instead of padding with zeros. Raises ValueError for another depth.
+    Differs from the paper (section 4.2): GroupNorm of 32 groups at most, and a 1x1 convolution
+    where the shape changes, instead of padding with zeros. Raises ValueError for another depth.
     """
     if depth < 8 or depth % 6 != 2:
         raise ValueError(f"expected {depth=} of 8, 14, 20, ...: 6n + 2")
@@ -82,12 +103,16 @@ def _with_stages(
     num_classes: int,
     bottleneck: bool = False,
 ) -> nn.Module:
-    """The stem ``layers``, stages of ``blocks`` blocks whose channels double from ``width``, the classifier."""
+    """The stem ``layers``, stages of ``blocks`` blocks whose channels double from ``width``, the
+    classifier.
+    """
     before, block = width, Bottleneck if bottleneck else BasicBlock
     for stage, count in enumerate(blocks):
         after = width * 2**stage * (EXPANSION if bottleneck else 1)
         rest = [block(after, after, 1) for _ in range(count - 1)]
-        layers[f"stage{stage + 1}"] = nn.Sequential(block(before, after, 1 if stage == 0 else 2), *rest)
+        layers[f"stage{stage + 1}"] = nn.Sequential(
+            block(before, after, 1 if stage == 0 else 2), *rest
+        )
         before = after
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()
@@ -100,7 +125,9 @@ def _with_stages(
 
 
 class BasicBlock(nn.Module):
-    """ReLU(x + norm(conv(ReLU(norm(conv(x)))))), x through a 1x1 convolution and a norm where the shape changes."""
+    """ReLU(x + norm(conv(ReLU(norm(conv(x)))))), x through a 1x1 convolution and a norm where the
+    shape changes.
+    """
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -117,7 +144,9 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """ReLU(x + ...) around convolutions 1x1, 3x3 and 1x1, each with a norm, a quarter of the channels in the middle."""
+    """ReLU(x + ...) around convolutions 1x1, 3x3 and 1x1, each with a norm, a quarter of the
+    channels in the middle.
+    """
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -132,7 +161,9 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         y = F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
-        return F.relu(self.norm3(self.conv3(y)) + (x if self.shortcut is None else self.shortcut(x)))
+        return F.relu(
+            self.norm3(self.conv3(y)) + (x if self.shortcut is None else self.shortcut(x))
+        )
 
 
 def _projection(before: int, after: int, stride: int) -> nn.Module | None:
@@ -147,15 +178,19 @@ DE_ET_AL = ("standardized", "gain")
 STEM = 16
 
 
-def wide_resnet(depth: int, width: int, *, channels: int, num_classes: int, form: Form = "rgp") -> nn.Module:
+def wide_resnet(
+    depth: int, width: int, *, channels: int, num_classes: int, form: Form = "rgp"
+) -> nn.Module:
     """WRN-depth-width for images (B, channels, s, s) of any side from 4.
 
-    Differs from De et al. in ``standardized``, not in ``gain``: without the gain of each filter (2,256 parameters of
-    WRN-16-4), and convolutions by stride 2 pad both ends of a side.
+    Differs from De et al. in ``standardized``, not in ``gain``: without the gain of each filter
+    (2,256 parameters of WRN-16-4), and convolutions by stride 2 pad both ends of a side.
     Raises ValueError for a depth other than 6 n + 4, a width below 1, or an unknown form.
     """
     if depth < 10 or (depth - 4) % 6:
-        raise ValueError(f"expected depth = 6 n + 4 with n >= 1 (10, 16, 22, 28, ...), got {depth=}")
+        raise ValueError(
+            f"expected depth = 6 n + 4 with n >= 1 (10, 16, 22, 28, ...), got {depth=}"
+        )
     if width < 1:
         raise ValueError(f"expected {width=} >= 1")
     if form not in get_args(Form):
@@ -177,15 +212,20 @@ def wide_resnet(depth: int, width: int, *, channels: int, num_classes: int, form
 
 
 class Block(nn.Module):
-    """x + conv(activate(conv(activate(x)))), with a shortcut in place of x where the shape changes."""
+    """x + conv(activate(conv(activate(x)))), with a shortcut in place of x where the shape
+    changes.
+    """
 
-    def __init__(self, before: int, after: int, stride: int, form: Form, *, first: bool = False) -> None:
+    def __init__(
+        self, before: int, after: int, stride: int, form: Form, *, first: bool = False
+    ) -> None:
         super().__init__()
         self.activate1 = _activate(before, form)
         self.conv1 = _conv(before, after, 3, stride, form)
         self.activate2 = _activate(after, form)
         self.conv2 = _conv(after, after, 3, 1, form)
-        changes = before != after or stride > 1 or (first and form == "gain")  # theirs has one in WRN-d-1, too
+        # theirs has one in WRN-d-1, too
+        changes = before != after or stride > 1 or (first and form == "gain")
         self.shortcut = _shortcut(before, after, stride, form) if changes else None
         self.shares_activation = form == "standard"
 
@@ -200,16 +240,19 @@ class Block(nn.Module):
 class GainedConv2d(nn.Module):
     """gain * standardized convolution + bias, for each filter (Brock et al. 2021; De et al. 2022).
 
-    y_i = gain_i (K_i * x) + bias_i with K as in ``StandardizedConv2d``: a product after the convolution, so that the
-    gradients of each example need no formula of their own. A 3x3 kernel by stride 2 reads the pixels that "SAME" of
-    JAX gives it: of an even side 0, 1, 2 first, not -1, 0, 1.
+    y_i = gain_i (K_i * x) + bias_i with K as in ``StandardizedConv2d``: a product after the
+    convolution, so that the gradients of each example need no formula of their own. A 3x3 kernel by
+    stride 2 reads the pixels that "SAME" of JAX gives it: of an even side 0, 1, 2 first, not -1, 0,
+    1.
     """
 
     def __init__(self, before: int, after: int, kernel: int, stride: int) -> None:
         super().__init__()
         self.pads = kernel == 3 and stride == 2
         padding = 0 if self.pads else kernel // 2
-        self.conv = StandardizedConv2d(before, after, kernel, stride=stride, padding=padding, bias=False)
+        self.conv = StandardizedConv2d(
+            before, after, kernel, stride=stride, padding=padding, bias=False
+        )
         self.gain = nn.Parameter(torch.ones(after))
         self.bias = nn.Parameter(torch.zeros(after))
 
@@ -245,7 +288,8 @@ def _activate(channels: int, form: Form) -> nn.Sequential:
 
 
 def _conv(before: int, after: int, kernel: int, stride: int, form: Form) -> nn.Module:
-    """A convolution with the initial weights of its form: He's normal by fan-out, or 1 / fan-in for a standardised one.
+    """A convolution with the initial weights of its form: He's normal by fan-out, or 1 / fan-in for
+    a standardised one.
 
     n weights of variance 1 / n are about their own standardised values.
     """
@@ -254,7 +298,9 @@ def _conv(before: int, after: int, kernel: int, stride: int, form: Form) -> nn.M
         nn.init.normal_(gained.conv.weight, std=(before * kernel * kernel) ** -0.5)
         return gained
     if form == "standardized":
-        conv: nn.Conv2d = StandardizedConv2d(before, after, kernel, stride=stride, padding=kernel // 2)
+        conv: nn.Conv2d = StandardizedConv2d(
+            before, after, kernel, stride=stride, padding=kernel // 2
+        )
         nn.init.normal_(conv.weight, std=(before * kernel * kernel) ** -0.5)
         assert conv.bias is not None
         nn.init.zeros_(conv.bias)

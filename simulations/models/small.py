@@ -1,16 +1,20 @@
-"""Small models: those of the digits, a CNN for images of any shape, the DP-CNN of RS (Table 2), and heads.
+"""Small models: those of the digits, a CNN for images of any shape, the DP-CNN of RS (Table 2), and
+heads.
 
-RS is Zhu and Blaschko 2023. Its DP-CNN are the end-to-end networks of Papernot et al. 2021, as Tramer and Boneh 2021
-train them.
+RS is Zhu and Blaschko 2023. Its DP-CNN are the end-to-end networks of Papernot et al. 2021, as
+Tramer and Boneh 2021 train them.
 
-Bounded activations keep per-example gradients short, so that less is clipped (Papernot et al. 2021, "Tempered Sigmoid
-Activations"). They recommend the tempered sigmoid s / (1 + exp(-T x)) - o with s = T = 2 and o = 1, which is tanh.
-GroupNorm of ``small_cnn`` has one group: it normalises over the whole image and is the fastest on channels-last memory.
+Bounded activations keep per-example gradients short, so that less is clipped (Papernot et al. 2021,
+"Tempered Sigmoid Activations"). They recommend the tempered sigmoid s / (1 + exp(-T x)) - o with s
+= T = 2 and o = 1, which is tanh.
+GroupNorm of ``small_cnn`` has one group: it normalises over the whole image and is the fastest on
+channels-last memory.
 
 Small networks on the features of frozen ones: linear, mlp, and cnn for features that are maps.
 
-``cnn`` is the network of Tramer and Boneh 2021 on scattering features ("H-CNN" in Zhu and Blaschko 2023): that of
-CIFAR-10 on maps with an even side, that of Fashion-MNIST (7x7) on maps with an odd one.
+``cnn`` is the network of Tramer and Boneh 2021 on scattering features ("H-CNN" in Zhu and Blaschko
+2023): that of CIFAR-10 on maps with an even side, that of Fashion-MNIST (7x7) on maps with an odd
+one.
 """
 
 import math
@@ -25,31 +29,48 @@ from torch import nn
 from fedlsg.gradients import StandardizedConv2d
 
 POOLED_SIDE = 4
-"""The side that the last feature map of ``small_cnn`` has at most, so that its hidden layer stays small."""
+"""The side that the last feature map of ``small_cnn`` has at most, so that its hidden layer stays
+small.
+"""
 
 GROUPS = 27
-"""Of channels of scattering features (9 or 3 in each), normalised each example by itself and without parameters.
+"""Of channels of scattering features (9 or 3 in each), normalised each example by itself and
+without parameters.
 
 It is the variant of Tramer and Boneh that costs no privacy; they search 9, 27 and 81 groups.
 """
 
 
-def _conv_block(in_channels: int, out_channels: int, *pool: nn.Module, standardized: bool = False) -> nn.Sequential:
+def _conv_block(
+    in_channels: int, out_channels: int, *pool: nn.Module, standardized: bool = False
+) -> nn.Sequential:
     """3x3 convolution, one-group norm, tanh, and a pooling layer where one is given.
 
-    ``standardized``: with standardised filters, which start as those of ``wide_resnet`` do, and 16 groups.
+    ``standardized``: with standardised filters, which start as those of ``wide_resnet`` do, and 16
+    groups.
     """
-    conv = (StandardizedConv2d if standardized else nn.Conv2d)(in_channels, out_channels, 3, padding=1)
+    conv = (StandardizedConv2d if standardized else nn.Conv2d)(
+        in_channels, out_channels, 3, padding=1
+    )
     if standardized:
         nn.init.normal_(conv.weight, std=(9 * in_channels) ** -0.5)
-    layers = [conv, nn.GroupNorm(math.gcd(16, out_channels) if standardized else 1, out_channels), nn.Tanh()]
+    layers = [
+        conv,
+        nn.GroupNorm(math.gcd(16, out_channels) if standardized else 1, out_channels),
+        nn.Tanh(),
+    ]
     return nn.Sequential(*layers, *pool)
 
 
 def digits_mlp() -> nn.Module:
     """(B, 1, 8, 8) -> 64 -> 64 -> 10 with tanh: 4,810 parameters."""
     return nn.Sequential(
-        OrderedDict(flatten=nn.Flatten(), hidden=nn.Linear(64, 64), tanh=nn.Tanh(), classifier=nn.Linear(64, 10))
+        OrderedDict(
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(64, 64),
+            tanh=nn.Tanh(),
+            classifier=nn.Linear(64, 10),
+        )
     )
 
 
@@ -65,10 +86,14 @@ def digits_conv() -> nn.Module:
     )
 
 
-def small_cnn(channels: int, side: int, num_classes: int, *, width: int = 16, standardized: bool = False) -> nn.Module:
-    """(B, channels, side, side) -> conv w, 2w, 4w, 4w, three of them halving the image -> 4w -> num_classes; w: width.
+def small_cnn(
+    channels: int, side: int, num_classes: int, *, width: int = 16, standardized: bool = False
+) -> nn.Module:
+    """(B, channels, side, side) -> conv w, 2w, 4w, 4w, three of them halving the image -> 4w ->
+    num_classes; w: width.
 
-    For (3, 32, 32) and 10 classes: 127,114 parameters; at width 32: 505,098 parameters. A last feature map of more than
+    For (3, 32, 32) and 10 classes: 127,114 parameters; at width 32: 505,098 parameters. A last
+    feature map of more than
     4x4 is averaged down to that. ``standardized``: with the convolutions of De et al. 2022.
     Raises ValueError for a side below 8 or a width below 1.
     """
@@ -94,7 +119,8 @@ def small_cnn(channels: int, side: int, num_classes: int, *, width: int = 16, st
 
 
 def dp_cnn(channels: int, side: int, num_classes: int) -> nn.Module:
-    """(B, channels, side, side) -> conv 32, 32, 64, 64, 128, 128, each pair pooled -> 128 -> num_classes.
+    """(B, channels, side, side) -> conv 32, 32, 64, 64, 128, 128, each pair pooled -> 128 ->
+    num_classes.
 
     There is no normalisation layer.
     550,570 parameters for CIFAR-10 ("550K" in RS). Raises ValueError for a side below 8.
@@ -120,7 +146,8 @@ def dp_cnn(channels: int, side: int, num_classes: int) -> nn.Module:
 
 
 def dp_cnn_small(channels: int, num_classes: int) -> nn.Module:
-    """(B, channels, 28, 28) -> conv 16 of 8x8, conv 32 of 4x4, both by stride 2 -> 32 -> num_classes.
+    """(B, channels, 28, 28) -> conv 16 of 8x8, conv 32 of 4x4, both by stride 2 -> 32 ->
+    num_classes.
 
     26,010 parameters for Fashion-MNIST ("26K" in RS).
     """
@@ -141,17 +168,25 @@ def dp_cnn_small(channels: int, num_classes: int) -> nn.Module:
 
 
 WIDTH = 64
-"""Hidden units of ``mlp``, channels of ``cnn`` (on maps with an odd side a quarter and half as many)."""
+"""Hidden units of ``mlp``, channels of ``cnn`` (on maps with an odd side a quarter and half as
+many).
+"""
 
 Shape = tuple[int, ...]
 
 
-def heads(shape: Shape, num_classes: int, *, width: int = WIDTH) -> Mapping[str, Callable[[], nn.Module]]:
-    """Builders of the heads that fit features of a shape, (D,) or (C, h, w), by name; the first is the default.
+def heads(
+    shape: Shape, num_classes: int, *, width: int = WIDTH
+) -> Mapping[str, Callable[[], nn.Module]]:
+    """Builders of the heads that fit features of a shape, (D,) or (C, h, w), by name; the first is
+    the default.
 
     ``cnn`` needs maps.
     """
-    found = {"linear": partial(linear_head, shape, num_classes), "mlp": partial(mlp_head, shape, num_classes, width)}
+    found = {
+        "linear": partial(linear_head, shape, num_classes),
+        "mlp": partial(mlp_head, shape, num_classes, width),
+    }
     if len(shape) == 3:
         odd = shape[1] % 2 or shape[2] % 2
         found["cnn"] = partial(odd_cnn_head if odd else cnn_head, shape, num_classes, width)
@@ -159,7 +194,9 @@ def heads(shape: Shape, num_classes: int, *, width: int = WIDTH) -> Mapping[str,
 
 
 def linear_head(shape: Shape, num_classes: int) -> nn.Module:
-    """(B, *shape) -> num_classes: logistic regression. It starts at zero: every class is equally likely."""
+    """(B, *shape) -> num_classes: logistic regression. It starts at zero: every class is equally
+    likely.
+    """
     classifier = nn.Linear(prod(shape), num_classes)
     nn.init.zeros_(classifier.weight)
     nn.init.zeros_(classifier.bias)

@@ -1,8 +1,9 @@
-"""What a plan says of itself: its noise and batches, its threat model, and what is likely to go wrong with it.
+"""What a plan says of itself: its noise and batches, its threat model, and what is likely to go
+wrong with it.
 
-rho is how large the noise of a step is next to the clip norm. Advice follows from public numbers alone, and says the
-one setting to change: it reads the plan, and inputs of the public test split. It never reads a training row, so it
-costs no privacy.
+rho is how large the noise of a step is next to the clip norm. Advice follows from public numbers
+alone, and says the one setting to change: it reads the plan, and inputs of the public test split.
+It never reads a training row, so it costs no privacy.
 """
 
 import math
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from fedlsg.attacks.audit.stated import Stated
 
 CLAIM = (
-    "shuffled batches: each example is in one batch of an epoch, and an epoch counts as one release. No amplification "
-    "by shuffling is claimed. Adjacency is zero-out: one example is replaced by a record without a gradient"
+    "shuffled batches: each example is in one batch of an epoch, and an epoch counts as one "
+    "release. No amplification by shuffling is claimed. Adjacency is zero-out: one example is "
+    "replaced by a record without a gradient"
 )
 RHO_MEANING = (
     "If rho is far below 1, sending fewer values rarely gains accuracy. Above 1 it may. "
@@ -50,17 +52,22 @@ RHO_MEANING = (
 
 
 def rho_of(plan: Plan, public: PublicState) -> float | None:
-    """``fedlsg.privacy.rho`` of the mean round, at the pruning of ``public``; None for noise without a clip."""
+    """``fedlsg.privacy.rho`` of the mean round, at the pruning of ``public``; None for noise
+    without a clip.
+    """
     frame = mean_frame(public)
-    return _rho(plan, values=frame.wire.kept if frame.personal else frame.kept, blocks=len(frame.blocks))
+    return _rho(
+        plan, values=frame.wire.kept if frame.personal else frame.kept, blocks=len(frame.blocks)
+    )
 
 
 def pull(plan: Plan) -> float | None:
-    """How far data move a weight at most over the run, next to noise: sqrt(T (B^2 + B)) / (sigma sqrt(K)).
+    """How far data move a weight at most over the run, next to noise: sqrt(T (B^2 + B)) / (sigma
+    sqrt(K)).
 
-    All T updates, each with a Poisson batch of B expected examples of gradients of the clip norm in one direction.
-    None without noise, at client level, and for a clip of each block, whose number is not known here. It reads no
-    training row.
+    All T updates, each with a Poisson batch of B expected examples of gradients of the clip norm in
+    one direction. None without noise, at client level, and for a clip of each block, whose number
+    is not known here. It reads no training row.
     """
     whole = not plan.unit.whole and plan.method.mechanism.clip != "per-block"
     of_one = _rho(plan, values=1, blocks=1) if whole else None
@@ -80,7 +87,9 @@ def _rho(plan: Plan, *, values: float, blocks: int) -> float | None:
 
 
 def sum_bits(plan: Plan, public: PublicState) -> int | None:
-    """Bits of each integer that a client sends into a secure sum, in the mean round; None without secure sums."""
+    """Bits of each integer that a client sends into a secure sum, in the mean round; None without
+    secure sums.
+    """
     if plan.sums is None:
         return None
     frame = mean_frame(public)
@@ -89,21 +98,25 @@ def sum_bits(plan: Plan, public: PublicState) -> int | None:
 
 
 def sum_line(plan: Plan, public: PublicState) -> str | None:
-    """The grid of the secure sums, whose noise is counted, and what that costs; None where no noise is shared."""
+    """The grid of the secure sums, whose noise is counted, and what that costs; None where no noise
+    is shared.
+    """
     how = plan.method.mechanism
     if not how.colluders:
         return None
     m, t, of = how.min_survivors, how.colluders, plan.settings.clients_per_round
     if plan.sums is None:
-        said = f"sum of at least {m} of {of} clients, assumed to be secure, one of which may read it"
+        said = (
+            f"sum of at least {m} of {of} clients, assumed to be secure, one of which may read it"
+        )
     else:
         said = (
-            f"secure sum of at least {m} of {of} clients, {t} of which may collude with the server: "
-            f"{sum_bits(plan, public)} bits a value"
+            f"secure sum of at least {m} of {of} clients, {t} of which may collude with the "
+            f"server: {sum_bits(plan, public)} bits a value"
         )
     return (
-        f"{said}, noise planned for {m - t} honest client{'' if m - t == 1 else 's'}\n"
-        f"every client knows its own noise: protection against {t} of them makes the noise of a sum "
+        f"{said}, noise planned for {m - t} honest client{'' if m - t == 1 else 's'}\nevery client "
+        f"knows its own noise: protection against {t} of them makes the noise of a sum "
         f"{math.sqrt(m / (m - t)):.3g} times as large"
     )
 
@@ -117,19 +130,27 @@ def rho_line(plan: Plan, public: PublicState) -> str | None:
     k = plan.settings.clients_per_round
     batch = f", expected batch {plan.divisor:,.0f}" if not plan.unit.whole else ""
     return (
-        f"rho = {found:.3g}: norm of a step's noise over the clip norm ({mean_frame(public).kept:,} values{before}, "
-        f"{k} {'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
+        f"rho = {found:.3g}: norm of a step's noise over the clip norm "
+        f"({mean_frame(public).kept:,} values{before}, {k} "
+        f"{'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
     )
 
 
 def batches_line(s: Resolved, sizes: Sequence[int], rate: float) -> str:
-    """How batches are drawn, in a few words: the Poisson rate, or the batch size and the epoch of the mean client."""
+    """How batches are drawn, in a few words: the Poisson rate, or the batch size and the epoch of
+    the mean client.
+    """
     if s.sampling != "shuffle" or s.batch_size is None:
         return f"q = {rate:.4g}"
-    return f"shuffled batches of {s.batch_size}, 1 epoch = {-(-fmean(sizes) // s.batch_size):.0f} steps"
+    return (
+        f"shuffled batches of {s.batch_size}, 1 epoch = {-(-fmean(sizes) // s.batch_size):.0f} "
+        "steps"
+    )
 
 
-def stated_of(base: Base, *, epsilon: float, delta: float, sample_rate: float, steps: int) -> "Stated":
+def stated_of(
+    base: Base, *, epsilon: float, delta: float, sample_rate: float, steps: int
+) -> "Stated":
     """The threat model as the settings state it, with a claim, for code that checks a plan."""
     from fedlsg.attacks.audit.stated import Stated  # a bundle for Flower has no attacks
 
@@ -148,7 +169,9 @@ def stated_of(base: Base, *, epsilon: float, delta: float, sample_rate: float, s
 
 
 def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
-    """The probability with which a unit is in a release, and in how many releases it may be at the most."""
+    """The probability with which a unit is in a release, and in how many releases it may be at the
+    most.
+    """
     s, rounds = base.settings, base.schedule.rounds
     if s.trust == "server":
         return s.clients_per_round / s.clients, rounds
@@ -164,13 +187,17 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
 
 
 def isolation_line(plan: Plan, public: PublicState) -> str | None:
-    """The level at which passes run own code, and what it costs above twice the time; None for library code alone."""
+    """The level at which passes run own code, and what it costs above twice the time; None for
+    library code alone.
+    """
     own = own_code(public.model) or own_code(plan.workload.loss)
     if own is None:
         return None
     level, loss = plan.local.isolation, plan.workload.loss
     with own_draws(plan.device), restored(loss):
-        factor = slowdown(public.model, loss, *plan.tried_rows(), level, round(plan.local.expected_batch))
+        factor = slowdown(
+            public.model, loss, *plan.tried_rows(), level, round(plan.local.expected_batch)
+        )
     slow = slow_word(level, factor or 1.0)
     return f"isolation {level}: own code, {own}{slow and '; '}{slow}"
 
@@ -186,30 +213,43 @@ SWAMPED = 10.0
 
 
 def advice(plan: Plan) -> list[str]:
-    """Sentences for a reader, each with what to change; empty where nothing is known to be wrong."""
-    return [line for line in (_budget(plan), _updates(plan), _batches(plan), _swamped(plan), _inputs(plan)) if line]
+    """Sentences for a reader, each with what to change; empty where nothing is known to be
+    wrong.
+    """
+    return [
+        line
+        for line in (_budget(plan), _updates(plan), _batches(plan), _swamped(plan), _inputs(plan))
+        if line
+    ]
 
 
 def _budget(plan: Plan) -> str | None:
-    """Noise that was given next to a budget is not calibrated to it: the budget may end before the rounds do."""
+    """Noise that was given next to a budget is not calibrated to it: the budget may end before the
+    rounds do.
+    """
     s = plan.settings
     if s.epsilon is None or not plan.method.mechanism.private or s.reproducible:
         return None
     blocks = count_blocks(plan)
     costliest = max(
-        (events_of(plan, one, blocks) for one in different_terms(plan.terms)), key=lambda e: rough(e, s.delta)
+        (events_of(plan, one, blocks) for one in different_terms(plan.terms)),
+        key=lambda e: rough(e, s.delta),
     )
     if certified_or_inf(costliest, s.delta) <= s.epsilon:
         return None
     first, *others = costliest
     steps = max_steps(
-        epsilon=s.epsilon, delta=s.delta, sample_rate=first.sample_rate, noise_multiplier=first.noise_multiplier,
-        besides=tuple(others), log_ratio=first.log_ratio / first.steps,
-    )  # fmt: skip
+        epsilon=s.epsilon,
+        delta=s.delta,
+        sample_rate=first.sample_rate,
+        noise_multiplier=first.noise_multiplier,
+        besides=tuple(others),
+        log_ratio=first.log_ratio / first.steps,
+    )
     return (
-        f"at noise_multiplier={s.noise_multiplier:g} the budget epsilon={s.epsilon:g} of a client lasts "
-        f"{steps * s.rounds // first.steps} of {s.rounds} rounds, and then it stops: leave noise_multiplier out to "
-        "have noise for all of them"
+        f"at noise_multiplier={s.noise_multiplier:g} the budget epsilon={s.epsilon:g} of a client "
+        f"lasts {steps * s.rounds // first.steps} of {s.rounds} rounds, and then it stops: leave "
+        "noise_multiplier out to have noise for all of them"
     )
 
 
@@ -217,38 +257,48 @@ def _updates(plan: Plan) -> str | None:
     rounds = plan.schedule.rounds
     if rounds >= FEW_UPDATES or not plan.method.mechanism.adds_noise:
         return None
-    return f"{rounds} updates of the weights are few: give rounds={FEWEST_UPDATES} or more, at a smaller sample_rate"
+    return (
+        f"{rounds} updates of the weights are few: give rounds={FEWEST_UPDATES} or more, at a "
+        "smaller sample_rate"
+    )
 
 
 def _batches(plan: Plan) -> str | None:
     """A batch of a client is empty with probability (1 - q)^N."""
     rates = {size: plan.rate_of(size) for size in dict.fromkeys(plan.sizes)}
-    empty = max(math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0 for size, rate in rates.items())
+    empty = max(
+        math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0 for size, rate in rates.items()
+    )
     if empty < EMPTY or plan.unit.whole or plan.settings.sampling != "poisson":
         return None
     return (
-        f"the smallest client has an empty batch in {empty:.0%} of its steps, and adds the whole noise in each: give a "
-        "larger sample_rate, or fewer clients"
+        f"the smallest client has an empty batch in {empty:.0%} of its steps, and adds the whole "
+        "noise in each: give a larger sample_rate, or fewer clients"
     )
 
 
 def _swamped(plan: Plan) -> str | None:
-    """A run on noise alone guesses. One on data differs from it by KL = pull^2 / 2, thus by pull / 2 in accuracy."""
+    """A run on noise alone guesses. One on data differs from it by KL = pull^2 / 2, thus by pull /
+    2 in accuracy.
+    """
     found = pull(plan)
     if found is None or found >= SWAMPED:
         return None
     bound = f"{50 * found:.0f} points more than" if found < 1 else "little more than"
     return (
-        f"noise is likely to hide these rows: over the run all of them move a weight {found:.2g} times as far as "
-        f"noise does, at most. Expect {bound} a run on noise alone, which guesses: give a larger epsilon, more rows, "
-        "fewer clients or trust=secure"
+        f"noise is likely to hide these rows: over the run all of them move a weight {found:.2g} "
+        f"times as far as noise does, at most. Expect {bound} a run on noise alone, which guesses: "
+        "give a larger epsilon, more rows, fewer clients or trust=secure"
     )
 
 
 @torch.no_grad()
 def _inputs(plan: Plan) -> str | None:
     """The rule's steps suit inputs of about unit size; those of tokens have no size."""
-    if "learning_rate" not in (plan.settings.auto or "").split() or plan.workload.features is not None:
+    if (
+        "learning_rate" not in (plan.settings.auto or "").split()
+        or plan.workload.features is not None
+    ):
         return None
     inputs, _ = plan.workload.test.batch(torch.arange(min(ROWS, len(plan.workload.test))))
     parts: Mapping[str, Any] = inputs if isinstance(inputs, dict) else {"inputs": inputs}
@@ -256,21 +306,29 @@ def _inputs(plan: Plan) -> str | None:
         size = float(part.double().square().mean().sqrt()) if part.is_floating_point() else 1.0
         if not USUAL_RMS[0] <= size <= USUAL_RMS[1]:
             return (
-                f"{name} of the public test rows have a root mean square of {size:.3g}, and the rule suits sizes near "
-                "1: give normalise=public"
+                f"{name} of the public test rows have a root mean square of {size:.3g}, and the "
+                "rule suits sizes near 1: give normalise=public"
             )
     return None
 
 
 def guessing_line(summary: Mapping[str, Any], auto: str | None) -> str | None:
-    """What to change first where a run has ended at the accuracy of guessing. ``auto``: what the rule chose."""
+    """What to change first where a run has ended at the accuracy of guessing. ``auto``: what the
+    rule chose.
+    """
     if summary["chance"] is None or summary["accuracy"] is None:
         return None
     if beats_chance([summary["accuracy"]], Chance(**summary["chance"])):
         return None
     ruled = "learning_rate" in (auto or "").split()
-    first = "a larger epsilon, fewer clients or trust=secure, which lower the noise" if ruled else "learning_rate=auto"
-    return f"the accuracy is that of guessing ({Chance(**summary['chance']).level:.0%}): try {first}"
+    first = (
+        "a larger epsilon, fewer clients or trust=secure, which lower the noise"
+        if ruled
+        else "learning_rate=auto"
+    )
+    return (
+        f"the accuracy is that of guessing ({Chance(**summary['chance']).level:.0%}): try {first}"
+    )
 
 
 def embeddings_line(plan: Plan) -> str | None:
@@ -286,10 +344,16 @@ def embeddings_line(plan: Plan) -> str | None:
 
 
 def torch_func_line(plan: Plan) -> str | None:
-    """One sentence that names the layers whose gradients torch.func computes, and their share; None without any."""
+    """One sentence that names the layers whose gradients torch.func computes, and their share; None
+    without any.
+    """
     model = plan.build_model()
     modules = {path: model.get_submodule(path) for path in ways_of(model).calls}
-    slow = [path for path, m in modules.items() if (kind := kind_of(m)) is not None and kind.by_torch_func]
+    slow = [
+        path
+        for path, m in modules.items()
+        if (kind := kind_of(m)) is not None and kind.by_torch_func
+    ]
     if not slow or not plan.method.mechanism.clips:
         return None
     inputs, targets = plan.workload.test.batch(probes(plan.workload.test))
@@ -301,4 +365,6 @@ def torch_func_line(plan: Plan) -> str | None:
             per_example_gradients(model, plan.workload.loss, *given, frame)
         share = sum(spent) / (time.perf_counter() - start)
     rows = f"{len(targets)} public rows (fedlsg docs layers)"
-    return f"torch.func computes the gradients of {', '.join(slow)}: {share:.0%} of a pass over {rows}"
+    return (
+        f"torch.func computes the gradients of {', '.join(slow)}: {share:.0%} of a pass over {rows}"
+    )

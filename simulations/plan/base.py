@@ -1,4 +1,5 @@
-"""What every process of a run derives from the settings: data, partition, model, method, public schedule.
+"""What every process of a run derives from the settings: data, partition, model, method, public
+schedule.
 
 It is deterministic and calls no accountant. Bad settings are refused before anything is written.
 """
@@ -50,8 +51,10 @@ TRIED = 4
 class Own:
     """The data of a deployed client, which does not know the other clients' data.
 
-    client: its number in the federation. read: its training rows, in the form of the run's workload.
-    expected_batch: that of the federation, once the server has announced it; None assumes clients of equal size.
+    client: its number in the federation. read: its training rows, in the form of the run's
+    workload.
+    expected_batch: that of the federation, once the server has announced it; None assumes clients
+    of equal size.
     """
 
     client: int
@@ -60,14 +63,18 @@ class Own:
 
 
 class OwnPart(Sequence[Tensor]):
-    """The partition of a federation as one client sees it: all rows here are its own, other clients are unknown."""
+    """The partition of a federation as one client sees it: all rows here are its own, other clients
+    are unknown.
+    """
 
     def __init__(self, client: int, size: int) -> None:
         self.client, self.rows = client, torch.arange(size)
 
     def __getitem__(self, client: object) -> Any:
         if client != self.client:
-            raise LookupError(f"client {self.client} knows its own data only, not those of client {client}")
+            raise LookupError(
+                f"client {self.client} knows its own data only, not those of client {client}"
+            )
         return self.rows
 
     def __len__(self) -> int:
@@ -79,7 +86,8 @@ class Base:
     """What every process derives from the settings. ``settings`` have their gaps filled.
 
     stream: labels that separate batches and noise of reproducible runs with the same public seed.
-    declared: N_k that the clients of a deployment declared; the server has none of their rows, ``parts`` is empty.
+    declared: N_k that the clients of a deployment declared; the server has none of their rows,
+    ``parts`` is empty.
     """
 
     settings: Resolved
@@ -103,7 +111,9 @@ class Base:
 
     @cached_property
     def own_code(self) -> dict[str, str]:
-        """SHA-256 of the code of a user's own that the run uses, by setting; empty if all of it is fedlsg's."""
+        """SHA-256 of the code of a user's own that the run uses, by setting; empty if all of it is
+        fedlsg's.
+        """
         workload = workloads.own(self.settings.workload)
         found = {} if workload is None else {"workload": workload.digest}
         if workload is not None and (layers := registered_layers()):
@@ -120,7 +130,11 @@ class Base:
         """Declared number of examples N_k of every client."""
         if self.declared is not None:
             return self.declared
-        return self.parts.sizes if isinstance(self.parts, Parts) else [len(part) for part in self.parts]
+        return (
+            self.parts.sizes
+            if isinstance(self.parts, Parts)
+            else [len(part) for part in self.parts]
+        )
 
     @cached_property
     def rates(self) -> list[float]:
@@ -134,7 +148,9 @@ class Base:
         return self.local.sample_rate if size is None else min(size / num_examples, 1.0)
 
     def build_model(self) -> nn.Module:
-        """The initial model as the method trains it: public, equal in every process, on this process's device."""
+        """The initial model as the method trains it: public, equal in every process, on this
+        process's device.
+        """
         s = self.settings
         model = build_model(self.workload, s.model, s.seed)
         prepare_model(model, self.method.carrier, classifier=self.workload.classifier, seed=s.seed)
@@ -147,7 +163,12 @@ class Base:
         if (spec := self.method.carrier.source) is not None:
             source = late_source(spec, self.workload, lambda: self.probe_source, deployed=deployed)
         return PublicState.start(
-            self.build_model(), self.method, self.schedule, seed=seed, classifier=classifier, source=source
+            self.build_model(),
+            self.method,
+            self.schedule,
+            seed=seed,
+            classifier=classifier,
+            source=source,
         )
 
     @cached_property
@@ -157,9 +178,13 @@ class Base:
         return found_source(self.method.carrier.source, self.workload, self.settings)
 
     def server_state(self, public: PublicState | None = None) -> ServerState:
-        """The server's state before the first round; ``public``: that of the initial model, if it is known."""
+        """The server's state before the first round; ``public``: that of the initial model, if it
+        is known.
+        """
         probe = self.workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]
-        return ServerState(self.public_state() if public is None else public, divisor=self.divisor, probe=probe)
+        return ServerState(
+            self.public_state() if public is None else public, divisor=self.divisor, probe=probe
+        )
 
     @cached_property
     def codec(self) -> Codec:
@@ -167,7 +192,8 @@ class Base:
         return uplink_codec(self.settings)
 
     def with_level(self) -> "Base":
-        """The same at the level of isolation that the rule chooses, where the settings leave it "auto".
+        """The same at the level of isolation that the rule chooses, where the settings leave it
+        "auto".
 
         Where no gradient of an example is clipped, one example needs no protection from another.
         """
@@ -214,8 +240,12 @@ class Base:
 
     @property
     def divisor(self) -> float:
-        """Clients a round times the expected batch: public, fixed before the run. At client level updates are means."""
-        return self.settings.clients_per_round * (1.0 if self.unit.whole else self.local.expected_batch)
+        """Clients a round times the expected batch: public, fixed before the run. At client level
+        updates are means.
+        """
+        return self.settings.clients_per_round * (
+            1.0 if self.unit.whole else self.local.expected_batch
+        )
 
     @cached_property
     def unit(self) -> Unit:
@@ -229,9 +259,13 @@ class Base:
         if s.trust != "secure":
             return None
         return SumTerms(
-            clients=s.clients_per_round, min_survivors=s.min_survivors, colluders=s.colluders or 0,
-            expected_examples=self.divisor, releases=self.schedule.rounds, delta=s.delta,
-        )  # fmt: skip
+            clients=s.clients_per_round,
+            min_survivors=s.min_survivors,
+            colluders=s.colluders or 0,
+            expected_examples=self.divisor,
+            releases=self.schedule.rounds,
+            delta=s.delta,
+        )
 
     @property
     def augment(self) -> Augment | None:
@@ -239,7 +273,9 @@ class Base:
         return None if self.settings.augment == "none" else self.workload.augment
 
     def dither(self, client: int, plan: RoundPlan) -> Dither:
-        """The rounding of a client's values: public, so that server, client and readers of a record agree."""
+        """The rounding of a client's values: public, so that server, client and readers of a record
+        agree.
+        """
         return Dither(seed=self.settings.seed, client=client, noise_std=plan.noise_std)
 
     @cached_property
@@ -250,14 +286,20 @@ class Base:
 
     @cached_property
     def participation(self) -> Participation:
-        """Who is selected, who leaves and how long replies take. Raises ValueError as ``participation_of``.
+        """Who is selected, who leaves and how long replies take. Raises ValueError as
+        ``participation_of``.
 
-        A server that draws in secret draws among all who are there, and uses every reply that is in time: with a limit
-        on their number, one client would decide whether another one counts.
+        A server that draws in secret draws among all who are there, and uses every reply that is in
+        time: with a limit on their number, one client would decide whether another one counts.
         """
         most = len(self.sizes) if self.draws_in_secret else self.settings.clients_per_round
         return participation_of(
-            self.settings, self.local, sizes=self.sizes, rates=self.rates, per_round=most, selection=self.selection
+            self.settings,
+            self.local,
+            sizes=self.sizes,
+            rates=self.rates,
+            per_round=most,
+            selection=self.selection,
         )
 
     @property
@@ -267,9 +309,11 @@ class Base:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Noisy steps of every client in the public schedule: K times the rounds in which it is selected.
+        """Noisy steps of every client in the public schedule: K times the rounds in which it is
+        selected.
 
-        At client level a round is one step; every round counts where the server draws the clients in secret.
+        At client level a round is one step; every round counts where the server draws the clients
+        in secret.
         """
         if self.draws_in_secret:
             return [self.schedule.rounds] * len(self.sizes)
@@ -278,38 +322,55 @@ class Base:
 
     @cached_property
     def most_steps(self) -> int:
-        """The largest number of noisy steps of a client in the public schedule, which noise is calibrated to."""
+        """The largest number of noisy steps of a client in the public schedule, which noise is
+        calibrated to.
+        """
         rounds = self.schedule.rounds
-        return rounds if self.draws_in_secret else self.steps_a_round * self.participation.most_selections(rounds)
+        return (
+            rounds
+            if self.draws_in_secret
+            else self.steps_a_round * self.participation.most_selections(rounds)
+        )
 
     @property
     def draws_in_secret(self) -> bool:
-        """Whether the server draws the clients of a round one by one, in secret, and adds the noise itself."""
+        """Whether the server draws the clients of a round one by one, in secret, and adds the noise
+        itself.
+        """
         return self.unit.at_server
 
     @property
     def released(self) -> Released:
-        """What of the run may be seen outside the server: where no clients are drawn in secret, everything."""
+        """What of the run may be seen outside the server: where no clients are drawn in secret,
+        everything.
+        """
         return RELEASED[self.settings.trust] if self.draws_in_secret else EVERYTHING
 
     @property
     def covered(self) -> bool:
-        """Whether an epsilon covers all that the run computes from training rows: secret noise, no held-out rows."""
+        """Whether an epsilon covers all that the run computes from training rows: secret noise, no
+        held-out rows.
+        """
         s = self.settings
         noisy = self.method.mechanism.private and not s.reproducible and s.holdout is None
         return noisy or s.public_rows is not None
 
     @property
     def closed(self) -> tuple[str, ...]:
-        """Folders of the run directory with numbers that no epsilon covers as they are; "." is all of it.
+        """Folders of the run directory with numbers that no epsilon covers as they are; "." is all
+        of it.
 
-        Under trust=aggregate a payload has a share of the noise. Under trust=server the bytes that an interrupted round
-        sent down tell how many clients were drawn.
+        Under trust=aggregate a payload has a share of the noise. Under trust=server the bytes that
+        an interrupted round sent down tell how many clients were drawn.
         """
         whole = () if self.covered else (".",)
         if self.draws_in_secret:
             return (*whole, "checkpoint")
-        return (*whole, "checkpoint/outbox", "updates") if self.settings.trust == "aggregate" else whole
+        return (
+            (*whole, "checkpoint/outbox", "updates")
+            if self.settings.trust == "aggregate"
+            else whole
+        )
 
     @property
     def steps_a_round(self) -> int:
@@ -317,19 +378,22 @@ class Base:
         return self.unit.steps(self.local.steps)
 
     def accounted_rate(self, sample_rate: float) -> float:
-        """The sampling rate that the ledger is charged with, for a client whose batches have ``sample_rate``.
+        """The sampling rate that the ledger is charged with, for a client whose batches have
+        ``sample_rate``.
 
-        Shuffled batches have none: an example is in one batch of an epoch, and ``accounted_steps`` counts epochs.
+        Shuffled batches have none: an example is in one batch of an epoch, and ``accounted_steps``
+        counts epochs.
         """
         if self.local.shuffled:
             return 1.0
         return self.unit.rate(sample_rate)
 
     def accounted_steps(self, num_examples: int, steps: int | None = None) -> int:
-        """How often one of a client's examples may take part in ``steps`` noisy steps; by default, in all of the run's.
+        """How often one of a client's examples may take part in ``steps`` noisy steps; by default,
+        in all of the run's.
 
-        That is every step for Poisson batches, at the rate that is accounted; with shuffled ones, once in each epoch
-        that is begun.
+        That is every step for Poisson batches, at the rate that is accounted; with shuffled ones,
+        once in each epoch that is begun.
         """
         count = self.most_steps if steps is None else steps
         if not self.local.shuffled:

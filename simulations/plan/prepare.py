@@ -1,17 +1,22 @@
-"""Settings to a ``Base``: load the data, fill the gaps, make parts and method; and what each client is in it.
+"""Settings to a ``Base``: load the data, fill the gaps, make parts and method; and what each client
+is in it.
 
-A client has a weight in the sum, public test rows that are like its data, and its place in the balance of a partition.
-A weight is a public constant made of declared sizes and rates, never of realised ones.
+A client has a weight in the sum, public test rows that are like its data, and its place in the
+balance of a partition. A weight is a public constant made of declared sizes and rates, never of
+realised ones.
 
-Symbols: N_k declared examples, q_k Poisson rate, B = q mean(N) the expected batch that the server divides by
-    default     1               a client counts by its expected batch q_k N_k: by its examples under one sample_rate,
+Symbols: N_k declared examples, q_k Poisson rate, B = q mean(N) the expected batch that the server
+    divides by
+    default     1               a client counts by its expected batch q_k N_k: by its examples under
+                one sample_rate,
                                 like any other under one batch_size
     examples    B / (q_k mean(N))     by its examples N_k, whatever its rate
     clients     B / (q_k N_k)         like any other, whatever its size
-The server multiplies values that have their noise already: it is post-processing, and no epsilon changes.
+The server multiplies values that have their noise already: it is post-processing, and no epsilon
+changes.
 
-A balance is for simulations only: the counts come from every client's examples. In a federation each client knows only
-its own counts, and they are as private as the examples are.
+A balance is for simulations only: the counts come from every client's examples. In a federation
+each client knows only its own counts, and they are as private as the examples are.
 """
 
 import math
@@ -58,12 +63,14 @@ def prepare(
     parts: Sequence[Tensor] | None = None,
     given: Collection[str] = (),
 ) -> Base:
-    """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow steps.
+    """Load the data, fill the gaps of the settings, build the method. ``progress`` reports slow
+    steps.
 
-    ``loaded``: the data, where they were loaded for settings of the same ``data_key``; ``parts``: of them, where this
-    process has them. In a deployment only the public part of the workload is loaded: the server gives the N_k that its
-    clients ``declared``, a client gives its ``own`` training rows. ``given``: settings that a user gave for this run:
-    one of them that has no effect is refused.
+    ``loaded``: the data, where they were loaded for settings of the same ``data_key``; ``parts``:
+    of them, where this process has them. In a deployment only the public part of the workload is
+    loaded: the server gives the N_k that its clients ``declared``, a client gives its ``own``
+    training rows. ``given``: settings that a user gave for this run: one of them that has no effect
+    is refused.
     Raises ValueError, OSError or ImportError with a text that names the setting and the fix.
     """
     if settings.preset is not None:
@@ -86,19 +93,31 @@ def prepare(
     if parts is None:
         progress(f"dealing rows to {filled.clients} clients")
         parts = _make_parts(filled, workload, own) if declared is None else []
-    mean_size = mean(declared) if declared is not None else len(workload.train) / (len(parts) if own is None else 1)
-    rate = filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)
+    mean_size = (
+        mean(declared)
+        if declared is not None
+        else len(workload.train) / (len(parts) if own is None else 1)
+    )
+    rate = (
+        filled.sample_rate if filled.batch_size is None else min(filled.batch_size / mean_size, 1.0)
+    )
     assert rate is not None, "without a batch size there is a rate: see FALLBACK"
-    expected_batch = rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
+    expected_batch = (
+        rate * mean_size if own is None or own.expected_batch is None else own.expected_batch
+    )
     method = build_method(filled)
     check_method(filled, method, deployed=deployed)
     passes = rate
     if unit_of(filled, method).whole:  # what follows from sizes would tell which clients there are
         assert filled.batch_size is not None, "a rule of unit=client wants one"
-        expected_batch, passes = float(filled.batch_size), 1 / filled.local_steps  # an epoch is a round
+        # an epoch is a round
+        expected_batch, passes = float(filled.batch_size), 1 / filled.local_steps
     if filled.sampling == "shuffle":
         assert filled.batch_size is not None, "a rule of sampling=shuffle wants one"
-        expected_batch, passes = float(filled.batch_size), 1 / batches_of_epoch(math.ceil(mean_size), filled.batch_size)
+        expected_batch, passes = (
+            float(filled.batch_size),
+            1 / batches_of_epoch(math.ceil(mean_size), filled.batch_size),
+        )
     schedule = Schedule(rounds=filled.rounds, local_steps=filled.local_steps, sample_rate=passes)
     local = _local_training(filled, method, rate, expected_batch, deployed=own is not None)
     whole = resolved(filled, method, local)
@@ -116,7 +135,9 @@ def prepare(
 
 
 def data_key(settings: Settings) -> tuple[str, ...]:
-    """The settings that decide what data are loaded: where they are equal, the data are the same."""
+    """The settings that decide what data are loaded: where they are equal, the data are the
+    same.
+    """
     names = [*(f.name for f in fields(Options)), "workload", "data_dir", "public_rows", "normalise"]
     if settings.reproducible and workloads.own(settings.workload) is not None:
         names += ["seed"]  # of the draws of its rows
@@ -126,28 +147,43 @@ def data_key(settings: Settings) -> tuple[str, ...]:
 def _load(
     s: Settings, data_dir: Path | None, options: Options, progress: Progress, *, deployed: bool
 ) -> LoadedWorkload:
-    """The run's data: the workload's own, its public part in a deployment, or public rows to train on."""
+    """The run's data: the workload's own, its public part in a deployment, or public rows to train
+    on.
+    """
     if s.public_rows is None:
         return workloads.load(
-            s.workload, data_dir=data_dir, options=options, progress=progress, public_only=deployed,
+            s.workload,
+            data_dir=data_dir,
+            options=options,
+            progress=progress,
+            public_only=deployed,
             seed=s.seed if s.reproducible else None,
-        )  # fmt: skip
-    return public_rows.load(s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress)
+        )
+    return public_rows.load(
+        s.workload, s.public_rows, data_dir=data_dir, options=options, progress=progress
+    )
 
 
 def _make_parts(s: Resolved, workload: LoadedWorkload, own: Own | None) -> Sequence[Tensor]:
-    """Each client's rows of the training split; for a client with data of its own, its part alone."""
+    """Each client's rows of the training split; for a client with data of its own, its part
+    alone.
+    """
     if own is not None:
         return OwnPart(own.client, len(workload.train))
     if s.partition in SCHEMES:
         return partition(
-            workload.train.labels, num_clients=s.clients, scheme=s.partition, seed=s.seed, alpha=s.alpha,
+            workload.train.labels,
+            num_clients=s.clients,
+            scheme=s.partition,
+            seed=s.seed,
+            alpha=s.alpha,
             shards_per_client=s.shards_per_client,
-        )  # fmt: skip
+        )
     parts = natural_parts(workload, s.partition)
     if len(parts) != s.clients:
         raise ValueError(
-            f"partition={s.partition} has {len(parts)} clients, and clients={s.clients}: leave clients out"
+            f"partition={s.partition} has {len(parts)} clients, and clients={s.clients}: leave "
+            "clients out"
         )
     return parts
 
@@ -158,7 +194,9 @@ def _local_training(
     return LocalTraining(
         steps=s.local_steps,
         sample_rate=rate,
-        learning_rate=method.server.learning_rate if s.local_learning_rate is None else s.local_learning_rate,
+        learning_rate=method.server.learning_rate
+        if s.local_learning_rate is None
+        else s.local_learning_rate,
         momentum=s.local_momentum,
         expected_batch=expected_batch,
         microbatch_size=s.microbatch_size,
@@ -183,13 +221,20 @@ def client_weights(base: Base) -> dict[int, float]:
     if s.weighting is None:
         return dict.fromkeys(sizes, 1.0)
     mean, batch = fmean(base.sizes), base.local.expected_batch
-    exact = {size: batch / (base.rate_of(size) * (mean if s.weighting == "examples" else size)) for size in sizes}
-    found = {size: 1.0 if math.isclose(weight, 1.0, rel_tol=SAME) else weight for size, weight in exact.items()}
+    exact = {
+        size: batch / (base.rate_of(size) * (mean if s.weighting == "examples" else size))
+        for size in sizes
+    }
+    found = {
+        size: 1.0 if math.isclose(weight, 1.0, rel_tol=SAME) else weight
+        for size, weight in exact.items()
+    }
     if s.trust != "client" and any(weight != 1 for weight in found.values()):
         least, most = min(found.values()), max(found.values())
         raise ValueError(
-            f"weighting={s.weighting} multiplies each client's values, from {least:.3g} to {most:.3g} here, "
-            f"and under trust={s.trust} the server sees their sum alone: leave weighting out, or take trust=client"
+            f"weighting={s.weighting} multiplies each client's values, from {least:.3g} to "
+            f"{most:.3g} here, and under trust={s.trust} the server sees their sum alone: leave "
+            "weighting out, or take trust=client"
         )
     return found
 
@@ -198,26 +243,40 @@ def parts_of_test(base: Base) -> Sequence[Int64[Tensor, " n"]]:
     """Rows of the test split for each client; the first test split where there are several."""
     s = base.settings
     return matching_parts(
-        base.workload.test.labels, base.workload.train.labels, num_clients=s.clients, scheme=s.partition, seed=s.seed,
-        alpha=s.alpha, shards_per_client=s.shards_per_client,
-    )  # fmt: skip
+        base.workload.test.labels,
+        base.workload.train.labels,
+        num_clients=s.clients,
+        scheme=s.partition,
+        seed=s.seed,
+        alpha=s.alpha,
+        shards_per_client=s.shards_per_client,
+    )
 
 
 def check_personal(base: Base, names: Iterable[str], carried: Collection[str]) -> None:
-    """Raise ValueError for personal parameters that are none of the model's, or would travel in carriers."""
+    """Raise ValueError for personal parameters that are none of the model's, or would travel in
+    carriers.
+    """
     if not base.method.personal:
         return
     workload = base.workload
-    found = personal_names(names, base.method.personal, find_classifier(base.build_model(), workload.classifier))
+    found = personal_names(
+        names, base.method.personal, find_classifier(base.build_model(), workload.classifier)
+    )
     if inside := [name for name in found if name in carried]:
         raise ValueError(
-            f"personal={base.method.personal!r} names {', '.join(inside)}, which method {base.method.name!r} trains in "
-            "carriers: name parameters that stay dense, such as the classifier, or take dpsgd"
+            f"personal={base.method.personal!r} names {', '.join(inside)}, which method "
+            f"{base.method.name!r} trains in carriers: name parameters that stay dense, such as "
+            "the classifier, or take dpsgd"
         )
     if keeps_memory(base.method, base.codec):
-        raise ValueError(f"codec {base.codec.name!r} without noise needs error feedback, and personal= has none")
+        raise ValueError(
+            f"codec {base.codec.name!r} without noise needs error feedback, and personal= has none"
+        )
     if workload.metrics or len(workload.tests) > 1:
-        raise ValueError("personal parameters are evaluated by accuracy on one test split: leave metrics out")
+        raise ValueError(
+            "personal parameters are evaluated by accuracy on one test split: leave metrics out"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -253,7 +312,9 @@ class Balance:
 
     @property
     def distances(self) -> np.ndarray:
-        """Total variation distance of each class mix from that of all examples: 0 equal, near 1 disjoint."""
+        """Total variation distance of each class mix from that of all examples: 0 equal, near 1
+        disjoint.
+        """
         overall = self.counts.sum(0) / self.counts.sum()
         return np.asarray(0.5 * np.abs(self.shares - overall).sum(1))
 

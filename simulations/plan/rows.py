@@ -1,7 +1,8 @@
-"""What is wrong with rows of a user's own, found before anybody is charged, and named by the number of the row.
+"""What is wrong with rows of a user's own, found before anybody is charged, and named by the number
+of the row.
 
-The driver of a simulation may look at all rows. In a deployment it has the test split alone, and each client looks at
-its own rows (``simulations.client.node.terms``).
+The driver of a simulation may look at all rows. In a deployment it has the test split alone, and
+each client looks at its own rows (``simulations.client.node.terms``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,15 +32,18 @@ from strategies.own_loop.row_checks import (
 )
 
 AT_ONCE = 4096
-"""Rows that are looked at together, and most that are prepared in order to look at what a transform makes of them."""
+"""Rows that are looked at together, and most that are prepared in order to look at what a transform
+makes of them.
+"""
 
 
 @torch.no_grad()
 def check_rows(base: Base) -> None:
-    """Raise ValueError, naming the row, for numbers that are not finite and for targets that the loss cannot take.
+    """Raise ValueError, naming the row, for numbers that are not finite and for targets that the
+    loss cannot take.
 
-    And for integers on which the model fails. Where model or loss fail on every test row, nothing is said here: the
-    check of the model says why.
+    And for integers on which the model fails. Where model or loss fail on every test row, nothing
+    is said here: the check of the model says why.
     """
     splits = {**base.workload.tests, "train": base.workload.train}
     splits = {name: split for name, split in splits.items() if not isinstance(split, NoRows)}
@@ -59,21 +63,30 @@ def check_rows(base: Base) -> None:
 
 
 def _check_integers(run: Run, split: Split, what: str) -> None:
-    """Raise ValueError for a row with integers on which the model fails, such as a token that its table has not."""
+    """Raise ValueError for a row with integers on which the model fails, such as a token that its
+    table has not.
+    """
     first = split.batch(torch.arange(1))[0]
-    if not any(t.is_floating_point() for _, t in fields_of(first).items()) and split.lengths is None:
+    if (
+        not any(t.is_floating_point() for _, t in fields_of(first).items())
+        and split.lengths is None
+    ):
         stored = _stored(split, torch.arange(len(split)))
         check_extremes(run, stored, what)
 
 
 def check_split(split: Split, what: str) -> None:
-    """Raise ValueError, naming row and column, for inputs that are not finite, as stored or as the model gets them.
+    """Raise ValueError, naming row and column, for inputs that are not finite, as stored or as the
+    model gets them.
 
     A transform may fill in missing values: rows that have some are looked at as it makes them.
     """
     transform = not isinstance(split.prepare, Prepare) or split.prepare.transform is not None
     fix = f"{FIX}; transform= may fill them in"
-    if any(t.is_floating_point() or t.is_complex() for _, t in fields_of(_stored(split, torch.arange(1))).items()):
+    if any(
+        t.is_floating_point() or t.is_complex()
+        for _, t in fields_of(_stored(split, torch.arange(1))).items()
+    ):
         for rows in torch.arange(len(split)).split(AT_ONCE):
             part = _stored(split, rows)
             bad = torch.cat([not_finite(value) for _, value in fields_of(part).items()]).unique()
@@ -95,7 +108,8 @@ def _stored(split: Split, rows: Tensor) -> Any:
     tensors = {
         str(name): torch.as_tensor(value)
         for name, value in named
-        if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
+        if isinstance(value, Tensor)
+        or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
     }
     return tensors[""] if set(tensors) == {""} else tensors
 
@@ -111,15 +125,19 @@ def _works(run: Run, split: Split) -> bool:
 
 @torch.no_grad()
 def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: str) -> None:
-    """Raise ValueError if the model fails on rows of the shape of train, where test has another one.
+    """Raise ValueError if the model fails on rows of the shape of train, where test has another
+    one.
 
-    In simulations of own workloads only: the model gets zeros, but the shape is that of a training row.
+    In simulations of own workloads only: the model gets zeros, but the shape is that of a training
+    row.
     """
     (inputs, targets), (public, _) = (split.batch(torch.tensor([0])) for split in (train, test))
     if _shapes(inputs) == _shapes(public):
         return
     zeros = (
-        {k: torch.zeros_like(v) for k, v in inputs.items()} if isinstance(inputs, dict) else torch.zeros_like(inputs)
+        {k: torch.zeros_like(v) for k, v in inputs.items()}
+        if isinstance(inputs, dict)
+        else torch.zeros_like(inputs)
     )
     model.eval()
     with naming_failures(inputs, targets, "train"):
@@ -128,7 +146,9 @@ def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: st
 
 
 def _shapes(inputs: Any) -> list[tuple[int, ...]]:
-    return [tuple(value.shape) for value in (inputs.values() if isinstance(inputs, dict) else [inputs])]
+    return [
+        tuple(value.shape) for value in (inputs.values() if isinstance(inputs, dict) else [inputs])
+    ]
 
 
 @contextmanager
@@ -144,6 +164,9 @@ def naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
     except Exception as error:
         named = inputs.items() if isinstance(inputs, dict) else [("inputs", inputs)]
         given = ", ".join(
-            f"{name} {value.dtype} {tuple(value.shape)}" for name, value in [*named, ("targets", targets)]
+            f"{name} {value.dtype} {tuple(value.shape)}"
+            for name, value in [*named, ("targets", targets)]
         )
-        raise ValueError(f"the model or the loss fails with {describe(error)}, on rows of {what} ({given})") from error
+        raise ValueError(
+            f"the model or the loss fails with {describe(error)}, on rows of {what} ({given})"
+        ) from error

@@ -1,7 +1,9 @@
-"""Public data that settings name: weights to start from, the source of probed carriers; and paths from the root.
+"""Public data that settings name: weights to start from, the source of probed carriers; and paths
+from the root.
 
-The digest of weights is among the settings, and others than public ones are refused. A run is resumed, and has workers,
-in other folders. The source of a probe is found when a process first draws: only some of them ever do.
+The digest of weights is among the settings, and others than public ones are refused. A run is
+resumed, and has workers, in other folders. The source of a probe is found when a process first
+draws: only some of them ever do.
 """
 
 import hashlib
@@ -34,32 +36,37 @@ RANDOM = "none"
 def with_digest(settings: Settings) -> Settings:
     """The settings with the digest of the file that training starts from, if there is one.
 
-    Raises ValueError for weights, to start from or to make features, that fedlsg trained on the rows of the same
-    workload, by a run or as public data: the epsilon of this run would leave that out.
+    Raises ValueError for weights, to start from or to make features, that fedlsg trained on the
+    rows of the same workload, by a run or as public data: the epsilon of this run would leave that
+    out.
     """
     own = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
     for setting, source in starts_of(settings).items():
         if own & rows_behind(source):
             raise ValueError(
-                f"{setting}={getattr(settings, setting)} was trained on the rows of {shown(settings.workload)}, which "
-                "the epsilon of this run would not count: take weights of public data, or resume the run that made "
-                "these"
+                f"{setting}={getattr(settings, setting)} was trained on the rows of "
+                f"{shown(settings.workload)}, which the epsilon of this run would not count: take "
+                "weights of public data, or resume the run that made these"
             )
     if settings.pretrained in (None, RANDOM) or settings.pretrained_sha256 is not None:
         return settings
-    with suppress(OSError, ImportError):  # the model's builder says what is missing, or that the workload takes none
+    # the model's builder says what is missing, or that the workload takes none
+    with suppress(OSError, ImportError):
         return replace(settings, pretrained_sha256=digest_of(str(settings.pretrained)))
     return settings
 
 
 def starts_of(settings: Settings) -> dict[str, str]:
-    """Where the public weights are that a run starts from, or that make its features: paths or names, by setting."""
+    """Where the public weights are that a run starts from, or that make its features: paths or
+    names, by setting.
+    """
     given = {name: getattr(settings, name) for name in ("pretrained", "features")}
     return {name: str(value) for name, value in given.items() if value not in (None, RANDOM)}
 
 
 def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
-    """Names of the rows that the weights at ``source``, or those that they come from, have seen, by what is on record.
+    """Names of the rows that the weights at ``source``, or those that they come from, have seen, by
+    what is on record.
 
     ``seen``: weights that were looked at on the way, since records may name one another.
     """
@@ -82,7 +89,8 @@ def row_name(workload: str, dataset: str | None) -> str:
 def from_root(settings: Settings) -> Settings:
     """The settings with absolute paths of weights and public data that are in the working folder.
 
-    Other names stay: of a built-in encoder or data set, of a repository on the hub, of a file that is not here.
+    Other names stay: of a built-in encoder or data set, of a repository on the hub, of a file that
+    is not here.
     Not for a deployed client: what it finds at a name of the server's would be known by it.
     """
     found = values_of(settings)
@@ -118,16 +126,21 @@ DIGESTED = 256
 
 
 def found_source(spec: str, workload: LoadedWorkload, settings: Resolved) -> ProbeSource:
-    """The source that the settings name. Raises ValueError for one that the workload has not, or must not have."""
+    """The source that the settings name. Raises ValueError for one that the workload has not, or
+    must not have.
+    """
     options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
     data_dir = None if settings.data_dir is None else Path(settings.data_dir)
     return probe_source(workload, spec, data_dir=data_dir, options=options)
 
 
-def late_source(spec: str, workload: LoadedWorkload, find: Callable[[], ProbeSource], *, deployed: bool) -> ProbeSource:
+def late_source(
+    spec: str, workload: LoadedWorkload, find: Callable[[], ProbeSource], *, deployed: bool
+) -> ProbeSource:
     """The source that ``find`` finds at the first draw.
 
-    A ``deployed`` client runs no function and reads no path that a setting names: it is sent what it cannot derive.
+    A ``deployed`` client runs no function and reads no path that a setting names: it is sent what
+    it cannot derive.
     """
 
     def draw(count: int, generator: torch.Generator) -> Any:
@@ -136,17 +149,25 @@ def late_source(spec: str, workload: LoadedWorkload, find: Callable[[], ProbeSou
         return drawing(count, generator)
 
     may_draw: Draw | None = None if deployed and ":" in spec else draw
-    return ProbeSource(name=user_code.shown(spec), draw=may_draw, loss=workload.loss, num_classes=workload.num_classes)
+    return ProbeSource(
+        name=user_code.shown(spec),
+        draw=may_draw,
+        loss=workload.loss,
+        num_classes=workload.num_classes,
+    )
 
 
 @torch.no_grad()
 def check_source(source: ProbeSource, model: nn.Module, workload: LoadedWorkload) -> None:
-    """Raise ValueError, naming the source, unless the model takes what it draws, and it draws the same again."""
+    """Raise ValueError, naming the source, unless the model takes what it draws, and it draws the
+    same again.
+    """
     first, again = (source.inputs(TRIED, public_generator(0, "probe", "check")) for _ in range(2))
     if not all(map(_equal, _fields(first), _fields(again))):
         raise ValueError(
-            f"source={source.name} gives other inputs when it is called again, so that server and clients would not "
-            "have the same carriers: draw from the generator that it is given only"
+            f"source={source.name} gives other inputs when it is called again, so that server and "
+            "clients would not have the same carriers: draw from the generator that it is given "
+            "only"
         )
     inputs = on_device_of(model.eval(), first)
     try:
@@ -160,11 +181,16 @@ def check_source(source: ProbeSource, model: nn.Module, workload: LoadedWorkload
 
 
 def source_digest(source: ProbeSource) -> str:
-    """SHA-256 of some rows of a source, hexadecimal: of user-named data, another file or another number of rows."""
+    """SHA-256 of some rows of a source, hexadecimal: of user-named data, another file or another
+    number of rows.
+    """
     drawn = _fields(source.inputs(DIGESTED, public_generator(0, "probe", "digest")))
     sha = hashlib.sha256()
     for value in drawn:
-        sha.update(f"{value.dtype} {tuple(value.shape)}\n".encode() + value.contiguous().cpu().numpy().tobytes())
+        sha.update(
+            f"{value.dtype} {tuple(value.shape)}\n".encode()
+            + value.contiguous().cpu().numpy().tobytes()
+        )
     return sha.hexdigest()
 
 
@@ -173,4 +199,6 @@ def _fields(inputs: Any) -> list[Tensor]:
 
 
 def _equal(first: Tensor, again: Tensor) -> bool:
-    return first.shape == again.shape and torch.allclose(first, again, rtol=0, atol=0, equal_nan=True)
+    return first.shape == again.shape and torch.allclose(
+        first, again, rtol=0, atol=0, equal_nan=True
+    )

@@ -1,4 +1,6 @@
-"""The numbers at the top of a run's page: how accurate, how private and for whom, how many bytes, how long."""
+"""The numbers at the top of a run's page: how accurate, how private and for whom, how many bytes,
+how long.
+"""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +25,9 @@ OUTSIDE = "private only for the outside"
 
 
 def privacy_badge(result: Result) -> tuple[str, Badge]:
-    """Private, not private, or private for some readers only: the server is trusted, or clients know each other's."""
+    """Private, not private, or private for some readers only: the server is trusted, or clients
+    know each other's.
+    """
     summary = result.summary
     if not result.done:
         return ("running" if result.status == "running" else "not finished", "limited")
@@ -40,8 +44,14 @@ def privacy_badge(result: Result) -> tuple[str, Badge]:
 
 
 def run_tiles(result: Result, against: Result | None = None) -> Tiles | None:
-    """None before anything is known. ``against``: a run without privacy, whose accuracy is named, too."""
-    known = [*_spent(result), *_sent(result.summary), *_took(result.summary)] if result.done else _so_far(result)
+    """None before anything is known. ``against``: a run without privacy, whose accuracy is named,
+    too.
+    """
+    known = (
+        [*_spent(result), *_sent(result.summary), *_took(result.summary)]
+        if result.done
+        else _so_far(result)
+    )
     tiles = [*_tested(result, against), *known]
     return Tiles(tiles=tuple(tiles)) if tiles else None
 
@@ -55,22 +65,35 @@ def check_against(result: Result, against: Result) -> None:
                 f"{name}={result.settings.get(name)}: give a run on the same data and model"
             )
     if not against.done or against.accuracy is None:
-        raise ValueError(f"--against {against.name} has no accuracy: give a finished run of a workload with classes")
+        raise ValueError(
+            f"--against {against.name} has no accuracy: give a finished run of a workload with "
+            "classes"
+        )
     if against.private:
         raise ValueError(
-            f"--against {against.name} is private: give a run without privacy, as fedlsg run --method dpsgd "
-            "-c mechanism=none --out DENSE makes it"
+            f"--against {against.name} is private: give a run without privacy, as fedlsg run "
+            "--method dpsgd -c mechanism=none --out DENSE makes it"
         )
 
 
 def _tested(result: Result, against: Result | None) -> list[Tile]:
-    """Accuracy against guessing, and without privacy where that is known; the loss where there are no classes."""
+    """Accuracy against guessing, and without privacy where that is known; the loss where there are
+    no classes.
+    """
     said = "on held-out training rows" if result.held_out else "on the test split"
     if result.accuracy is None:
         found = result.summary.get("loss")
-        return [] if found is None else [Tile(name="test loss", value=f"{float(found):.3g}", note="smaller is better")]
+        return (
+            []
+            if found is None
+            else [Tile(name="test loss", value=f"{float(found):.3g}", note="smaller is better")]
+        )
     chance = "" if result.chance is None else f"; guessing: {percent(result.chance.level)}"
-    chance += "" if against is None else f"; without privacy: {percent(float(against.accuracy or 0))} ({against.name})"
+    chance += (
+        ""
+        if against is None
+        else f"; without privacy: {percent(float(against.accuracy or 0))} ({against.name})"
+    )
     name = "accuracy" if result.held_out else "test accuracy"
     name += "" if result.done else " so far"
     return [Tile(name=name, value=percent(result.accuracy), note=f"{said}{chance}")]
@@ -80,15 +103,22 @@ def _spent(result: Result) -> list[Tile]:
     """Epsilon, delta, and who reads."""
     summary = result.summary
     if not result.private:
-        why = "the noise can be repeated" if summary.get("reproducible") else "no finite epsilon is claimed"
+        why = (
+            "the noise can be repeated"
+            if summary.get("reproducible")
+            else "no finite epsilon is claimed"
+        )
         return [Tile(name="epsilon", value="none", note=why, style="bad")]
     style = privacy_badge(result)[1]
     return [
         Tile(
-            name="epsilon", value=epsilon_words(float(summary["epsilon_max"])), style=style,
-            note=f"at delta {summary['delta']:g}, for {unit_in(summary).protects}; {_reader(summary)}",
+            name="epsilon",
+            value=epsilon_words(float(summary["epsilon_max"])),
+            style=style,
+            note=f"at delta {summary['delta']:g}, for {unit_in(summary).protects}; "
+            f"{_reader(summary)}",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _so_far(result: Result) -> list[Tile]:
@@ -96,11 +126,20 @@ def _so_far(result: Result) -> list[Tile]:
     if not result.rows:
         return []
     last, settings = result.rows[-1], result.settings
-    spent = f"largest client, at delta {settings.get('delta')}, trust={settings.get('trust', 'client')}"
+    spent = (
+        f"largest client, at delta {settings.get('delta')}, trust={settings.get('trust', 'client')}"
+    )
     claimed = math.isfinite(last.epsilon_max) and not settings.get("reproducible")
-    sums = [sum(row.uplink_bytes for row in result.rows), sum(row.downlink_bytes for row in result.rows)]
+    sums = [
+        sum(row.uplink_bytes for row in result.rows),
+        sum(row.downlink_bytes for row in result.rows),
+    ]
     return [
-        *([Tile(name="epsilon so far", value=epsilon_words(last.epsilon_max), note=spent)] if claimed else []),
+        *(
+            [Tile(name="epsilon so far", value=epsilon_words(last.epsilon_max), note=spent)]
+            if claimed
+            else []
+        ),
         *(
             Tile(name=f"{name} so far", value=human_bytes(value), note=f"until round {last.round}")
             for name, value in zip(("sent by clients", "sent to clients"), sums, strict=True)
@@ -125,12 +164,13 @@ def _sent(summary: Mapping[str, Any]) -> list[Tile]:
     ways = (("sent by clients", "uplink"), ("sent to clients", "downlink"))
     return [
         Tile(
-            name=name, value=human_bytes(summary[f"{way}_bytes"]),
+            name=name,
+            value=human_bytes(summary[f"{way}_bytes"]),
             note=f"{against_dense(float(summary[f'{way}_bytes_dense']), summary[f'{way}_bytes'])}",
         )
         for name, way in ways
         if f"{way}_bytes_dense" in summary
-    ]  # fmt: skip
+    ]
 
 
 def _took(summary: Mapping[str, Any]) -> list[Tile]:
@@ -140,4 +180,10 @@ def _took(summary: Mapping[str, Any]) -> list[Tile]:
     parts = sorted(summary.get("seconds", {}).items(), key=lambda part: -part[1])
     each = (f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.05)
     shown = ", ".join(part.replace(" ", "\u00a0") for part in each)
-    return [Tile(name="time", value=duration(summary["wall_seconds"]), note=shown or f"on {summary['device']}")]
+    return [
+        Tile(
+            name="time",
+            value=duration(summary["wall_seconds"]),
+            note=shown or f"on {summary['device']}",
+        )
+    ]

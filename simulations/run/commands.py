@@ -1,4 +1,6 @@
-"""The commands ``fedlsg run``, ``resume`` and ``calibrate``, without the parsing of their options."""
+"""The commands ``fedlsg run``, ``resume`` and ``calibrate``, without the parsing of their
+options.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -55,19 +57,29 @@ from simulations.settings.published import resolve
 from simulations.settings.settings import Settings, as_config, names_given
 from simulations.workloads import LoadedWorkload
 
-KILLED = "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was lost"
+KILLED = (
+    "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was "
+    "lost"
+)
 
 
 def run_command(
-    given: dict[str, Any], out: str | None, console: Console, *, opens: bool = False,
+    given: dict[str, Any],
+    out: str | None,
+    console: Console,
+    *,
+    opens: bool = False,
     loaded: LoadedWorkload | None = None,
-) -> None:  # fmt: skip
-    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page follows the run.
+) -> None:
+    """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page
+    follows the run.
 
     ``loaded``: as in ``prepare``.
     """
     if given.get("run_dir") is not None:
-        raise ValueError(f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out")
+        raise ValueError(
+            f"run_dir={given['run_dir']} is written by a run itself: give the folder as --out"
+        )
     settings = settings_of(given)
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with working(console, "loading data, calibrating noise") as say:
@@ -93,10 +105,16 @@ def begun(plan: Plan, out: str | None, console: Console) -> tuple[Plan, RunDir]:
 
 
 def resume_command(
-    path: str, console: Console, named_code: Mapping[str, object] = NOTHING, *, trust_code: bool = False,
+    path: str,
+    console: Console,
+    named_code: Mapping[str, object] = NOTHING,
+    *,
+    trust_code: bool = False,
     opens: bool = False,
-) -> None:  # fmt: skip
-    """``fedlsg resume``: the settings and the ledger of the directory, and its code as far as ``allow_code`` allows."""
+) -> None:
+    """``fedlsg resume``: the settings and the ledger of the directory, and its code as far as
+    ``allow_code`` allows.
+    """
     directory = RunDir.open(path)
     plan = continued(directory, console, named_code, trust_code=trust_code)
     with following(directory.path, console) if opens else nullcontext():
@@ -104,12 +122,16 @@ def resume_command(
 
 
 def continued(
-    directory: RunDir, console: Console, named_code: Mapping[str, object] = NOTHING, *, trust_code: bool = False
+    directory: RunDir,
+    console: Console,
+    named_code: Mapping[str, object] = NOTHING,
+    *,
+    trust_code: bool = False,
 ) -> Plan:
     """The plan of an interrupted run, from its own settings.
 
-    Raises ValueError if settings, data, code or a ledger are not those that it began with, or for a deployment; and as
-    ``allow_code``.
+    Raises ValueError if settings, data, code or a ledger are not those that it began with, or for a
+    deployment; and as ``allow_code``.
     """
     refuse_own_noise(directory)
     refuse_deployed_run(directory)
@@ -125,10 +147,12 @@ def continued(
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     elif directory.ledgers.exists():
         raise ValueError(
-            f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a new run"
+            f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or "
+            "start a new run"
         )
     with working(console, "loading data") as phase:
-        plan, _ = with_engine(ready_plan(settings, progress=phase))  # config.toml is the user's, and may say auto
+        # config.toml is the user's, and may say auto
+        plan, _ = with_engine(ready_plan(settings, progress=phase))
     changed = [] if saved is None else check_unchanged(saved, plan, directory)
     if not recorded(directory.path):  # of an older version
         keep_code(directory.path, as_config(plan.settings), plan.own_code)
@@ -148,7 +172,8 @@ def execute(
 ) -> None:
     """Run or continue a plan with the live display, then print the summary.
 
-    ``callbacks``: all of them, named by settings or given. ``again``: how to continue an interrupted run, in words.
+    ``callbacks``: all of them, named by settings or given. ``again``: how to continue an
+    interrupted run, in words.
     Raises RuntimeError for one that diverged: its report goes to the last round before that.
     """
     with exclusive(directory):
@@ -171,7 +196,9 @@ def execute(
                 last = row.round == plan.schedule.rounds
                 say("the last checks and the report" if last else f"round {row.round + 1}")
 
-            summary = engine(plan.settings.engine)(plan, directory, on_round=on_round, callbacks=callbacks)
+            summary = engine(plan.settings.engine)(
+                plan, directory, on_round=on_round, callbacks=callbacks
+            )
     except (KeyboardInterrupt, SystemExit, RayLostError):
         if directory.config.exists():
             console.print(words, markup=False, highlight=False, soft_wrap=True)
@@ -185,21 +212,29 @@ def execute(
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     refuse_diverged(summary)
     if summary["stopped"]:
-        console.print(f"stopped early: {summary['stopped']}", style="yellow", markup=False, highlight=False)
+        console.print(
+            f"stopped early: {summary['stopped']}", style="yellow", markup=False, highlight=False
+        )
     console.print(summary_table(summary))
     if line := guessing_line(summary, plan.settings.auto):
         print_line(line, console, "yellow")
-    console.print(f"[bold]run directory[/bold]  {escape(str(directory.path))}", highlight=False, soft_wrap=True)
+    console.print(
+        f"[bold]run directory[/bold]  {escape(str(directory.path))}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def announce(plan: Plan, console: Console, why: str = "") -> None:
-    """Print what is about to run, why this engine if nobody named it, and a warning if it is not private."""
+    """Print what is about to run, why this engine if nobody named it, and a warning if it is not
+    private.
+    """
     s, mechanism = plan.settings, plan.method.mechanism
     sizes = plan.sizes
     print_line(
         f"{shown(s.workload)}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} examples, "
-        f"{plan.schedule.rounds} rounds at {batches_line(s, sizes, plan.local.sample_rate)}, method "
-        f"{shown(s.method)}, engine {s.engine}",
+        f"{plan.schedule.rounds} rounds at {batches_line(s, sizes, plan.local.sample_rate)}, "
+        f"method {shown(s.method)}, engine {s.engine}",
         console,
     )
     if why:
@@ -211,12 +246,19 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
     if words := features_line({"features": plan.workload.features}):
         print_line(f"features: {words}", console)
     if not mechanism.private or s.reproducible:
-        why = "the noise is reproducible" if mechanism.private else f"mechanism {mechanism.kind!r} claims no epsilon"
+        why = (
+            "the noise is reproducible"
+            if mechanism.private
+            else f"mechanism {mechanism.kind!r} claims no epsilon"
+        )
         print_line(f"NOT PRIVATE: {why}", console, "bold red")
     if s.public_rows is not None:
         print_line(f"the clients hold public rows: {s.public_rows}", console)
     elif s.holdout is not None:
-        why = "accuracies are of held-out training rows: computed without noise, no epsilon covers them"
+        why = (
+            "accuracies are of held-out training rows: computed without noise, no epsilon covers "
+            "them"
+        )
         print_line(f"NOT PRIVATE: {why}", console, "bold red")
     for line in (method_line(s), rule_line(s), limited_memory() if s.engine == "ray" else None):
         if line:
@@ -225,11 +267,17 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
         print_line(line, console, "yellow")
     public = plan.server_state().public  # of the initial model, pruned where that reads no data
     carrier = plan.method.carrier
-    blocks = None if not carrier.adds_up else mean_frame(public).blocks  # factors of the update have no mask
+    # factors of the update have no mask
+    blocks = None if not carrier.adds_up else mean_frame(public).blocks
     layers = layer_table(public.model, carrier, plan.workload.classifier, blocks=blocks)
     if any(row.travel != "dense" for row in layers):
         console.print(layers_shown(layers))
-    lines = sum_line(plan, public), rho_line(plan, public), embeddings_line(plan), torch_func_line(plan)
+    lines = (
+        sum_line(plan, public),
+        rho_line(plan, public),
+        embeddings_line(plan),
+        torch_func_line(plan),
+    )
     for line in (isolation_line(plan, public), *lines):
         if line is not None:
             print_line(line, console)
@@ -247,32 +295,52 @@ def calibrate_command(
 ) -> None:
     """``fedlsg calibrate``; ``epoch_batches``: of shuffled batches, which have no sample rate.
 
-    Raises ValueError for both a sample rate and ``epoch_batches``, and unless one of epsilon and noise is given.
+    Raises ValueError for both a sample rate and ``epoch_batches``, and unless one of epsilon and
+    noise is given.
     """
     if sample_rate is not None and epoch_batches is not None:
-        raise ValueError("give --sample-rate (Poisson batches) or --epoch-batches (shuffled ones), not both")
+        raise ValueError(
+            "give --sample-rate (Poisson batches) or --epoch-batches (shuffled ones), not both"
+        )
     sample_rate = 0.01 if sample_rate is None else sample_rate
     title = f"q = {sample_rate:g}, {steps} steps, add/remove"
     if epoch_batches is not None:
         if epoch_batches < 1:
             raise ValueError(
-                f"expected --epoch-batches={epoch_batches} >= 1: batch size B cuts N rows into ceil(N / B)"
+                f"expected --epoch-batches={epoch_batches} >= 1: batch size B cuts N rows into "
+                "ceil(N / B)"
             )
         took, sample_rate, steps = steps, 1.0, epochs_begun(steps, epoch_batches)
-        title = f"{took} shuffled batches, {epoch_batches} an epoch: {steps} epochs, zero-out, no amplification"
+        title = (
+            f"{took} shuffled batches, {epoch_batches} an epoch: {steps} epochs, zero-out, no "
+            "amplification"
+        )
     if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError("give either --epsilon (to get a noise multiplier) or --noise-multiplier (to get epsilon)")
+        raise ValueError(
+            "give either --epsilon (to get a noise multiplier) or --noise-multiplier (to get "
+            "epsilon)"
+        )
     sigma = noise_multiplier
     if sigma is None:
         assert epsilon is not None
-        sigma = calibrate_noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
+        sigma = calibrate_noise_multiplier(
+            epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps
+        )
     bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
     said = epsilon_words(bound.upper, 4)
-    console.print(f"noise multiplier {sigma:.5g}: epsilon {said} at delta {delta:g}", highlight=False)
+    console.print(
+        f"noise multiplier {sigma:.5g}: epsilon {said} at delta {delta:g}", highlight=False
+    )
     witness = "" if bound.witness == "prv" else ", unwitnessed"
     table = Table("accountant", "lower", "estimate", "upper", title=title)
     for name, interval in bound.intervals.items():
-        mark = f" (reported{witness})" if name == bound.accountant else " (witness)" if name == bound.witness else ""
+        mark = (
+            f" (reported{witness})"
+            if name == bound.accountant
+            else " (witness)"
+            if name == bound.witness
+            else ""
+        )
         below = (f"{value:.4f}" for value in (interval.lower, interval.estimate))
         table.add_row(name + mark, *below, epsilon_words(interval.upper, 4))
     for name, failure in bound.failures.items():

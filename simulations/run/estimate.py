@@ -1,7 +1,7 @@
 """``fedlsg plan``: what a run would send, spend and take.
 
-The numbers are from the plan of the run, and from a short trial of its messages and of one step (``trial``). Nothing is
-charged, and no run begins.
+The numbers are from the plan of the run, and from a short trial of its messages and of one step
+(``trial``). Nothing is charged, and no run begins.
 """
 
 import json
@@ -38,7 +38,9 @@ LEVELS = ("values", "payload", "wire")
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """Bytes of one client in a round: ``first`` round down, ``later`` down in a round after one that it was in, up."""
+    """Bytes of one client in a round: ``first`` round down, ``later`` down in a round after one
+    that it was in, up.
+    """
 
     up: Mapping[str, float]
     first: Mapping[str, float]
@@ -46,33 +48,45 @@ class Message:
 
 
 def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> dict[str, Any]:
-    """All numbers of a plan: what ``--json`` prints. Names are those of summary.json where they mean the same.
+    """All numbers of a plan: what ``--json`` prints. Names are those of summary.json where they
+    mean the same.
 
     Raises ValueError for phones or a dropout out of range, RuntimeError where the trial fails.
     """
     if phones < 1 or not 0 <= dropout < 1:
-        raise ValueError(f"expected --phones={phones} >= 1 and 0 <= --phone-dropout={dropout:g} < 1")
+        raise ValueError(
+            f"expected --phones={phones} >= 1 and 0 <= --phone-dropout={dropout:g} < 1"
+        )
     s, trial = plan.settings, try_rounds(plan)
     public = plan.server_state().public
     frame = mean_frame(public)
     one = _message(plan, trial, frame.wire.kept)
     down, up = _totals(plan, trial, one)
     return {
-        "workload": shown(s.workload), "model": s.model, "method": shown(s.method), "unit": s.unit, "trust": s.trust,
-        "clients": len(plan.terms), "clients_per_round": s.clients_per_round, "rounds": plan.schedule.rounds,
+        "workload": shown(s.workload),
+        "model": s.model,
+        "method": shown(s.method),
+        "unit": s.unit,
+        "trust": s.trust,
+        "clients": len(plan.terms),
+        "clients_per_round": s.clients_per_round,
+        "rounds": plan.schedule.rounds,
         "local_steps": plan.local.steps,
         "values": {"dense": plan.dense_parameters, "sent": frame.wire.kept},
         "bytes": {"up": dict(one.up), "down_first": dict(one.first), "down": dict(one.later)},
-        "uplink_bytes": up, "downlink_bytes": down,
+        "uplink_bytes": up,
+        "downlink_bytes": down,
         "phones": _phones(plan, one, frame.kept, len(frame.blocks), phones, dropout),
-        "isolation": plan.local.isolation, "own": isolation_line(plan, public),
+        "isolation": plan.local.isolation,
+        "own": isolation_line(plan, public),
         "private": plan.method.mechanism.private and not s.reproducible,
         "noise_multiplier": max(terms.noise_multiplier for terms in plan.terms),
-        "epsilon_max": _epsilon(plan), "delta": s.delta,
+        "epsilon_max": _epsilon(plan),
+        "delta": s.delta,
         "rho": rho_of(plan, public),
         **({} if plan.sums is None else {"bits": sum_bits(plan, public)}),
         **_cost(plan, trial),
-    }  # fmt: skip
+    }
 
 
 def _message(plan: Plan, trial: Trial, kept: int) -> Message:
@@ -89,7 +103,9 @@ def _message(plan: Plan, trial: Trial, kept: int) -> Message:
 
 
 def _changes(plan: Plan) -> bool:
-    """Whether the mask's rate follows the time, and the first frame needs nothing but the weights."""
+    """Whether the mask's rate follows the time, and the first frame needs nothing but the
+    weights.
+    """
     mask = plan.method.mask
     return bool(mask.cooling or mask.sparsity_from) and plan.method.carrier.source is None
 
@@ -108,7 +124,9 @@ def _totals(plan: Plan, trial: Trial, one: Message) -> tuple[int, int]:
 
 
 def _rounds(plan: Plan) -> Iterator[tuple[float, float, int | None]]:
-    """For each group of a round's clients: how many, how many reply, and the rounds since they were last there."""
+    """For each group of a round's clients: how many, how many reply, and the rounds since they were
+    last there.
+    """
     conditions, rounds = plan.participation, plan.schedule.rounds
     if plan.draws_in_secret:  # who is drawn nobody knows: the expected number
         expected = float(plan.settings.clients_per_round)
@@ -134,42 +152,72 @@ def _down(plan: Plan, one: Message, missed: int) -> float:
     return one.first["payload"] + (missed * step if missed * step <= whole else whole)
 
 
-def _phones(plan: Plan, one: Message, values: int, blocks: int, phones: int, dropout: float) -> dict[str, Any]:
-    """A federation of phones like the mean client, all of whom are asked in every round, and a share of whom leaves."""
-    stay, rounds, noise = max(1, round(phones * (1 - dropout))), plan.schedule.rounds, plan.method.mechanism
+def _phones(
+    plan: Plan, one: Message, values: int, blocks: int, phones: int, dropout: float
+) -> dict[str, Any]:
+    """A federation of phones like the mean client, all of whom are asked in every round, and a
+    share of whom leaves.
+    """
+    stay, rounds, noise = (
+        max(1, round(phones * (1 - dropout))),
+        plan.schedule.rounds,
+        plan.method.mechanism,
+    )
     up, first, later = (part["payload"] for part in (one.up, one.first, one.later))
     if plan.sums is not None:
         wider, denser = _secure_growth(plan, values, blocks, phones, stay)
         up = one.up["values"] * wider + (up - one.up["values"]) * denser
-        first, later = (part["values"] + (part["payload"] - part["values"]) * denser for part in (one.first, one.later))
+        first, later = (
+            part["values"] + (part["payload"] - part["values"]) * denser
+            for part in (one.first, one.later)
+        )
     of_sum = noise.adds_noise and plan.settings.trust == "client"
-    ratio = rho(
-        noise, [terms.noise_multiplier * terms.weight for terms in plan.terms], clients_per_round=stay, values=values,
-        blocks=blocks, expected_batch=plan.divisor / plan.settings.clients_per_round * stay,
-    ) if of_sum else None  # fmt: skip
+    ratio = (
+        rho(
+            noise,
+            [terms.noise_multiplier * terms.weight for terms in plan.terms],
+            clients_per_round=stay,
+            values=values,
+            blocks=blocks,
+            expected_batch=plan.divisor / plan.settings.clients_per_round * stay,
+        )
+        if of_sum
+        else None
+    )
     return {
-        "phones": phones, "dropout": dropout, "rho": ratio,
-        "uplink_bytes_a_round": round(stay * up), "downlink_bytes_a_round": round(phones * later),
+        "phones": phones,
+        "dropout": dropout,
+        "rho": ratio,
+        "uplink_bytes_a_round": round(stay * up),
+        "downlink_bytes_a_round": round(phones * later),
         "uplink_bytes": round(rounds * stay * up),
         "downlink_bytes": round(phones * (first + (rounds - 1) * later)),
-    }  # fmt: skip
+    }
 
 
-def _secure_growth(plan: Plan, values: int, blocks: int, phones: int, stay: int) -> tuple[float, float]:
-    """How much wider a value is in a sum of so many phones, and how many more neighbours a phone has a share for."""
+def _secure_growth(
+    plan: Plan, values: int, blocks: int, phones: int, stay: int
+) -> tuple[float, float]:
+    """How much wider a value is in a sum of so many phones, and how many more neighbours a phone
+    has a share for.
+    """
     before = plan.sums
     assert before is not None
     t = before.colluders
     after = replace(
-        before, clients=phones, min_survivors=min(phones, max(stay, (phones + t) // 2 + 1)),
+        before,
+        clients=phones,
+        min_survivors=min(phones, max(stay, (phones + t) // 2 + 1)),
         expected_examples=before.expected_examples / before.clients * phones,
-    )  # fmt: skip
+    )
     how = plan.terms[0].mechanism(plan.method.mechanism)
     bits, degrees = list[int](), list[int]()
     for sums in (before, after):
         noise = replace(how, noise_share=sums.contributors**-0.5)
         bits.append(plan_release(sums, noise, values=values, blocks=blocks).grid.bits)
-        degrees.append(plan_graph(sums.clients, min_survivors=sums.min_survivors, colluders=t).degree)
+        degrees.append(
+            plan_graph(sums.clients, min_survivors=sums.min_survivors, colluders=t).degree
+        )
     return bits[1] / bits[0], degrees[1] / degrees[0]
 
 
@@ -195,19 +243,32 @@ def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
     workers = min(s.workers or processors(), s.clients_per_round) if s.engine != "local" else 1
     whole = plan.schedule.rounds * s.clients_per_round * client
     return {
-        "step": {"seconds": step, "batch": batch, "measured_rows": rows, "measured_seconds": seconds},
-        "seconds": whole / workers, "workers": workers, "memory_bytes": memory, "device": plan.device,
-    }  # fmt: skip
+        "step": {
+            "seconds": step,
+            "batch": batch,
+            "measured_rows": rows,
+            "measured_seconds": seconds,
+        },
+        "seconds": whole / workers,
+        "workers": workers,
+        "memory_bytes": memory,
+        "device": plan.device,
+    }
 
 
 NOTE = (
-    "Bytes are payload: arrays of a message, as in bytes.csv. They are exact for values of fixed width (float32, "
-    "bfloat16), and about right where sizes depend on values. Time is without evaluation, on this machine."
+    "Bytes are payload: arrays of a message, as in bytes.csv. They are exact for values of fixed "
+    "width (float32, bfloat16), and about right where sizes depend on values. Time is without "
+    "evaluation, on this machine."
 )
 
 
-def plan_command(given: dict[str, Any], console: Console, *, phones: int, dropout: float, as_json: bool) -> None:
-    """``fedlsg plan``: it refuses what ``run`` refuses, in the same words. Nothing is charged, and no run begins."""
+def plan_command(
+    given: dict[str, Any], console: Console, *, phones: int, dropout: float, as_json: bool
+) -> None:
+    """``fedlsg plan``: it refuses what ``run`` refuses, in the same words. Nothing is charged, and
+    no run begins.
+    """
     settings = from_root(resolve(given))
     named(settings.callbacks)
     with console.status("loading data, calibrating noise") as status:
@@ -226,30 +287,41 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
     values, sizes, phones, step = facts["values"], facts["bytes"], facts["phones"], facts["step"]
     memory = facts["memory_bytes"]
     epsilon = (
-        f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for {unit_in(facts).protects}"
+        f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for "
+        f"{unit_in(facts).protects}"
     )
-    first = "" if sizes["down_first"] == sizes["down"] else f"; in its first {_bytes(sizes['down_first'])}"
+    first = (
+        ""
+        if sizes["down_first"] == sizes["down"]
+        else f"; in its first {_bytes(sizes['down_first'])}"
+    )
     noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
     found = {
         "workload": f"{facts['workload']}, model {facts['model']}",
         "method": f"{facts['method']}, unit {facts['unit']}, trust {facts['trust']}",
-        "federation": f"{facts['clients_per_round']} of {facts['clients']} clients a round, {facts['rounds']} rounds",
+        "federation": f"{facts['clients_per_round']} of {facts['clients']} clients a round, "
+        f"{facts['rounds']} rounds",
         "values": f"{values['sent']:,} of {values['dense']:,} a client and round",
         "up": f"{_bytes(sizes['up'])} a client and round",
         "down": f"{_bytes(sizes['down'])} a client and round{first}",
-        "whole run": f"{human_bytes(facts['uplink_bytes'])} up, {human_bytes(facts['downlink_bytes'])} down",
+        "whole run": f"{human_bytes(facts['uplink_bytes'])} up, "
+        f"{human_bytes(facts['downlink_bytes'])} down",
         f"{phones['phones']:,} phones": (
             f"{phones['dropout']:.0%} leave: {human_bytes(phones['uplink_bytes_a_round'])} up and "
-            f"{human_bytes(phones['downlink_bytes_a_round'])} down a round, {human_bytes(phones['uplink_bytes'])} and "
-            f"{human_bytes(phones['downlink_bytes'])} in all"
-            + ("" if phones["rho"] is None else f"; rho {phones['rho']:.3g}")
+            f"{human_bytes(phones['downlink_bytes_a_round'])} down a round, "
+            f"{human_bytes(phones['uplink_bytes'])} and {human_bytes(phones['downlink_bytes'])} in "
+            "all" + ("" if phones["rho"] is None else f"; rho {phones['rho']:.3g}")
         ),
         "privacy": epsilon if facts["private"] else "NOT PRIVATE: no epsilon is claimed",
         "noise": noise if facts["noise_multiplier"] else "none",
         "isolation": facts["own"] or f"{facts['isolation']}: library code alone",
-        "one step": f"{step['seconds']:.3g} s at a batch of {step['batch']:.4g} (of {step['measured_rows']} rows)",
-        "time": f"about {duration(facts['seconds'])} with {facts['workers']} at work on {facts['device']}",
-        "memory": "" if memory is None else f"{human_bytes(memory)} at the peak of a step, data included",
+        "one step": f"{step['seconds']:.3g} s at a batch of {step['batch']:.4g} (of "
+        f"{step['measured_rows']} rows)",
+        "time": f"about {duration(facts['seconds'])} with {facts['workers']} at work on "
+        f"{facts['device']}",
+        "memory": ""
+        if memory is None
+        else f"{human_bytes(memory)} at the peak of a step, data included",
     }
     return {name: words for name, words in found.items() if words}
 
@@ -259,4 +331,7 @@ def _rho(found: float | None) -> str:
 
 
 def _bytes(sizes: Mapping[str, float]) -> str:
-    return f"{sizes['payload']:,.0f} bytes ({sizes['values']:,.0f} of values; {sizes['wire']:,.0f} on the wire)"
+    return (
+        f"{sizes['payload']:,.0f} bytes ({sizes['values']:,.0f} of values; {sizes['wire']:,.0f} on "
+        "the wire)"
+    )

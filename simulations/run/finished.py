@@ -49,7 +49,9 @@ PLOT = "Accuracy (or loss), epsilon, bytes and clients after each round"
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """What a user says of the code of a run: names or the things themselves, or that whatever it names may run."""
+    """What a user says of the code of a run: names or the things themselves, or that whatever it
+    names may run.
+    """
 
     workload: str | Workload | Callable[[], Workload] | None = None
     method: str | Callable[..., Any] | None = None
@@ -66,16 +68,22 @@ class Code:
         needs = [setting for setting in READS if given.get(setting) is None or setting in named]
         used = allow_code(run, named, trust_code=self.trust, needs=needs)
         for setting in named.keys() - set(used):
-            raise ValueError(f"the run's {setting} is {getattr(settings, setting)}, no code of its own: leave it out")
+            raise ValueError(
+                f"the run's {setting} is {getattr(settings, setting)}, no code of its own: leave "
+                "it out"
+            )
 
 
 class Run:
-    """A run and its results. ``fedlsg.simulate`` and ``fedlsg.load_run`` make it; a notebook shows a table and curves.
+    """A run and its results. ``fedlsg.simulate`` and ``fedlsg.load_run`` make it; a notebook shows
+    a table and curves.
 
     An unfinished run has no ``summary``, and ``epsilon`` is that of its last finished round.
     """
 
-    def __init__(self, directory: Path, *, plan: Base | None = None, code: Code | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, plan: Base | None = None, code: Code | None = None
+    ) -> None:
         self.directory = Path(directory)
         self._plan, self._code = plan, code or Code()
 
@@ -88,29 +96,36 @@ class Run:
 
     @cached_property
     def rounds(self) -> Table:
-        """One row a round: the columns of rounds.csv, numbers as numbers; None in rounds that were not evaluated."""
+        """One row a round: the columns of rounds.csv, numbers as numbers; None in rounds that were
+        not evaluated.
+        """
         return [row.columns for row in self._rows]
 
     @cached_property
     def bytes(self) -> Table:
-        """One row a message: round, client, direction, bytes of values, of the payload, and on the wire."""
+        """One row a message: round, client, direction, bytes of values, of the payload, and on the
+        wire.
+        """
         messages = RunDir(self.directory).messages
         return [asdict(line) for line in read_lines(messages)] if messages.exists() else []
 
     @property
     def epsilon(self) -> float:
-        """The largest epsilon of any client, from the ledgers, at ``summary["delta"]``; inf if none is claimed."""
+        """The largest epsilon of any client, from the ledgers, at ``summary["delta"]``; inf if none
+        is claimed.
+        """
         found = read_run(self.directory).epsilon_max
         return math.inf if found is None else found
 
     @cached_property
     @without_exit()
     def model(self) -> nn.Module:
-        """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged into linear layers.
+        """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged
+        into linear layers.
 
-        Code of the run's own is run only if you ran it before, name it or trust it (``load_run``). Raises what loading
-        the workload raises, where code or data of the run are not here: then load model.safetensors into a module of
-        your own.
+        Code of the run's own is run only if you ran it before, name it or trust it (``load_run``).
+        Raises what loading the workload raises, where code or data of the run are not here: then
+        load model.safetensors into a module of your own.
         """
         run = RunDir(self.directory)
         settings = run.read_config()
@@ -140,7 +155,8 @@ class Run:
         return model.eval()
 
     def plot(self) -> "Figure":
-        """Accuracy (or loss), epsilon, bytes and clients after each round, as a figure of matplotlib.
+        """Accuracy (or loss), epsilon, bytes and clients after each round, as a figure of
+        matplotlib.
 
         A notebook's cell shows it, once; ``plot().savefig("run.pdf")`` or ``"run.svg"`` keeps it.
         """
@@ -156,7 +172,10 @@ class Run:
 
     def _facts(self) -> dict[str, str]:
         result = read_run(self.directory)
-        head = {"workload": user_code.shown(str(result.settings["workload"])), "method": user_code.shown(result.method)}
+        head = {
+            "workload": user_code.shown(str(result.settings["workload"])),
+            "method": user_code.shown(result.method),
+        }
         if not result.done:
             return {**head, "status": result.status, "rounds": str(len(result.rows))}
         words = {**head, **outcome(result.summary)}
@@ -172,7 +191,9 @@ class Run:
 
 
 def left_model(run: RunDir) -> FinalModel:
-    """The evaluated model, which a run leaves at its end. Raises FileNotFoundError; DamagedError."""
+    """The evaluated model, which a run leaves at its end. Raises FileNotFoundError;
+    DamagedError.
+    """
     tensors, facts = read_model(run.path)
     return FinalModel(tensors=tensors, facts=facts)
 
@@ -184,17 +205,23 @@ def without_adapters(final: FinalModel) -> FinalModel:
     """
     lora = final.facts["lora"]
     if lora is None:
-        raise ValueError(f"method {final.facts['method']!r} trains no factors of LoRA: leave --merge-lora out")
+        raise ValueError(
+            f"method {final.facts['method']!r} trains no factors of LoRA: leave --merge-lora out"
+        )
     if not lora["merges"]:
         raise ValueError(
-            "this model standardises its weights: W_0 + s B A in one layer is another function than the two that were "
-            "trained; leave --merge-lora out"
+            "this model standardises its weights: W_0 + s B A in one layer is another function "
+            "than the two that were trained; leave --merge-lora out"
         )
     paths, trained = lora["layers"], set(final.facts["trained"])
     tensors = merge(final.tensors, paths, lora["scale"])
     trained |= {f"{path}.weight" for path in paths}
     trained |= {f"{path}.bias" for path in paths if f"{path}.base.bias" in trained}
-    changed = {"lora": None, "lora_merged": True, "trained": [name for name in tensors if name in trained]}
+    changed = {
+        "lora": None,
+        "lora_merged": True,
+        "trained": [name for name in tensors if name in trained],
+    }
     return FinalModel(tensors=tensors, facts={**final.facts, **changed})
 
 
@@ -205,10 +232,12 @@ def load_run(
     method: str | Callable[..., Any] | None = None,
     trust_code: bool = False,
 ) -> Run:
-    """The run in a directory, which may come from anybody: none of its code runs, but for ``Run.model``.
+    """The run in a directory, which may come from anybody: none of its code runs, but for
+    ``Run.model``.
 
-    workload, method: the run's own, as in ``fedlsg.simulate``. trust_code: run the code that the directory names, after
-        file and digest are printed. Other code than the run's record is refused in every case.
+    workload, method: the run's own, as in ``fedlsg.simulate``. trust_code: run the code that the
+        directory names, after file and digest are printed. Other code than the run's record is
+        refused in every case.
     Raises ValueError for a folder that is no run directory, or whose files changed since the run.
     """
     run = open_run(path, (*RESULTS, *MODEL), warn)

@@ -1,9 +1,10 @@
 """``--open``: a small process serves the page of a run while it is going on, and ends with it.
 
-It is a process, not a thread, so that nothing that happens to the page, or that a browser does, happens to the run. It
-knows the end of the run from its stdin, which ends with this process, however that ends. Its arguments are the folder
-of the run: the token is made there, and only a file of the owner's has it. ``following`` runs in the process of the
-run, ``main`` in the other one. What prints is imported where the run itself has it: the page must not wait for torch.
+It is a process, not a thread, so that nothing that happens to the page, or that a browser does,
+happens to the run. It knows the end of the run from its stdin, which ends with this process,
+however that ends. Its arguments are the folder of the run: the token is made there, and only a file
+of the owner's has it. ``following`` runs in the process of the run, ``main`` in the other one. What
+prints is imported where the run itself has it: the page must not wait for torch.
 """
 
 import os
@@ -18,7 +19,14 @@ from time import monotonic, sleep
 from rich.console import Console
 
 from simulations.report.template import LIVE_ENTRY
-from simulations.run.live_page import ENTRY, LAST_SECONDS, LivePage, LiveServer, has_browser, open_file
+from simulations.run.live_page import (
+    ENTRY,
+    LAST_SECONDS,
+    LivePage,
+    LiveServer,
+    has_browser,
+    open_file,
+)
 from simulations.rundir.files import write_atomically
 
 START_SECONDS = 20.0
@@ -28,18 +36,31 @@ RECENT = 20.0
 
 @contextmanager
 def following(folder: Path, console: Console) -> Iterator[None]:
-    """Serve the page of a run while the block runs, in a browser if there is one. If it cannot, the run goes on."""
+    """Serve the page of a run while the block runs, in a browser if there is one. If it cannot, the
+    run goes on.
+    """
     from simulations.report.terminal import print_line
 
     opens = has_browser()
     (folder / ENTRY).unlink(missing_ok=True)  # of a run that was killed
-    command = [sys.executable, "-P", "-m", "simulations.run.live", str(folder), "open" if opens else "wait"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "simulations.run.live",
+        str(folder),
+        "open" if opens else "wait",
+    ]
     places = os.pathsep.join(place for place in sys.path if place)
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True, env=os.environ | {"PYTHONPATH": places},
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": places},
+        )
     except OSError as error:
         print_line(f"no page follows the run: {error}", console, "yellow")
         yield
@@ -52,7 +73,9 @@ def following(folder: Path, console: Console) -> Iterator[None]:
         (folder / ENTRY).unlink(missing_ok=True)
 
 
-def _announce(process: subprocess.Popen[bytes], folder: Path, console: Console, opens: bool) -> None:
+def _announce(
+    process: subprocess.Popen[bytes], folder: Path, console: Console, opens: bool
+) -> None:
     from simulations.report.terminal import print_line, print_whole
 
     entry, until = folder / ENTRY, monotonic() + START_SECONDS
@@ -66,7 +89,10 @@ def _announce(process: subprocess.Popen[bytes], folder: Path, console: Console, 
     elif opens:
         print_whole(f"live page  {entry}", console)
     else:
-        print_whole(f"live page  {entry} (no browser was found: open this file in one of this machine)", console)
+        print_whole(
+            f"live page  {entry} (no browser was found: open this file in one of this machine)",
+            console,
+        )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -83,7 +109,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def write_entry(path: Path, url: str) -> None:
-    """The file that leads the owner's browser to the page. Raises PermissionError where others could read it."""
+    """The file that leads the owner's browser to the page. Raises PermissionError where others
+    could read it.
+    """
     write_atomically(path, LIVE_ENTRY.format(url=url).encode(), durable=False, private=True)
     if os.name == "posix" and path.stat().st_mode & 0o077:
         path.unlink()

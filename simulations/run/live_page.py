@@ -1,13 +1,15 @@
-"""The page of a run that follows it while it trains: a small process with an HTTP server on loopback.
+"""The page of a run that follows it while it trains: a small process with an HTTP server on
+loopback.
 
-``LivePage`` is the page at this moment, that of report.html with a line and a script that follow the run.
-``LiveServer`` serves it, in the process of ``live``.
+``LivePage`` is the page at this moment, that of report.html with a line and a script that follow
+the run. ``LiveServer`` serves it, in the process of ``live``.
 
-Who is answered: a browser of this machine that knows the token. Every user of a machine reaches loopback, and every
-page in a browser can send requests to it. So the first part of each path is a random token. A request also needs the
-name of this machine as its host (a name of another site that points here has another one), and must not come from a
-page of another origin. There are two answers and no files: no path leads anywhere. A connection carries one request,
-for ``SECONDS`` at most, and there are ``MOST`` at a time: those who read slowly, or not at all, hold nothing else up.
+Who is answered: a browser of this machine that knows the token. Every user of a machine reaches
+loopback, and every page in a browser can send requests to it. So the first part of each path is a
+random token. A request also needs the name of this machine as its host (a name of another site that
+points here has another one), and must not come from a page of another origin. There are two answers
+and no files: no path leads anywhere. A connection carries one request, for ``SECONDS`` at most, and
+there are ``MOST`` at a time: those who read slowly, or not at all, hold nothing else up.
 """
 
 import hmac
@@ -32,16 +34,22 @@ from markupsafe import Markup
 from simulations.report.template import BODY, LIVE_LINE, LIVE_START
 
 ENTRY = "live.html"
-"""The file that leads the owner's browser to the page: nobody else can read it, and it is removed at the end."""
+"""The file that leads the owner's browser to the page: nobody else can read it, and it is removed
+at the end.
+"""
 LAST_SECONDS = 5.0
 """How long a browser has, after the run, to take the last state."""
 WATCHED = ("config.toml", "rounds.csv", "summary.json")
 """Files of a run that its page shows."""
 PACE = 10.0
-"""The page is made again after this many times the time that making it took: at most a tenth of a processor."""
+"""The page is made again after this many times the time that making it took: at most a tenth of a
+processor.
+"""
 BUSY = "The run is going on. This page follows it."
 OVER = "The run has ended, and nothing follows it any more. This page stays as {} in its folder."
-STOPPED = "The run was interrupted, and nothing follows it any more. To continue it: fedlsg resume {}"
+STOPPED = (
+    "The run was interrupted, and nothing follows it any more. To continue it: fedlsg resume {}"
+)
 GONE = "No answer any more. The run may have been killed: fedlsg runs says so."
 SCRIPT = """(() => {
 const bar = () => document.getElementById("live"), pause = ms => new Promise(done => setTimeout(done, ms));
@@ -79,7 +87,9 @@ follow();
 
 @dataclass
 class LivePage:
-    """The page of one run directory. One thread calls ``refresh`` and ``finish``; others read what was ``made``."""
+    """The page of one run directory. One thread calls ``refresh`` and ``finish``; others read what
+    was ``made``.
+    """
 
     folder: Path
     made: tuple[str, bytes] = ("", b"")
@@ -91,7 +101,10 @@ class LivePage:
     _next: float = 0.0
 
     def __post_init__(self) -> None:
-        self.made = "starting", following_html(LIVE_START.replace("SCRIPT", SCRIPT), "starting", BUSY)
+        self.made = (
+            "starting",
+            following_html(LIVE_START.replace("SCRIPT", SCRIPT), "starting", BUSY),
+        )
 
     def give(self) -> bytes:
         """The page for a browser."""
@@ -130,7 +143,9 @@ class LivePage:
 def following_html(page: str, version: str, words: str) -> bytes:
     """A page with the line that says what follows the run."""
     head, body, rest = page.partition(BODY)
-    return "".join([head, body, Markup(LIVE_LINE).format(version=version, words=words, gone=GONE), rest]).encode()
+    return "".join(
+        [head, body, Markup(LIVE_LINE).format(version=version, words=words, gone=GONE), rest]
+    ).encode()
 
 
 def _mark(path: Path) -> str:
@@ -148,10 +163,14 @@ SECONDS = 15.0
 PATIENCE = 5.0
 """A question about the state is answered when it changes, or after this time."""
 MOST = 16
-CONTENT = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+CONTENT = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'"
+)
 HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": f"{CONTENT}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": f"{CONTENT}; base-uri 'none'; form-action 'none'; frame-ancestors "
+    "'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -159,7 +178,9 @@ HEADERS = {
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves one page on a free port of loopback. ``url`` has the token: it is for the owner's eyes only."""
+    """Serves one page on a free port of loopback. ``url`` has the token: it is for the owner's eyes
+    only.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -192,7 +213,9 @@ class LiveServer(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error, and a request is written nowhere: it has the token."""
+        """A browser that went away is no error, and a request is written nowhere: it has the
+        token.
+        """
 
 
 def _hang_up(request: socket.socket) -> None:
@@ -219,7 +242,11 @@ class Answer(BaseHTTPRequestHandler):
         """What an allowed request asks for; None for all others, which are told nothing."""
         origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site", "none")
         hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1 or _name_of(hosts[0]) not in NAMES or origin not in (None, f"http://{hosts[0]}"):
+        if (
+            len(hosts) != 1
+            or _name_of(hosts[0]) not in NAMES
+            or origin not in (None, f"http://{hosts[0]}")
+        ):
             return None
         if site not in ("none", "same-origin") and self.headers.get("Sec-Fetch-Dest") != "document":
             return None
@@ -273,7 +300,9 @@ def has_browser() -> bool:
 
 
 def open_file(path: Path) -> bool:
-    """Open a file in the user's browser, of which processes show its name alone; False where that could not be done."""
+    """Open a file in the user's browser, of which processes show its name alone; False where that
+    could not be done.
+    """
     try:
         return has_browser() and webbrowser.open(path.resolve().as_uri())
     except (webbrowser.Error, OSError):

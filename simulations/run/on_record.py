@@ -1,7 +1,8 @@
-"""What a run of ``fedlsg.simulate`` leaves in the records of its process: what it spent on its rows, what it trained.
+"""What a run of ``fedlsg.simulate`` leaves in the records of its process: what it spent on its
+rows, what it trained.
 
-Each run has a ledger of its own, in its directory. So five runs on the same rows spend five times, and each says what
-it spent alone: ``fedlsg.epsilon_of_data`` adds them up.
+Each run has a ledger of its own, in its directory. So five runs on the same rows spend five times,
+and each says what it spent alone: ``fedlsg.epsilon_of_data`` adds them up.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,19 +27,23 @@ from simulations.rundir.updates import read_model
 from simulations.server.named_callbacks import FOLDER
 
 WAY = (
-    "continue the run that did, with out=... and resume=True, or train both times with fedlsg.PrivateStep and one "
-    "ledger=PATH"
+    "continue the run that did, with out=... and resume=True, or train both times with "
+    "fedlsg.PrivateStep and one ledger=PATH"
 )
 CALLERS = 7
 """Functions between a user's call of ``simulate`` and the record."""
 
 
 def writer_of(plan: Plan, *, fresh_data: bool) -> Writer:
-    """The writer of the run's weights. Raises ValueError if this process has trained the initial ones already.
+    """The writer of the run's weights. Raises ValueError if this process has trained the initial
+    ones already.
 
     Weights that a setting names are known by the rows behind them, which the plan has compared.
     """
-    model, writer = plan.build_model(), Writer(fresh_data=fresh_data or bool(starts_of(plan.settings)))
+    model, writer = (
+        plan.build_model(),
+        Writer(fresh_data=fresh_data or bool(starts_of(plan.settings))),
+    )
     writer.check(model, WAY)
     writer.begin(trainable(model))
     return writer
@@ -46,7 +51,9 @@ def writer_of(plan: Plan, *, fresh_data: bool) -> Writer:
 
 @contextmanager
 def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -> Iterator[None]:
-    """Inside, the run trains. Warns of a second run on the same rows; says at the end what all of them have spent."""
+    """Inside, the run trains. Warns of a second run on the same rows; says at the end what all of
+    them have spent.
+    """
     s, places = plan.settings, rows_of(plan)
     run = DataRun(
         ledger=str(directory.path.resolve()),
@@ -61,15 +68,20 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
         entries = charged(directory)
         run.charged = lambda: entries
         for folder in (directory.path, directory.path / FOLDER):
-            with suppress(FileNotFoundError):  # it did not finish, or no callback kept its best round
+            # it did not finish, or no callback kept its best round
+            with suppress(FileNotFoundError):
                 writer.note(read_model(folder)[0])
     if len(known := runs_on(places)) > 1:
         total = epsilon_words(epsilon_of_runs(known, s.delta))
-        print_line(f"all runs of this process on these rows: epsilon {total} at delta {s.delta:g}", console)
+        print_line(
+            f"all runs of this process on these rows: epsilon {total} at delta {s.delta:g}", console
+        )
 
 
 def rows_of(plan: Plan) -> list[Place]:
-    """Where the private rows of a workload of a user's own are; none of fedlsg's own data sets, which are public."""
+    """Where the private rows of a workload of a user's own are; none of fedlsg's own data sets,
+    which are public.
+    """
     own, s = workloads.own(plan.settings.workload), plan.settings
     if own is None or s.public_rows is not None:
         return []
@@ -79,7 +91,9 @@ def rows_of(plan: Plan) -> list[Place]:
 
 
 def charged(directory: RunDir) -> list[Sequence[Entry]]:
-    """The entries of the clients, and of a server that adds the noise: those that cost the same, once."""
+    """The entries of the clients, and of a server that adds the noise: those that cost the same,
+    once.
+    """
     charges = directory.charges
     each = [charges.of(client).entries for client in (*charges.clients(), SERVER)]
     return list({tuple(map(kind_of, entries)): entries for entries in each}.values())

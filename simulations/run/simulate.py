@@ -24,7 +24,13 @@ from simulations.server.callbacks import Callback, as_callbacks
 from simulations.server.named_callbacks import named
 from simulations.server.ready import ready_plan
 from simulations.settings.published import first_look, resolve
-from simulations.settings.settings import check_names_of, from_mapping, names_given, permit_code, values_of
+from simulations.settings.settings import (
+    check_names_of,
+    from_mapping,
+    names_given,
+    permit_code,
+    values_of,
+)
 from simulations.workloads import Workload
 from simulations.workloads.own import MODEL, make
 
@@ -61,38 +67,52 @@ def simulate(
     quiet: bool = False,
     **settings: Unpack[RunSettings],
 ) -> Run:
-    """Train a model across simulated clients, each update private and counted; returns the finished run.
+    """Train a model across simulated clients, each update private and counted; returns the finished
+    run.
 
-    model, train, test, loss, metrics, partition: as in ``fedlsg.Workload``, whose other arguments (``inputs``,
-        ``targets``, ``transform``, ``num_classes``, ...) are taken as well. Or ``workload``: a ``fedlsg.Workload``, a
-        function that returns one, or a name (``"digits"``, ``"mine.py:workload"``); then ``model`` names one of its.
-    method: the name of a recipe, ``"mine.py:recipe"``, or a recipe: a function of keywords, among them ``mechanism``
-        and ``server``, that returns a ``fedlsg.Method``. Its other keywords are settings. Default: ``"dpsgd"`` for a
-        model of your own, ``"lsg"`` for a workload with a preset.
-    epsilon, delta: what each client may spend in the whole run (default 8 and 1e-5); the noise is calibrated for it.
-        One example is protected: adjacency is add/remove. ``noise_multiplier`` instead of ``epsilon`` gives the noise.
+    model, train, test, loss, metrics, partition: as in ``fedlsg.Workload``, whose other arguments
+        (``inputs``, ``targets``, ``transform``, ``num_classes``, ...) are taken as well. Or
+        ``workload``: a ``fedlsg.Workload``, a function that returns one, or a name (``"digits"``,
+        ``"mine.py:workload"``); then ``model`` names one of its.
+    method: the name of a recipe, ``"mine.py:recipe"``, or a recipe: a function of keywords, among
+        them ``mechanism`` and ``server``, that returns a ``fedlsg.Method``. Its other keywords are
+        settings. Default: ``"dpsgd"`` for a model of your own, ``"lsg"`` for a workload with a
+        preset.
+    epsilon, delta: what each client may spend in the whole run (default 8 and 1e-5); the noise is
+        calibrated for it. One example is protected: adjacency is add/remove. ``noise_multiplier``
+        instead of ``epsilon`` gives the noise.
     clients: number of clients (default 5, or what the partition has).
-    rounds: server rounds. Rounds, sample rate, optimizer and learning rates that nobody gives follow from a rule that
-        needs no tuning (``fedlsg docs choosing``).
-    engine: ``"local"`` for this process alone, ``"ray"`` for workers of Ray, which take seconds to start; ``"auto"``
-        chooses by the work. With ``reproducible=True`` both give the same weights.
+    rounds: server rounds. Rounds, sample rate, optimizer and learning rates that nobody gives
+        follow from a rule that needs no tuning (``fedlsg docs choosing``).
+    engine: ``"local"`` for this process alone, ``"ray"`` for workers of Ray, which take seconds to
+        start; ``"auto"`` chooses by the work. With ``reproducible=True`` both give the same
+        weights.
     out: the run directory, new or empty; default ``runs/<time>-<workload>-<method>``.
-    callbacks: ``fedlsg.Callback`` instances, or functions that are called after each round with a dict of its row; or
-        the setting of this name. One that raises ``fedlsg.StopRun`` ends the run; after any other exception ``resume``
-        continues it.
+    callbacks: ``fedlsg.Callback`` instances, or functions that are called after each round with a
+        dict of its row; or the setting of this name. One that raises ``fedlsg.StopRun`` ends the
+        run; after any other exception ``resume`` continues it.
     resume: continue the interrupted run in ``out``, with the same arguments.
-    fresh_data: your word that the data are others than those behind the weights that ``model`` starts from: by default,
-        weights that a private step or a run of this process has trained are refused.
+    fresh_data: your word that the data are others than those behind the weights that ``model``
+        starts from: by default, weights that a private step or a run of this process has trained
+        are refused.
     quiet: print nothing.
-    settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them. A type checker knows their
-        names, and not those of a recipe of your own: give it these as ``**own``, a ``dict[str, Any]``.
+    settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them. A type
+        checker knows their names, and not those of a recipe of your own: give it these as
+        ``**own``, a ``dict[str, Any]``.
 
-    Guarantee: no example trains before its client is charged for it; ``Run.epsilon`` follows from these ledgers alone.
-    Runs in several threads of one process wait for each other: each gives what it gives alone.
-    Raises ValueError for a bad argument (the message names it and the fix), OSError for missing data, RuntimeError for
-    a run that diverged.
+    Guarantee: no example trains before its client is charged for it; ``Run.epsilon`` follows from
+    these ledgers alone. Runs in several threads of one process wait for each other: each gives what
+    it gives alone.
+    Raises ValueError for a bad argument (the message names it and the fix), OSError for missing
+    data, RuntimeError for a run that diverged.
     """
-    given = {"epsilon": epsilon, "delta": delta, "clients": clients, "rounds": rounds, "engine": engine}
+    given = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "clients": clients,
+        "rounds": rounds,
+        "engine": engine,
+    }
     own = {"model": model, "train": train, "test": test, "loss": loss}
     others: dict[str, Any] = {**settings}
     if workload is not None and isinstance(model, str):
@@ -100,9 +120,15 @@ def simulate(
     more = {name: others.pop(name) for name in MORE & others.keys()}
     if workload is None:
         if missing := [name for name in DATA if own[name] is None]:
-            raise ValueError(f"simulate needs {', '.join(missing)}; or a workload, as workload='digits'")
-        workload = Workload(**own, metrics=metrics, partition="iid" if partition is None else partition, **more)
-    elif said := [name for name, value in {**own, "metrics": metrics, **more}.items() if value is not None]:
+            raise ValueError(
+                f"simulate needs {', '.join(missing)}; or a workload, as workload='digits'"
+            )
+        workload = Workload(
+            **own, metrics=metrics, partition="iid" if partition is None else partition, **more
+        )
+    elif said := [
+        name for name, value in {**own, "metrics": metrics, **more}.items() if value is not None
+    ]:
         raise ValueError(f"give either a workload or {', '.join(said)}")
     elif partition is not None:
         given["partition"] = _named(partition)
@@ -149,19 +175,34 @@ def _run(
 
 
 def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
-    """Raise ValueError if a resumed run is given other settings than those that it has: it would not follow them."""
+    """Raise ValueError if a resumed run is given other settings than those that it has: it would
+    not follow them.
+    """
     kept, asked = values_of(directory.read_config()), values_of(from_root(from_mapping(given)))
     names = names_given(given) & asked.keys() - {"preset", "data_dir", "data_root"}
     said = {name: asked[name] for name in sorted(names) if (name, asked[name]) not in BY_RULE}
-    if other := [f"{name}={kept.get(name)!r} (not {said[name]!r})" for name in said if said[name] != kept.get(name)]:
-        raise ValueError(f"resume=True continues the run in {directory.path} as it began: give {', '.join(other)}")
+    if other := [
+        f"{name}={kept.get(name)!r} (not {said[name]!r})"
+        for name in said
+        if said[name] != kept.get(name)
+    ]:
+        raise ValueError(
+            f"resume=True continues the run in {directory.path} as it began: give "
+            f"{', '.join(other)}"
+        )
 
 
 def workload_name(workload: Any) -> str:
-    """The name that settings have for a workload: its own, or one that this process finds it under."""
+    """The name that settings have for a workload: its own, or one that this process finds it
+    under.
+    """
     if isinstance(workload, str):
         return workload
-    name = getattr(workload, "name", "") if isinstance(workload, Workload) else user_code.name_of(workload)
+    name = (
+        getattr(workload, "name", "")
+        if isinstance(workload, Workload)
+        else user_code.name_of(workload)
+    )
     made = make(workload, name or MODEL)
     workloads.give(name or MODEL, made)
     return name or MODEL
@@ -172,7 +213,8 @@ def _method_name(method: Any) -> str:
         return method
     if not callable(method):
         raise ValueError(
-            f"method={type(method).__name__}: expected the name of a recipe, or def recipe(*, mechanism, server)"
+            f"method={type(method).__name__}: expected the name of a recipe, or def recipe(*, "
+            "mechanism, server)"
         )
     name = user_code.name_of(method)
     strategies.give(name, method)

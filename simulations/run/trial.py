@@ -1,8 +1,8 @@
 """Two rounds of a plan's messages, by the code of a run, with clients that hold a few public rows.
 
-What is sent does not depend on rows: so these messages have the sizes of a run's. Nobody is charged: the entries and
-payloads of the trial are in a temporary folder, which is removed. Few clients take part, except in a secure sum, whose
-messages depend on their number.
+What is sent does not depend on rows: so these messages have the sizes of a run's. Nobody is
+charged: the entries and payloads of the trial are in a temporary folder, which is removed. Few
+clients take part, except in a secure sum, whose messages depend on their number.
 """
 
 import time
@@ -41,7 +41,9 @@ from strategies.federation.wire import flat_record
 from strategies.strategy import FedLSG
 
 FEW = 2
-"""Clients of a trial without a secure sum, and its rounds: in the second one replicas get an update."""
+"""Clients of a trial without a secure sum, and its rounds: in the second one replicas get an
+update.
+"""
 ROWS = 8
 """Public rows of each of its clients."""
 REPEATS, ENOUGH = 3, 5.0
@@ -50,7 +52,9 @@ REPEATS, ENOUGH = 3, 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Messages of each round, the pruning round first where there is one; ``seconds`` of the last round."""
+    """Messages of each round, the pruning round first where there is one; ``seconds`` of the last
+    round.
+    """
 
     rounds: Sequence[tuple[int, Sequence[Sent]]]
     clients: int
@@ -60,8 +64,10 @@ class Trial:
         """Mean bytes of all messages of a round to or from a client, by level."""
         sent = [one for number, messages in self.rounds if number == round for one in messages]
         some = [one for one in sent if one.direction == direction]
-        return {level: sum(getattr(one, f"{level}_bytes") for one in some) / self.clients
-                for level in ("values", "payload", "wire")}  # fmt: skip
+        return {
+            level: sum(getattr(one, f"{level}_bytes") for one in some) / self.clients
+            for level in ("values", "payload", "wire")
+        }
 
 
 def try_rounds(plan: Plan) -> Trial:
@@ -71,7 +77,10 @@ def try_rounds(plan: Plan) -> Trial:
         run = RunDir(Path(folder))
         small = replace(small, settings=replace(small.settings, run_dir=folder))
         grid = LocalGrid(
-            app, len(small.terms), dict(as_config(small.settings)), accounts=Accounts(small, run, here=True)
+            app,
+            len(small.terms),
+            dict(as_config(small.settings)),
+            accounts=Accounts(small, run, here=True),
         )
         state, clock = small.server_state(), _clock(plan)
         seconds = 0.0
@@ -83,40 +92,53 @@ def try_rounds(plan: Plan) -> Trial:
             found.append((report.round, list(whole.sent)))
 
         strategy = FedLSG(
-            state, federation_settings(small, run), keep, keep, make_downlink(small.settings, state, run),
+            state,
+            federation_settings(small, run),
+            keep,
+            keep,
+            make_downlink(small.settings, state, run),
             SimulatedClock(_everybody(small)),
-        )  # fmt: skip
+        )
         with serving(cast(Base, small)):
             for number in range(1, min(FEW, plan.schedule.rounds) + 1):
                 began = clock()
                 weights = flat_record(state.weights)
                 messages = strategy.configure_train(number, weights, ConfigRecord(), grid)
-                strategy.aggregate_train(number, grid.send_and_receive(messages, timeout=plan.settings.round_timeout))
+                strategy.aggregate_train(
+                    number, grid.send_and_receive(messages, timeout=plan.settings.round_timeout)
+                )
                 seconds = clock() - began
         grid.end()
     return Trial(rounds=found, clients=len(small.terms), seconds=seconds)
 
 
 def time_step(plan: Plan) -> tuple[float, int, int | None]:
-    """Seconds of one local step on public rows, how many rows it had, and its peak of memory in bytes.
+    """Seconds of one local step on public rows, how many rows it had, and its peak of memory in
+    bytes.
 
-    It has one microbatch at most: a larger batch takes as much longer, and no more memory. Memory is that of this
-    process with the data, None where the system does not tell.
+    It has one microbatch at most: a larger batch takes as much longer, and no more memory. Memory
+    is that of this process with the data, None where the system does not tell.
     """
-    batch = round(plan.local.expected_batch) if not plan.unit.whole else round(max(
-        rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True)))  # fmt: skip
+    batch = (
+        round(plan.local.expected_batch)
+        if not plan.unit.whole
+        else round(max(rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True)))
+    )
     with _untouched(plan):
         state = plan.server_state()
         size = max(1, min(batch, shape_of(plan.local, state.public.parameters.values()).size))
         base = _with_rows(plan, size)
         if state.awaits_pruning:
             state.pruned = True
-        common = state.plan(replace(plan.local, steps=1, shuffled=0, sample_rate=1.0), plan.sums, plan.unit)
+        common = state.plan(
+            replace(plan.local, steps=1, shuffled=0, sample_rate=1.0), plan.sums, plan.unit
+        )
         round_plan = common.for_client(replace(plan.terms[0], sample_rate=1.0))
         here = Process(base=base, state=state.public, held=Held(state.public))
         checked, account = check(state.model, round_plan.frame), NoAccount()
         release = round_plan.release
-        add = None if release is None else lambda total, mechanism, stream: total  # noise of a step is no time
+        # noise of a step is no time
+        add = None if release is None else lambda total, mechanism, stream: total
         _reset_peak()
         clock, taken = _clock(plan), list[float]()
         for _ in range(1 + REPEATS):  # the first pass prepares kernels
@@ -135,13 +157,24 @@ def _small(plan: Plan) -> Plan:
     terms = (replace(largest, num_examples=ROWS, sample_rate=1.0),) * number
     without_clock: dict[str, Any] = dict.fromkeys(CLOCK)
     settings = replace(
-        plan.settings, clients=number, clients_per_round=number, epsilon=None, record_updates=False, engine="local",
-        noise_multiplier=largest.noise_multiplier or None, **without_clock,
-    )  # fmt: skip
+        plan.settings,
+        clients=number,
+        clients_per_round=number,
+        epsilon=None,
+        record_updates=False,
+        engine="local",
+        noise_multiplier=largest.noise_multiplier or None,
+        **without_clock,
+    )
     return replace(
-        plan, settings=settings, workload=_with_rows(plan, ROWS).workload, parts=[torch.arange(ROWS)] * number,
-        terms=terms, declared=None, local=replace(plan.local, sample_rate=1.0),
-    )  # fmt: skip
+        plan,
+        settings=settings,
+        workload=_with_rows(plan, ROWS).workload,
+        parts=[torch.arange(ROWS)] * number,
+        terms=terms,
+        declared=None,
+        local=replace(plan.local, sample_rate=1.0),
+    )
 
 
 def _everybody(plan: Plan) -> Participation:
@@ -154,7 +187,9 @@ def _with_rows(base: Base, size: int) -> Base:
     test: Split = base.workload.test
     rows = probes(test)[:1] if test.lengths is not None else probes(test)
     some = test.pick(rows[torch.arange(size) % len(rows)])
-    return replace(base, workload=replace(base.workload, train=some), parts=[torch.arange(size)], declared=None)
+    return replace(
+        base, workload=replace(base.workload, train=some), parts=[torch.arange(size)], declared=None
+    )
 
 
 @contextmanager

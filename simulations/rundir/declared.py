@@ -1,23 +1,27 @@
-"""Every file that fedlsg leaves, declared once: what it is, who writes it, who may read it, how damage is found.
+"""Every file that fedlsg leaves, declared once: what it is, who writes it, who may read it, how
+damage is found.
 
-A test makes every kind of run and fails for a file that is not declared, or has another mode. The tables of
-docs/files.md are made of these, and the manifest follows them.
+A test makes every kind of run and fails for a file that is not declared, or has another mode. The
+tables of docs/files.md are made of these, and the manifest follows them.
 
 Classes:
 
 public    settings, released values, and results that an epsilon covers; the umask decides
 private   computed from training data, and no epsilon covers it as it is: for the owner only
-secret    what a client never sends: rows, batches, memories without noise, keys, logs; for the owner only, and never to
-          be published. In a shared or published copy of a run, leave it out
+secret    what a client never sends: rows, batches, memories without noise, keys, logs; for the
+          owner only, and never to be published. In a shared or published copy of a run, leave it
+          out
 
 A file is public or secret in every run. In some runs public files are private: see ``Base.closed``.
 
-What of a run may be seen outside the server is one list for each trust mode (``RELEASED``), for everybody who shows
-anything: callbacks and loggers, rounds.csv, summary.json, TensorBoard's events, the terminal and every page. ``None``
-lets everything pass: the server of that mode knows who takes part, and epsilon does not rest on it. Under trust=server
-epsilon rests on a secret draw of the clients. Who they are, or how many, follows from bytes, counts, reasons of
-rejections and times; these are not in the list, and a new number is not either until it is entered there. The strategy
-hands on a report without them (``ServerNoiseExchange.end``), so that nothing here would know them.
+What of a run may be seen outside the server is one list for each trust mode (``RELEASED``), for
+everybody who shows anything: callbacks and loggers, rounds.csv, summary.json, TensorBoard's events,
+the terminal and every page. ``None``
+lets everything pass: the server of that mode knows who takes part, and epsilon does not rest on it.
+Under trust=server epsilon rests on a secret draw of the clients. Who they are, or how many, follows
+from bytes, counts, reasons of rejections and times; these are not in the list, and a new number is
+not either until it is entered there. The strategy hands on a report without them
+(``ServerNoiseExchange.end``), so that nothing here would know them.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,13 +33,16 @@ from typing import Any, Literal
 
 Class = Literal["public", "private", "secret"]
 Damage = Literal["digest", "grows", "own", "none"]
-"""How damage is found: the manifest has a digest of the file; or its length and the digest up to there; or the file has
-a digest of its own until the run ends, because it changes between two checkpoints. "none": nobody uses its content."""
+"""How damage is found: the manifest has a digest of the file; or its length and the digest up to
+there; or the file has a digest of its own until the run ends, because it changes between two
+checkpoints. "none": nobody uses its content."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """``pattern``: of paths in the folder; "*" stands for a part of a name, "/**" for everything in a folder."""
+    """``pattern``: of paths in the folder; "*" stands for a part of a name, "/**" for everything in
+    a folder.
+    """
 
     pattern: str
     what: str
@@ -49,83 +56,216 @@ RUN = (
     Declared("config.toml", "all settings, resolved", DRIVER),
     Declared("code.json", "digests of code of the user's own, if the settings name any", DRIVER),
     Declared("rounds.csv", "a row for every round", SERVER, damage="grows"),
-    Declared("bytes.csv", "a row for every message; none under `trust=server`", SERVER, damage="grows"),
+    Declared(
+        "bytes.csv", "a row for every message; none under `trust=server`", SERVER, damage="grows"
+    ),
     Declared("summary.json", "the results, written at the end", SERVER),
     Declared("report.html", "plots and settings", "server, `fedlsg report`"),
-    Declared("model.safetensors", "the evaluated model (with `ema`: the average), for plain torch", SERVER),
+    Declared(
+        "model.safetensors",
+        "the evaluated model (with `ema`: the average), for plain torch",
+        SERVER,
+    ),
     Declared("config.json", "what the model is, and its digest", SERVER),
-    Declared("events.out.tfevents.fedlsg", "the numbers of `rounds.csv` for TensorBoard", SERVER, damage="grows"),
-    Declared("ledger/run.jsonl", "the append-only, chained ledger of all clients: a line has all charges of a round; "
-             "under `trust=server` the server's", DRIVER, damage="own"),
-    Declared("ledger/client-*.jsonl", "a chained ledger of each client, where clients keep their own: on Flower's "
-             "engine, in a deployment (copies), and in runs of older versions", "client's account, server",
-             damage="own"),
-    Declared("ledger/server.jsonl", "older versions: the one ledger under `trust=server`", SERVER, damage="own"),
+    Declared(
+        "events.out.tfevents.fedlsg",
+        "the numbers of `rounds.csv` for TensorBoard",
+        SERVER,
+        damage="grows",
+    ),
+    Declared(
+        "ledger/run.jsonl",
+        "the append-only, chained ledger of all clients: a line has all charges of a round; "
+        "under `trust=server` the server's",
+        DRIVER,
+        damage="own",
+    ),
+    Declared(
+        "ledger/client-*.jsonl",
+        "a chained ledger of each client, where clients keep their own: on Flower's "
+        "engine, in a deployment (copies), and in runs of older versions",
+        "client's account, server",
+        damage="own",
+    ),
+    Declared(
+        "ledger/server.jsonl",
+        "older versions: the one ledger under `trust=server`",
+        SERVER,
+        damage="own",
+    ),
     Declared("ledger.jsonl", "a merged copy of the ledgers, for readers", SERVER),
     Declared("checkpoint/latest.pt", "what `fedlsg resume` continues from", SERVER, damage="own"),
     Declared("checkpoint/previous.pt", "the checkpoint of the round before", SERVER, damage="own"),
-    Declared("checkpoint/damaged.pt", "a damaged checkpoint, after a repair", "`fedlsg resume`", damage="none"),
+    Declared(
+        "checkpoint/damaged.pt",
+        "a damaged checkpoint, after a repair",
+        "`fedlsg resume`",
+        damage="none",
+    ),
     Declared("checkpoint/sent.json", "bytes sent down in the current round", SERVER, damage="own"),
-    Declared("checkpoint/outbox/client-*.bin", "each client's last payload, to send it again", CLIENT, damage="own"),
-    Declared("downlink/step-*.bin", "server updates as they were sent, with `downlink=sparse`", SERVER),
+    Declared(
+        "checkpoint/outbox/client-*.bin",
+        "each client's last payload, to send it again",
+        CLIENT,
+        damage="own",
+    ),
+    Declared(
+        "downlink/step-*.bin", "server updates as they were sent, with `downlink=sparse`", SERVER
+    ),
     Declared("downlink/basis-*.bin", "carriers that the server probed", SERVER),
-    Declared("updates/round-*/client-*.bin", "a payload as it was sent, with `record-updates`", SERVER),
-    Declared("updates/round-*/sum.npy*", "what a secure sum, or a trusted server, revealed", SERVER),
+    Declared(
+        "updates/round-*/client-*.bin", "a payload as it was sent, with `record-updates`", SERVER
+    ),
+    Declared(
+        "updates/round-*/sum.npy*", "what a secure sum, or a trusted server, revealed", SERVER
+    ),
     Declared("updates/round-*/frame.json", "parameters, blocks, divisor of the payloads", SERVER),
     Declared("updates/round-*/frame.npz*", "L, R and kept positions", SERVER),
     Declared("updates/round-*/weights.npy*", "public weights at the start of the round", SERVER),
     Declared("updates/round-*/kept.npy*", "kept positions, if the server chose them", SERVER),
-    Declared("updates-truth/round-*/client-*.npy*", "the clients' batches, to evaluate attacks", CLIENT, secret=True),
-    Declared("clients/training-data.json", "a digest of all training rows: detects changed data", SERVER, secret=True),
-    Declared("clients/client-*/feedback-*.bin",
-             "a client's memory without noise, or its personal part, with its payload", CLIENT,
-             secret=True, damage="own"),
-    Declared("clients/client-*/batches.key", "key of a client's shuffled batches", CLIENT, secret=True),
-    Declared("clients/manifest.json*", "the manifest of files that are not public", SERVER, secret=True, damage="none"),
-    Declared("manifest.json*", "digests of the public files, to find damage", SERVER, damage="none"),
-    Declared("run.log", "the log; a traceback may quote data", "all processes", secret=True, damage="grows"),
-    Declared("live.html", "leads the owner's browser to the page of `--open`; removed at the end", DRIVER, secret=True,
-             damage="none"),
+    Declared(
+        "updates-truth/round-*/client-*.npy*",
+        "the clients' batches, to evaluate attacks",
+        CLIENT,
+        secret=True,
+    ),
+    Declared(
+        "clients/training-data.json",
+        "a digest of all training rows: detects changed data",
+        SERVER,
+        secret=True,
+    ),
+    Declared(
+        "clients/client-*/feedback-*.bin",
+        "a client's memory without noise, or its personal part, with its payload",
+        CLIENT,
+        secret=True,
+        damage="own",
+    ),
+    Declared(
+        "clients/client-*/batches.key", "key of a client's shuffled batches", CLIENT, secret=True
+    ),
+    Declared(
+        "clients/manifest.json*",
+        "the manifest of files that are not public",
+        SERVER,
+        secret=True,
+        damage="none",
+    ),
+    Declared(
+        "manifest.json*", "digests of the public files, to find damage", SERVER, damage="none"
+    ),
+    Declared(
+        "run.log",
+        "the log; a traceback may quote data",
+        "all processes",
+        secret=True,
+        damage="grows",
+    ),
+    Declared(
+        "live.html",
+        "leads the owner's browser to the page of `--open`; removed at the end",
+        DRIVER,
+        secret=True,
+        damage="none",
+    ),
     Declared(".lock", "number of the process that uses the folder", DRIVER, damage="none"),
-    Declared("best/model.safetensors", "the best model, with `callbacks=best-model`", "callback", damage="own"),
+    Declared(
+        "best/model.safetensors",
+        "the best model, with `callbacks=best-model`",
+        "callback",
+        damage="own",
+    ),
     Declared("best/config.json", "what it is, and its digest", "callback", damage="own"),
     Declared("*-run-id", "name of the run at MLflow, or Weights & Biases", "callback"),
     Declared("wandb/**", "what Weights & Biases keeps", "its library", damage="none"),
     Declared("export/**", "the model for other programs", "`fedlsg export`", damage="none"),
-)  # fmt: skip
+)
 """A run directory, on every engine."""
 NODE = (
     Declared("ledger.jsonl", "the privacy ledger over all runs and servers", CLIENT, secret=True),
     Declared("secret.key", "32 random bytes; key of the digest of the data", CLIENT, secret=True),
     Declared("data.json", "N_k, keyed digest of the rows, end of the ledger", CLIENT, secret=True),
-    Declared("runs/*/checkpoint/outbox/client-*.bin", "the last payload in a run", CLIENT, secret=True),
-    Declared("runs/*/replicas/client-*.bin", "the public state as the client last had it", CLIENT, secret=True),
+    Declared(
+        "runs/*/checkpoint/outbox/client-*.bin", "the last payload in a run", CLIENT, secret=True
+    ),
+    Declared(
+        "runs/*/replicas/client-*.bin",
+        "the public state as the client last had it",
+        CLIENT,
+        secret=True,
+    ),
     Declared("runs/*/replicas/basis-*.bin", "carriers that the server probed", CLIENT, secret=True),
-    Declared("runs/*/clients/client-*/feedback-*.bin", "personal parameters, with the payload", CLIENT, secret=True),
+    Declared(
+        "runs/*/clients/client-*/feedback-*.bin",
+        "personal parameters, with the payload",
+        CLIENT,
+        secret=True,
+    ),
     Declared("runs/*/clients/client-*/batches.key", "key of shuffled batches", CLIENT, secret=True),
     Declared("cache/**", "decoded or tokenized rows of `.parquet` data", CLIENT, secret=True),
-)  # fmt: skip
+)
 """``ledger-dir`` of a deployed client. All of it is for its owner only."""
 COMMANDS = (
-    Declared("attack.json", "results of attacks, with rows", "`fedlsg attack`", secret=True, damage="none"),
-    Declared("attack.html", "reconstructed training examples", "`fedlsg attack`", secret=True, damage="none"),
-    Declared("attack-curves.png", "curves of attacks", "`fedlsg attack`", secret=True, damage="none"),
-    Declared("membership.*", "scores of membership attacks", "`fedlsg attack`", secret=True, damage="none"),
-    Declared("audit.*", "what an audit found, over training rows", "`fedlsg audit`", secret=True, damage="none"),
-    Declared("inspection/**", "statistics of gradients without noise", "`fedlsg inspect`", secret=True, damage="none"),
-    Declared("partition.*", "what each client holds", "`fedlsg partition`", secret=True, damage="none"),
-)  # fmt: skip
-"""What commands write next to a run, or into ``--out``: computed from training rows without noise."""
+    Declared(
+        "attack.json",
+        "results of attacks, with rows",
+        "`fedlsg attack`",
+        secret=True,
+        damage="none",
+    ),
+    Declared(
+        "attack.html",
+        "reconstructed training examples",
+        "`fedlsg attack`",
+        secret=True,
+        damage="none",
+    ),
+    Declared(
+        "attack-curves.png", "curves of attacks", "`fedlsg attack`", secret=True, damage="none"
+    ),
+    Declared(
+        "membership.*",
+        "scores of membership attacks",
+        "`fedlsg attack`",
+        secret=True,
+        damage="none",
+    ),
+    Declared(
+        "audit.*",
+        "what an audit found, over training rows",
+        "`fedlsg audit`",
+        secret=True,
+        damage="none",
+    ),
+    Declared(
+        "inspection/**",
+        "statistics of gradients without noise",
+        "`fedlsg inspect`",
+        secret=True,
+        damage="none",
+    ),
+    Declared(
+        "partition.*", "what each client holds", "`fedlsg partition`", secret=True, damage="none"
+    ),
+)
+"""What commands write next to a run, or into ``--out``: computed from training rows without
+noise.
+"""
 
 
 @lru_cache(4096)  # a round names the same files of its clients again and again
 def find(name: str, among: tuple[Declared, ...] | None = None) -> Declared | None:
-    """The declaration of a file by its path in the folder; None for one that is not fedlsg's, ``among`` or a run's."""
+    """The declaration of a file by its path in the folder; None for one that is not fedlsg's,
+    ``among`` or a run's.
+    """
     return next((one for one in among or (*RUN, *COMMANDS) if _matches(name, one.pattern)), None)
 
 
 def class_of(name: str, declared: Declared, closed: Collection[str]) -> Class:
-    """Of a file in a run; ``closed``: the run's folders that no epsilon covers, see ``Base.closed``."""
+    """Of a file in a run; ``closed``: the run's folders that no epsilon covers, see
+    ``Base.closed``.
+    """
     if declared.secret:
         return "secret"
     inside = any(folder == "." or name.startswith(f"{folder}/") for folder in closed)
@@ -140,9 +280,11 @@ def _matches(name: str, pattern: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of summary.json.
+    """``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of
+    summary.json.
 
-    ``files``: patterns of a run directory's public files; the manifest of public files lists no other.
+    ``files``: patterns of a run directory's public files; the manifest of public files lists no
+    other.
     """
 
     rows: frozenset[str] | None = None
@@ -156,28 +298,86 @@ class Released:
 
     def of_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The entries that may be seen."""
-        return {name: value for name, value in summary.items() if self.summary is None or name in self.summary}
+        return {
+            name: value
+            for name, value in summary.items()
+            if self.summary is None or name in self.summary
+        }
 
 
 EVERYTHING = Released()
 AT_SERVER = Released(
     rows=frozenset({"round", "accuracy", "loss", "epsilon_max", "epsilon_median"}),
-    summary=frozenset({
-        "workload", "model", "method", "pretrained_sha256", "seed", "rounds", "clients", "accuracy",
-        "accuracy_by_split", "accuracy_by_client", "loss", "features", "normalised", "data", "probe_source", "metrics",
-        "private", "epsilon_max", "epsilon_median", "epsilon_by_reader", "delta", "accountant", "noise_multiplier",
-        "rho", "pruning", "unit", "adjacency", "trust", "secure_sum", "reproducible", "isolation", "codec", "engine",
-        "device", "precision", "activation_storage", "chance", "hardware", "versions", "own_code", "stopped",
-        "diverged",
-    }),
-    files=frozenset({
-        "config.toml", "rounds.csv", "summary.json", "report.html", "model.safetensors", "config.json",
-        "manifest.json*", "events.out.tfevents.fedlsg", "ledger/run.jsonl", "ledger/server.jsonl", "ledger.jsonl",
-        "best/*", "*-run-id",
-        "downlink/step-*.bin", "downlink/basis-*.bin", "updates/round-*/sum.npy*", "updates/round-*/frame.*",
-        "updates/round-*/weights.npy*", "updates/round-*/kept.npy*",
-    }),
-)  # fmt: skip
+    summary=frozenset(
+        {
+            "workload",
+            "model",
+            "method",
+            "pretrained_sha256",
+            "seed",
+            "rounds",
+            "clients",
+            "accuracy",
+            "accuracy_by_split",
+            "accuracy_by_client",
+            "loss",
+            "features",
+            "normalised",
+            "data",
+            "probe_source",
+            "metrics",
+            "private",
+            "epsilon_max",
+            "epsilon_median",
+            "epsilon_by_reader",
+            "delta",
+            "accountant",
+            "noise_multiplier",
+            "rho",
+            "pruning",
+            "unit",
+            "adjacency",
+            "trust",
+            "secure_sum",
+            "reproducible",
+            "isolation",
+            "codec",
+            "engine",
+            "device",
+            "precision",
+            "activation_storage",
+            "chance",
+            "hardware",
+            "versions",
+            "own_code",
+            "stopped",
+            "diverged",
+        }
+    ),
+    files=frozenset(
+        {
+            "config.toml",
+            "rounds.csv",
+            "summary.json",
+            "report.html",
+            "model.safetensors",
+            "config.json",
+            "manifest.json*",
+            "events.out.tfevents.fedlsg",
+            "ledger/run.jsonl",
+            "ledger/server.jsonl",
+            "ledger.jsonl",
+            "best/*",
+            "*-run-id",
+            "downlink/step-*.bin",
+            "downlink/basis-*.bin",
+            "updates/round-*/sum.npy*",
+            "updates/round-*/frame.*",
+            "updates/round-*/weights.npy*",
+            "updates/round-*/kept.npy*",
+        }
+    ),
+)
 RELEASED: Mapping[str, Released] = MappingProxyType(
     {"client": EVERYTHING, "secure": EVERYTHING, "aggregate": EVERYTHING, "server": AT_SERVER}
 )

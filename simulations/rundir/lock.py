@@ -1,4 +1,6 @@
-"""A new run directory; and only one process writes a run directory, or a client's folder, at a time."""
+"""A new run directory; and only one process writes a run directory, or a client's folder, at a
+time.
+"""
 
 import errno
 import os
@@ -17,10 +19,11 @@ from simulations.settings.settings import Settings
 
 
 def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:
-    """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working directory.
+    """A new, empty run directory: ``out``, or ``runs/<time>-<workload>-<method>`` under the working
+    directory.
 
-    ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and is not empty
-    (nothing is overwritten), or cannot be written.
+    ``private``: for its owner only, with all that will be in it. Raises ValueError if it exists and
+    is not empty (nothing is overwritten), or cannot be written.
     """
     with writing_to(out or "runs/ in the working directory"):
         if out is not None:
@@ -29,7 +32,9 @@ def create(out: str | None, settings: Settings, *, private: bool = False) -> Run
             if any(path.iterdir()):
                 again = f", or continue it with fedlsg resume {out} (from Python: resume=True)"
                 is_run = RunDir(path).config.exists()
-                raise ValueError(f"{out} is not empty; choose another --out{again if is_run else ''}")
+                raise ValueError(
+                    f"{out} is not empty; choose another --out{again if is_run else ''}"
+                )
             probe = path / ".writable"
             probe.touch()
             probe.unlink()
@@ -66,7 +71,9 @@ except ImportError:  # Windows has no fcntl: the caller must not start two proce
 
 @contextmanager
 def exclusive(directory: RunDir) -> Iterator[None]:
-    """Hold the run directory; a second process that wants it gets a ValueError. The lock ends with its process."""
+    """Hold the run directory; a second process that wants it gets a ValueError. The lock ends with
+    its process.
+    """
     if fcntl is None:
         yield
         return
@@ -77,7 +84,9 @@ def exclusive(directory: RunDir) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip()  # empty before the holder writes its id
             who = f"process {holder}" if holder else "another process"
-            raise ValueError(f"{directory.path} is in use by {who}: wait for its end, or stop it") from None
+            raise ValueError(
+                f"{directory.path} is in use by {who}: wait for its end, or stop it"
+            ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -86,7 +95,9 @@ def exclusive(directory: RunDir) -> Iterator[None]:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """No other process that asks for the same folder is inside meanwhile (POSIX). The lock ends with its process."""
+    """No other process that asks for the same folder is inside meanwhile (POSIX). The lock ends
+    with its process.
+    """
     if fcntl is None:
         yield
         return
@@ -107,7 +118,9 @@ def _lock(file: IO[str]) -> None:
 
 
 def is_held(directory: RunDir) -> bool:
-    """Whether a process uses the run directory. Changes nothing there; a directory without a lock file is not used."""
+    """Whether a process uses the run directory. Changes nothing there; a directory without a lock
+    file is not used.
+    """
     try:
         with open(directory.path / ".lock") as file:
             if fcntl is not None:
@@ -126,5 +139,6 @@ def _lock_file(directory: RunDir) -> IO[str]:
         if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
             raise
         raise ValueError(
-            f"cannot write to {directory.path}: {error.strerror}; make it writable, or continue a copy of it"
+            f"cannot write to {directory.path}: {error.strerror}; make it writable, or continue a "
+            "copy of it"
         ) from None

@@ -1,11 +1,14 @@
-"""The server's part of a run: the same on every engine, and as the Flower ServerApp that ``flwr run`` starts.
+"""The server's part of a run: the same on every engine, and as the Flower ServerApp that ``flwr
+run`` starts.
 
-State, strategy and records are those of ``serve``. The app plans first, on Flower's simulation and in a deployment.
+State, strategy and records are those of ``serve``. The app plans first, on Flower's simulation and
+in a deployment.
 
-Messages to clients are counted before they are sent, so that an interrupted round is counted, too. A round enters
-rounds.csv, bytes.csv and the checkpoint when it is over. What an interrupted round had sent is in
-``checkpoint/sent.json``. ``fedlsg resume`` runs that round again: it adds what was sent to ``downlink.interrupted`` of
-the summary, and whole models sent as repairs to ``downlink.repairs``. What clients replied in it is not known here.
+Messages to clients are counted before they are sent, so that an interrupted round is counted, too.
+A round enters rounds.csv, bytes.csv and the checkpoint when it is over. What an interrupted round
+had sent is in ``checkpoint/sent.json``. ``fedlsg resume`` runs that round again: it adds what was
+sent to ``downlink.interrupted`` of the summary, and whole models sent as repairs to
+``downlink.repairs``. What clients replied in it is not known here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,12 +67,14 @@ def serve(
     deployment: Deployment | None = None,
     start: Start = FedLSG.start,
 ) -> dict[str, Any]:
-    """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if there is one.
+    """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if
+    there is one.
 
-    ``on_round(row)`` shows every finished row of rounds.csv; ``callbacks`` are called then, and at begin and end;
-    ``page``: write report.html; ``start(strategy, grid, weights, num_rounds=..., timeout=...)`` runs the
-    rounds. Ends early, with a summary that says so, when every client's privacy budget is spent or a callback stops the
-    run; and, back at the last finished round, when the weights or the loss are not finite.
+    ``on_round(row)`` shows every finished row of rounds.csv; ``callbacks`` are called then, and at
+    begin and end; ``page``: write report.html; ``start(strategy, grid, weights, num_rounds=...,
+    timeout=...)`` runs the rounds. Ends early, with a summary that says so, when every client's
+    privacy budget is spent or a callback stops the run; and, back at the last finished round, when
+    the weights or the loss are not finite.
     Raises ValueError if another process holds the run directory, DiskFullError if the disk is full.
     """
     run.protect(plan.closed)
@@ -82,7 +87,9 @@ def serve(
         state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
         clock, deployed = SimulatedClock(plan.participation), deployment is not None
-        recorder = Recorder(run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls))
+        recorder = Recorder(
+            run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls)
+        )
         if run.has_checkpoint:
             recorder.resume()
         else:
@@ -95,7 +102,9 @@ def serve(
             log(ERROR, "%s", stopped)
             recorder.go_back()
         final = final_model(plan, state)
-        summary = _finish(run, plan, final, recorder.outcome(stopped=stopped, diverged=diverged), page=page)
+        summary = _finish(
+            run, plan, final, recorder.outcome(stopped=stopped, diverged=diverged), page=page
+        )
         recorder.manifest.close(recorder.tables.marks())
         calls.on_end(summary)
         return summary
@@ -123,11 +132,17 @@ def _watched(recorder: Recorder) -> Watched:
 
     earlier = run.read_rounds()[: state.round] if state.round else []
     rows = [Row.parse(row).columns for row in earlier]
-    return Watched(path=run.path, settings=values_of(plan.settings), rows=rows, save_model=save_model)
+    return Watched(
+        path=run.path, settings=values_of(plan.settings), rows=rows, save_model=save_model
+    )
 
 
-def _finish(run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, page: bool) -> dict[str, Any]:
-    """Write the merged ledger, the model, the summary and, with ``page``, report.html; returns the summary."""
+def _finish(
+    run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, page: bool
+) -> dict[str, Any]:
+    """Write the merged ledger, the model, the summary and, with ``page``, report.html; returns the
+    summary.
+    """
     run.merge_ledgers()
     write_model(run.path, final.tensors, final.facts)
     summary = plan.released.of_summary(summarize(plan, outcome))
@@ -140,20 +155,32 @@ def _finish(run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, pag
 
 
 def _run_rounds(
-    grid: Grid, plan: Plan, recorder: Recorder, calls: CallbackList, deployment: Deployment | None, start: Start
+    grid: Grid,
+    plan: Plan,
+    recorder: Recorder,
+    calls: CallbackList,
+    deployment: Deployment | None,
+    start: Start,
 ) -> tuple[str | None, bool]:
-    """Run the rounds that remain; returns why they ended early, None after the last one, and whether they diverged."""
+    """Run the rounds that remain; returns why they ended early, None after the last one, and
+    whether they diverged.
+    """
     run, state = recorder.run, recorder.state
     remaining = plan.schedule.rounds - state.round
     if remaining == 0:
         return None, False
 
-    recorder.record_public()  # also by a resumed run: the process before may have ended before it could
+    # also by a resumed run: the process before may have ended before it could
+    recorder.record_public()
     calls_back = recorder.on_round, recorder.on_pruned
     strategy = FedLSG(
-        state, federation_settings(plan, run), *calls_back, recorder.downlink, recorder.clock,
+        state,
+        federation_settings(plan, run),
+        *calls_back,
+        recorder.downlink,
+        recorder.clock,
         lambda: MetricRecord(dict(recorder.measured)),
-    )  # fmt: skip
+    )
     if deployment is not None:
         strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
     stopped, diverged = None, False
@@ -254,11 +281,12 @@ def run_on(
     announce: Callable[[Grid], Grid] = lambda grid: grid,
     start: Start = FedLSG.start,
 ) -> tuple[Plan, RunDir]:
-    """Plan, make a run directory unless the command line already did, and run all rounds on Flower's grid.
+    """Plan, make a run directory unless the command line already did, and run all rounds on
+    Flower's grid.
 
-    If no number of clients is set, every node of the federation is a client. In a deployment the nodes declare how many
-    examples they have before the plan is made. ``announce`` may wrap the grid that messages go through; ``start`` as in
-    ``serve``.
+    If no number of clients is set, every node of the federation is a client. In a deployment the
+    nodes declare how many examples they have before the plan is made. ``announce`` may wrap the
+    grid that messages go through; ``start`` as in ``serve``.
     """
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # of Flower's own simulation
 
@@ -270,7 +298,9 @@ def run_on(
         grid, plan = announce(grid), ready_plan(settings)
     else:
         check_given(settings, deployed=True)
-        deployment = Deployment(timeout=settings.round_timeout, most_examples=most_examples(settings))
+        deployment = Deployment(
+            timeout=settings.round_timeout, most_examples=most_examples(settings)
+        )
         watched = deployment.watch(grid, settings)
         grid = announce(watched)
         sizes = deployment.gather(grid, settings.clients)
@@ -278,10 +308,13 @@ def run_on(
         watched.largest = reply_bytes(plan.dense_parameters)
     made = None if settings.run_dir else create(None, settings, private=not plan.covered)
     run = made or RunDir.open(str(settings.run_dir))
-    if not run.config.exists():  # that of a deployment is its run config as well, when it is continued
+    # that of a deployment is its run config as well, when it is continued
+    if not run.config.exists():
         begin(plan, run, named=deployment is not None)
     log(INFO, "run directory: %s", run.path)
-    summary = serve(grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment, start=start)
+    summary = serve(
+        grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment, start=start
+    )
     accuracy, loss = summary["accuracy"], summary["loss"]
     reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
     log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])

@@ -1,8 +1,10 @@
-"""What runs around a run: code that the server calls when a run begins, after each round, and when it ends.
+"""What runs around a run: code that the server calls when a run begins, after each round, and when
+it ends.
 
-A callback sees public values alone: settings, rows of rounds.csv, the model, the summary. What it does costs no
-epsilon. (Under trust=server rows and summary have what ``simulations.rundir.declared`` lists: no bytes, counts and
-times.) But a round that was chosen by its test accuracy was chosen on the test split: that is too high for new data.
+A callback sees public values alone: settings, rows of rounds.csv, the model, the summary. What it
+does costs no epsilon. (Under trust=server rows and summary have what
+``simulations.rundir.declared`` lists: no bytes, counts and times.) But a round that was chosen by
+its test accuracy was chosen on the test split: that is too high for new data.
 
 ``named`` has the callbacks of fedlsg, and the setting ``callbacks``.
 """
@@ -19,7 +21,9 @@ Columns = Mapping[str, Any]
 
 
 class StopRun(Exception):  # noqa: N818 - a signal, as StopIteration is
-    """Raised by a callback: the run ends here, with ``reason`` in its summary, and everything of it is written."""
+    """Raised by a callback: the run ends here, with ``reason`` in its summary, and everything of it
+    is written.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -29,7 +33,8 @@ class StopRun(Exception):  # noqa: N818 - a signal, as StopIteration is
 class Watched:
     """A run as callbacks see it.
 
-    ``path``: its directory. ``settings``: as in config.toml. ``rows``: of the rounds that an earlier process finished.
+    ``path``: its directory. ``settings``: as in config.toml. ``rows``: of the rounds that an
+    earlier process finished.
     ``save_model(folder)``: write the model as it is now, as the run itself does at its end.
     """
 
@@ -40,19 +45,27 @@ class Watched:
 
 
 class Callback:
-    """Override what you need. An exception other than StopRun ends the run, which ``fedlsg resume`` continues."""
+    """Override what you need. An exception other than StopRun ends the run, which ``fedlsg resume``
+    continues.
+    """
 
     def on_begin(self, run: Watched) -> None:
-        """Before the first round of this process; ``run.rows`` are not given to ``on_round`` again."""
+        """Before the first round of this process; ``run.rows`` are not given to ``on_round``
+        again.
+        """
 
     def on_round(self, row: dict[str, Any]) -> None:
         """After each round, when its row and checkpoint are on disk."""
 
     def on_end(self, summary: Columns) -> None:
-        """After the last round, or when the run was stopped; summary.json and report.html are written."""
+        """After the last round, or when the run was stopped; summary.json and report.html are
+        written.
+        """
 
     def on_failure(self, error: BaseException) -> None:
-        """When this process leaves the run before its end: an error, or Ctrl-C. Afterwards the error goes on."""
+        """When this process leaves the run before its end: an error, or Ctrl-C. Afterwards the
+        error goes on.
+        """
 
 
 class Function(Callback):
@@ -66,7 +79,9 @@ class Function(Callback):
 
 
 class CallbackList(Callback):
-    """Several, called in their order; each gets a row of its own. Who has not begun is not told of an end."""
+    """Several, called in their order; each gets a row of its own. Who has not begun is not told of
+    an end.
+    """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
@@ -87,7 +102,9 @@ class CallbackList(Callback):
             callback.on_begin(run)
 
     def on_round(self, row: dict[str, Any]) -> None:
-        """Every callback gets the row, also the one after a callback that stops the run: a logger, the best model."""
+        """Every callback gets the row, also the one after a callback that stops the run: a logger,
+        the best model.
+        """
         stop = None
         for callback in self._callbacks:
             try:
@@ -98,7 +115,9 @@ class CallbackList(Callback):
             raise stop
 
     def on_end(self, summary: Columns) -> None:
-        """A summary of its own for each: what is printed afterwards is the run's. Nothing is left to be stopped."""
+        """A summary of its own for each: what is printed afterwards is the run's. Nothing is left
+        to be stopped.
+        """
         while self._begun:
             with suppress(StopRun):
                 self._begun.pop(0).on_end(deepcopy(dict(summary)))
@@ -112,7 +131,10 @@ class CallbackList(Callback):
 def as_callbacks(given: object) -> tuple[Callback, ...]:
     """Callbacks, and functions of a row, as callbacks. Raises ValueError for anything else."""
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise ValueError(f"callbacks={type(given).__name__}: expected a list of callbacks or of functions of a dict")
+        raise ValueError(
+            f"callbacks={type(given).__name__}: expected a list of callbacks or of functions of a "
+            "dict"
+        )
     return tuple(_as_callback(one) for one in given)
 
 
@@ -122,5 +144,7 @@ def _as_callback(given: Any) -> Callback:
     if isinstance(given, type) and issubclass(given, Callback):
         raise ValueError(f"callbacks: expected an instance, {given.__name__}(), and got the class")
     if not callable(given):
-        raise ValueError(f"callbacks holds {type(given).__name__}: expected a Callback or a function of a dict")
+        raise ValueError(
+            f"callbacks holds {type(given).__name__}: expected a Callback or a function of a dict"
+        )
     return Function(given)

@@ -1,6 +1,8 @@
-"""The nodes of a deployment as its server sees them: who they are, and copies of the ledgers that they keep.
+"""The nodes of a deployment as its server sees them: who they are, and copies of the ledgers that
+they keep.
 
-The nodes report N_k of every client, so the plan is made after they have replied. The server loads none of their rows.
+The nodes report N_k of every client, so the plan is made after they have replied. The server loads
+none of their rows.
 """
 
 import math
@@ -39,8 +41,9 @@ def refuse_deployed_run(run: RunDir) -> None:
         first = f"(grep -v '^run-dir' {config}; echo {line}) > continue.toml && "
         command = command.replace(config, "continue.toml")
     raise ValueError(
-        f"{run.path} is a run of a deployment, whose clients have the data and the ledgers: start the SuperLink again, "
-        f"and continue with: {first}{command} (APP and FEDERATION: those of the flwr run that began it)"
+        f"{run.path} is a run of a deployment, whose clients have the data and the ledgers: start "
+        f"the SuperLink again, and continue with: {first}{command} (APP and FEDERATION: those of "
+        "the flwr run that began it)"
     )
 
 
@@ -71,29 +74,36 @@ class Deployment:
         return WatchedGrid(grid, limit_by(settings), work=work, returned=roster.returned)
 
     def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
-        """Find the clients' nodes; returns N_k of each, see ``Roster.gather``. By default, every node is a client.
+        """Find the clients' nodes; returns N_k of each, see ``Roster.gather``. By default, every
+        node is a client.
 
         Raises RuntimeError, with each node's reason, before anything is spent.
         """
-        return self.roster.gather(grid, len(wait_for_nodes(grid, 1)) if clients is None else clients)
+        return self.roster.gather(
+            grid, len(wait_for_nodes(grid, 1)) if clients is None else clients
+        )
 
     def open(self, folder: Path, run: str) -> LedgerCopies:
         """The copies in a run's folder, up to date with what the nodes have sent so far.
 
-        A node whose ledger does not continue its copy is left out, as in later rounds: it is asked again in each.
+        A node whose ledger does not continue its copy is left out, as in later rounds: it is asked
+        again in each.
         """
         self.copies = LedgerCopies(folder=folder, run=run)
         for client, news in sorted(self._news.items()):
             try:
                 self.copies.take(client, news)
-            except ValueError as error:  # a LedgerError, and whatever an odd number is to an accountant
+            # a LedgerError, and whatever an odd number is to an accountant
+            except ValueError as error:
                 log(WARNING, "client %d cannot take part: %s", client, reason_of(error))
                 self.roster.forget(client)
         self._news.clear()
         return self.copies
 
     def close(self, grid: Grid) -> None:
-        """Ask every client once more: one that was charged for a lost reply has entries that its copy here lacks."""
+        """Ask every client once more: one that was charged for a lost reply has entries that its
+        copy here lacks.
+        """
         for client in sorted(self.roster.ask_again(grid)):
             log(
                 WARNING,
@@ -110,7 +120,8 @@ class Deployment:
 
 
 def most_examples(settings: Settings) -> int:
-    """The largest N_k that fits the run: delta is below 1 / N_k, and secure sums are planned for a million at most.
+    """The largest N_k that fits the run: delta is below 1 / N_k, and secure sums are planned for a
+    million at most.
 
     A node that declares more is left out. In the plan, the whole run would be refused.
     """

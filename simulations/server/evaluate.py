@@ -1,8 +1,10 @@
-"""Accuracy, loss and the workload's own metrics on public test splits, of all of them and as each client sees them.
+"""Accuracy, loss and the workload's own metrics on public test splits, of all of them and as each
+client sees them.
 
-For a client, the public test split is cut into parts like the clients' own. Each part has the class mix of its client,
-by the scheme that made the clients (``parts_of_test``). Nothing is measured on private rows: the accuracy of a client
-on its own training rows would be a release that no epsilon covers.
+For a client, the public test split is cut into parts like the clients' own. Each part has the class
+mix of its client, by the scheme that made the clients (``parts_of_test``). Nothing is measured on
+private rows: the accuracy of a client on its own training rows would be a release that no epsilon
+covers.
 """
 
 import math
@@ -40,8 +42,8 @@ NONE: Mapping[str, Metric] = MappingProxyType({})
 class Score:
     """Accuracy in 0..1 and mean loss; for several splits, their means with equal weights.
 
-    ``accuracy`` is None where targets are no classes. ``by_split`` has the accuracy of each split, ``metrics`` those of
-    the workload, by name.
+    ``accuracy`` is None where targets are no classes. ``by_split`` has the accuracy of each split,
+    ``metrics`` those of the workload, by name.
     """
 
     accuracy: float | None
@@ -79,7 +81,9 @@ class Evaluation:
         return self._measured[1]
 
     def after_round(self, round: int, *, due: bool) -> Score | None:
-        """The score if an evaluation is ``due``. Raises DivergedError, due or not, if the loss is not finite."""
+        """The score if an evaluation is ``due``. Raises DivergedError, due or not, if the loss is
+        not finite.
+        """
         score = self.measure() if due else None
         loss = self._loss_on_few_rows() if score is None else score.loss
         if not math.isfinite(loss):
@@ -91,7 +95,9 @@ class Evaluation:
         test = self._workload.test
         few = test.pick(torch.arange(min(FEW_ROWS, len(test))))
         with self._state.evaluated() as model:
-            return evaluate(model, few, loss=self._workload.loss, classes=False, device=self._device).loss
+            return evaluate(
+                model, few, loss=self._workload.loss, classes=False, device=self._device
+            ).loss
 
     def state_dict(self) -> dict[str, Any] | None:
         """The last score in plain values, None before the first."""
@@ -105,10 +111,13 @@ class Evaluation:
         self._measured = None if saved is None else (saved["round"], Score(**saved["score"]))
 
 
-def score(model: nn.Module, workload: LoadedWorkload, *, device: str, batch_size: int = 200) -> Score:
+def score(
+    model: nn.Module, workload: LoadedWorkload, *, device: str, batch_size: int = 200
+) -> Score:
     """Evaluate on every test split of a workload (``workload.tests``).
 
-    The means are unweighted: MNLI's matched and mismatched accuracies count the same, as the papers report them.
+    The means are unweighted: MNLI's matched and mismatched accuracies count the same, as the papers
+    report them.
     """
     results = {
         name: evaluate(
@@ -123,12 +132,17 @@ def score(model: nn.Module, workload: LoadedWorkload, *, device: str, batch_size
         for name, split in workload.tests.items()
     }
     scores = list(results.values())
-    accuracies = {name: found.accuracy for name, found in results.items() if found.accuracy is not None}
+    accuracies = {
+        name: found.accuracy for name, found in results.items() if found.accuracy is not None
+    }
     return Score(
         accuracy=sum(accuracies.values()) / len(accuracies) if accuracies else None,
         loss=sum(found.loss for found in scores) / len(scores),
         by_split=accuracies,
-        metrics={name: sum(found.metrics[name] for found in scores) / len(scores) for name in workload.metrics},
+        metrics={
+            name: sum(found.metrics[name] for found in scores) / len(scores)
+            for name in workload.metrics
+        },
     )
 
 
@@ -143,8 +157,11 @@ def evaluate(
     device: str,
     batch_size: int = 200,
 ) -> Score:
-    """Accuracy (if targets are ``classes``), mean loss and metrics over one whole split, in evaluation mode."""
-    training = {module: module.training for module in model.modules()}  # a frozen part may stay in evaluation mode
+    """Accuracy (if targets are ``classes``), mean loss and metrics over one whole split, in
+    evaluation mode.
+    """
+    # a frozen part may stay in evaluation mode
+    training = {module: module.training for module in model.modules()}
     model.eval()
     correct, total = 0, 0.0
     seen: list[tuple[Tensor, Tensor]] = []
@@ -173,8 +190,8 @@ def evaluate(
 def classes_of(outputs: Any, targets: Tensor, loss: LossFunction) -> Tensor:
     """The class that a model gives each example: that of its largest score.
 
-    Of two classes and one number an example it is the class with the smaller loss, whatever the number is: a logit, a
-    probability, a margin.
+    Of two classes and one number an example it is the class with the smaller loss, whatever the
+    number is: a logit, a probability, a margin.
     """
     scores = scores_of(outputs)
     if not has_one_number(scores) or getattr(loss, "name", "") in CLASSES:
@@ -189,7 +206,8 @@ def has_one_number(scores: Tensor) -> bool:
 
 
 def scores_of(outputs: Any) -> Tensor:
-    """The tensor in a model's outputs: itself, its logits, or the first one with a batch in a tuple, list or dict.
+    """The tensor in a model's outputs: itself, its logits, or the first one with a batch in a
+    tuple, list or dict.
 
     Raises ValueError for outputs that have none.
     """
@@ -200,26 +218,31 @@ def scores_of(outputs: Any) -> Tensor:
     tensors = [item for item in items if isinstance(item, Tensor) and item.ndim > 0]
     if not tensors:
         raise ValueError(
-            "expected a model that returns a tensor, an object with logits, or a tuple or dict of tensors, got "
-            f"{type(outputs).__name__} without a tensor that has a batch dimension: return one, batch first"
+            "expected a model that returns a tensor, an object with logits, or a tuple or dict of "
+            f"tensors, got {type(outputs).__name__} without a tensor that has a batch dimension: "
+            "return one, batch first"
         )
     return tensors[0]
 
 
 def measure(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
-    """A metric of a whole split. Raises ValueError, naming it, for one that fails or gives no number."""
+    """A metric of a whole split. Raises ValueError, naming it, for one that fails or gives no
+    number.
+    """
     try:
         return float(metric(outputs, targets))
     except Exception as error:
         raise ValueError(
-            f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
-            f"{type(error).__name__}: {error}"
+            f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets "
+            f"{tuple(targets.shape)}: {type(error).__name__}: {error}"
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByClient:
-    """Accuracies in 0..1 of each client, None for one whose part of the test split is empty, and their spread."""
+    """Accuracies in 0..1 of each client, None for one whose part of the test split is empty, and
+    their spread.
+    """
 
     accuracies: Sequence[float | None]
     mean: float
@@ -244,10 +267,11 @@ class ByClient:
 
 
 class ClientScores:
-    """Scores of each client's model on its part of the test split: the shared model, with its own personal parameters.
+    """Scores of each client's model on its part of the test split: the shared model, with its own
+    personal parameters.
 
-    Personal parameters are read from the clients' folders in the run directory, which a simulation has. With a private
-    mechanism they are private themselves: they are made from noisy values.
+    Personal parameters are read from the clients' folders in the run directory, which a simulation
+    has. With a private mechanism they are private themselves: they are made from noisy values.
     """
 
     def __init__(self, base: Base, state: ServerState, run: RunDir) -> None:
@@ -260,7 +284,11 @@ class ClientScores:
     @cached_property
     def _names(self) -> tuple[str, ...]:
         personal = self._base.method.personal
-        return personal_names(trainable(self._state.model), personal, self._state.public.classifier) if personal else ()
+        return (
+            personal_names(trainable(self._state.model), personal, self._state.public.classifier)
+            if personal
+            else ()
+        )
 
     def measure(self) -> list[Score | None]:
         """By client; None for an empty part."""
@@ -272,17 +300,33 @@ class ClientScores:
             return None
         workload, parameters = self._base.workload, trainable(model)
         size = sum(parameters[name].numel() for name in self._names)
-        own = FeedbackBox(self._run.own(client), client).newest(self._state.round, size) if self._names else None
+        own = (
+            FeedbackBox(self._run.own(client), client).newest(self._state.round, size)
+            if self._names
+            else None
+        )
         with nullcontext() if own is None else own_parameters(model, self._names, own):
-            return evaluate(model, workload.test.pick(rows), loss=workload.loss, device=self._base.device)
+            return evaluate(
+                model, workload.test.pick(rows), loss=workload.loss, device=self._base.device
+            )
 
     def overall(self) -> Score:
-        """Accuracy and loss over all test rows, each under the model of the client in whose part it is."""
-        found = [(len(rows), score) for rows, score in zip(self._parts, self.measure(), strict=True) if score]
+        """Accuracy and loss over all test rows, each under the model of the client in whose part it
+        is.
+        """
+        found = [
+            (len(rows), score)
+            for rows, score in zip(self._parts, self.measure(), strict=True)
+            if score
+        ]
         total = sum(count for count, _ in found)
         accuracy = sum(count * (score.accuracy or 0.0) for count, score in found) / total
         loss = sum(count * score.loss for count, score in found) / total
-        return Score(accuracy=accuracy, loss=loss, by_split={name: accuracy for name in self._base.workload.tests})
+        return Score(
+            accuracy=accuracy,
+            loss=loss,
+            by_split={name: accuracy for name in self._base.workload.tests},
+        )
 
     def spread(self) -> ByClient:
         """The accuracies and their spread."""

@@ -1,9 +1,10 @@
-"""Callbacks of fedlsg, and the setting ``callbacks``: their names with parameters, "early-stopping patience=3; wandb".
+"""Callbacks of fedlsg, and the setting ``callbacks``: their names with parameters, "early-stopping
+patience=3; wandb".
 
-EarlyStopping and BestModel watch a column of rounds.csv. The loggers send settings, the numbers of each round and the
-results, all of them public, to MLflow and Weights & Biases. Variables of their own say where these go:
-MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME (by default a file here); WANDB_MODE=offline keeps them in ``wandb/`` of
-the run directory.
+EarlyStopping and BestModel watch a column of rounds.csv. The loggers send settings, the numbers of
+each round and the results, all of them public, to MLflow and Weights & Biases. Variables of their
+own say where these go: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME (by default a file here);
+WANDB_MODE=offline keeps them in ``wandb/`` of the run directory.
 """
 
 import math
@@ -25,12 +26,15 @@ from simulations.server.callbacks import Callback, Columns, Function, StopRun, W
 
 Monitor = Annotated[str, Setting("Column of rounds.csv that is watched.")]
 Mode = Annotated[
-    Literal["auto", "max", "min"], Setting("Whether more is better; auto: less for a loss, more for the others.")
+    Literal["auto", "max", "min"],
+    Setting("Whether more is better; auto: less for a loss, more for the others."),
 ]
 
 
 class Best:
-    """The best value of a column so far. ``offer`` says whether a row improved it by more than ``least``."""
+    """The best value of a column so far. ``offer`` says whether a row improved it by more than
+    ``least``.
+    """
 
     def __init__(self, monitor: str, mode: str, least: float = 0.0) -> None:
         self.monitor, self.least = monitor, least
@@ -39,35 +43,52 @@ class Best:
         self.round: int | None = None
 
     def measured(self, row: Mapping[str, Any]) -> float | None:
-        """The value of a row; None if the round was not evaluated. Raises ValueError for an unknown column."""
+        """The value of a row; None if the round was not evaluated. Raises ValueError for an unknown
+        column.
+        """
         if self.monitor not in row:
-            raise ValueError(f"monitor={self.monitor!r} is no column of rounds.csv: expected one of {', '.join(row)}")
+            raise ValueError(
+                f"monitor={self.monitor!r} is no column of rounds.csv: expected one of "
+                f"{', '.join(row)}"
+            )
         value = row[self.monitor]
         if value is not None and not isinstance(value, int | float):
-            raise ValueError(f"monitor={self.monitor!r} holds {value!r}: expected a column of numbers")
+            raise ValueError(
+                f"monitor={self.monitor!r} holds {value!r}: expected a column of numbers"
+            )
         return None if value is None or math.isnan(value) else float(value)
 
     def offer(self, row: Mapping[str, Any]) -> bool:
         """Take the row's value if it is better."""
         value = self.measured(row)
-        if value is None or (self.value is not None and self._sign * (value - self.value) <= self.least):
+        if value is None or (
+            self.value is not None and self._sign * (value - self.value) <= self.least
+        ):
             return False
         self.value, self.round = value, int(row["round"])
         return True
 
 
-Patience = Annotated[int, Setting("Evaluations without improvement before a run is stopped.", at_least=1)]
+Patience = Annotated[
+    int, Setting("Evaluations without improvement before a run is stopped.", at_least=1)
+]
 MinDelta = Annotated[float, Setting("Smallest change that counts as an improvement.", at_least=0)]
 
 
 class EarlyStopping(Callback):
-    """Stop after ``patience`` evaluations in a row in which ``monitor`` did not improve by more than ``min_delta``.
+    """Stop after ``patience`` evaluations in a row in which ``monitor`` did not improve by more
+    than ``min_delta``.
 
     Rounds that are not evaluated do not count. A resumed run counts the rounds before it as well.
     """
 
     def __init__(
-        self, *, monitor: Monitor = "accuracy", patience: Patience = 5, min_delta: MinDelta = 0.0, mode: Mode = "auto"
+        self,
+        *,
+        monitor: Monitor = "accuracy",
+        patience: Patience = 5,
+        min_delta: MinDelta = 0.0,
+        mode: Mode = "auto",
     ) -> None:
         if patience < 1 or min_delta < 0:
             raise ValueError(f"early stopping: expected {patience=} >= 1 and {min_delta=} >= 0")
@@ -94,8 +115,9 @@ class EarlyStopping(Callback):
     def _stop_if_due(self) -> None:
         if self._waited >= self.patience:
             raise StopRun(
-                f"early stopping: {self.monitor} was best in round {self._best.round} ({self._best.value:.4g}), and "
-                f"{self._waited} evaluations since then were no better"
+                f"early stopping: {self.monitor} was best in round {self._best.round} "
+                f"({self._best.value:.4g}), and {self._waited} evaluations since then were no "
+                "better"
             )
 
 
@@ -105,8 +127,8 @@ FOLDER = "best"
 class BestModel(Callback):
     """Write ``best/model.safetensors`` and ``best/config.json`` whenever ``monitor`` improves.
 
-    The run's own ``model.safetensors`` stays the last one. The test accuracy of the best round is optimistic: the round
-    was chosen by it.
+    The run's own ``model.safetensors`` stays the last one. The test accuracy of the best round is
+    optimistic: the round was chosen by it.
     """
 
     def __init__(self, *, monitor: Monitor = "accuracy", mode: Mode = "auto") -> None:
@@ -115,7 +137,8 @@ class BestModel(Callback):
     def on_begin(self, run: Watched) -> None:
         self._best, self._run = Best(self.monitor, self.mode), run
         better = [self._best.offer(row) for row in run.rows]
-        if better and better[-1]:  # the process before may have ended between the round and its copy
+        # the process before may have ended between the round and its copy
+        if better and better[-1]:
             run.save_model(Path(run.path) / FOLDER)
 
     def on_round(self, row: dict[str, Any]) -> None:
@@ -125,17 +148,29 @@ class BestModel(Callback):
 
 PLACES = ("run_dir", "data_dir", "data_root", "callbacks")
 RESULTS = (
-    "accuracy", "loss", "private", "epsilon_max", "epsilon_median", "delta", "rounds", "uplink_bytes", "downlink_bytes",
-)  # fmt: skip
+    "accuracy",
+    "loss",
+    "private",
+    "epsilon_max",
+    "epsilon_median",
+    "delta",
+    "rounds",
+    "uplink_bytes",
+    "downlink_bytes",
+)
 """Of summary.json. ``private`` (1 or 0) goes with epsilon, which is infinite without privacy."""
 
 
 def extra(package: str) -> Any:
-    """A package that is an extra of fedlsg. Raises ValueError, with the command, if it is not installed."""
+    """A package that is an extra of fedlsg. Raises ValueError, with the command, if it is not
+    installed.
+    """
     try:
         return import_module(package)
     except ImportError as error:
-        raise ValueError(f"callbacks={package} needs the package: pip install 'fedlsg[{package}]' ({error})") from None
+        raise ValueError(
+            f"callbacks={package} needs the package: pip install 'fedlsg[{package}]' ({error})"
+        ) from None
 
 
 def metrics_of(row: Columns) -> dict[str, float]:
@@ -145,20 +180,30 @@ def metrics_of(row: Columns) -> dict[str, float]:
 
 def names_of(settings: Columns) -> dict[str, Any]:
     """The settings that are set, without the folders of this machine."""
-    said = {name: value for name, value in settings.items() if value is not None and name not in PLACES}
+    said = {
+        name: value for name, value in settings.items() if value is not None and name not in PLACES
+    }
     return {name: shown(value) if isinstance(value, str) else value for name, value in said.items()}
 
 
 def results_of(summary: Columns) -> dict[str, float]:
     """The finite numbers of the results."""
     found = {f"final/{name}": summary.get(name) for name in RESULTS}
-    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if value is not None and math.isfinite(value)
+    }
 
 
 class MLflow(Callback):
-    """Log a run to MLflow. ``experiment``: its experiment; by default what MLflow's own variable says."""
+    """Log a run to MLflow. ``experiment``: its experiment; by default what MLflow's own variable
+    says.
+    """
 
-    def __init__(self, *, experiment: Annotated[str, Setting("Experiment of MLflow.")] = "") -> None:
+    def __init__(
+        self, *, experiment: Annotated[str, Setting("Experiment of MLflow.")] = ""
+    ) -> None:
         self._mlflow, self.experiment = extra("mlflow"), experiment
 
     def on_begin(self, run: Watched) -> None:
@@ -180,13 +225,19 @@ class MLflow(Callback):
         self._mlflow.end_run()
 
     def on_failure(self, error: BaseException) -> None:
-        self._mlflow.end_run("KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED")
+        self._mlflow.end_run(
+            "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
+        )
 
 
 class WeightsAndBiases(Callback):
-    """Log a run to Weights & Biases. ``project``: its project; a resumed run continues the same run."""
+    """Log a run to Weights & Biases. ``project``: its project; a resumed run continues the same
+    run.
+    """
 
-    def __init__(self, *, project: Annotated[str, Setting("Project of Weights & Biases.")] = "fedlsg") -> None:
+    def __init__(
+        self, *, project: Annotated[str, Setting("Project of Weights & Biases.")] = "fedlsg"
+    ) -> None:
         self._wandb, self.project = extra("wandb"), project
         self._run: Any = None
 
@@ -196,12 +247,18 @@ class WeightsAndBiases(Callback):
             write_atomically(file, f"{secrets.token_hex(4)}\n".encode())
         try:
             self._run = self._wandb.init(
-                project=self.project, name=run.path.name, id=file.read_text().strip(), resume="allow",
-                dir=str(run.path), config=names_of(run.settings),
+                project=self.project,
+                name=run.path.name,
+                id=file.read_text().strip(),
+                resume="allow",
+                dir=str(run.path),
+                config=names_of(run.settings),
                 settings=self._wandb.Settings(console="off", save_code=False, disable_git=True),
-            )  # fmt: skip
+            )
         except self._wandb.Error as error:
-            raise ValueError(f"callbacks=wandb: {error} (WANDB_MODE=offline needs no account)") from None
+            raise ValueError(
+                f"callbacks=wandb: {error} (WANDB_MODE=offline needs no account)"
+            ) from None
 
     def on_round(self, row: dict[str, Any]) -> None:
         self._run.log(metrics_of(row), step=row["round"])
@@ -216,12 +273,19 @@ class WeightsAndBiases(Callback):
 
 
 BUILT_IN: Mapping[str, type[Callback]] = MappingProxyType(
-    {"early-stopping": EarlyStopping, "best-model": BestModel, "mlflow": MLflow, "wandb": WeightsAndBiases}
+    {
+        "early-stopping": EarlyStopping,
+        "best-model": BestModel,
+        "mlflow": MLflow,
+        "wandb": WeightsAndBiases,
+    }
 )
 
 
 def named(text: str | None) -> tuple[Callback, ...]:
-    """The callbacks of a setting. Raises ValueError for an unknown name or parameter, with the nearest known one."""
+    """The callbacks of a setting. Raises ValueError for an unknown name or parameter, with the
+    nearest known one.
+    """
     return tuple(_callback(*shlex.split(part)) for part in (text or "").split(";") if part.strip())
 
 
@@ -231,7 +295,8 @@ def _callback(name: str, *given: str) -> Callback:
     if name not in BUILT_IN:
         known = ", ".join(BUILT_IN)
         raise ValueError(
-            f"callbacks: unknown name {name!r}{did_you_mean(name, BUILT_IN)}; expected {known} or FILE.py:NAME"
+            f"callbacks: unknown name {name!r}{did_you_mean(name, BUILT_IN)}; expected {known} or "
+            "FILE.py:NAME"
         )
     return BUILT_IN[name](**_parameters(name, BUILT_IN[name], given))
 
@@ -242,7 +307,8 @@ def _own(name: str, found: Any, given: tuple[str, ...]) -> Callback:
         return found(**_parameters(name, found, given))
     if isinstance(found, Callback) or not callable(found) or given:
         raise ValueError(
-            f"callbacks: expected {name} to be a class of fedlsg.Callback, or a function of a dict without parameters"
+            f"callbacks: expected {name} to be a class of fedlsg.Callback, or a function of a dict "
+            "without parameters"
         )
     return Function(found)
 

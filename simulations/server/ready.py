@@ -1,11 +1,12 @@
-"""What is checked before a run begins, and before it continues: nobody was charged, and nothing is written, until then.
+"""What is checked before a run begins, and before it continues: nobody was charged, and nothing is
+written, until then.
 
 A plan may be charged for when the initial model was measured, and one round has run on public rows.
 
-A run directory is put back to its checkpoint when every file that it will read is checked. A damaged file is refused by
-name, or made again; the checkpoint before replaces a damaged one. A note says so. Of files that are not in ``READ``
-only the digest is compared with the manifest: run.log, TensorBoard's events, report.html, ledger.jsonl, updates/ and
-updates-truth/.
+A run directory is put back to its checkpoint when every file that it will read is checked. A
+damaged file is refused by name, or made again; the checkpoint before replaces a damaged one. A note
+says so. Of files that are not in ``READ`` only the digest is compared with the manifest: run.log,
+TensorBoard's events, report.html, ledger.jsonl, updates/ and updates-truth/.
 """
 
 import math
@@ -41,9 +42,13 @@ from strategies.own_loop.row_checks import model_outputs
 
 
 def ready_plan(
-    settings: Settings, *, progress: Progress = silent, declared: Sequence[int] | None = None,
-    given: Collection[str] = (), loaded: LoadedWorkload | None = None,
-) -> Plan:  # fmt: skip
+    settings: Settings,
+    *,
+    progress: Progress = silent,
+    declared: Sequence[int] | None = None,
+    given: Collection[str] = (),
+    loaded: LoadedWorkload | None = None,
+) -> Plan:
     """``make_plan``, and what is checked on it: nobody was charged, and nothing is written.
 
     Raises ValueError as ``make_plan``, ``check_evaluation`` and ``rehearse``.
@@ -59,23 +64,27 @@ def ready_plan(
 
 @torch.no_grad()
 def check_evaluation(base: Base) -> None:
-    """Measure the initial model on the whole test split, as after each round. Raises ValueError, naming the row.
+    """Measure the initial model on the whole test split, as after each round. Raises ValueError,
+    naming the row.
 
-    All that an evaluation needs is found before round 1: rows that the model cannot take, a loss that is not finite,
-    metrics that fail, fewer outputs than classes.
+    All that an evaluation needs is found before round 1: rows that the model cannot take, a loss
+    that is not finite, metrics that fail, fewer outputs than classes.
     """
     workload, model = base.workload, base.build_model()
     own = workloads.own(base.settings.workload)
     with restored(workload.loss, dict(workload.metrics)), own_draws(base.device):
         for name, split in workload.tests.items():
             try:
-                found = evaluate(model, split, loss=workload.loss, classes=False, device=base.device).loss
+                found = evaluate(
+                    model, split, loss=workload.loss, classes=False, device=base.device
+                ).loss
                 failure = None if math.isfinite(found) else f"its loss is {found}"
             except Exception as error:
                 failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             if failure is not None:
                 raise ValueError(
-                    f"the initial model cannot be measured on {name}{_where(model, split, base)}: {failure}"
+                    f"the initial model cannot be measured on {name}{_where(model, split, base)}: "
+                    f"{failure}"
                 )
             _check_outputs(model, split, base, None if own is None else own.num_classes)
         score(model, workload, device=base.device)
@@ -97,7 +106,8 @@ def _where(model: nn.Module, split: Split, base: Base) -> str:
 def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None) -> None:
     """Raise ValueError for outputs from which no class follows.
 
-    They are (B, K) with as many numbers as classes, or more where K was not given; or one number for two classes.
+    They are (B, K) with as many numbers as classes, or more where K was not given; or one number
+    for two classes.
     """
     classes = base.workload.num_classes
     if classes is None:
@@ -106,16 +116,18 @@ def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None
     outputs = scores_of(model_outputs(model.eval(), inputs))
     if outputs.ndim != 2 and not has_one_number(outputs):
         raise ValueError(
-            f"the model gives outputs of shape {(*outputs.shape[1:],)} for each example, and accuracy needs one score "
-            "for each class: give the model outputs (examples, classes), first where it returns several"
+            f"the model gives outputs of shape {(*outputs.shape[1:],)} for each example, and "
+            "accuracy needs one score for each class: give the model outputs (examples, classes), "
+            "first where it returns several"
         )
     found = outputs[0].numel()
     enough = classes <= 2 if found == 1 else found >= classes
     if not enough or (given is not None and found != given and not (found == 1 and given == 2)):
+        source = "num_classes" if given is not None else "the largest target of test is one less"
         raise ValueError(
-            f"the model gives {found} number{'s' * (found > 1)} for each example, and there are {classes} classes "
-            f"({'num_classes' if given is not None else 'the largest target of test is one less'}): give the model as "
-            "many outputs as classes, or targets that are no classes as floats"
+            f"the model gives {found} number{'s' * (found > 1)} for each example, and there are "
+            f"{classes} classes ({source}): "
+            "give the model as many outputs as classes, or targets that are no classes as floats"
         )
 
 
@@ -139,8 +151,8 @@ READ = (
     "summary.json",
     ".lock",  # the id of the process that uses the directory; no run depends on it
 )
-"""Files of a run directory that ``fedlsg resume`` reads. Each has its own digest, or the checkpoint has it; except
-``config.toml`` and ``.lock``, see there."""
+"""Files of a run directory that ``fedlsg resume`` reads. Each has its own digest, or the checkpoint
+has it; except ``config.toml`` and ``.lock``, see there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +164,11 @@ class Restored:
 
 
 def restore(run: RunDir) -> Restored:
-    """Check the files of a run, then cut or replace what does not belong to the checkpoint; notes are also in run.log.
+    """Check the files of a run, then cut or replace what does not belong to the checkpoint; notes
+    are also in run.log.
 
-    Raises ValueError, naming the file, if a damaged file cannot be replaced; no file is changed then.
+    Raises ValueError, naming the file, if a damaged file cannot be replaced; no file is changed
+    then.
     """
     found = examine(run)
     state, note = run.resume_point()
@@ -174,7 +188,10 @@ def restore(run: RunDir) -> Restored:
         box.check()
     found.refuse(run, RESUMED)
     if found.changed.pop(SETTINGS, None):
-        notes.append(f"{run.config} changed since the run: its settings are compared with those of the checkpoint")
+        notes.append(
+            f"{run.config} changed since the run: its settings are compared with those of the "
+            "checkpoint"
+        )
     notes += [*_damaged_files(run), *found.left(run, use="as it is")]
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))
@@ -191,9 +208,11 @@ def restore(run: RunDir) -> Restored:
 
 
 def _check_complete(run: RunDir, settings: Mapping[str, Any]) -> None:
-    """Raise DamagedError for a config.toml that lacks settings of the run: what is missing would become a default.
+    """Raise DamagedError for a config.toml that lacks settings of the run: what is missing would
+    become a default.
 
-    What it has is compared with the checkpoint in ``check_unchanged``: some settings may change midway.
+    What it has is compared with the checkpoint in ``check_unchanged``: some settings may change
+    midway.
     """
     try:
         given = tomllib.loads(run.config.read_text(encoding="utf-8"))
@@ -202,18 +221,31 @@ def _check_complete(run: RunDir, settings: Mapping[str, Any]) -> None:
     lost = sorted(name for name in settings if name not in given and name != "run-dir")
     if lost and run.config.exists():
         raise DamagedError(
-            f"{run.config} lacks {len(lost)} settings that the run began with ({', '.join(lost[:3])}, ...): it was cut "
-            "or edited; restore it from a copy. The checkpoint has the settings, and compares those that are there"
+            f"{run.config} lacks {len(lost)} settings that the run began with "
+            f"({', '.join(lost[:3])}, ...): it was cut or edited; restore it from a copy. The "
+            "checkpoint has the settings, and compares those that are there"
         )
 
 
 def _damaged_files(run: RunDir) -> list[str]:
     """A note for each damaged file that the run can continue without."""
-    outbox = [path for path in sorted(run.last_payload(0).parent.glob("client-*.bin")) if LastPayload(path).damaged]
+    outbox = [
+        path
+        for path in sorted(run.last_payload(0).parent.glob("client-*.bin"))
+        if LastPayload(path).damaged
+    ]
     notes = [f"{path} is damaged: its payload is made again, as another attempt" for path in outbox]
-    steps = [path for path in sorted(run.steps.glob("step-*.bin")) if _is_damaged(partial(load_bytes, path))]
+    steps = [
+        path
+        for path in sorted(run.steps.glob("step-*.bin"))
+        if _is_damaged(partial(load_bytes, path))
+    ]
     notes += [f"{path} is damaged: clients that need it are sent the whole model" for path in steps]
-    return [*notes, f"{run.summary} is damaged: it is written again"] if _is_damaged(run.read_summary) else notes
+    return (
+        [*notes, f"{run.summary} is damaged: it is written again"]
+        if _is_damaged(run.read_summary)
+        else notes
+    )
 
 
 def _is_damaged(read: Callable[[], object]) -> bool:
@@ -228,7 +260,8 @@ def _is_damaged(read: Callable[[], object]) -> bool:
 
 
 def _go_back(run: RunDir, boxes: list[FeedbackBox], round: int) -> None:
-    """Replace the last checkpoint by the one before, and keep it as damaged.pt; clients forget later rounds.
+    """Replace the last checkpoint by the one before, and keep it as damaged.pt; clients forget
+    later rounds.
 
     Resending is free for clients whose stored payload is of the round after that checkpoint.
     """

@@ -1,4 +1,6 @@
-"""What happened in a run: after each round the server's files are brought up to date, in a fixed order."""
+"""What happened in a run: after each round the server's files are brought up to date, in a fixed
+order.
+"""
 
 import math
 import secrets
@@ -32,11 +34,12 @@ OnRound = Callable[[Row], object]
 
 
 class Recorder:
-    """Keeps one run directory in step with the server's state: ``on_round`` and ``on_pruned`` are the strategy's
-    callbacks.
+    """Keeps one run directory in step with the server's state: ``on_round`` and ``on_pruned`` are
+    the strategy's callbacks.
 
-    Order of one round: lines of bytes.csv, row, events, then checkpoint, with the digests of both tables. A crash in
-    between leaves a row too many, which ``resume`` cuts off; it never leaves a checkpoint without its row.
+    Order of one round: lines of bytes.csv, row, events, then checkpoint, with the digests of both
+    tables. A crash in between leaves a row too many, which ``resume`` cuts off; it never leaves a
+    checkpoint without its row.
     """
 
     def __init__(
@@ -51,14 +54,22 @@ class Recorder:
         show: OnRound | None = None,
     ) -> None:
         s = plan.settings
-        self.run, self.plan, self.state, self.downlink, self.clock = run, plan, state, downlink, clock
+        self.run, self.plan, self.state, self.downlink, self.clock = (
+            run,
+            plan,
+            state,
+            downlink,
+            clock,
+        )
         self._show = show
         self.name = secrets.token_hex(8) if deployed else ""
         self.spent = Spent(run, len(plan.terms), delta=s.delta, at_server=plan.draws_in_secret)
         self._clients = ClientScores(plan, state, run)
         own = self._clients.overall if plan.method.personal else None
         self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
-        self.tables = Tables(run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released)
+        self.tables = Tables(
+            run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released
+        )
         self.manifest = Manifest(run, plan.closed)
         self.totals = Totals()
         self._fingerprint = fingerprint(plan)
@@ -75,7 +86,8 @@ class Recorder:
     def resume(self) -> None:
         """Load the checkpoint and cut the tables to it.
 
-        Raises ValueError if settings, data or a ledger differ from those that the checkpoint was made with.
+        Raises ValueError if settings, data or a ledger differ from those that the checkpoint was
+        made with.
         """
         saved = restore(self.run).state
         check_unchanged(saved["plan"], self.plan, self.run)
@@ -92,8 +104,9 @@ class Recorder:
     def on_round(self, report: RoundReport) -> None:
         """Evaluate, append the row, save the checkpoint, show the row.
 
-        Raises RuntimeError, before anything of the round is kept, if a client's payload, late or not, came without an
-        entry in its ledger; DivergedError, as early, if the loss is not finite.
+        Raises RuntimeError, before anything of the round is kept, if a client's payload, late or
+        not, came without an entry in its ledger; DivergedError, as early, if the loss is not
+        finite.
         """
         began = time.monotonic()
         self.totals.note_start(began - report.seconds - self._started)
@@ -127,21 +140,29 @@ class Recorder:
 
     @property
     def measured(self) -> dict[str, float]:
-        """The numbers of the last round of this process; before its first, what the model scores now."""
+        """The numbers of the last round of this process; before its first, what the model scores
+        now.
+        """
         if self.last is not None:
             return self.last.numbers
         found = self.evaluation.measure()
         return {
             name: value
-            for name, value in {"accuracy": found.accuracy, "loss": found.loss, **found.metrics}.items()
+            for name, value in {
+                "accuracy": found.accuracy,
+                "loss": found.loss,
+                **found.metrics,
+            }.items()
             if value is not None
         }
 
     def on_pruned(self, report: RoundReport) -> None:
-        """Count the bytes of the pruning round, and save the checkpoint, so that it is never run again.
+        """Count the bytes of the pruning round, and save the checkpoint, so that it is never run
+        again.
 
-        It has no row in rounds.csv. A pruning round that failed is counted, too, and ``resume`` runs it again; bytes
-        are then those of all attempts. Raises RuntimeError as ``on_round`` does.
+        It has no row in rounds.csv. A pruning round that failed is counted, too, and ``resume``
+        runs it again; bytes are then those of all attempts. Raises RuntimeError as ``on_round``
+        does.
         """
         self._receive(report)
         most = max(t.prune_noise_multiplier for t in different_terms(self.plan.terms))
@@ -150,12 +171,15 @@ class Recorder:
         self.checkpoint(report.asked)
 
     def record_public(self) -> None:
-        """With ``record_updates``: save the public weights and positions that the next round's payloads refer to."""
+        """With ``record_updates``: save the public weights and positions that the next round's
+        payloads refer to.
+        """
         if not self.plan.settings.record_updates:
             return
         round = self.state.next_round
         self.run.save_weights(round, self.state.weights)
-        if self.state.memory is not None and round <= self.plan.schedule.rounds:  # after the last there is no frame
+        # after the last there is no frame
+        if self.state.memory is not None and round <= self.plan.schedule.rounds:
             self.run.save_kept(round, self.state.frame().indices)
 
     def outcome(self, *, stopped: str | None, diverged: bool) -> Outcome:
@@ -180,7 +204,9 @@ class Recorder:
             transfer_seconds=run_seconds(self.run.messages),
             wall_seconds=self._seconds,
             times=self.totals.times,
-            simulated={"seconds": self.clock.now, **self.totals.clients} if self.clock.participation.timed else None,
+            simulated={"seconds": self.clock.now, **self.totals.clients}
+            if self.clock.participation.timed
+            else None,
             stopped=stopped,
             diverged=diverged,
         )
@@ -190,7 +216,9 @@ class Recorder:
         return self._clients.spread() if wanted else None
 
     def checkpoint(self, asked: Iterable[int] = ()) -> None:
-        """Save everything that ``resume`` needs, what is recorded, and the manifest; ``asked``: in this round."""
+        """Save everything that ``resume`` needs, what is recorded, and the manifest; ``asked``: in
+        this round.
+        """
         self.run.save_checkpoint(
             {
                 "server": self.state.state_dict(),
@@ -212,7 +240,9 @@ class Recorder:
     def _load(self, saved: dict[str, Any]) -> None:
         self.state.load_state_dict(saved["server"])
         if bool(saved.get("name")) != bool(self.name):
-            raise ValueError(f"{self.run.path} is a run of the other kind: continue a deployment with flwr run")
+            raise ValueError(
+                f"{self.run.path} is a run of the other kind: continue a deployment with flwr run"
+            )
         self.name = saved.get("name", "")
         self.downlink.load_state_dict(saved["downlink"])
         self.totals.load_state_dict(saved)
@@ -231,7 +261,9 @@ class Recorder:
             self.run.save_sum(report.round, report.total)
         if report.plan is not None:
             folder = round_folder(self.run.path, report.round)
-            write_frame(folder, report.plan.frame, frame_facts(self.plan, report.plan, report.payloads))
+            write_frame(
+                folder, report.plan.frame, frame_facts(self.plan, report.plan, report.payloads)
+            )
 
     @property
     def _seconds(self) -> float:
@@ -240,11 +272,12 @@ class Recorder:
 
 
 def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[str, Any]:
-    """What frame.json says of a round besides its coordinates: how payloads are read, and the scale of their values.
+    """What frame.json says of a round besides its coordinates: how payloads are read, and the scale
+    of their values.
 
-    divisor: the server's, of the weighted sum over the clients. By client: the deviation of the noise on each value,
-    the expected batch size q_k N_k (1 at client level, where an update is a mean), and its weight in the sum if that is
-    not 1.
+    divisor: the server's, of the weighted sum over the clients. By client: the deviation of the
+    noise on each value, the expected batch size q_k N_k (1 at client level, where an update is a
+    mean), and its weight in the sum if that is not 1.
     """
     terms = {client: plan.terms[client].of(common.phase) for client in clients}
     return {
@@ -259,7 +292,9 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
         "clients": {
             str(client): {
                 "noise_std": common.for_client(own).noise_std,
-                "expected_batch": own.sample_rate * own.num_examples if not plan.unit.whole else 1.0,
+                "expected_batch": own.sample_rate * own.num_examples
+                if not plan.unit.whole
+                else 1.0,
                 **({} if own.weight == 1 else {"weight": own.weight}),
             }
             for client, own in sorted(terms.items())
@@ -277,6 +312,11 @@ def make_downlink(s: Resolved, state: ServerState, run: RunDir) -> Downlink:
     if s.downlink == "full":
         return Downlink(state, keep, run)
     return SparseDownlink(
-        state, downlink_codec(s), clients=s.clients, clients_per_round=s.clients_per_round, store=store, keep=keep,
+        state,
+        downlink_codec(s),
+        clients=s.clients,
+        clients_per_round=s.clients_per_round,
+        store=store,
+        keep=keep,
         notes=run,
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""What a run has spent so far: certified epsilons of its clients, from their ledgers; and sums over its rounds."""
+"""What a run has spent so far: certified epsilons of its clients, from their ledgers; and sums over
+its rounds.
+"""
 
 import math
 from collections import Counter
@@ -16,15 +18,18 @@ from simulations.rundir.tables import BYTES, SUMS, Times
 from strategies.federation.report import RoundReport
 
 History = tuple[Event, ...] | None
-"""What an epsilon is of; None where there is no bound: a mechanism was not private, or its noise is known."""
+"""What an epsilon is of; None where there is no bound: a mechanism was not private, or its noise is
+known.
+"""
 
 
 class Spent:
-    """The ledgers of all clients in a run directory; ``at_server``: epsilon is of the server's entries, for everybody.
+    """The ledgers of all clients in a run directory; ``at_server``: epsilon is of the server's
+    entries, for everybody.
 
-    ``update`` reads the ledgers of a round's clients; ``heads`` are the ledgers' ends as they were then, which a
-    resumed run must find again. A round costs what its clients and the different histories cost, not what all clients
-    would.
+    ``update`` reads the ledgers of a round's clients; ``heads`` are the ledgers' ends as they were
+    then, which a resumed run must find again. A round costs what its clients and the different
+    histories cost, not what all clients would.
     """
 
     def __init__(self, run: RunDir, clients: int, *, delta: float, at_server: bool = False) -> None:
@@ -41,14 +46,17 @@ class Spent:
     def receive(self, report: RoundReport, name: str) -> None:
         """Read what a round has charged.
 
-        Raises RuntimeError if a client that replied, late or not, has no entry for the round in the run ``name``.
+        Raises RuntimeError if a client that replied, late or not, has no entry for the round in the
+        run ``name``.
         """
         self.update(report.asked, report.rejected)
         for client in (*report.late, *report.payloads):
             self.check_charged(client, report.round, name)
 
     def _read_all(self) -> list[int]:
-        """Read the ledgers of all clients that were charged; clients with equal entries are composed once."""
+        """Read the ledgers of all clients that were charged; clients with equal entries are
+        composed once.
+        """
         self._events, known, found = {}, dict[Hashable, History](), list[int]()
         for client in self._ledger.clients():
             if client < self._clients:
@@ -63,7 +71,8 @@ class Spent:
     def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
         """Read the ledgers that a round may have changed.
 
-        A rejected client may be late and still at work: its ledger is read in all later rounds, too.
+        A rejected client may be late and still at work: its ledger is read in all later rounds,
+        too.
         """
         self._late |= set(rejected)
         for client in (changed := sorted({*selected, *self._late})):
@@ -76,36 +85,51 @@ class Spent:
         self._note([*changed, *([] if self._server is None else [SERVER])])
 
     def check_charged(self, client: int, round: int, name: str) -> None:
-        """Raise RuntimeError if a client that replied has no entry for the round: its epsilon would be wrong."""
+        """Raise RuntimeError if a client that replied has no entry for the round: its epsilon would
+        be wrong.
+        """
         if not self._ledger.of(client).of_round(round, name):
             raise RuntimeError(
-                f"client {client} replied in round {round}, and its ledger in {self._run.ledgers} has no entry for "
-                "that round: its epsilon is unknown"
+                f"client {client} replied in round {round}, and its ledger in {self._run.ledgers} "
+                "has no entry for that round: its epsilon is unknown"
             )
 
     def _note(self, changed: Iterable[int]) -> None:
         """Keep the ends of the run's ledger, and of ledgers that clients keep themselves."""
         own = {str(client): self._ledger.of(client).own for client in changed}
-        self.heads |= {name: ledger.snapshot() for name, ledger in own.items() if ledger is not None and ledger.entries}
+        self.heads |= {
+            name: ledger.snapshot()
+            for name, ledger in own.items()
+            if ledger is not None and ledger.entries
+        }
         if self._ledger.snapshot()[0]:
             self.heads[RUN] = self._ledger.snapshot()
 
     def displayed(self) -> Spread:
-        """Upper bounds for the running display, see ``fedlsg.accounting.displayed``. Reads no ledger."""
+        """Upper bounds for the running display, see ``fedlsg.accounting.displayed``. Reads no
+        ledger.
+        """
         return self._over_clients(certified=False)
 
     def certified(self) -> Spread:
-        """The largest and the median epsilon over all clients; infinite where noise was missing or is known."""
+        """The largest and the median epsilon over all clients; infinite where noise was missing or
+        is known.
+        """
         self._read_all()
         return self._over_clients(certified=True)
 
     def by_reader(self) -> dict[str, float]:
-        """The largest epsilon over all clients against each reader; one that is promised nothing is left out.
+        """The largest epsilon over all clients against each reader; one that is promised nothing is
+        left out.
 
-        A server that adds the noise knows it. The client that epsilon is about is not among the participants. Of
-        private mechanisms alone: ``certified`` is infinite for others.
+        A server that adds the noise knows it. The client that epsilon is about is not among the
+        participants. Of private mechanisms alone: ``certified`` is infinite for others.
         """
-        claims = [self._server] if self._server is not None else [self._ledger.of(client) for client in self._each()]
+        claims = (
+            [self._server]
+            if self._server is not None
+            else [self._ledger.of(client) for client in self._each()]
+        )
         known: dict[tuple[tuple[Event, ...], ...], float] = {}
         found: dict[str, float] = {}
         for reader in READERS:
@@ -118,7 +142,9 @@ class Spent:
         return found
 
     def bounds(self, client: int) -> dict[str, Any]:
-        """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts of failures."""
+        """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts
+        of failures.
+        """
         try:
             bound = compose((self._server or self._ledger.of(client)).events(), delta=self._delta)
         except AccountingError as error:
@@ -136,16 +162,28 @@ class Spent:
         return list(first.values())
 
     def _over_clients(self, *, certified: bool) -> Spread:
-        """By distinct histories, ``certified`` with the first client that has each; who was never charged has ()."""
+        """By distinct histories, ``certified`` with the first client that has each; who was never
+        charged has ().
+        """
         counts = Counter(self._counts) if self._server is None else Counter([_events(self._server)])
         if self._server is None and (idle := self._clients - len(self._events)):
             counts[()] += idle
-        first = self._first(idle > 0) if certified and self._server is None else dict.fromkeys(counts, 0)
+        first = (
+            self._first(idle > 0)
+            if certified and self._server is None
+            else dict.fromkeys(counts, 0)
+        )
         if None in counts:
-            return Spread(largest=math.inf, median=_median_of(counts[None], counts.total()), worst=first[None])
-        population = sorted((events for events in counts if events is not None), key=first.__getitem__)
+            return Spread(
+                largest=math.inf, median=_median_of(counts[None], counts.total()), worst=first[None]
+            )
+        population = sorted(
+            (events for events in counts if events is not None), key=first.__getitem__
+        )
         compute = spread if certified else displayed
-        found = compute(population, delta=self._delta, counts=[counts[events] for events in population])
+        found = compute(
+            population, delta=self._delta, counts=[counts[events] for events in population]
+        )
         return replace(found, worst=first[population[found.worst]])
 
     def _first(self, idle: bool) -> dict[History, int]:
@@ -165,7 +203,9 @@ def _median_of(endless: int, clients: int) -> float:
 
 
 def _events(ledger: ClientCharges) -> History:
-    """The mechanism invocations of a client; None where noise was missing or is known, which has no bound."""
+    """The mechanism invocations of a client; None where noise was missing or is known, which has no
+    bound.
+    """
     return ledger.events() if all(entry.has_epsilon for entry in ledger.entries) else None
 
 
@@ -176,8 +216,9 @@ CLIENTS = ("asked", "answered", "rejected", "dropped", "late")
 class Totals:
     """``sums`` of bytes are those of all rounds; of messages, those of training rounds.
 
-    ``times``: seconds by what they went into. ``pruning``: of the pruning round. ``clients``: selections of training
-    rounds by what became of them; those who answered, and those who were late, have trained.
+    ``times``: seconds by what they went into. ``pruning``: of the pruning round. ``clients``:
+    selections of training rounds by what became of them; those who answered, and those who were
+    late, have trained.
     """
 
     def __init__(self) -> None:
@@ -206,7 +247,8 @@ class Totals:
     def add_pruning(self, report: RoundReport, *, noise_multiplier: float) -> None:
         """Count an attempt of the pruning round.
 
-        Its messages are not in ``sums``: the bytes of dense training are computed from the training messages.
+        Its messages are not in ``sums``: the bytes of dense training are computed from the training
+        messages.
         """
         before = self.pruning
         self.pruning = {
@@ -221,7 +263,12 @@ class Totals:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, in plain values."""
-        return {"totals": self.sums, "pruning": self.pruning, "clients": self.clients, "times": self.times}
+        return {
+            "totals": self.sums,
+            "pruning": self.pruning,
+            "clients": self.clients,
+            "times": self.times,
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""

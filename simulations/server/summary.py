@@ -1,4 +1,6 @@
-"""What a run ends with: summary.json, what it reached, cost and rests on; and its model as plain tensors."""
+"""What a run ends with: summary.json, what it reached, cost and rests on; and its model as plain
+tensors.
+"""
 
 import math
 import os
@@ -38,11 +40,14 @@ PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant"
 class Outcome:
     """What the recorder reports of a run that ended, as plain values.
 
-    updates: rounds that changed the model. bounds: every accountant's interval for the client with the largest
-    epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise over clip norm.
+    updates: rounds that changed the model. bounds: every accountant's interval for the client with
+    the largest
+    epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise
+    over clip norm.
     sum_bits: of a value in secure sums. downlink: state of the downlink.
     by_client: accuracies on parts of the test split like the clients'.
-    totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what became of them; None
+    totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what
+    became of them; None
     without a clock. stopped: why it ended early.
     """
 
@@ -88,10 +93,15 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         **({"features": dict(plan.workload.features)} if plan.workload.features else {}),
         **({"normalised": dict(plan.workload.normalised)} if plan.workload.normalised else {}),
         **({"data": dict(plan.workload.data)} if plan.workload.data else {}),
-        **({"probe_source": plan.probe_source.name} if plan.method.carrier.source is not None else {}),
+        **(
+            {"probe_source": plan.probe_source.name}
+            if plan.method.carrier.source is not None
+            else {}
+        ),
         **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
         **_privacy(plan, o),
-        "codec": codec_summary(s, plan.method) | ({} if o.sum_bits is None else {"bits": o.sum_bits}),
+        "codec": codec_summary(s, plan.method)
+        | ({} if o.sum_bits is None else {"bits": o.sum_bits}),
         "downlink": downlink_facts(s, o.downlink),
         **{name: o.totals[name] for name in BYTES},
         "uplink_bytes_dense": dense * o.totals["uplink_messages"],
@@ -113,7 +123,9 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
 
 
 def _seconds(o: Outcome) -> dict[str, float]:
-    """Where the time went: until the first round, by part of a round (``Times``), and files and all else."""
+    """Where the time went: until the first round, by part of a round (``Times``), and files and all
+    else.
+    """
     known = {name: round(seconds, 3) for name, seconds in o.times.items()}
     return {**known, "other": round(max(o.wall_seconds - sum(o.times.values()), 0.0), 3)}
 
@@ -125,11 +137,15 @@ def _chance(plan: Plan) -> dict[str, Any] | None:
 
 
 def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
-    """What epsilon is and rests on. "private": a private mechanism, secret noise and a finite epsilon."""
+    """What epsilon is and rests on. "private": a private mechanism, secret noise and a finite
+    epsilon.
+    """
     s, prune = plan.settings, plan.method.prune
     pruning = {"kind": prune.kind, "rate": prune.rate, "zero_weights": o.zero_weights, **o.pruning}
     return {
-        "private": plan.method.mechanism.private and not s.reproducible and math.isfinite(o.spent.largest),
+        "private": plan.method.mechanism.private
+        and not s.reproducible
+        and math.isfinite(o.spent.largest),
         "epsilon_max": o.spent.largest,
         "epsilon_median": o.spent.median,
         "epsilon_by_reader": dict(o.by_reader),
@@ -158,8 +174,12 @@ def sum_facts(sums: SumTerms) -> dict[str, int]:
 
 
 def hardware(device: str) -> dict[str, str | int]:
-    """Processor, cores that this process may use, system, and the graphics card if the run used one."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processor, cores that this process may use, system, and the graphics card if the run used
+    one.
+    """
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     found: dict[str, str | int] = {
         "processor": _processor(),
         "cores": usable,
@@ -195,26 +215,33 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FinalModel:
-    """``tensors``: parameters and buffers by their names in the module. ``facts``: everything of config.json."""
+    """``tensors``: parameters and buffers by their names in the module. ``facts``: everything of
+    config.json.
+    """
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
 
 def final_model(base: Base, state: ServerState) -> FinalModel:
-    """The model that is evaluated: with ema, the average of the weights. LoRA's factors are as they were trained.
+    """The model that is evaluated: with ema, the average of the weights. LoRA's factors are as they
+    were trained.
 
     The tensors are copies: the state may change afterwards.
     """
     with state.evaluated() as model:
-        tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+        tensors = {
+            name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()
+        }
     return FinalModel(tensors=tensors, facts=facts_of(base, state))
 
 
 def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
     """What a reader needs to build the module again, and to know what was trained."""
     s, model = base.settings, state.model
-    options = {f.name: getattr(s, f.name) for f in fields(Options) if f.name not in ("model", "data_root")}
+    options = {
+        f.name: getattr(s, f.name) for f in fields(Options) if f.name not in ("model", "data_root")
+    }
     return {
         "format": FORMAT,
         "fedlsg": version(),
@@ -228,7 +255,8 @@ def facts_of(base: Base, state: ServerState) -> dict[str, Any]:
         "options": {name: value for name, value in options.items() if value is not None},
         **({"data": dict(base.workload.data)} if base.workload.data else {}),
         "public_data": public_data_of(base),
-        "rows_behind": sorted(set().union(*map(rows_behind, starts_of(s).values()))),  # should those be moved later
+        # should those be moved later
+        "rows_behind": sorted(set().union(*map(rows_behind, starts_of(s).values()))),
         "trained": list(trainable(model)),
         "lora": lora_facts(model, base.method.carrier.scale),
         "transformers": _with_labels(describe(model), base.workload.data.get("classes", ())),
@@ -239,19 +267,26 @@ def _with_labels(said: dict[str, Any] | None, classes: Sequence[str]) -> dict[st
     """What ``describe`` said, with the names of the classes as transformers keeps them."""
     if said is None or not classes:
         return said
-    names = {"id2label": dict(enumerate(classes)), "label2id": {name: number for number, name in enumerate(classes)}}
+    names = {
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: number for number, name in enumerate(classes)},
+    }
     return {**said, "config": {**said["config"], **names}}
 
 
 def public_data_of(base: Base) -> list[str]:
-    """Data that the run read as public ones, to train on or to probe the model with: "data:" and a name each."""
+    """Data that the run read as public ones, to train on or to probe the model with: "data:" and a
+    name each.
+    """
     carrier = base.method.carrier
     named = [base.settings.public_rows, carrier.source]
     return [shown(one) for one in named if one is not None and one.startswith(DATA)]
 
 
 def lora_facts(model: nn.Module, scale: float) -> dict[str, Any] | None:
-    """Adapted layers, and s of W_0 + s B A; ``merges``: whether that weight alone gives the same outputs."""
+    """Adapted layers, and s of W_0 + s B A; ``merges``: whether that weight alone gives the same
+    outputs.
+    """
     layers = adapted_layers(model)
     if not layers:
         return None
@@ -268,7 +303,10 @@ def explain(error: Exception, s: Settings) -> str:
     if s.local_steps == 1:
         rates.pop("local_learning_rate", None)  # only learning_rate scales a single step
     likely = max(rates, key=lambda name: rates[name])
-    return f"{error}: {likely}={rates[likely]:g} is likely too large, start a new run with a smaller one"
+    return (
+        f"{error}: {likely}={rates[likely]:g} is likely too large, start a new run with a smaller "
+        "one"
+    )
 
 
 def refuse_diverged(summary: Mapping[str, Any]) -> None:
@@ -280,14 +318,20 @@ def refuse_diverged(summary: Mapping[str, Any]) -> None:
 def downlink_facts(s: Settings, state: Mapping[str, Any]) -> dict[str, Any]:
     """What a summary says of a downlink that is in this ``state``.
 
-    ``repairs``: whole models sent because a client had lost its replica, in all rounds of the run, also interrupted
-    ones; ``interrupted``: what was sent in rounds that were interrupted and run again by ``resume``, which no other sum
-    includes; ``added_variance`` in units of the variance of the noise in the sum.
+    ``repairs``: whole models sent because a client had lost its replica, in all rounds of the run,
+    also interrupted ones; ``interrupted``: what was sent in rounds that were interrupted and run
+    again by ``resume``, which no other sum includes; ``added_variance`` in units of the variance of
+    the noise in the sum.
     """
     interrupted = state.get("interrupted", NOTHING)
     if s.downlink == "full":
         return {"name": "full", "interrupted": interrupted}
     repairs = sum(state["repairs"].values())
     codec = downlink_codec(s)
-    found = {"name": s.downlink, "codec": codec.name, "repairs": repairs, "interrupted": interrupted}
+    found = {
+        "name": s.downlink,
+        "codec": codec.name,
+        "repairs": repairs,
+        "interrupted": interrupted,
+    }
     return found | codec.summary()

@@ -1,15 +1,17 @@
-"""What ``auto`` stands for: where a process computes, which method a run takes, and the gaps that the rule fills.
+"""What ``auto`` stands for: where a process computes, which method a run takes, and the gaps that
+the rule fills.
 
-``device`` travels as it was given: each process resolves ``auto`` for itself. So a server without a GPU may have
-clients with one. Secret and public draws are made on the CPU on every device.
+``device`` travels as it was given: each process resolves ``auto`` for itself. So a server without a
+GPU may have clients with one. Secret and public draws are made on the CPU on every device.
 
-``method=auto``: a workload with a preset takes ``lsg``, which its settings are made for. A model of a user's own takes
-``dpsgd``: dense updates were the most accurate or level in all tasks that were measured. Where they pass
-``uplink_budget``, it takes ``lsg`` without frozen units, at the largest rank that fits.
+``method=auto``: a workload with a preset takes ``lsg``, which its settings are made for. A model of
+a user's own takes
+``dpsgd``: dense updates were the most accurate or level in all tasks that were measured. Where they
+pass ``uplink_budget``, it takes ``lsg`` without frozen units, at the largest rank that fits.
 
-The rule of ``fedlsg.training.auto`` is on where neither the user nor the workload's preset says a learning rate, and
-where a user gives ``learning_rate=auto``, ``rounds=auto`` or ``epochs``. Each value of it can be replaced by giving
-that setting.
+The rule of ``fedlsg.training.auto`` is on where neither the user nor the workload's preset says a
+learning rate, and where a user gives ``learning_rate=auto``, ``rounds=auto`` or ``epochs``. Each
+value of it can be replaced by giving that setting.
 """
 
 from collections.abc import Mapping
@@ -32,20 +34,23 @@ from simulations.workloads.base.model import build_model
 def device_of(wanted: Device) -> str:
     """``"cpu"`` or ``"cuda"``: under ``"auto"`` CUDA if torch finds it in this process.
 
-    "cuda" is torch's current device: of several GPUs, the one that Ray or CUDA_VISIBLE_DEVICES puts first.
+    "cuda" is torch's current device: of several GPUs, the one that Ray or CUDA_VISIBLE_DEVICES puts
+    first.
     Raises ValueError for ``"cuda"`` where torch finds none.
     """
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise ValueError(
-            "device 'cuda' was requested, but torch finds no CUDA device here; use --device cpu, or auto to take one "
-            "where it is"
+            "device 'cuda' was requested, but torch finds no CUDA device here; use --device cpu, "
+            "or auto to take one where it is"
         )
     return "cuda" if there and wanted != "cpu" else "cpu"
 
 
 class Loaded(NamedTuple):
-    """Whether most trainable numbers below the classifier were loaded, whether it was, and the ``size_factor``."""
+    """Whether most trainable numbers below the classifier were loaded, whether it was, and the
+    ``size_factor``.
+    """
 
     body: bool
     classifier: bool
@@ -61,12 +66,20 @@ def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
     count = {(part, loaded): 0 for part in ("body", "classifier") for loaded in (True, False)}
     for path, value in first.named_parameters():
         other = others.get(path)
-        if not value.requires_grad or value.numel() < 2 or bool((value == value.flatten()[0]).all()):
+        if (
+            not value.requires_grad
+            or value.numel() < 2
+            or bool((value == value.flatten()[0]).all())
+        ):
             continue  # a bias or scale that begins as a constant says nothing
         part = "classifier" if path.startswith(f"{head}.") else "body"
-        count[part, other is not None and other.shape == value.shape and bool((other == value).all())] += value.numel()
+        count[
+            part, other is not None and other.shape == value.shape and bool((other == value).all())
+        ] += value.numel()
     body, classifier = (count[part, True] > count[part, False] for part in ("body", "classifier"))
-    return Loaded(body, classifier, size_factor(value for value in first.parameters() if value.requires_grad))
+    return Loaded(
+        body, classifier, size_factor(value for value in first.parameters() if value.requires_grad)
+    )
 
 
 PRESET_METHOD, DENSE, SMALL = "lsg", "dpsgd", "lsg"
@@ -76,7 +89,8 @@ VALUE_BYTES = 4
 
 
 def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
-    """The settings with a method in place of ``auto``; ``auto`` then names it among what fedlsg chose.
+    """The settings with a method in place of ``auto``; ``auto`` then names it among what fedlsg
+    chose.
 
     Raises ValueError for a budget that no method meets.
     """
@@ -88,14 +102,18 @@ def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
     else:
         name, own = _of_own_model(settings, workload)
     words = [*(settings.auto or "").split(), "method", *own]
-    return replace(settings, method=name, parameters={**own, **settings.parameters}, auto=" ".join(words))
+    return replace(
+        settings, method=name, parameters={**own, **settings.parameters}, auto=" ".join(words)
+    )
 
 
 def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, dict[str, Any]]:
     asked = [name for name in settings.parameters if name not in strategies.common_settings()]
     if asked and not set(asked) <= strategies.own_settings(DENSE):
         if not set(asked) <= strategies.own_settings(SMALL):
-            raise ValueError(f"{', '.join(asked)}: a setting of some methods; name one with method=")
+            raise ValueError(
+                f"{', '.join(asked)}: a setting of some methods; name one with method="
+            )
         return SMALL, {}
     budget = settings.uplink_budget
     if budget is None:
@@ -110,8 +128,9 @@ def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, di
             if least <= budget:
                 return SMALL, {"rank": rank, "sparsity": 0.0}
     raise ValueError(
-        f"uplink_budget={budget}: dense updates of this model have {dense:,} bytes, and those of method {SMALL} "
-        f"{least:,} or more; give a larger budget, or name a method and a codec, which may be smaller"
+        f"uplink_budget={budget}: dense updates of this model have {dense:,} bytes, and those of "
+        f"method {SMALL} {least:,} or more; give a larger budget, or name a method and a codec, "
+        "which may be smaller"
     )
 
 
@@ -124,40 +143,59 @@ def _bytes(method: Method, settings: Settings, workload: LoadedWorkload) -> int:
 
 
 def method_line(settings: Settings) -> str | None:
-    """Why a run has its method, in one sentence; None where a user named it, or the workload's preset has it."""
-    if "method" not in (settings.auto or "").split() or "learning_rate" not in (settings.auto or "").split():
+    """Why a run has its method, in one sentence; None where a user named it, or the workload's
+    preset has it.
+    """
+    if (
+        "method" not in (settings.auto or "").split()
+        or "learning_rate" not in (settings.auto or "").split()
+    ):
         return None
     if settings.method == DENSE:
         budget = settings.uplink_budget
-        why = "no uplink_budget is given" if budget is None else f"they fit uplink_budget={budget:,} bytes"
+        why = (
+            "no uplink_budget is given"
+            if budget is None
+            else f"they fit uplink_budget={budget:,} bytes"
+        )
         return f"method {DENSE}: dense updates are the most accurate, and {why}"
     return (
-        f"method {settings.method}: dense updates pass uplink_budget={settings.uplink_budget:,} bytes"
+        f"method {settings.method}: dense updates pass uplink_budget={settings.uplink_budget:,} "
+        "bytes"
         if (settings.uplink_budget)
         else f"method {settings.method}: it has the settings that are given"
     )
 
 
 RULED = (
-    "rounds", "sample_rate", "optimizer", "optimizer_options", "learning_rate", "classifier_learning_rate",
-    "layer_rates", "ema",
-)  # fmt: skip
+    "rounds",
+    "sample_rate",
+    "optimizer",
+    "optimizer_options",
+    "learning_rate",
+    "classifier_learning_rate",
+    "layer_rates",
+    "ema",
+)
 """Settings that the rule gives."""
 SMALL_AT_START = ("lora",)
 """Carriers whose factors are new, whatever the weights are that they adapt."""
 
 
-def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, Any], clients: int) -> dict[str, Any]:
+def fill_auto(
+    settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, Any], clients: int
+) -> dict[str, Any]:
     """The values that the rule gives, with ``auto`` naming them; empty where it is off.
 
-    ``tuned``: the workload's preset for the method. Raises ValueError for ``epochs`` that would change nothing, and
-    where the rule cannot know a number that it needs.
+    ``tuned``: the workload's preset for the method. Raises ValueError for ``epochs`` that would
+    change nothing, and where the rule cannot know a number that it needs.
     """
     given = values_of(settings)
     asked = (settings.auto or "").split()
     optimizer = str(given.get("optimizer", "adam")).lower()
     steps = "learning_rate" not in given and (
-        "learning_rate" in asked or ("learning_rate" not in tuned and optimizer != "sgd" and "momentum" not in given)
+        "learning_rate" in asked
+        or ("learning_rate" not in tuned and optimizer != "sgd" and "momentum" not in given)
     )
     rounds = "rounds" not in given and (
         "rounds" in asked or settings.epochs is not None or (steps and "rounds" not in tuned)
@@ -174,7 +212,8 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
         found |= {"sample_rate": _sample_rate(settings, values)}
     elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):
         raise ValueError(
-            f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: leave one out"
+            f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: "
+            "leave one out"
         )
     if steps:
         carrier = strategies.with_own(settings.method, settings.parameters).carrier.kind
@@ -190,17 +229,28 @@ def fill_auto(settings: Settings, workload: LoadedWorkload, tuned: Mapping[str, 
         if optimizer != "adam":
             del found["optimizer_options"]  # they are Adam's
     chosen = {name: value for name, value in found.items() if name not in given}
-    return chosen | ({AUTO: " ".join([*(name for name in asked if name not in AUTOMATIC), *chosen])} if chosen else {})
+    return chosen | (
+        {AUTO: " ".join([*(name for name in asked if name not in AUTOMATIC), *chosen])}
+        if chosen
+        else {}
+    )
 
 
 def _passes(settings: Settings, values: Mapping[str, Any]) -> float:
-    """E of a client that takes part in every round: those that are selected rarely get their passes in more rounds."""
+    """E of a client that takes part in every round: those that are selected rarely get their passes
+    in more rounds.
+    """
     clients = int(values["clients"])
-    return (settings.epochs or EPOCHS) * clients / min(clients, int(values.get("clients_per_round") or clients))
+    return (
+        (settings.epochs or EPOCHS)
+        * clients
+        / min(clients, int(values.get("clients_per_round") or clients))
+    )
 
 
 def _sample_rate(settings: Settings, values: Mapping[str, Any]) -> float:
-    return float(f"{min(1.0, _passes(settings, values) / (int(values.get('local_steps', 1)) * values['rounds'])):.4g}")
+    steps = int(values.get("local_steps", 1)) * values["rounds"]
+    return float(f"{min(1.0, _passes(settings, values) / steps):.4g}")
 
 
 def _schedule(
@@ -215,7 +265,10 @@ def _schedule(
     rate: float | None = values.get("sample_rate")
     if rate is None or settings.batch_size is not None:
         if not len(workload.train):
-            raise ValueError("rounds=auto needs the number of training rows, which only clients know here: give rounds")
+            raise ValueError(
+                "rounds=auto needs the number of training rows, which only clients know here: give "
+                "rounds"
+            )
         rate = min(1.0, values["batch_size"] * values["clients"] / len(workload.train))
     return {"rounds": auto_rounds(epochs, float(rate), local_steps=local_steps)}
 
@@ -223,11 +276,17 @@ def _schedule(
 def _regression(workload: LoadedWorkload) -> bool:
     """Whether the public test targets are numbers, and not classes, or labels that are 0 or 1."""
     targets = workload.test.labels
-    return targets.is_floating_point() and not bool(((targets == 0) | (targets == 1) | targets.isnan()).all())
+    return targets.is_floating_point() and not bool(
+        ((targets == 0) | (targets == 1) | targets.isnan()).all()
+    )
 
 
 def rule_line(settings: Settings) -> str | None:
     """What the rule chose, for a reader; None where it chose nothing."""
     values = values_of(settings)
-    said = [f"{name}={values[name]}" for name in (settings.auto or "").split() if name in values and name in RULED]
+    said = [
+        f"{name}={values[name]}"
+        for name in (settings.auto or "").split()
+        if name in values and name in RULED
+    ]
     return f"chosen by the rule for runs without tuning: {', '.join(said)}" if said else None

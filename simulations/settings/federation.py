@@ -11,34 +11,55 @@ from fedlsg.setting import Setting
 from fedlsg.setting.rules import idle_unless, needs
 from fedlsg.setting.selection import SELECTIONS
 
-ONE_STEP = "with one local step a client sends its gradient: leave it out, or give local_steps=2 or more"
+ONE_STEP = (
+    "with one local step a client sends its gradient: leave it out, or give local_steps=2 or more"
+)
 LIKE_TEST = "it evaluates clients on parts of the public test split that are like their data"
 ON_TEST_PARTS = (
-    needs("not deployed", f"{LIKE_TEST}, and nobody knows the class mix of clients with data of their own"),
-    needs("partition=iid|dirichlet|shards", f"{LIKE_TEST}, and this partition says nothing about test rows"),
+    needs(
+        "not deployed",
+        f"{LIKE_TEST}, and nobody knows the class mix of clients with data of their own",
+    ),
+    needs(
+        "partition=iid|dirichlet|shards",
+        f"{LIKE_TEST}, and this partition says nothing about test rows",
+    ),
     needs("not holdout", f"{LIKE_TEST}, and holdout tests on training rows, which are private"),
     needs("classes", f"{LIKE_TEST}, by their classes"),
 )
 """Rules of what is evaluated for each client."""
 SHUFFLED = (
     needs(
-        "batch_size", "it cuts batches of a fixed size, by which the sums are divided, and sample_rate={sample_rate} "
-        "is a chance: give batch_size instead, a public number of examples", of="sampling=shuffle",
+        "batch_size",
+        "it cuts batches of a fixed size, by which the sums are divided, and "
+        "sample_rate={sample_rate} is a chance: give batch_size instead, a public number of "
+        "examples",
+        of="sampling=shuffle",
     ),
     needs(
-        "unit=example", "whole clients are hidden, whatever their batches are, and nothing is accounted by batches: "
-        "take sampling=poisson", of="sampling=shuffle",
+        "unit=example",
+        "whole clients are hidden, whatever their batches are, and nothing is accounted by "
+        "batches: take sampling=poisson",
+        of="sampling=shuffle",
     ),
     needs(
-        "trust!=secure", "the bound on discrete noise is planned for Poisson batches: take trust=client, or "
-        "sampling=poisson", of="sampling=shuffle",
+        "trust!=secure",
+        "the bound on discrete noise is planned for Poisson batches: take trust=client, or "
+        "sampling=poisson",
+        of="sampling=shuffle",
     ),
-)  # fmt: skip
+)
 """Where an epsilon of shuffled batches would not be true, or is not proved."""
-SIMULATED = (needs("not deployed", "it simulates what a deployment has of its own: leave it out, or run a simulation"),)
+SIMULATED = (
+    needs(
+        "not deployed",
+        "it simulates what a deployment has of its own: leave it out, or run a simulation",
+    ),
+)
 THROWN_AWAY = needs(
     "not memory",
-    "it throws away replies that the clients' memory of what was not sent counts as received: leave it out",
+    "it throws away replies that the clients' memory of what was not sent counts as received: "
+    "leave it out",
 )
 
 
@@ -48,13 +69,27 @@ class Federation:
 
     rounds: Annotated[
         int | None,
-        Setting("Server rounds, or auto.", "rounds", at_least=1, at_most=10**8, fallback=10, aliases=("num_rounds",)),
+        Setting(
+            "Server rounds, or auto.",
+            "rounds",
+            at_least=1,
+            at_most=10**8,
+            fallback=10,
+            aliases=("num_rounds",),
+        ),
     ] = None
     epochs: Annotated[
         float | None,
-        Setting("Expected passes over the data, for rounds=auto; 20 if not given.", "passes", above=0, below=inf),
+        Setting(
+            "Expected passes over the data, for rounds=auto; 20 if not given.",
+            "passes",
+            above=0,
+            below=inf,
+        ),
     ] = None
-    auto: Annotated[str | None, Setting("Settings that fedlsg chose, see fedlsg docs choosing; it writes this.")] = None
+    auto: Annotated[
+        str | None, Setting("Settings that fedlsg chose, see fedlsg docs choosing; it writes this.")
+    ] = None
     clients: Annotated[
         int | None,
         Setting(
@@ -66,15 +101,22 @@ class Federation:
         ),
     ] = None
     clients_per_round: Annotated[
-        int | None, Setting("Clients selected in each round; default all.", "clients", at_least=1, aliases=("cohort",))
+        int | None,
+        Setting(
+            "Clients selected in each round; default all.",
+            "clients",
+            at_least=1,
+            aliases=("cohort",),
+        ),
     ] = None
     selection: Annotated[
         str | None,
         Setting(
-            "Rule that draws a round's clients; default uniform, or poisson by a server that adds the noise.",
+            "Rule that draws a round's clients; default uniform, or poisson by a server that adds "
+            "the noise.",
             choices=SELECTIONS,
         ),
-    ] = None  # fmt: skip
+    ] = None
     local_steps: Annotated[
         int | None,
         Setting(
@@ -88,17 +130,23 @@ class Federation:
     local_learning_rate: Annotated[
         float | None,
         Setting(
-            "Learning rate of local steps; default the server's.", above=0, below=inf, aliases=("local_lr",),
+            "Learning rate of local steps; default the server's.",
+            above=0,
+            below=inf,
+            aliases=("local_lr",),
             rules=(idle_unless("local_steps>1 or personal", ONE_STEP),),
         ),
-    ] = None  # fmt: skip
+    ] = None
     local_momentum: Annotated[
         float | None,
         Setting(
-            "Momentum of local steps.", at_least=0, below=1, fallback=0.0,
+            "Momentum of local steps.",
+            at_least=0,
+            below=1,
+            fallback=0.0,
             rules=(idle_unless("local_steps>1", ONE_STEP),),
         ),
-    ] = None  # fmt: skip
+    ] = None
     proximal: Annotated[
         float | None,
         Setting(
@@ -107,7 +155,10 @@ class Federation:
             below=inf,
             aliases=("mu", "proximal_mu", "fedprox"),
             rules=(
-                needs("local_steps>1", "it changes local steps from the second one on: give local_steps=2 or more"),
+                needs(
+                    "local_steps>1",
+                    "it changes local steps from the second one on: give local_steps=2 or more",
+                ),
             ),
         ),
     ] = None
@@ -117,11 +168,18 @@ class Federation:
             "Parameters that stay with a client: classifier, or the start of names.",
             aliases=("personalization", "head", "fedper", "fedrep"),
             rules=(
-                needs("trust=client", "the noise of values that stay with a client has to be enough without a sum"),
-                needs("downlink=full", "personal parameters are not part of replicas: leave downlink out"),
+                needs(
+                    "trust=client",
+                    "the noise of values that stay with a client has to be enough without a sum",
+                ),
+                needs(
+                    "downlink=full",
+                    "personal parameters are not part of replicas: leave downlink out",
+                ),
                 needs(
                     "not record_updates",
-                    "attacks on recorded payloads do not know personal parameters: leave record_updates out",
+                    "attacks on recorded payloads do not know personal parameters: leave "
+                    "record_updates out",
                 ),
                 *ON_TEST_PARTS,
             ),
@@ -130,13 +188,22 @@ class Federation:
     personal_learning_rate: Annotated[
         float | None,
         Setting(
-            "Learning rate of personal parameters; default the local one.", above=0, below=inf,
-            rules=(needs("personal", "it is a setting of personal parameters: give personal=classifier, too"),),
+            "Learning rate of personal parameters; default the local one.",
+            above=0,
+            below=inf,
+            rules=(
+                needs(
+                    "personal",
+                    "it is a setting of personal parameters: give personal=classifier, too",
+                ),
+            ),
         ),
-    ] = None  # fmt: skip
+    ] = None
     sampling: Annotated[
         Literal["poisson", "shuffle"],
-        Setting("poisson, or shuffle: every example once an epoch, no amplification.", rules=SHUFFLED),
+        Setting(
+            "poisson, or shuffle: every example once an epoch, no amplification.", rules=SHUFFLED
+        ),
     ] = "poisson"
     sample_rate: Annotated[
         float | None,
@@ -148,7 +215,9 @@ class Federation:
             aliases=("q",),
             rules=(
                 needs(
-                    "not batch_size", "give either sample_rate (common to all) or batch_size (a rate for each client)"
+                    "not batch_size",
+                    "give either sample_rate (common to all) or batch_size (a rate for each "
+                    "client)",
                 ),
             ),
         ),
@@ -174,26 +243,46 @@ class Federation:
     ] = None
     partition: Annotated[
         str | None,
-        Setting("iid, dirichlet, shards, or a column of the data: a client for each value.", fallback="iid"),
+        Setting(
+            "iid, dirichlet, shards, or a column of the data: a client for each value.",
+            fallback="iid",
+        ),
     ] = None
     weighting: Annotated[
         Literal["examples", "clients"] | None,
-        Setting("Clients count by their examples or equally; default by their expected batch.", aliases=("weights",)),
+        Setting(
+            "Clients count by their examples or equally; default by their expected batch.",
+            aliases=("weights",),
+        ),
     ] = None
     alpha: Annotated[
         float | None,
         Setting(
-            "Concentration of partition=dirichlet.", above=0, below=inf, fallback=0.5,
-            rules=(idle_unless("partition=dirichlet", "give partition=dirichlet, too, or leave alpha out"),),
+            "Concentration of partition=dirichlet.",
+            above=0,
+            below=inf,
+            fallback=0.5,
+            rules=(
+                idle_unless(
+                    "partition=dirichlet", "give partition=dirichlet, too, or leave alpha out"
+                ),
+            ),
         ),
-    ] = None  # fmt: skip
+    ] = None
     shards_per_client: Annotated[
         int | None,
         Setting(
-            "Shards of partition=shards.", "shards", at_least=1, fallback=2,
-            rules=(idle_unless("partition=shards", "give partition=shards, too, or leave shards_per_client out"),),
+            "Shards of partition=shards.",
+            "shards",
+            at_least=1,
+            fallback=2,
+            rules=(
+                idle_unless(
+                    "partition=shards", "give partition=shards, too, or leave shards_per_client out"
+                ),
+            ),
         ),
-    ] = None  # fmt: skip
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +300,11 @@ class SimulatedTime:
     dropout: Annotated[
         float | None,
         Setting(
-            "Share of the selected clients that leave before they train.", "share", at_least=0, below=1, rules=SIMULATED
+            "Share of the selected clients that leave before they train.",
+            "share",
+            at_least=0,
+            below=1,
+            rules=SIMULATED,
         ),
     ] = None
     speed: Annotated[
@@ -230,11 +323,21 @@ class SimulatedTime:
     ] = None
     uplink_mbps: Annotated[
         float | None,
-        Setting("Rate of each client's uplink; default: sending takes no time.", "Mbit/s", above=0, rules=SIMULATED),
+        Setting(
+            "Rate of each client's uplink; default: sending takes no time.",
+            "Mbit/s",
+            above=0,
+            rules=SIMULATED,
+        ),
     ] = None
     downlink_mbps: Annotated[
         float | None,
-        Setting("Rate of each client's downlink; default: sending takes no time.", "Mbit/s", above=0, rules=SIMULATED),
+        Setting(
+            "Rate of each client's downlink; default: sending takes no time.",
+            "Mbit/s",
+            above=0,
+            rules=SIMULATED,
+        ),
     ] = None
     deadline: Annotated[
         float | None,
@@ -257,7 +360,8 @@ class SimulatedTime:
                 *SIMULATED,
                 needs(
                     "clients_per_round<clients",
-                    "every round needs all {clients} clients: lower clients_per_round, or leave over_selection out",
+                    "every round needs all {clients} clients: lower clients_per_round, or leave "
+                    "over_selection out",
                 ),
                 THROWN_AWAY,
             ),

@@ -1,6 +1,8 @@
-"""The public conditions that settings make of a federation: simulated time, the unit of privacy, an adaptive clip.
+"""The public conditions that settings make of a federation: simulated time, the unit of privacy, an
+adaptive clip.
 
-Who is there, who leaves, how fast clients are, and when a round ends. One setting that is given starts the clock.
+Who is there, who leaves, how fast clients are, and when a round ends. One setting that is given
+starts the clock.
 """
 
 import math
@@ -20,8 +22,15 @@ from fedlsg.training.client_level import AdaptiveClip
 from simulations.settings.run import Resolved, Settings
 
 NAMES = (
-    "availability", "dropout", "speed", "example_seconds", "uplink_mbps", "downlink_mbps", "deadline", "over_selection",
-)  # fmt: skip
+    "availability",
+    "dropout",
+    "speed",
+    "example_seconds",
+    "uplink_mbps",
+    "downlink_mbps",
+    "deadline",
+    "over_selection",
+)
 EXAMPLE_SECONDS = 0.01
 CONSTANT, LOGNORMAL = "constant", "lognormal"
 MEGABIT = 1e6
@@ -47,7 +56,9 @@ def fill_participation(s: Settings) -> Mapping[str, Any]:
 
 
 def availability_of(s: Settings) -> float | str:
-    """The chance of a client to be there, or the path of a trace. Raises ValueError for a number out of range."""
+    """The chance of a client to be there, or the path of a trace. Raises ValueError for a number
+    out of range.
+    """
     said = 1.0 if s.availability is None else s.availability
     try:
         share = float(said)
@@ -59,7 +70,9 @@ def availability_of(s: Settings) -> float | str:
 
 
 def spread_of(s: Settings) -> float:
-    """S of the factors exp(S z) on computing times, 0 for ``constant``. Raises ValueError for another word."""
+    """S of the factors exp(S z) on computing times, 0 for ``constant``. Raises ValueError for
+    another word.
+    """
     kind, *rest = (s.speed or CONSTANT).split()
     try:
         if kind == CONSTANT and not rest:
@@ -68,7 +81,9 @@ def spread_of(s: Settings) -> float:
             return spread
     except ValueError:
         pass
-    raise ValueError(f"expected speed=constant, or speed='lognormal S' with a number S > 0, got {s.speed!r}")
+    raise ValueError(
+        f"expected speed=constant, or speed='lognormal S' with a number S > 0, got {s.speed!r}"
+    )
 
 
 def participation_of(
@@ -80,23 +95,28 @@ def participation_of(
     per_round: int,
     selection: Selection,
 ) -> Participation:
-    """Conditions of a run. ``sizes``, ``rates``: declared examples N_k and Poisson rate q_k of every client;
+    """Conditions of a run. ``sizes``, ``rates``: declared examples N_k and Poisson rate q_k of
+    every client;
     ``per_round``: replies that a round uses at most; ``selection``: the rule of the draw.
 
-    The computing time of a client in a round is q_k N_k (expected, never drawn, examples of a step) x local steps x
-    gradients an example x ``example_seconds`` x its factor.
-    Raises ValueError for a trace that cannot be read, or that goes with links, and for a deadline that nobody can meet.
+    The computing time of a client in a round is q_k N_k (expected, never drawn, examples of a step)
+    x local steps x gradients an example x ``example_seconds`` x its factor.
+    Raises ValueError for a trace that cannot be read, or that goes with links, and for a deadline
+    that nobody can meet.
     """
     if not given(s):
-        return Participation(clients=len(sizes), per_round=per_round, seed=s.seed, selection=selection)
+        return Participation(
+            clients=len(sizes), per_round=per_round, seed=s.seed, selection=selection
+        )
     assert s.example_seconds is not None
     step = local.steps * local.multiplicity * s.example_seconds
     factors = speed_factors(len(sizes), spread_of(s), seed=s.seed)
     seconds = [q * n * step * f for q, n, f in zip(rates, sizes, factors, strict=True)]
     if s.deadline is not None and s.deadline < min(seconds):
         raise ValueError(
-            f"deadline={s.deadline:g}: the fastest client computes {min(seconds):.3g} simulated seconds in a round, so "
-            "no reply can be in time: raise deadline, or lower example_seconds"
+            f"deadline={s.deadline:g}: the fastest client computes {min(seconds):.3g} simulated "
+            "seconds in a round, so no reply can be in time: raise deadline, or lower "
+            "example_seconds"
         )
     return Participation(
         clients=len(sizes),
@@ -115,7 +135,9 @@ def participation_of(
 
 
 def speed_factors(clients: int, spread: float, *, seed: int) -> list[float]:
-    """Factors exp(spread z) on computing times, z standard normal: public, drawn once a client; their median is 1."""
+    """Factors exp(spread z) on computing times, z standard normal: public, drawn once a client;
+    their median is 1.
+    """
     z = torch.randn(clients, generator=public_generator(seed, "speed"), dtype=torch.float64)
     return [math.exp(spread * value) for value in z.tolist()]
 
@@ -143,10 +165,12 @@ def unit_of(s: Resolved, method: Method) -> Unit:
 
 
 def adaptive_clip(s: Resolved, noise_multiplier: float) -> AdaptiveClip | None:
-    """The adaptive clip that the settings ask for; ``noise_multiplier``: z, of count and sum together.
+    """The adaptive clip that the settings ask for; ``noise_multiplier``: z, of count and sum
+    together.
 
-    By default the count has the noise of the paper or, in a small federation, of z clients: then the sum has 4/3 of the
-    variance that it would have alone. Raises ValueError for a given noise that leaves nothing for the sum.
+    By default the count has the noise of the paper or, in a small federation, of z clients: then
+    the sum has 4/3 of the variance that it would have alone. Raises ValueError for a given noise
+    that leaves nothing for the sum.
     """
     if s.clip_quantile is None:
         return None

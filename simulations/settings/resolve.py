@@ -1,4 +1,6 @@
-"""Fill the gaps of the settings from the workload's preset, refuse what is out of range, build method and codecs."""
+"""Fill the gaps of the settings from the workload's preset, refuse what is out of range, build
+method and codecs.
+"""
 
 import math
 from collections.abc import Mapping
@@ -32,16 +34,24 @@ from simulations.workloads.base import GIVEN
 from simulations.workloads.partition import SCHEMES, natural_parts
 
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")
-"""Settings of mechanism and server that a workload's preset gives, and files say even where it does not."""
+"""Settings of mechanism and server that a workload's preset gives, and files say even where it does
+not.
+"""
 
 GRID = "secure-sum"
 """What files say in place of a codec under trust=secure: masked integers on a grid."""
 SPARE = 10
-"""Under trust=secure one client of so many may be missing, and one may collude with the server, by default."""
+"""Under trust=secure one client of so many may be missing, and one may collude with the server, by
+default.
+"""
 
 FALLBACK: Mapping[str, Any] = MappingProxyType(
     {
-        **{name: one.setting.fallback for name, one in RUN.items() if one.setting.fallback is not None},
+        **{
+            name: one.setting.fallback
+            for name, one in RUN.items()
+            if one.setting.fallback is not None
+        },
         **{name: (mechanism_settings() | server_settings())[name].default for name in _WORKLOADS},
     }
 )
@@ -62,9 +72,18 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     chosen = fill_auto(settings, workload, tuned, int(settings.clients or preset["clients"]))
     preset, settings = preset | chosen, replace(settings, auto=chosen.get(AUTO, settings.auto))
     given = values_of(settings)
-    gone = void(preset, given, silent=is_silent(given.get("mechanism", strategies.default_mechanism(settings.method))))
-    if "learning_rate" in given and "classifier_learning_rate" in preset and _trains_heads_alone(settings):
-        gone.add("classifier_learning_rate")  # it is that of a new head on a network that is trained, too
+    gone = void(
+        preset,
+        given,
+        silent=is_silent(given.get("mechanism", strategies.default_mechanism(settings.method))),
+    )
+    if (
+        "learning_rate" in given
+        and "classifier_learning_rate" in preset
+        and _trains_heads_alone(settings)
+    ):
+        # it is that of a new head on a network that is trained, too
+        gone.add("classifier_learning_rate")
     wanted = {
         *FALLBACK,
         "clients_per_round",
@@ -73,12 +92,16 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         *strategies.own_settings(settings.method),
         *server_settings(),
     }
-    gaps = {name: value for name, value in preset.items() if name in wanted - gone and name not in given}
+    gaps = {
+        name: value for name, value in preset.items() if name in wanted - gone and name not in given
+    }
     filled = fill_codecs(from_values({**given, **gaps}))
     per_round = filled.clients if filled.clients_per_round is None else filled.clients_per_round
     assert per_round is not None
     spare = per_round // SPARE
-    survivors = {"client": 1, "server": 1, "aggregate": per_round, "secure": per_round - spare}[filled.trust]
+    survivors = {"client": 1, "server": 1, "aggregate": per_round, "secure": per_round - spare}[
+        filled.trust
+    ]
     colluders = max(spare, 1) if filled.trust == "secure" else None
     own = {
         "model": workload.default_model if filled.model is None else filled.model,
@@ -91,24 +114,32 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
 
 
 def _trains_heads_alone(settings: Settings) -> bool:
-    """Whether nothing but a head is trained: on features, or by a method that freezes all other layers."""
+    """Whether nothing but a head is trained: on features, or by a method that freezes all other
+    layers.
+    """
     own = strategies.with_own(settings.method, settings.parameters)
     return settings.features is not None or own.carrier.train == "classifier"
 
 
 def build_method(settings: Resolved) -> Method:
     """The recipe with the settings that are given; the noise multiplier is set per client later."""
-    given = {name: value for name, value in settings.parameters.items() if name not in codec_settings()}
+    given = {
+        name: value for name, value in settings.parameters.items() if name not in codec_settings()
+    }
     if settings.noise_multiplier is not None:
         given["noise_multiplier"] = settings.noise_multiplier
     if colluders := readers_among(settings):
-        given |= {"noise_share": 1 / math.sqrt(settings.min_survivors - colluders), "colluders": colluders}
+        given |= {
+            "noise_share": 1 / math.sqrt(settings.min_survivors - colluders),
+            "colluders": colluders,
+        }
     method = strategies.recipe(settings.method, **given)
     return method if settings.personal is None else replace(method, personal=settings.personal)
 
 
 def readers_among(s: Resolved) -> int:
-    """t: clients of a sum whose own shares of the noise are not counted; 0 where each payload has all of its noise.
+    """t: clients of a sum whose own shares of the noise are not counted; 0 where each payload has
+    all of its noise.
 
     An assumed sum counts one. A sum that may be of a single client has no other one in it.
     """
@@ -118,12 +149,18 @@ def readers_among(s: Resolved) -> int:
 
 
 def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolved:
-    """Settings with the recipe's own defaults written out, so that config.toml says all that was used."""
+    """Settings with the recipe's own defaults written out, so that config.toml says all that was
+    used.
+    """
     parameters: dict[str, Any] = {**recipe_values(settings, method), **asdict(method.server)}
     parameters |= {"mechanism": method.mechanism.kind, "clip": method.mechanism.clip}
     return replace(
         settings,
-        parameters={name: value for name, value in (settings.parameters | parameters).items() if value is not None},
+        parameters={
+            name: value
+            for name, value in (settings.parameters | parameters).items()
+            if value is not None
+        },
         epsilon=settings.epsilon if method.mechanism.adds_noise else None,
         local_learning_rate=local.learning_rate,
     )
@@ -132,8 +169,9 @@ def resolved(settings: Resolved, method: Method, local: LocalTraining) -> Resolv
 def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     """The recipe's own settings as the method has them: given, or its default.
 
-    A keyword that fills a field of the method (it is declared by the very same ``Setting``) has the field's value: the
-    rank of ``rs`` on dense gradients is 0. Guarantee: the values that are returned build the same method again.
+    A keyword that fills a field of the method (it is declared by the very same ``Setting``) has the
+    field's value: the rank of ``rs`` on dense gradients is 0. Guarantee: the values that are
+    returned build the same method again.
     """
     parts: dict[str, tuple[Setting, Any]] = {}
     for part in (method.carrier, method.mask, method.prune, method.compression):
@@ -143,7 +181,9 @@ def recipe_values(settings: Resolved, method: Method) -> dict[str, Any]:
     own = strategies.declared_by(settings.method)
     said = {name: settings.parameters.get(name, one.default) for name, one in own.items()}
     shown = {
-        name: parts[name][1] for name, one in own.items() if parts.get(name, (None,))[0] == one.setting != Setting()
+        name: parts[name][1]
+        for name, one in own.items()
+        if parts.get(name, (None,))[0] == one.setting != Setting()
     }
     again = replace(settings, parameters={**settings.parameters, **said, **shown})
     return said | shown if build_method(again) == method else said
@@ -160,13 +200,16 @@ def downlink_codec(s: Settings) -> Codec:
 
 
 def fill_codecs(s: Settings) -> Settings:
-    """The codec of updates that go down, as fine as that of what comes up; and the codecs' own settings.
+    """The codec of updates that go down, as fine as that of what comes up; and the codecs' own
+    settings.
 
     Raises ValueError for an unknown codec, or a setting of a codec out of range.
     """
     up = find_codec(s.codec)
     if s.downlink != "full" and s.downlink_codec is None:
-        s = replace(s, downlink_codec=up.name if up.grid_from_noise and up.goes_down else DEFAULT_CODEC)
+        s = replace(
+            s, downlink_codec=up.name if up.grid_from_noise and up.goes_down else DEFAULT_CODEC
+        )
     own = _own(uplink_codec(s)) | ({} if s.downlink_codec is None else _own(downlink_codec(s)))
     return replace(s, parameters={**s.parameters, **own})
 

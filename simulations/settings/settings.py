@@ -1,10 +1,10 @@
 """All settings: their declarations by name, from raw values to ``Settings``, and back.
 
-The same names serve the command line (``--rank 8`` or ``-c rank=8``), ``flwr run . --run-config "rank=8"`` (with
-dashes) and ``config.toml`` of a run directory. A setting that is None, or ``"preset"`` in a file, takes the
-workload's value (see ``simulations.settings.resolve``).
-Settings of every run are known without torch. Others (of a method, the mechanism, the server, codecs) are declared
-where they are used; functions import that, for it loads torch.
+The same names serve the command line (``--rank 8`` or ``-c rank=8``), ``flwr run . --run-config
+"rank=8"`` (with dashes) and ``config.toml`` of a run directory. A setting that is None, or
+``"preset"`` in a file, takes the workload's value (see ``simulations.settings.resolve``). Settings
+of every run are known without torch. Others (of a method, the mechanism, the server, codecs) are
+declared where they are used; functions import that, for it loads torch.
 """
 
 import shlex
@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from fedlsg.setting import Declared, declared, unknown
+from fedlsg.setting import Declared, declared, summary_of, unknown
 from fedlsg.user_code import absolute, is_code, is_reference, permit
 from simulations.settings.run import Settings as Settings
 
@@ -24,26 +24,66 @@ AUTO = "auto"
 
 RUN: Mapping[str, Declared] = MappingProxyType(declared(Settings, without=("parameters",)))
 
-GROUPS_OF_RUN: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    str(group.__doc__): tuple(name for name in group.__annotations__ if name != "parameters")
-    for group in reversed(Settings.__mro__[1:-1])
-})  # fmt: skip
+GROUPS_OF_RUN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        summary_of(group.__doc__): tuple(
+            name for name in group.__annotations__ if name != "parameters"
+        )
+        for group in reversed(Settings.__mro__[1:-1])
+    }
+)
 """Names of the settings of a run in groups, by the title of each."""
 
-PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "multiplicity": (
-        "rank", "sparsity", "direction", "power_steps", "warmup", "cooling", "importance", "sparsity_from", "residual",
-        "redraw", "ranking", "carrier", "refresh", "lora_alpha", "topk_rate", "prune", "prune_rate",
-        "prune_epsilon_share", "prune_clip_norm", "drop", "drop_rate", "mechanism", "clip", "clip_norm",
-        "norms_clip_weight", "classifier_clip_weight",
-    ),
-    "shards_per_client": (
-        "estimator", "optimizer", "learning_rate", "final_learning_rate", "norms_learning_rate",
-        "classifier_learning_rate", "layer_rates", "momentum", "weight_decay", "schedule", "sparsify_update", "ema",
-    ),
-    "codec": ("noise_floor_step",),
-})  # fmt: skip
-"""After which setting of a run files have had these since version 0.1; any other one comes last, and needs no entry."""
+PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "multiplicity": (
+            "rank",
+            "sparsity",
+            "direction",
+            "power_steps",
+            "warmup",
+            "cooling",
+            "importance",
+            "sparsity_from",
+            "residual",
+            "redraw",
+            "ranking",
+            "carrier",
+            "refresh",
+            "lora_alpha",
+            "topk_rate",
+            "prune",
+            "prune_rate",
+            "prune_epsilon_share",
+            "prune_clip_norm",
+            "drop",
+            "drop_rate",
+            "mechanism",
+            "clip",
+            "clip_norm",
+            "norms_clip_weight",
+            "classifier_clip_weight",
+        ),
+        "shards_per_client": (
+            "estimator",
+            "optimizer",
+            "learning_rate",
+            "final_learning_rate",
+            "norms_learning_rate",
+            "classifier_learning_rate",
+            "layer_rates",
+            "momentum",
+            "weight_decay",
+            "schedule",
+            "sparsify_update",
+            "ema",
+        ),
+        "codec": ("noise_floor_step",),
+    }
+)
+"""After which setting of a run files have had these since version 0.1; any other one comes last,
+and needs no entry.
+"""
 
 AUTOMATIC = ("rounds", "learning_rate")
 """Settings that take the value "auto"."""
@@ -53,17 +93,24 @@ MAY_NAME_FILES = (*NAMES_OF_CODE, "source")
 """Settings that may name a file: FILE.py:NAME."""
 
 KNOWN = frozenset(name for names in PLACES.values() for name in names)
-"""Settings that are no run's own, and are known not to be misspelt without a look at the methods."""
+"""Settings that are no run's own, and are known not to be misspelt without a look at the
+methods.
+"""
 
 
 def method_settings() -> dict[str, Declared]:
-    """Settings of the recipes. Raises ValueError where two recipes, or a recipe and a run, declare one name."""
+    """Settings of the recipes. Raises ValueError where two recipes, or a recipe and a run, declare
+    one name.
+    """
     import strategies
 
     found, taken = strategies.recipe_settings(), {*RUN, *codec_settings()}
     for name in filter(taken.__contains__, found):
         takers = ", ".join(strategies.takers_of(name))
-        raise ValueError(f"method {takers} declares {name!r}, which is a setting of every run: give it another name")
+        raise ValueError(
+            f"method {takers} declares {name!r}, which is a setting of every run: give it another "
+            "name"
+        )
     return found
 
 
@@ -82,15 +129,24 @@ def server_settings() -> dict[str, Declared]:
 
 
 def codec_settings() -> dict[str, Declared]:
-    """Settings of the codecs. Raises ValueError for a name that a run, the mechanism or the server has.
+    """Settings of the codecs. Raises ValueError for a name that a run, the mechanism or the server
+    has.
 
     Two values under one name would make ``config.toml`` report another epsilon than the run has.
     """
     from fedlsg.payload import codec_settings as own
 
     found = own()
-    for name in found.keys() & {*RUN, *mechanism_settings(), *server_settings(), "noise_multiplier", "noise_share"}:
-        raise ValueError(f"a codec declares {name!r}, which is a setting of every run: give it another name")
+    for name in found.keys() & {
+        *RUN,
+        *mechanism_settings(),
+        *server_settings(),
+        "noise_multiplier",
+        "noise_share",
+    }:
+        raise ValueError(
+            f"a codec declares {name!r}, which is a setting of every run: give it another name"
+        )
     return found
 
 
@@ -105,15 +161,23 @@ def codec_names() -> dict[str, Declared]:
 
 def all_settings() -> dict[str, Declared]:
     """All settings by name, in the order of config.toml."""
-    found = {**RUN, **codec_names(), **method_settings(), **mechanism_settings(), **server_settings()}
+    found = {
+        **RUN,
+        **codec_names(),
+        **method_settings(),
+        **mechanism_settings(),
+        **server_settings(),
+    }
     found |= codec_settings()
     return {name: found[name] for name in in_order(found)}
 
 
 def check_parameters(parameters: Iterable[str]) -> None:
-    """Raise ValueError for a parameter that no method, mechanism, server or codec declares for users.
+    """Raise ValueError for a parameter that no method, mechanism, server or codec declares for
+    users.
 
-    ``noise_share`` is one: it follows from ``trust``, and given freely it would make every reported epsilon wrong.
+    ``noise_share`` is one: it follows from ``trust``, and given freely it would make every reported
+    epsilon wrong.
     """
     known = all_settings()
     for name in parameters:
@@ -124,8 +188,8 @@ def check_parameters(parameters: Iterable[str]) -> None:
 def declarations(raw_names: Iterable[str]) -> dict[str, Declared]:
     """The declarations of settings by the names that were given, which may have dashes.
 
-    The methods are looked at only where a setting is no run's own. Raises ValueError for an unknown name, with the
-    nearest known one.
+    The methods are looked at only where a setting is no run's own. Raises ValueError for an unknown
+    name, with the nearest known one.
     """
     names = {raw_name: raw_name.replace("-", "_") for raw_name in raw_names}
     known = RUN if RUN.keys() >= set(names.values()) else all_settings()
@@ -136,18 +200,22 @@ def declarations(raw_names: Iterable[str]) -> dict[str, Declared]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names in the order of config.toml: those of a run, others in their places among them, what is new last."""
+    """Names in the order of config.toml: those of a run, others in their places among them, what is
+    new last.
+    """
     given = list(names)
     order = [name for run in RUN for name in (run, *PLACES.get(run, ()))]
     return [name for name in order if name in given] + [name for name in given if name not in order]
 
 
 def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Raw values of a command line: options that are given (None: it is not), and ``-c KEY=VALUE`` pairs.
+    """Raw values of a command line: options that are given (None: it is not), and ``-c KEY=VALUE``
+    pairs.
 
     The code that they name may run from now on.
 
-    Raises ValueError for a pair without "=", and for a setting that is given twice with different values.
+    Raises ValueError for a pair without "=", and for a setting that is given twice with different
+    values.
     """
     merged = {name: value for name, value in options.items() if value is not None}
     for pair in pairs or ():
@@ -165,22 +233,30 @@ def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, 
 
 def _alike(first: object, second: object) -> bool:
     """Whether two raw values are equal, as numbers if they are: 8.0 and "8"."""
-    words = [str(value).lower() if isinstance(value, bool) else str(value) for value in (first, second)]
+    words = [
+        str(value).lower() if isinstance(value, bool) else str(value) for value in (first, second)
+    ]
     with suppress(ValueError):
         return words[0] == words[1] or float(words[0]) == float(words[1])
     return False
 
 
 def parse(given: Mapping[str, object]) -> dict[str, Any]:
-    """Settings by name from raw values (strings from a command line, typed ones from TOML); dashes allowed.
+    """Settings by name from raw values (strings from a command line, typed ones from TOML); dashes
+    allowed.
 
-    Leaves out what is None or ``"preset"``. A method of a user's own is loaded, for it may declare settings.
-    Raises ValueError naming the setting for an unknown name, with the nearest known one, or a value of the wrong type
-    or out of its range.
+    Leaves out what is None or ``"preset"``. A method of a user's own is loaded, for it may declare
+    settings.
+    Raises ValueError naming the setting for an unknown name, with the nearest known one, or a value
+    of the wrong type or out of its range.
     """
     _load_method(given.get("method"))
     known = declarations(given)
-    chosen = [one.name for raw_name, one in known.items() if given[raw_name] == AUTO and one.name in AUTOMATIC]
+    chosen = [
+        one.name
+        for raw_name, one in known.items()
+        if given[raw_name] == AUTO and one.name in AUTOMATIC
+    ]
     found = {
         one.name: one.parse(given[raw_name])
         for raw_name, one in known.items()
@@ -189,7 +265,9 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
     }
     if chosen:
         found[AUTO] = " ".join(chosen)
-    return {name: absolute(value) if name in MAY_NAME_FILES else value for name, value in found.items()}
+    return {
+        name: absolute(value) if name in MAY_NAME_FILES else value for name, value in found.items()
+    }
 
 
 def _load_method(name: object) -> None:
@@ -201,7 +279,9 @@ def _load_method(name: object) -> None:
 
 
 def check_names_of(method: str) -> None:
-    """Raise ValueError for a recipe that was given and declares a setting of every run; it is forgotten."""
+    """Raise ValueError for a recipe that was given and declares a setting of every run; it is
+    forgotten.
+    """
     import strategies
 
     try:
@@ -217,15 +297,23 @@ def from_mapping(given: Mapping[str, object]) -> Settings:
 
 
 def from_file(given: Mapping[str, object]) -> Settings:
-    """``Settings`` that a run wrote. Code that they name is not run: what it may declare stays as it is.
+    """``Settings`` that a run wrote. Code that they name is not run: what it may declare stays as
+    it is.
 
     Raises ValueError as ``parse``.
     """
-    method, rest = given.get("method"), {name: value for name, value in given.items() if name != "method"}
+    method, rest = (
+        given.get("method"),
+        {name: value for name, value in given.items() if name != "method"},
+    )
     own: dict[str, Any] = {}
     if not RUN.keys() >= {name.replace("-", "_") for name in rest} and not _is_known(method):
         known = all_settings()
-        own = {field: value for name, value in rest.items() if (field := name.replace("-", "_")) not in known}
+        own = {
+            field: value
+            for name, value in rest.items()
+            if (field := name.replace("-", "_")) not in known
+        }
         rest = {name: value for name, value in rest.items() if name.replace("-", "_") in known}
     if method not in (None, PRESET, AUTO):
         own["method"] = absolute(RUN["method"].parse(method))
@@ -239,32 +327,44 @@ def _is_known(method: object) -> bool:
 
 
 def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
-    """Names of files and modules in raw settings, absolute, by the setting that names them. Nothing is loaded."""
+    """Names of files and modules in raw settings, absolute, by the setting that names them. Nothing
+    is loaded.
+    """
     found = {}
     for raw_name, value in given.items():
         name, words = raw_name.replace("-", "_"), [str(value)]
         if name == "callbacks":
             words = [shlex.split(part)[0] for part in str(value or "").split(";") if part.strip()]
         names_code = is_code if name == "source" else is_reference
-        if name in (*MAY_NAME_FILES, "callbacks") and (names := [absolute(word) for word in words if names_code(word)]):
+        if name in (*MAY_NAME_FILES, "callbacks") and (
+            names := [absolute(word) for word in words if names_code(word)]
+        ):
             found[name] = names
     return found
 
 
 def callbacks_with(text: str, rename: Callable[[str], str]) -> str:
-    """The setting ``callbacks`` with other names: absolute paths for a run directory, short ones for people."""
+    """The setting ``callbacks`` with other names: absolute paths for a run directory, short ones
+    for people.
+    """
     parts = [shlex.split(part) for part in text.split(";") if part.strip()]
     return "; ".join(shlex.join([rename(name), *given]) for name, *given in parts)
 
 
 def names_given(given: Mapping[str, object]) -> frozenset[str]:
-    """The settings among raw ones that their user gave: the others are None, "preset" or a flag that is off."""
-    said = (name for name, value in given.items() if value is not False and value not in (None, PRESET))
+    """The settings among raw ones that their user gave: the others are None, "preset" or a flag
+    that is off.
+    """
+    said = (
+        name for name, value in given.items() if value is not False and value not in (None, PRESET)
+    )
     return frozenset(name.replace("-", "_") for name in said)
 
 
 def permit_code(given: Mapping[str, object]) -> None:
-    """Let the code that raw settings name run in this process: its user gave them, and no run directory did."""
+    """Let the code that raw settings name run in this process: its user gave them, and no run
+    directory did.
+    """
     for names in code_in(given).values():
         permit(*names)
 
@@ -272,7 +372,9 @@ def permit_code(given: Mapping[str, object]) -> None:
 def from_values(values: Mapping[str, Any]) -> Settings:
     """``Settings`` from parsed values by name."""
     own = {name: value for name, value in values.items() if name not in RUN}
-    return Settings(**{name: value for name, value in values.items() if name in RUN}, parameters=own)
+    return Settings(
+        **{name: value for name, value in values.items() if name in RUN}, parameters=own
+    )
 
 
 def values_of(settings: Settings) -> dict[str, Any]:
@@ -283,5 +385,7 @@ def values_of(settings: Settings) -> dict[str, Any]:
 
 
 def as_config(settings: Settings) -> dict[str, str | int | float | bool]:
-    """Flat TOML-ready mapping with dashes, as Flower's run config wants it; what is None is left out."""
+    """Flat TOML-ready mapping with dashes, as Flower's run config wants it; what is None is left
+    out.
+    """
     return {name.replace("_", "-"): value for name, value in values_of(settings).items()}

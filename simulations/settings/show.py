@@ -50,9 +50,14 @@ def overview(found: Mapping[str, Declared]) -> Group:
         table.add_column(width=10, overflow="fold")
         table.add_column()
         for name in names:
-            table.add_row(Text(name), Text(default_of(found[name])), Text(found[name].setting.meaning))
+            table.add_row(
+                Text(name), Text(default_of(found[name])), Text(found[name].setting.meaning)
+            )
         lines += [Text(f"\n{group}" if lines else group, style="bold"), table]
-    return Group(*lines, Text("\nfedlsg settings NAME shows one whole; --NAME VALUE sets it, or -c NAME=VALUE."))
+    return Group(
+        *lines,
+        Text("\nfedlsg settings NAME shows one whole; --NAME VALUE sets it, or -c NAME=VALUE."),
+    )
 
 
 def whole(one: Declared) -> Table:
@@ -65,7 +70,9 @@ def whole(one: Declared) -> Table:
         "range": range_of(one),
         "default": by_value(used.defaults) or default_of(one),
         "used by": used.by,
-        **({f"  {name}": line for name, line in summaries().items()} if one.name == "codec" else {}),
+        **(
+            {f"  {name}": line for name, line in summaries().items()} if one.name == "codec" else {}
+        ),
         "presets": by_value(used.workloads),
         "goes with": rule_lines(one.name),
     }
@@ -101,7 +108,10 @@ def plain(text: str) -> str:
 def range_of(one: Declared) -> str:
     """What a setting accepts, for a reader."""
     codecs = {codec.name: codec.goes_down for codec in all_codecs().values()}
-    names = {"codec": list(codecs), "downlink_codec": [name for name, down in codecs.items() if down]}
+    names = {
+        "codec": list(codecs),
+        "downlink_codec": [name for name, down in codecs.items() if down],
+    }
     return ", ".join(names[one.name]) if one.name in names else one.range
 
 
@@ -137,13 +147,21 @@ def by_group(found: Mapping[str, Declared]) -> dict[str, list[str]]:
 
 LISTS: Mapping[str, tuple[Callable[[], Iterable[str]], Callable[[str], str], str]] = {
     "methods": (
-        strategies.names, strategies.summary, "fedlsg docs methods says more; fedlsg run --method NAME runs one."
+        strategies.names,
+        strategies.summary,
+        "fedlsg docs methods says more; fedlsg run --method NAME runs one.",
     ),
     "workloads": (
-        workloads.names, lambda name: _summary(name), "fedlsg run NAME trains on one; FEDLSG_DATA names a data folder."
+        workloads.names,
+        lambda name: _summary(name),
+        "fedlsg run NAME trains on one; FEDLSG_DATA names a data folder.",
     ),
-    "codecs": (all_codecs, lambda name: summaries()[name], "fedlsg run --codec NAME sends values so."),
-}  # fmt: skip
+    "codecs": (
+        all_codecs,
+        lambda name: summaries()[name],
+        "fedlsg run --codec NAME sends values so.",
+    ),
+}
 """Names, the sentence of each, and what to do with them."""
 
 
@@ -173,7 +191,9 @@ def name_table(rows: Mapping[str, str]) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Used:
-    """``by``: who has the setting, in words; ``defaults`` by method; ``workloads``: values of their presets."""
+    """``by``: who has the setting, in words; ``defaults`` by method; ``workloads``: values of their
+    presets.
+    """
 
     by: str
     defaults: Mapping[str, Any]
@@ -186,7 +206,9 @@ def used_by(name: str) -> Used:
     defaults = {method: strategies.declared_by(method)[name].default for method in methods}
     codecs = [f"codec {codec.name}" for codec in all_codecs().values() if name in codec.settings]
     every = {"mechanism": mechanism_settings(), "server": server_settings()}
-    by = next((f"{part} of every method" for part, found in every.items() if name in found), "every run")
+    by = next(
+        (f"{part} of every method" for part, found in every.items() if name in found), "every run"
+    )
     return Used(by=", ".join(methods or codecs) or by, defaults=defaults, workloads=_presets(name))
 
 
@@ -215,7 +237,8 @@ def _presets(name: str) -> Mapping[str, str]:
     for workload in workloads.names():
         try:
             common, own = workloads.presets(workload)
-        except (ValueError, OSError, ImportError):  # of an installed package; the list of workloads says why
+        # of an installed package; the list of workloads says why
+        except (ValueError, OSError, ImportError):
             continue
         values = [str(common[name])] if name in common else []
         values += [f"{row[name]} for {method}" for method, row in own.items() if name in row]

@@ -1,9 +1,10 @@
 """Workloads by name: data, models and preset.
 
-To add one here, write a file with ``load(request: Request) -> LoadedWorkload`` and enter it in the registry. A
-workload of a user's own (``fedlsg.Workload``) is named as ``FILE.py:NAME`` or ``MODULE:NAME``, is given under a name
-(``give``), or is offered by an installed package as an entry point in ``fedlsg.workloads``. Importing this package
-imports torch, but no data library: ``load`` imports what it needs.
+To add one here, write a file with ``load(request: Request) -> LoadedWorkload`` and enter it in the
+registry. A workload of a user's own (``fedlsg.Workload``) is named as ``FILE.py:NAME`` or
+``MODULE:NAME``, is given under a name (``give``), or is offered by an installed package as an entry
+point in ``fedlsg.workloads``. Importing this package imports torch, but no data library: ``load``
+imports what it needs.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from fedlsg import user_code
 from fedlsg.randomness import public_generator
+from fedlsg.setting import summary_of
 from fedlsg.setting.choices import did_you_mean
 from simulations.models.pretrained import with_pretrained
 from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
@@ -30,14 +32,36 @@ from simulations.workloads.partition import check_disjoint
 from simulations.workloads.text_sets import TASKS, HubTexts
 
 __all__ = [
-    "Fetch", "LoadedWorkload", "Options", "Progress", "Split", "Workload", "build_model", "fetcher", "give", "load",
-    "names", "own", "presets", "restrict", "silent", "summary", "to_device",
-]  # fmt: skip
+    "Fetch",
+    "LoadedWorkload",
+    "Options",
+    "Progress",
+    "Split",
+    "Workload",
+    "build_model",
+    "fetcher",
+    "give",
+    "load",
+    "names",
+    "own",
+    "presets",
+    "restrict",
+    "silent",
+    "summary",
+    "to_device",
+]
 
 DEFAULT = Options()
 
 _REGISTRY: Mapping[str, Any] = MappingProxyType(
-    {"digits": digits, **IMAGE_SETS, "imagenet": imagenet, "hf-image": HubImages(), **TASKS, "hf-text": HubTexts()}
+    {
+        "digits": digits,
+        **IMAGE_SETS,
+        "imagenet": imagenet,
+        "hf-image": HubImages(),
+        **TASKS,
+        "hf-text": HubTexts(),
+    }
 )
 """A module, or an ``ImageSet`` or ``Task``: each loads a workload and has its preset."""
 
@@ -56,14 +80,17 @@ def names() -> tuple[str, ...]:
 def give(name: str, workload: Workload) -> None:
     """Let this process find a workload under a name. Raises ValueError for a name that is taken."""
     if name in names():
-        raise ValueError(f"{name!r} is a workload of fedlsg or of an installed package: give yours another name")
+        raise ValueError(
+            f"{name!r} is a workload of fedlsg or of an installed package: give yours another name"
+        )
     _GIVEN[name] = workload
 
 
 def own(name: str) -> Workload | None:
     """The workload of a user's own that has this name; None for those of fedlsg.
 
-    Raises ValueError for a reference to what is no workload, or where this process runs no code that a setting names.
+    Raises ValueError for a reference to what is no workload, or where this process runs no code
+    that a setting names.
     """
     if name in _GIVEN:
         return _GIVEN[name]
@@ -82,9 +109,13 @@ def _source(name: str) -> Any:
     """What loads a workload and has its preset."""
     found = own(name)
     if found is None and name not in _REGISTRY:
-        mine = "a workload of your own is FILE.py:NAME; one of a script or notebook is known there alone"
+        mine = (
+            "a workload of your own is FILE.py:NAME; one of a script or notebook is known there "
+            "alone"
+        )
         raise ValueError(
-            f"unknown workload {name!r}, expected one of {', '.join(_REGISTRY)}; {mine}{did_you_mean(name, _REGISTRY)}"
+            f"unknown workload {name!r}, expected one of {', '.join(_REGISTRY)}; "
+            f"{mine}{did_you_mean(name, _REGISTRY)}"
         )
     return _REGISTRY[name] if found is None else found
 
@@ -92,9 +123,11 @@ def _source(name: str) -> Any:
 def presets(name: str) -> tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]:
     """A workload's preset, and the values that differ for a method; no data is read."""
     found = _source(name)
-    return (found.DEFAULTS, found.METHOD_DEFAULTS) if isinstance(found, ModuleType) else (
-        found.defaults, found.method_defaults
-    )  # fmt: skip
+    return (
+        (found.DEFAULTS, found.METHOD_DEFAULTS)
+        if isinstance(found, ModuleType)
+        else (found.defaults, found.method_defaults)
+    )
 
 
 def summary(name: str) -> str:
@@ -102,7 +135,7 @@ def summary(name: str) -> str:
     found = _source(name)
     if not isinstance(found, ModuleType):
         return str(found.summary)
-    text = str(found.__doc__).splitlines()[0].removeprefix(f"{name}: ")
+    text = summary_of(found.__doc__).removeprefix(f"{name}: ")
     return text[:1].upper() + text[1:]
 
 
@@ -116,52 +149,71 @@ def load(
     public_only: bool = False,
     seed: int | None = None,
 ) -> LoadedWorkload:
-    """Load a workload by name, with the rows that ``options.train_rows`` and ``options.holdout`` leave it.
+    """Load a workload by name, with the rows that ``options.train_rows`` and ``options.holdout``
+    leave it.
 
-    data_dir: a folder in the layout of the Hugging Face repositories; defaults to FEDLSG_DATA, then the hub.
+    data_dir: a folder in the layout of the Hugging Face repositories; defaults to FEDLSG_DATA, then
+    the hub.
     cache_dir: where decoded data is kept; defaults to FEDLSG_CACHE, then ``~/.cache/fedlsg``.
     options: settings of data and model.
     progress: called with one line of text at a time during slow work.
-    public_only: give a training split without rows, for a server whose clients hold their own data. Files of training
-        rows are not opened, and may be missing.
-    seed: that of a reproducible run: rows that a Dataset makes draw by it; else their draws are secret and new.
+    public_only: give a training split without rows, for a server whose clients hold their own data.
+        Files of training rows are not opened, and may be missing.
+    seed: that of a reproducible run: rows that a Dataset makes draw by it; else their draws are
+    secret and new.
     Raises:
-        ValueError: unknown name (the message lists the known ones), an option out of range or one that the workload
+        ValueError: unknown name (the message lists the known ones), an option out of range or one
+            that the workload
             does not use, or damaged data.
         OSError: missing data, an unreachable hub, or a cache that cannot be written.
         ImportError: a data library that the base installation does not bring.
     """
     request = Request(
-        data_dir=data_dir, cache_dir=cache_dir, options=options, progress=progress, public_only=public_only, seed=seed
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        options=options,
+        progress=progress,
+        public_only=public_only,
+        seed=seed,
     )
     loaded: LoadedWorkload = _source(name).load(request)
-    if options.pretrained is not None and loaded.test.lengths is None:  # texts name a checkpoint by their model
+    # texts name a checkpoint by their model
+    if options.pretrained is not None and loaded.test.lengths is None:
         loaded = replace(loaded, models=_with_weights(loaded, options, progress))
     if not public_only:
         return restrict(loaded, request)
     for setting in ("train_rows", "holdout"):
         if getattr(options, setting) is not None:
-            raise ValueError(f"{setting} chooses among training rows, and clients hold data of their own: leave it out")
+            raise ValueError(
+                f"{setting} chooses among training rows, and clients hold data of their own: leave "
+                "it out"
+            )
     return loaded if options.features is None else with_features(loaded, request)
 
 
-def _with_weights(workload: LoadedWorkload, options: Options, say: Progress) -> Mapping[str, Callable[[], nn.Module]]:
+def _with_weights(
+    workload: LoadedWorkload, options: Options, say: Progress
+) -> Mapping[str, Callable[[], nn.Module]]:
     """Every model of the workload, filled with the weights that the options name."""
     how = {"sha256": options.pretrained_sha256, "classifier": workload.classifier, "say": say}
     source = str(options.pretrained)
-    return MappingProxyType({name: with_pretrained(build, source, **how) for name, build in workload.models.items()})
+    return MappingProxyType(
+        {name: with_pretrained(build, source, **how) for name, build in workload.models.items()}
+    )
 
 
 def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
-    """The workload with ``options.train_rows`` rows to train on, of which ``options.holdout`` are evaluated instead.
+    """The workload with ``options.train_rows`` rows to train on, of which ``options.holdout`` are
+    evaluated instead.
 
     Its inputs are features, where options name some.
 
-    Fixed public permutations choose the rows. They depend on the number of rows only: two runs with the same setting
-    see the same rows, whatever their seed.
-    ``train_rows`` comes first: a share h of those rows is held out, and the test splits are replaced by it.
-    A held-out accuracy is computed from private examples without noise: choose hyperparameters with it in simulation,
-    on data that you may look at, because no epsilon covers it.
+    Fixed public permutations choose the rows. They depend on the number of rows only: two runs with
+    the same setting see the same rows, whatever their seed.
+    ``train_rows`` comes first: a share h of those rows is held out, and the test splits are
+    replaced by it. A held-out accuracy is computed from private examples without noise: choose
+    hyperparameters with it in simulation, on data that you may look at, because no epsilon covers
+    it.
     Raises ValueError for more rows than there are, or a share that leaves one side empty.
     """
     options = request.options
@@ -177,7 +229,9 @@ def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
 
 
 def _only(workload: LoadedWorkload, rows: Int64[Tensor, " n"]) -> LoadedWorkload:
-    """The workload with these training rows, in this order; columns and given clients are those of these rows."""
+    """The workload with these training rows, in this order; columns and given clients are those of
+    these rows.
+    """
     places = torch.full((len(workload.train),), -1)
     places[rows] = torch.arange(len(rows))
     parts = workload.parts
@@ -187,25 +241,35 @@ def _only(workload: LoadedWorkload, rows: Int64[Tensor, " n"]) -> LoadedWorkload
     columns = {name: values[rows.numpy()] for name, values in workload.columns.items()}
     others = (places < 0).nonzero().squeeze(1)
     left_out = (*workload.left_out, *([workload.train.pick(others)] if len(others) else []))
-    return replace(workload, train=workload.train.pick(rows), columns=columns, parts=parts, left_out=left_out)
+    return replace(
+        workload, train=workload.train.pick(rows), columns=columns, parts=parts, left_out=left_out
+    )
 
 
 def _fewer_rows(workload: LoadedWorkload, count: int) -> Int64[Tensor, " count"]:
-    """The first ``count`` rows of a fixed public permutation of the training split, in their stored order."""
+    """The first ``count`` rows of a fixed public permutation of the training split, in their stored
+    order.
+    """
     size = len(workload.train)
     if not 1 <= count <= size:
-        raise ValueError(f"expected 1 <= train_rows={count} <= {size}, the training rows of {workload.name}")
+        raise ValueError(
+            f"expected 1 <= train_rows={count} <= {size}, the training rows of {workload.name}"
+        )
     return _permutation("train rows", size)[:count].sort().values
 
 
-def _hold_out(workload: LoadedWorkload, share: float) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
-    """The training split without a share of its rows, and that share: round(h n) rows, disjoint, in stored order."""
+def _hold_out(
+    workload: LoadedWorkload, share: float
+) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
+    """The training split without a share of its rows, and that share: round(h n) rows, disjoint, in
+    stored order.
+    """
     size = len(workload.train)
     count = round(share * size) if 0 < share < 1 else 0
     if not 0 < count < size:
         raise ValueError(
-            f"expected 0 < holdout={share} < 1, with one row at least on either side of the {size} training rows "
-            f"of {workload.name}"
+            f"expected 0 < holdout={share} < 1, with one row at least on either side of the {size} "
+            f"training rows of {workload.name}"
         )
     rows = _permutation("holdout", size)
     return rows[count:].sort().values, rows[:count].sort().values

@@ -1,10 +1,12 @@
-"""Public rows in place of the training split, for setting ``public_rows``: no private row is opened.
+"""Public rows in place of the training split, for setting ``public_rows``: no private row is
+opened.
 
-data:NAME, data:PATH   the rows of a built-in data set or of a path, as a probe's source reads them (``public_data``)
+data:NAME, data:PATH   the rows of a built-in data set or of a path, as a probe's source reads them
+                       (``public_data``)
 synthetic              the first synthetic inputs of the workload, with labels of a random teacher
 
-The teacher is the run's model with other initial weights. Its outputs are standardised for each class over all inputs,
-so that classes are about equally frequent.
+The teacher is the run's model with other initial weights. Its outputs are standardised for each
+class over all inputs, so that classes are about equally frequent.
 """
 
 from collections.abc import Mapping
@@ -30,7 +32,9 @@ from simulations.workloads.texts import Tokens
 
 SYNTHETIC = "synthetic"
 DISTINCT = 5_000
-"""So many different synthetic inputs are made: a thousand images of 32 x 32 pixels take 1.5 seconds."""
+"""So many different synthetic inputs are made: a thousand images of 32 x 32 pixels take 1.5
+seconds.
+"""
 TEACHER_SEED = 1_000_003
 AT_ONCE = 250
 
@@ -44,28 +48,37 @@ def locate(setting: str | None) -> str | None:
         return setting
     name = str(setting).removeprefix(DATA)
     if not name or name == setting:
-        raise ValueError(f"expected public_rows as data:NAME, data:PATH or synthetic, got {setting!r}")
+        raise ValueError(
+            f"expected public_rows as data:NAME, data:PATH or synthetic, got {setting!r}"
+        )
     if name in workloads.names():
         return setting
     path = Path(name).expanduser().resolve()
     if not path.exists():
-        raise ValueError(f"public_rows={setting}: there is no file {path}, and no workload of that name")
+        raise ValueError(
+            f"public_rows={setting}: there is no file {path}, and no workload of that name"
+        )
     return f"{DATA}{path}"
 
 
 def load(
     name: str, setting: str, *, data_dir: Path | None, options: Options, progress: Progress = silent
 ) -> LoadedWorkload:
-    """A workload with the public rows that ``setting`` names (``locate``) to train on, and its own test split.
+    """A workload with the public rows that ``setting`` names (``locate``) to train on, and its own
+    test split.
 
-    ``options.holdout`` replaces the test split by a share of the public rows. With ``options.train_rows`` they then
-    stand for so many rows: the others are repeated until they are as many, so that rates, batches and noise are those
-    of a training split of that size. Of rows with more classes than the workload has, those of its classes are used.
-    Columns and given clients of the workload are those of its training split, and are left out.
+    ``options.holdout`` replaces the test split by a share of the public rows. With
+    ``options.train_rows`` they then stand for so many rows: the others are repeated until they are
+    as many, so that rates, batches and noise are those of a training split of that size. Of rows
+    with more classes than the workload has, those of its classes are used. Columns and given
+    clients of the workload are those of its training split, and are left out.
     Raises ValueError for the workload's own data, and for rows that do not fit its models.
     """
-    raw = replace(options, train_rows=None, holdout=None, features=None, feature_norm=None, head_width=None)
-    raw = raw if options.features is None else replace(raw, model=None)  # the model is a head on features
+    raw = replace(
+        options, train_rows=None, holdout=None, features=None, feature_norm=None, head_width=None
+    )
+    # the model is a head on features
+    raw = raw if options.features is None else replace(raw, model=None)
     bare = workloads.load(name, data_dir=data_dir, options=raw, progress=progress, public_only=True)
     if setting == SYNTHETIC:
         count = min(options.train_rows or DISTINCT, DISTINCT)
@@ -73,13 +86,21 @@ def load(
         rows = make(name, data_dir, raw, count)
     else:
         place = setting.removeprefix(DATA)
-        found = public_data(place, bare, data_dir=data_dir, options=raw, progress=progress, setting="public_rows")
+        found = public_data(
+            place, bare, data_dir=data_dir, options=raw, progress=progress, setting="public_rows"
+        )
         if not found.labelled:
-            raise ValueError(f"public_rows={setting} holds inputs alone: save a pair of inputs and targets")
+            raise ValueError(
+                f"public_rows={setting} holds inputs alone: save a pair of inputs and targets"
+            )
         rows = found.split
-    whole = replace(bare, train=_with_classes(rows, bare.num_classes, setting), columns={}, parts=None)
+    whole = replace(
+        bare, train=_with_classes(rows, bare.num_classes, setting), columns={}, parts=None
+    )
     rest = replace(options, train_rows=None)
-    request = Request(data_dir=data_dir, cache_dir=None, options=rest, progress=progress, public_only=False)
+    request = Request(
+        data_dir=data_dir, cache_dir=None, options=rest, progress=progress, public_only=False
+    )
     cut = workloads.restrict(whole, request)
     if options.train_rows is None:
         return cut
@@ -98,7 +119,9 @@ def _with_classes(rows: Split, classes: int | None, setting: str) -> Split:
 
 
 def _repeated(count: int, wanted: int) -> Int64[Tensor, " wanted"]:
-    """``wanted`` of ``count`` rows, in a fixed public order, again from its start where they do not suffice."""
+    """``wanted`` of ``count`` rows, in a fixed public order, again from its start where they do not
+    suffice.
+    """
     order = torch.randperm(count, generator=public_generator(0, "workload", "public rows"))
     return order[torch.arange(max(wanted, 1)) % count]
 
@@ -109,18 +132,27 @@ def _synthetic(name: str, data_dir: Path | None, options: Options, count: int) -
     workload = workloads.load(name, data_dir=data_dir, options=options, public_only=True)
     source, generator = probe_source(workload), public_generator(0, "workload", "synthetic rows")
     pixels = workload.pixels
-    if pixels is not None and source.name in (images := image_draws(replace(pixels, prepare=as_stored))):
-        stored = images[source.name](count, generator)  # as the workload's own: features are made of stored images
-        unlabelled = Split(inputs=stored, labels=torch.zeros(count, dtype=torch.int64), prepare=pixels.prepare)
+    if pixels is not None and source.name in (
+        images := image_draws(replace(pixels, prepare=as_stored))
+    ):
+        # as the workload's own: features are made of stored images
+        stored = images[source.name](count, generator)
+        unlabelled = Split(
+            inputs=stored, labels=torch.zeros(count, dtype=torch.int64), prepare=pixels.prepare
+        )
     else:
         unlabelled = _as_split(source.inputs(count, generator), workload)
     return replace(unlabelled, labels=teacher_labels(workload, options.model, unlabelled))
 
 
-def teacher_labels(workload: LoadedWorkload, model_name: str | None, inputs: Split) -> Int64[Tensor, " n"]:
-    """The class of each input to the random teacher: a function of the model, its seed and the inputs.
+def teacher_labels(
+    workload: LoadedWorkload, model_name: str | None, inputs: Split
+) -> Int64[Tensor, " n"]:
+    """The class of each input to the random teacher: a function of the model, its seed and the
+    inputs.
 
-    Raises ValueError for targets that are no classes, or a model whose outputs are not one number for each class.
+    Raises ValueError for targets that are no classes, or a model whose outputs are not one number
+    for each class.
     """
     classes = workload.classes("public_rows=synthetic")
     teacher = build_model(workload, model_name, TEACHER_SEED).eval()
@@ -132,13 +164,16 @@ def teacher_labels(workload: LoadedWorkload, model_name: str | None, inputs: Spl
     outputs = torch.cat(parts).double()
     if outputs.shape != (len(inputs), classes):
         raise ValueError(
-            f"public_rows=synthetic needs a model with {classes} outputs for each input, got {tuple(outputs.shape)}"
+            f"public_rows=synthetic needs a model with {classes} outputs for each input, got "
+            f"{tuple(outputs.shape)}"
         )
     return ((outputs - outputs.mean(0)) / outputs.std(0).clamp_min(1e-12)).argmax(1)
 
 
 def _as_split(inputs: Any, workload: LoadedWorkload) -> Split:
-    """Inputs of the model as rows without labels; texts without their padding, in the form of the workload's own."""
+    """Inputs of the model as rows without labels; texts without their padding, in the form of the
+    workload's own.
+    """
     stored = workload.test.inputs
     if isinstance(inputs, Mapping) and isinstance(stored, Tokens):
         inside = inputs[MASK].bool()
@@ -150,10 +185,14 @@ def _as_split(inputs: Any, workload: LoadedWorkload) -> Split:
             offsets=np.concatenate([[0], inside.sum(1).cumsum(0).numpy()]),
         )
         none = torch.zeros(len(texts), dtype=torch.int64)
-        return Split(inputs=texts, labels=none, prepare=dict, lengths=texts.lengths, groups=texts.groups)
+        return Split(
+            inputs=texts, labels=none, prepare=dict, lengths=texts.lengths, groups=texts.groups
+        )
     made = _Made(inputs)
     none = torch.zeros(len(made), dtype=torch.int64)
-    return Split(inputs=made, labels=none, prepare=dict if isinstance(inputs, Mapping) else torch.clone)
+    return Split(
+        inputs=made, labels=none, prepare=dict if isinstance(inputs, Mapping) else torch.clone
+    )
 
 
 class _Made:
@@ -163,7 +202,9 @@ class _Made:
         self._inputs = inputs
 
     def __len__(self) -> int:
-        return len(next(iter(self._inputs.values())) if isinstance(self._inputs, Mapping) else self._inputs)
+        return len(
+            next(iter(self._inputs.values())) if isinstance(self._inputs, Mapping) else self._inputs
+        )
 
     def __getitem__(self, rows: np.ndarray, /) -> Any:
         place = torch.as_tensor(rows)

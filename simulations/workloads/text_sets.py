@@ -1,11 +1,12 @@
-"""Sets of texts: four tasks of GLUE (Wang et al. 2019) and any set of the hub, by its name and its columns.
+"""Sets of texts: four tasks of GLUE (Wang et al. 2019) and any set of the hub, by its name and its
+columns.
 
-The labels of GLUE's test splits are hidden, so accuracy is reported on the validation splits, as the papers do; MNLI
-has a matched and a mismatched one, whose accuracies are averaged.
+The labels of GLUE's test splits are hidden, so accuracy is reported on the validation splits, as
+the papers do; MNLI has a matched and a mismatched one, whose accuracies are averaged.
 
-hf-text: ``-c dataset=OWNER/NAME`` names a set; ``subset``, ``input_columns`` (one, or two for pairs:
-``premise,hypothesis``), ``label_column`` and ``test_split`` choose the rest. All are read from a local mirror
-(see ``find_folder``), or without one from the hub.
+hf-text: ``-c dataset=OWNER/NAME`` names a set; ``subset``, ``input_columns`` (one, or two for
+pairs: ``premise,hypothesis``), ``label_column`` and ``test_split`` choose the rest. All are read
+from a local mirror (see ``find_folder``), or without one from the hub.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,9 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
     }
 )
 
-FINE_TUNING: Mapping[str, object] = MappingProxyType({"learning_rate": 1e-4, "classifier_learning_rate": 1e-3})
+FINE_TUNING: Mapping[str, object] = MappingProxyType(
+    {"learning_rate": 1e-4, "classifier_learning_rate": 1e-3}
+)
 
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -51,12 +54,16 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "bitfit": {"learning_rate": 5e-3},
     }
 )
-"""Without noise, the usual rates of fine-tuning; biases alone take a larger one. They were not tuned here."""
+"""Without noise, the usual rates of fine-tuning; biases alone take a larger one. They were not
+tuned here.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task of GLUE: its text columns, number of classes, test splits, and the delta of the papers."""
+    """A task of GLUE: its text columns, number of classes, test splits, and the delta of the
+    papers.
+    """
 
     subset: str
     inputs: tuple[str, ...]
@@ -81,19 +88,22 @@ class Task:
         return f"GLUE's {self.subset}: {' and '.join(self.inputs)}, {self.num_classes} classes."
 
     def load(self, request: Request) -> LoadedWorkload:
-        """Load the task; inputs are padded tokens of the model. The first load tokenises and takes some seconds.
+        """Load the task; inputs are padded tokens of the model. The first load tokenises and takes
+        some seconds.
 
         ``options.test_split`` replaces the test splits by one.
-        Raises:
-            FileNotFoundError, ModuleNotFoundError, ConnectionError: no data (``find_set``) or no model.
-            ValueError: damaged data, other columns, a label out of range (-1: hidden), an option out of range.
+        Raises: FileNotFoundError, ModuleNotFoundError, ConnectionError: no data (``find_set``) or
+            no model. ValueError: damaged data, other columns, a label out of range (-1: hidden), an
+            option out of range.
         """
         refuse_unused(request.options, workload=self.name, used=USED)
         tests = self.tests if request.options.test_split is None else (request.options.test_split,)
         splits = tests if request.public_only else ("train", *tests)
         columns = TextColumns(inputs=self.inputs, label="label")
         place = Options(dataset=HUB_NAME, subset=self.subset)
-        source = find_set(place, request.data_dir, {split: split for split in splits}, published=True)
+        source = find_set(
+            place, request.data_dir, {split: split for split in splits}, published=True
+        )
         return text_workload(
             self.name,
             source,
@@ -139,15 +149,20 @@ class HubTexts:
     def load(self, request: Request) -> LoadedWorkload:
         """Load the workload; inputs are padded tokens of the model. The first load tokenises.
 
-        The label column publishes the number of classes; else the public test split gives it. A progress line reports
-        which. It is never counted in the training labels, which are private.
+        The label column publishes the number of classes; else the public test split gives it. A
+        progress line reports which. It is never counted in the training labels, which are private.
         Raises:
-            ValueError: no dataset, unknown columns or splits (with those there are), damaged data, a label out of its
+            ValueError: no dataset, unknown columns or splits (with those there are), damaged data,
+                a label out of its
                 range.
             FileNotFoundError, ModuleNotFoundError, ConnectionError: no data or no model.
         """
         options = request.options
-        refuse_unused(options, workload="hf-text", used=(*USED, "dataset", "subset", "input_columns", "label_column"))
+        refuse_unused(
+            options,
+            workload="hf-text",
+            used=(*USED, "dataset", "subset", "input_columns", "label_column"),
+        )
         if options.dataset is None:
             raise ValueError("workload hf-text needs a data set of the hub: -c dataset=OWNER/NAME")
         test_split = options.test_split or "test"
@@ -174,10 +189,13 @@ class HubTexts:
         return replace(loaded, data=data, said=describe_data(source.sizes, data))
 
 
-def choose_columns(there: Sequence[str], texts: Sequence[str], options: Options, *, place: str) -> TextColumns:
+def choose_columns(
+    there: Sequence[str], texts: Sequence[str], options: Options, *, place: str
+) -> TextColumns:
     """The columns that the options name; else the one or two text columns, and ``label``.
 
-    there: all columns; texts: those of strings. Raises ValueError, listing the columns, for more than two or none.
+    there: all columns; texts: those of strings. Raises ValueError, listing the columns, for more
+    than two or none.
     """
     if options.input_columns is not None:
         inputs = tuple(name.strip() for name in options.input_columns.split(","))
@@ -185,7 +203,8 @@ def choose_columns(there: Sequence[str], texts: Sequence[str], options: Options,
         inputs = tuple(name for name in texts if name != options.label_column)
         if not 1 <= len(inputs) <= 2:
             raise ValueError(
-                f"choose input_columns among the {len(inputs)} text columns of {place}, which has {', '.join(there)}"
+                f"choose input_columns among the {len(inputs)} text columns of {place}, which has "
+                f"{', '.join(there)}"
             )
     columns = TextColumns(inputs=inputs, label=options.label_column or LABEL_COLUMN)
     check_text_columns(columns, there, place=place)

@@ -1,11 +1,16 @@
-"""What is sent down to clients: what the strategy calls for it, the records, and the simplest kind, the whole model.
+"""What is sent down to clients: what the strategy calls for it, the records, and the simplest kind,
+the whole model.
 
-weights  the whole model; for a client with a replica only if that is smaller, or its replica was lost
-replica  version of the announced weights, version that the message starts from, SHA-256 of the weights
+weights  the whole model; for a client with a replica only if that is smaller, or its replica was
+         lost
+replica  version of the announced weights, version that the message starts from, SHA-256 of the
+         weights
 steps    the updates from one version to the other (``fedlsg.state.Step``); none if they are equal
-state    with the whole model: the state that a replica continues from; without it the client has no replica afterwards
-basis    the carriers of a probe, for clients that were not there at the refresh and cannot derive them: one flat
-         float32 array, L, R and both energies of every carried weight (``fedlsg.carriers.probe.flatten``)
+state    with the whole model: the state that a replica continues from; without it the client has no
+         replica afterwards
+basis    the carriers of a probe, for clients that were not there at the refresh and cannot derive
+         them: one flat float32 array, L, R and both energies of every carried weight
+         (``fedlsg.carriers.probe.flatten``)
 """
 
 import hashlib
@@ -39,7 +44,9 @@ NOWHERE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """``version`` counts the steps since the initial model; ``base`` is the version that the message starts from."""
+    """``version`` counts the steps since the initial model; ``base`` is the version that the
+    message starts from.
+    """
 
     version: int
     base: int
@@ -64,10 +71,14 @@ def catch_up(reference: Reference, steps: Sequence[bytes]) -> Records:
 
 
 def whole(reference: Reference, weights: ArrayRecord, state: Mapping[str, Tensor]) -> Records:
-    """Records of the whole model; if ``reference.base`` is its version, a replica continues from it."""
+    """Records of the whole model; if ``reference.base`` is its version, a replica continues from
+    it.
+    """
     records: Records = {"replica": ConfigRecord(asdict(reference)), "weights": weights}
     if state:
-        records["state"] = ArrayRecord({name: raw_array(v.detach().cpu().numpy()) for name, v in state.items()})
+        records["state"] = ArrayRecord(
+            {name: raw_array(v.detach().cpu().numpy()) for name, v in state.items()}
+        )
     return records
 
 
@@ -81,12 +92,16 @@ def read_reference(content: RecordDict) -> Reference | None:
         return None
     version, base, digest = (config[f.name] for f in fields(Reference))
     if not (isinstance(version, int) and isinstance(base, int) and isinstance(digest, bytes)):
-        raise ValueError("the announced version of the model is not valid: expected two numbers and a digest")
+        raise ValueError(
+            "the announced version of the model is not valid: expected two numbers and a digest"
+        )
     return Reference(version=version, base=base, digest=digest)
 
 
 def read_missed(content: RecordDict, reference: Reference) -> list[Step]:
-    """The steps of a message that starts from ``reference.base``. Raises StepError for anything else."""
+    """The steps of a message that starts from ``reference.base``. Raises StepError for anything
+    else.
+    """
     steps = []
     if "steps" in content.array_records:
         steps = read_steps(content.array_records["steps"]["updates"].data)
@@ -98,7 +113,11 @@ def read_missed(content: RecordDict, reference: Reference) -> list[Step]:
 def read_state(content: RecordDict) -> dict[str, Tensor]:
     """The vectors of the ``state`` record, if any."""
     record = content.array_records.get("state")
-    return {} if record is None else {name: torch.from_numpy(read_array(record[name])) for name in record}
+    return (
+        {}
+        if record is None
+        else {name: torch.from_numpy(read_array(record[name])) for name in record}
+    )
 
 
 Keep = Callable[[Basis], None]
@@ -121,7 +140,8 @@ def keep_nowhere(basis: Basis) -> None:
 
 
 class Holders:
-    """Which clients hold the basis of the current refresh: those whose reply in a round since then was valid.
+    """Which clients hold the basis of the current refresh: those whose reply in a round since then
+    was valid.
 
     At the refresh itself clients derive the basis; after it, one that does not hold it is sent it.
     """
@@ -130,8 +150,12 @@ class Holders:
         self.state, self._keep, self._kept = state, keep, 0
         self.round, self.held = 0, set[int]()
 
-    def records(self, selected: Collection[int], framed: Collection[int] = ()) -> Mapping[int, Records]:
-        """The ``basis`` record for those of the clients that need it; ``framed`` derive another one."""
+    def records(
+        self, selected: Collection[int], framed: Collection[int] = ()
+    ) -> Mapping[int, Records]:
+        """The ``basis`` record for those of the clients that need it; ``framed`` derive another
+        one.
+        """
         basis = self.state.basis
         if basis is None:
             return {}
@@ -164,7 +188,11 @@ class Holders:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; none where nothing is probed."""
-        return {} if self.state.public.source is None else {"basis": {"round": self.round, "held": sorted(self.held)}}
+        return (
+            {}
+            if self.state.public.source is None
+            else {"basis": {"round": self.round, "held": sorted(self.held)}}
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
@@ -187,13 +215,17 @@ class Notes(Protocol):
 class Downlink:
     """The dense weights to every client, in every round; and what every kind has.
 
-    The strategy calls, in this order: records for the selected clients, confirmation, the round's update. Messages are
-    counted before they are sent, so that an interrupted round is counted, too: what it had sent is in a note.
-    Guarantee: when a process ends at any point, its successor counts each message that may have left exactly once: with
-    a finished round or with the interrupted rounds. (Not synced: a machine that crashes may lose the last note.)
+    The strategy calls, in this order: records for the selected clients, confirmation, the round's
+    update. Messages are counted before they are sent, so that an interrupted round is counted, too:
+    what it had sent is in a note.
+    Guarantee: when a process ends at any point, its successor counts each message that may have
+    left exactly once: with a finished round or with the interrupted rounds. (Not synced: a machine
+    that crashes may lose the last note.)
     """
 
-    def __init__(self, state: ServerState, keep: Keep = keep_nowhere, notes: Notes | None = None) -> None:
+    def __init__(
+        self, state: ServerState, keep: Keep = keep_nowhere, notes: Notes | None = None
+    ) -> None:
         self.state, self.holders, self.notes = state, Holders(state, keep), notes
         self.repairs: Counter[int] = Counter()
         """Whole models that were sent to each client because it had lost its replica."""
@@ -202,9 +234,16 @@ class Downlink:
         self._current: dict[str, int] | None = None
 
     def records(
-        self, selected: Sequence[int], frame: Frame, *, framed: Collection[int] = (), lost: Collection[int] = ()
+        self,
+        selected: Sequence[int],
+        frame: Frame,
+        *,
+        framed: Collection[int] = (),
+        lost: Collection[int] = (),
     ) -> Mapping[int, Records]:
-        """Records of each selected client's message; ``framed`` get the frame whole, ``lost`` the model."""
+        """Records of each selected client's message; ``framed`` get the frame whole, ``lost`` the
+        model.
+        """
         made = self._records(selected, frame, framed, lost)
         if self._current is None:
             self._attempt += 1
@@ -212,7 +251,11 @@ class Downlink:
         self._current["messages"] += len(made)
         self._current["bytes"] += sum(array_bytes(records.values()) for records in made.values())
         if self.notes is not None:
-            note = {"attempt": self._attempt, "interrupted": self._if_interrupted(), "repairs": self.repairs}
+            note = {
+                "attempt": self._attempt,
+                "interrupted": self._if_interrupted(),
+                "repairs": self.repairs,
+            }
             self.notes.write_sent(note)
         return made
 
@@ -221,43 +264,63 @@ class Downlink:
         self.holders.confirm(partitions)
 
     def abandon_round(self) -> None:
-        """No reply arrived: the records of this round will be needed once more, and count as an interrupted round's."""
+        """No reply arrived: the records of this round will be needed once more, and count as an
+        interrupted round's.
+        """
         self.interrupted, self._current = self._if_interrupted(), None
 
     def finish_round(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
-        """Apply the clients' values, see ``ServerState.finish_round``; the next records are another round's."""
+        """Apply the clients' values, see ``ServerState.finish_round``; the next records are another
+        round's.
+        """
         self._apply(frame, updates, noise_std)
         self._current = None
 
     def prune(self, frame: Frame, updates: Sequence[Tensor], *, num_examples: int) -> None:
-        """Prune by the clients' values, see ``ServerState.prune``; the next records are another round's."""
+        """Prune by the clients' values, see ``ServerState.prune``; the next records are another
+        round's.
+        """
         self.state.prune(frame, updates, num_examples=num_examples)
         self._current = None
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs of it, in plain values."""
-        return {**self.holders.state_dict(), "attempt": self._attempt, "interrupted": self.interrupted}
+        return {
+            **self.holders.state_dict(),
+            "attempt": self._attempt,
+            "interrupted": self.interrupted,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``; a noted round that the state does not know was interrupted."""
-        self._attempt, self.interrupted = state.get("attempt", 0), state.get("interrupted", dict(NOTHING))
+        """Continue from ``state_dict``; a noted round that the state does not know was
+        interrupted.
+        """
+        self._attempt, self.interrupted = (
+            state.get("attempt", 0),
+            state.get("interrupted", dict(NOTHING)),
+        )
         self.repairs, self._current = Counter(state.get("repairs", {})), None
         self.holders.load_state_dict(state)
         note: dict[str, Any] = {"attempt": 0} if self.notes is None else self.notes.read_sent()
         if note["attempt"] > self._attempt:
             self._attempt, self.interrupted = note["attempt"], note["interrupted"]
-            self.repairs = Counter({int(client): times for client, times in note["repairs"].items()})
+            self.repairs = Counter(
+                {int(client): times for client, times in note["repairs"].items()}
+            )
 
     def _records(
         self, selected: Sequence[int], frame: Frame, framed: Collection[int], lost: Collection[int]
     ) -> Mapping[int, Records]:
-        """The same weights for all; with the kept positions where the server's memory chose them, and with the basis of
-        the last refresh for those that were not there.
+        """The same weights for all; with the kept positions where the server's memory chose them,
+        and with the basis of the last refresh for those that were not there.
         """
         common: Records = {"weights": flat_record(self.state.weights)}
         if has_ranked_mask(self.state):
             common["kept"] = kept_record(frame)
-        bases, whole = self.holders.records(selected, framed), framed_records(self.state, frame, framed)
+        bases, whole = (
+            self.holders.records(selected, framed),
+            framed_records(self.state, frame, framed),
+        )
         return {p: common | (whole if p in framed else {}) | bases.get(p, {}) for p in selected}
 
     def _apply(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
@@ -265,11 +328,16 @@ class Downlink:
 
     def _if_interrupted(self) -> dict[str, int]:
         """What interrupted rounds sent if the current round is one of them."""
-        return {name: before + (self._current or NOTHING)[name] for name, before in self.interrupted.items()}
+        return {
+            name: before + (self._current or NOTHING)[name]
+            for name, before in self.interrupted.items()
+        }
 
 
 def framed_records(state: ServerState, frame: Frame, framed: Collection[int]) -> Records:
-    """The frame for clients that derive another one; of probed carriers the positions, since the basis is sent, too."""
+    """The frame for clients that derive another one; of probed carriers the positions, since the
+    basis is sent, too.
+    """
     if not framed:
         return {}
     if state.basis is None:
@@ -278,5 +346,7 @@ def framed_records(state: ServerState, frame: Frame, framed: Collection[int]) ->
 
 
 def has_ranked_mask(state: ServerState) -> bool:
-    """Whether the mask depends on the server's memory, so that clients cannot derive it from the weights."""
+    """Whether the mask depends on the server's memory, so that clients cannot derive it from the
+    weights.
+    """
     return state.memory is not None

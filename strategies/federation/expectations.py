@@ -1,8 +1,10 @@
-"""What the server expects of a reply: bounds on all that one node may send, the terms of the client, and its values.
+"""What the server expects of a reply: bounds on all that one node may send, the terms of the
+client, and its values.
 
-The size of everything in a reply is compared before it is copied, parsed or kept. An honest node keeps every bound. One
-that breaks a bound is left out by name, with the reason in the log, and the round goes on without it. Sizes of arrays
-are not bounded: a payload is compared with what its round expects (``unpack``).
+The size of everything in a reply is compared before it is copied, parsed or kept. An honest node
+keeps every bound. One that breaks a bound is left out by name, with the reason in the log, and the
+round goes on without it. Sizes of arrays are not bounded: a payload is compared with what its round
+expects (``unpack``).
 """
 
 import math
@@ -41,28 +43,38 @@ class BoundError(ValueError):
 
 
 def reply_bytes(parameters: int) -> int:
-    """Of any honest reply in a run with this many dense parameters: 20 a parameter, as payloads have 16 at most."""
+    """Of any honest reply in a run with this many dense parameters: 20 a parameter, as payloads
+    have 16 at most.
+    """
     return 2 * CONTENT_BYTES + 20 * parameters
 
 
 def check_reply(reply: Message) -> None:
-    """Raise BoundError, which quotes nothing of it, for a reply with too many or too large parts next to its arrays."""
+    """Raise BoundError, which quotes nothing of it, for a reply with too many or too large parts
+    next to its arrays.
+    """
     if reply.has_error() or not reply.has_content():
         return  # of an error's text the ends are read
     size = 0
     for name, record in reply.content.items():
         size += len(name)
         if len(reply.content) > RECORDS or len(record) > ITEMS:
-            raise BoundError(f"expected {RECORDS} records of {ITEMS} items at most in a reply, got more")
+            raise BoundError(
+                f"expected {RECORDS} records of {ITEMS} items at most in a reply, got more"
+            )
         size += sum(len(key) + _size(value) for key, value in _items(record).items())
     if size > CONTENT_BYTES:
-        raise BoundError(f"expected {CONTENT_BYTES:,} bytes at most in a reply next to its arrays, got {size:,}")
+        raise BoundError(
+            f"expected {CONTENT_BYTES:,} bytes at most in a reply next to its arrays, got {size:,}"
+        )
 
 
 def _items(record: Any) -> Mapping[str, Any]:
     if not isinstance(record, ArrayRecord):
         return dict(record)
-    return {key: [array.dtype, array.stype, *([0] * len(array.shape))] for key, array in record.items()}
+    return {
+        key: [array.dtype, array.stype, *([0] * len(array.shape))] for key, array in record.items()
+    }
 
 
 def _size(value: Any) -> int:
@@ -72,9 +84,11 @@ def _size(value: Any) -> int:
 
 
 def shortened(text: str | None) -> str:
-    """A text of a node as one printable line of bounded length; nothing of it is copied that is not in the line.
+    """A text of a node as one printable line of bounded length; nothing of it is copied that is not
+    in the line.
 
-    A long text loses its middle: texts of Ray begin with the kind of error and end with its message.
+    A long text loses its middle: texts of Ray begin with the kind of error and end with its
+    message.
     """
     text = text or ""
     if len(text) > 8 * REASON_LENGTH:
@@ -92,10 +106,13 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
-    """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local training.
+    """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local
+    training.
 
-    ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and noise of it come
-    from the seed. NOT PRIVATE. ``unit``: what epsilon protects; with ``server_noise`` the server adds the noise.
+    ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and
+    noise of it come
+    from the seed. NOT PRIVATE. ``unit``: what epsilon protects; with ``server_noise`` the server
+    adds the noise.
     """
 
     terms: Sequence[ClientTerms]
@@ -119,14 +136,19 @@ class FederationSettings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Expectations:
-    """The public terms of a round, by client. ``copies``: ledgers of deployed clients, None in a simulation."""
+    """The public terms of a round, by client. ``copies``: ledgers of deployed clients, None in a
+    simulation.
+    """
 
     state: ServerState
     settings: FederationSettings
     copies: LedgerCopies | None = None
 
-    def read(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> Tensor:
-        """The values of a reply times the client's weight; bytes and payload are entered in the report.
+    def read(
+        self, reply: Message, partition: int, common: RoundPlan, report: RoundReport
+    ) -> Tensor:
+        """The values of a reply times the client's weight; bytes and payload are entered in the
+        report.
 
         Raises as ``paid``, and for a payload that does not pass ``unpack``.
         """
@@ -139,7 +161,8 @@ class Expectations:
         return found if terms.weight == 1 else found * terms.weight
 
     def paid(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> bytes:
-        """The payload of a reply whose client was charged for it; its bytes are entered in the report.
+        """The payload of a reply whose client was charged for it; its bytes are entered in the
+        report.
 
         Raises for an error and, from a deployed client, for a ledger without the announced entry.
         """
@@ -153,7 +176,9 @@ class Expectations:
         return payload
 
     def payload(self, reply: Message, report: RoundReport) -> bytes:
-        """The payload of a reply; its bytes are entered in the report. Raises for an error, or for no payload."""
+        """The payload of a reply; its bytes are entered in the report. Raises for an error, or for
+        no payload.
+        """
         if reply.has_error():
             raise RuntimeError(f"[{reply.error.code}] {shortened(reply.error.reason)}")
         payload = read_update(reply.content)
@@ -165,10 +190,17 @@ class Expectations:
         return self.settings.terms[partition].of(phase)
 
     def noise_of_sum(self, partitions: Iterable[int], common: RoundPlan) -> float:
-        """Standard deviation of the noise on each coordinate of the weighted sum of these clients' values."""
+        """Standard deviation of the noise on each coordinate of the weighted sum of these clients'
+        values.
+        """
         terms = {partition: self.terms(partition, common.phase) for partition in partitions}
-        each = [(own.weight, self._dither(partition, common.for_client(own))) for partition, own in terms.items()]
-        return math.hypot(*(weight * self.settings.codec.received_noise(one.noise_std) for weight, one in each))
+        each = [
+            (own.weight, self._dither(partition, common.for_client(own)))
+            for partition, own in terms.items()
+        ]
+        return math.hypot(
+            *(weight * self.settings.codec.received_noise(one.noise_std) for weight, one in each)
+        )
 
     def _dither(self, partition: int, plan: RoundPlan) -> Dither:
         """The public parameters of a client's quantization in this round."""
@@ -176,24 +208,48 @@ class Expectations:
 
     def _expected(self, partition: int, plan: RoundPlan, num_examples: int) -> Expected:
         return expected_of(
-            plan.frame, self.state.method, round=plan.round, codec=self.settings.codec,
-            index_mode=self.settings.index_mode, dither=self._dither(partition, plan),
+            plan.frame,
+            self.state.method,
+            round=plan.round,
+            codec=self.settings.codec,
+            index_mode=self.settings.index_mode,
+            dither=self._dither(partition, plan),
             max_norm=self._norm_bound(plan, num_examples),
-        )  # fmt: skip
+        )
 
     def _norm_bound(self, plan: RoundPlan, num_examples: int) -> float:
-        """At client level a payload is one clipped update, whatever the local steps and examples."""
-        units, local = (num_examples, plan.local) if plan.releases_examples else (1, plan.local.single())
+        """At client level a payload is one clipped update, whatever the local steps and
+        examples.
+        """
+        units, local = (
+            (num_examples, plan.local) if plan.releases_examples else (1, plan.local.single())
+        )
         return norm_bound(plan.mechanism, plan.frame, num_examples=units, local=local)
 
 
 def expected_of(
-    frame: Frame, method: Method, *, round: int, codec: Codec, index_mode: IndexMode, dither: Dither,
+    frame: Frame,
+    method: Method,
+    *,
+    round: int,
+    codec: Codec,
+    index_mode: IndexMode,
+    dither: Dither,
     max_norm: float = math.inf,
-) -> Expected:  # fmt: skip
-    """What a payload of values in a frame has to be; but for the bound on its norm, client and server know it alike."""
+) -> Expected:
+    """What a payload of values in a frame has to be; but for the bound on its norm, client and
+    server know it alike.
+    """
     wire = frame.wire
     return Expected(
-        round=round, codec=codec, index_mode=index_mode, size=wire.size, indices=wire.indices, digest=frame.digest,
-        blocks=wire.blocks, dither=dither, most=method.compression.most(wire.size), max_norm=max_norm,
-    )  # fmt: skip
+        round=round,
+        codec=codec,
+        index_mode=index_mode,
+        size=wire.size,
+        indices=wire.indices,
+        digest=frame.digest,
+        blocks=wire.blocks,
+        dither=dither,
+        most=method.compression.most(wire.size),
+        max_norm=max_norm,
+    )

@@ -1,8 +1,10 @@
-"""Which Flower node is which client: node ids are random, a run knows partitions. Nodes leave and return.
+"""Which Flower node is which client: node ids are random, a run knows partitions. Nodes leave and
+return.
 
-The server sends each node one query for its identity, and another one when the node returns. In a simulation all nodes
-are there from the start, and where the clients of a process share its code and data, one of them is asked. A deployed
-node may stop and return under its own id (with a fixed key) or under another.
+The server sends each node one query for its identity, and another one when the node returns. In a
+simulation all nodes are there from the start, and where the clients of a process share its code and
+data, one of them is asked. A deployed node may stop and return under its own id (with a fixed key)
+or under another.
 """
 
 import time
@@ -43,7 +45,9 @@ class Identity:
 
 
 class SimulatedGrid(Grid):
-    """A grid whose node ids are in the order of the partitions, and whose processes share code and data."""
+    """A grid whose node ids are in the order of the partitions, and whose processes share code and
+    data.
+    """
 
     @abstractmethod
     def representatives(self) -> Sequence[int]:
@@ -61,10 +65,11 @@ class SimulatedGrid(Grid):
 class Roster:
     """The node of each client of a run.
 
-    ``declared``: N_k of every client, if the server knows them in advance, as in a simulation. Otherwise each node
-    declares its N_k once, at most ``most_examples``, and it cannot change afterwards. ``accept`` may refuse a node by
-    raising ValueError. ``refused``: why a node is no client, by its id. A deployed node that was refused twice in a
-    row, or did not reply, waits twice as many rounds each time until it is asked again.
+    ``declared``: N_k of every client, if the server knows them in advance, as in a simulation.
+    Otherwise each node declares its N_k once, at most ``most_examples``, and it cannot change
+    afterwards. ``accept`` may refuse a node by raising ValueError. ``refused``: why a node is no
+    client, by its id. A deployed node that was refused twice in a row, or did not reply, waits
+    twice as many rounds each time until it is asked again.
     """
 
     def __init__(
@@ -79,7 +84,8 @@ class Roster:
         self.sizes: dict[int, int] = {}
         self.refused: dict[int, str] = {}
         self._declared, self._deployed = declared or (), declared is None
-        self._nodes: Sequence[int] = ()  # of all clients, where one of each process was asked: they never leave
+        # of all clients, where one of each process was asked: they never leave
+        self._nodes: Sequence[int] = ()
         self._clients = 0
         self._patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
         self._node_of: dict[int, int] = {}
@@ -116,12 +122,13 @@ class Roster:
     def gather(self, grid: Grid, clients: int) -> Sequence[int]:
         """Find every client's node, before anything is trained; returns N_k of each.
 
-        A node that replies with an error gets another query: in a deployment for two minutes, so that its operator can
-        change its settings. Nodes beyond the run's clients stay idle. Afterwards a deployment of three clients or more
-        goes on without a few of them, who are less than half: no node can keep a run from starting. The run is planned
-        with the median N_k for such a client, which may join later if it declares the same number.
-        Raises RuntimeError, with each node's reason, if more clients are missing then, or declare another N_k than
-        before.
+        A node that replies with an error gets another query: in a deployment for two minutes, so
+        that its operator can change its settings. Nodes beyond the run's clients stay idle.
+        Afterwards a deployment of three clients or more goes on without a few of them, who are less
+        than half: no node can keep a run from starting. The run is planned with the median N_k for
+        such a client, which may join later if it declares the same number.
+        Raises RuntimeError, with each node's reason, if more clients are missing then, or declare
+        another N_k than before.
         """
         deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
         nodes = wait_for_nodes(grid, clients)
@@ -134,7 +141,9 @@ class Roster:
                 return self._declared
         attempts = 0
         while True:
-            self._ask(grid, [node for node in nodes if node not in self._asked], clients, self._patience)
+            self._ask(
+                grid, [node for node in nodes if node not in self._asked], clients, self._patience
+            )
             missing = sorted(set(range(clients)) - self._node_of.keys())
             attempts += 1
             if not missing or (attempts >= ATTEMPTS and time.monotonic() > deadline):
@@ -146,12 +155,22 @@ class Roster:
         if missing and not (self._deployed and clients > 2 * len(missing)):
             raise RuntimeError(self._missing(missing, clients))
         if missing:
-            log(WARNING, "the run goes on without clients %s: %s", missing, self._missing(missing, clients))
+            log(
+                WARNING,
+                "the run goes on without clients %s: %s",
+                missing,
+                self._missing(missing, clients),
+            )
             self.sizes |= dict.fromkeys(missing, median_low(self.sizes.values()))
         self._clients = clients
-        if not self._deployed:  # a simulated client that hangs in training replies to its query all the same
+        # a simulated client that hangs in training replies to its query all the same
+        if not self._deployed:
             self._returned.clear()
-        return [self.sizes[partition] for partition in range(clients)] if self._deployed else self._declared
+        return (
+            [self.sizes[partition] for partition in range(clients)]
+            if self._deployed
+            else self._declared
+        )
 
     def refresh(self, grid: Grid) -> None:
         """Forget nodes that have left, and query those that are new or have returned."""
@@ -175,13 +194,17 @@ class Roster:
             self.refresh(grid)
 
     def forget(self, partition: int) -> None:
-        """The client's node has left or may have restarted: it gets another query when it is there."""
+        """The client's node has left or may have restarted: it gets another query when it is
+        there.
+        """
         node = self._node_of.pop(partition, None)
         if node is not None:
             self._asked.discard(node)
 
     def ask_again(self, grid: Grid) -> Collection[int]:
-        """Query every known node once more, for the end of its ledger; returns the clients that did not reply."""
+        """Query every known node once more, for the end of its ledger; returns the clients that did
+        not reply.
+        """
         for partition in list(self._node_of):
             self.forget(partition)
         self.refresh(grid)
@@ -191,7 +214,9 @@ class Roster:
         if not nodes:
             return
         queries = [
-            Message(RecordDict({CODE: code_record(local=not self._deployed)}), node, MessageType.QUERY)
+            Message(
+                RecordDict({CODE: code_record(local=not self._deployed)}), node, MessageType.QUERY
+            )
             for node in nodes
         ]
         asked = time.time()
@@ -227,13 +252,20 @@ class Roster:
         self._asked.add(node)
         if not 0 <= partition < clients:
             if self._deployed:
-                self.refused[node] = f"it is client {partition}, and the run has clients 0 to {clients - 1}"
+                self.refused[node] = (
+                    f"it is client {partition}, and the run has clients 0 to {clients - 1}"
+                )
             return
         try:
             check_same_code(reply.content, f"client {partition}")
             self._check(node, partition, num_examples)
             self.accept(
-                Identity(node=node, partition=partition, num_examples=num_examples, news=read_news(reply.content))
+                Identity(
+                    node=node,
+                    partition=partition,
+                    num_examples=num_examples,
+                    news=read_news(reply.content),
+                )
             )
         except Exception:
             self._asked.discard(node)
@@ -245,40 +277,46 @@ class Roster:
     def _check(self, node: int, partition: int, num_examples: int) -> None:
         other = self._node_of.get(partition)
         if other is not None and other != node:
-            raise RuntimeError(f"nodes {other} and {node} both declare that they are client {partition}")
+            raise RuntimeError(
+                f"nodes {other} and {node} both declare that they are client {partition}"
+            )
         if num_examples < 1:
             raise RuntimeError(f"client {partition} holds no examples")
         if num_examples > self.most_examples:
             raise RuntimeError(
-                f"client {partition} declares {num_examples:,} examples, the run takes {self.most_examples:,} at most: "
-                "delta must be below 1 / N_k; lower delta if the number is right"
+                f"client {partition} declares {num_examples:,} examples, the run takes "
+                f"{self.most_examples:,} at most: delta must be below 1 / N_k; lower delta if the "
+                "number is right"
             )
         known = self.sizes.get(partition) if self._deployed else self._declared[partition]
         if known is not None and known != num_examples:
             raise RuntimeError(
-                f"client {partition} holds {num_examples} examples, the run declares {known}: data, partition settings "
-                "or seed differ"
+                f"client {partition} holds {num_examples} examples, the run declares {known}: "
+                "data, partition settings or seed differ"
             )
 
     def _missing(self, missing: Iterable[int], clients: int) -> str:
         why = "".join(f"; node {node}: {reason}" for node, reason in sorted(self.refused.items()))
         return (
-            f"no node replied as one of the clients {list(missing)}: give the federation {clients} nodes with the "
-            f"partition-ids 0 to {clients - 1}, or more time{why}"
+            f"no node replied as one of the clients {list(missing)}: give the federation {clients} "
+            f"nodes with the partition-ids 0 to {clients - 1}, or more time{why}"
         )
 
 
 def warn_of_clock(node: int, said: float, asked: float, now: float) -> None:
-    """Log a warning if a node wrote its reply, by its own clock, before it was asked or after the reply was here.
+    """Log a warning if a node wrote its reply, by its own clock, before it was asked or after the
+    reply was here.
 
-    Flower ends a node whose clock is so wrong as soon as it must sign a request, with status 0 and no reason.
+    Flower ends a node whose clock is so wrong as soon as it must sign a request, with status 0 and
+    no reason.
     """
     wrong = said - now if said > now else min(said - asked, 0.0)
     if abs(wrong) > CLOCK_SECONDS:
         log(
             WARNING,
-            "the clock of node %s is %.0f s %s the server's: Flower refuses the key of a node that is more than 5 s "
-            "ahead or 305 s behind, and its SuperNode then ends with status 0; set both clocks (NTP)",
+            "the clock of node %s is %.0f s %s the server's: Flower refuses the key of a node that "
+            "is more than 5 s ahead or 305 s behind, and its SuperNode then ends with status 0; "
+            "set both clocks (NTP)",
             node,
             abs(wrong),
             "ahead of" if wrong > 0 else "behind",
@@ -286,9 +324,14 @@ def warn_of_clock(node: int, said: float, asked: float, now: float) -> None:
 
 
 def wait_for_nodes(grid: Grid, count: int) -> Sequence[int]:
-    """Node ids, once at least ``count`` are there; they are unknown at first. Raises RuntimeError after two minutes."""
+    """Node ids, once at least ``count`` are there; they are unknown at first. Raises RuntimeError
+    after two minutes.
+    """
     deadline = time.monotonic() + CONNECT_SECONDS
-    while len(nodes := found if isinstance(found := grid.get_node_ids(), range) else list(found)) < count:
+    while (
+        len(nodes := found if isinstance(found := grid.get_node_ids(), range) else list(found))
+        < count
+    ):
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"the run has {count} clients, the federation only {len(nodes)} nodes; "

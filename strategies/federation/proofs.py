@@ -1,16 +1,21 @@
-"""What server and clients prove to each other: the code that they run, and the ledger that a deployed client keeps.
+"""What server and clients prove to each other: the code that they run, and the ledger that a
+deployed client keeps.
 
-If a client's code clips or adds noise differently, every reported epsilon is wrong. So the server puts version and
-digest of its code into the query, each client puts its own into the reply, and both refuse a difference. The digest
-covers every .py file of the three packages that a run can import. Attacks and audit read finished runs; they are not in
-a Flower bundle and not in the digest. So a clone, a wheel and a bundle of one version have one digest. Not covered:
-other packages (torch, numpy), and a program that reports a false identity.
+If a client's code clips or adds noise differently, every reported epsilon is wrong. So the server
+puts version and digest of its code into the query, each client puts its own into the reply, and
+both refuse a difference. The digest covers every .py file of the three packages that a run can
+import. Attacks and audit read finished runs; they are not in a Flower bundle and not in the digest.
+So a clone, a wheel and a bundle of one version have one digest. Not covered: other packages (torch,
+numpy), and a program that reports a false identity.
 
 The server cannot read a client's disk, and keeps copies of ledgers:
-    server -> client   in an announcement: the run's name, and the hash of the last line that the server has
-    client -> server   in a reply (identity or update): the lines after it, and the hash of the last one
-A payload is accepted only with the ledger entry that charges it: for its round of this run, with the announced rate,
-noise and steps. In a simulation there is neither record: the server reads the ledgers themselves.
+    server -> client   in an announcement: the run's name, and the hash of the last line that the
+                       server has
+    client -> server   in a reply (identity or update): the lines after it, and the hash of the last
+                       one
+A payload is accepted only with the ledger entry that charges it: for its round of this run, with
+the announced rate, noise and steps. In a simulation there is neither record: the server reads the
+ledgers themselves.
 """
 
 import hashlib
@@ -38,7 +43,9 @@ SHORT = 12
 
 @dataclass(frozen=True, kw_only=True)
 class CodeIdentity:
-    """Version, SHA-256 of the files, and the folder that holds the packages (it is shown, and not compared)."""
+    """Version, SHA-256 of the files, and the folder that holds the packages (it is shown, and not
+    compared).
+    """
 
     version: str
     digest: str
@@ -70,8 +77,14 @@ def identity_of(packages: list[Path]) -> CodeIdentity:
 
 
 def digest_of(packages: list[Path]) -> str:
-    """SHA-256 over names and contents of the .py files of package folders, in the order of the names."""
-    files = {f"{p.name}/{file.relative_to(p).as_posix()}": file for p in packages for file in p.rglob("*.py")}
+    """SHA-256 over names and contents of the .py files of package folders, in the order of the
+    names.
+    """
+    files = {
+        f"{p.name}/{file.relative_to(p).as_posix()}": file
+        for p in packages
+        for file in p.rglob("*.py")
+    }
     sha = hashlib.sha256()
     for name in sorted(files):
         if not OUTSIDE.match(name):
@@ -88,21 +101,29 @@ def _folder(package: str) -> Path:
 
 
 def code_record(*, local: bool = True) -> ConfigRecord:
-    """This process's identity, for a message; with its folder only if the message stays on this machine."""
+    """This process's identity, for a message; with its folder only if the message stays on this
+    machine.
+    """
     own = own_identity()
-    return ConfigRecord({"version": own.version, "digest": own.digest, "folder": own.folder if local else ""})
+    return ConfigRecord(
+        {"version": own.version, "digest": own.digest, "folder": own.folder if local else ""}
+    )
 
 
 def check_same_code(content: RecordDict, sender: str, *, local: bool = True) -> None:
-    """Raise OtherCodeError, naming both, unless ``sender``, whose message this is, runs the code of this process."""
+    """Raise OtherCodeError, naming both, unless ``sender``, whose message this is, runs the code of
+    this process.
+    """
     own, record = own_identity(), content.config_records.get(CODE)
     own = own if local else replace(own, folder="")  # the error text may leave this machine
     fix = (
-        "install the same version of fedlsg on both sides, and let no other fedlsg, strategies or simulations come "
-        "before it on the Python path"
+        "install the same version of fedlsg on both sides, and let no other fedlsg, strategies or "
+        "simulations come before it on the Python path"
     )
     if record is None or not {"version", "digest", "folder"} <= record.keys():
-        raise OtherCodeError(f"{sender} does not say which code it runs, this process runs {own}: {fix}")
+        raise OtherCodeError(
+            f"{sender} does not say which code it runs, this process runs {own}: {fix}"
+        )
     theirs = CodeIdentity(**{name: str(record[name]) for name in ("version", "digest", "folder")})
     if not own.same(theirs):
         raise OtherCodeError(f"{sender} runs {theirs}, this process runs {own}: {fix}")
@@ -133,7 +154,9 @@ def held_record(held: Held) -> ConfigRecord:
 
 
 def read_held(content: RecordDict) -> Held | None:
-    """The record of an announcement, None in a simulation; KeyError or ValueError for anything else."""
+    """The record of an announcement, None in a simulation; KeyError or ValueError for anything
+    else.
+    """
     if RECORD not in content.config_records:
         return None
     record = content.config_records[RECORD]
@@ -146,7 +169,9 @@ def news_record(news: News) -> ConfigRecord:
 
 
 def read_news(content: RecordDict) -> News | None:
-    """The record of a reply, None from a simulated client; KeyError or ValueError for anything else."""
+    """The record of a reply, None from a simulated client; KeyError or ValueError for anything
+    else.
+    """
     if RECORD not in content.config_records:
         return None
     record = content.config_records[RECORD]
@@ -157,7 +182,9 @@ def read_news(content: RecordDict) -> News | None:
 
 
 def check_news(client: int, news: News | None) -> News:
-    """What a client sent as its whole ledger. Raises LedgerError as ``verify``, and where it sent none."""
+    """What a client sent as its whole ledger. Raises LedgerError as ``verify``, and where it sent
+    none.
+    """
     if news is None:
         raise LedgerError(f"client {client} sent no ledger: its epsilon is unknown")
     verify(client, news.lines, news.head)
@@ -172,7 +199,9 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerCopies:
-    """Copies in ``folder``, one file for each client: entries of the run named ``run`` and of earlier ones."""
+    """Copies in ``folder``, one file for each client: entries of the run named ``run`` and of
+    earlier ones.
+    """
 
     folder: Path
     run: str
@@ -186,24 +215,36 @@ class LedgerCopies:
         return Held(run=self.run, head=head_of(self.path(client), client))
 
     def take(self, client: int, news: News | None) -> None:
-        """Append what a client sent. Raises LedgerError if it sent nothing, or lines that do not continue its copy."""
+        """Append what a client sent. Raises LedgerError if it sent nothing, or lines that do not
+        continue its copy.
+        """
         if news is None:
             raise LedgerError(f"client {client} sent no ledger: its epsilon is unknown")
         extend(self.path(client), client, news.lines, news.head)
 
     def insist(self, client: int, round: int, terms: Mapping[str, object]) -> None:
-        """Raise LedgerError unless the last entry of a round has these ``terms``, values by the names of its fields.
+        """Raise LedgerError unless the last entry of a round has these ``terms``, values by the
+        names of its fields.
 
         ``log_ratio`` is 0, and noise is not shared, unless the terms say otherwise.
         """
         terms = {"log_ratio": 0.0, "min_survivors": 0, "colluders": 0, **terms}
         path = self.path(client)
-        entries = [e for e in (read_entries(path) if path.exists() else ()) if (e.run, e.round) == (self.run, round)]
+        entries = [
+            e
+            for e in (read_entries(path) if path.exists() else ())
+            if (e.run, e.round) == (self.run, round)
+        ]
         if not entries:
-            raise LedgerError(f"client {client} replied in round {round}, and its ledger has no entry for that round")
+            raise LedgerError(
+                f"client {client} replied in round {round}, and its ledger has no entry for that "
+                "round"
+            )
         names = {f.name for f in fields(Entry)}
         assert terms.keys() <= names
         differ = [name for name, value in terms.items() if getattr(entries[-1], name) != value]
         if differ:
-            found = ", ".join(f"{name}={getattr(entries[-1], name)} (announced {terms[name]})" for name in differ)
+            found = ", ".join(
+                f"{name}={getattr(entries[-1], name)} (announced {terms[name]})" for name in differ
+            )
             raise LedgerError(f"client {client} charged round {round} with {found}")

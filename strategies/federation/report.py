@@ -1,7 +1,9 @@
-"""What happened in one round: every message and its size, why a reply was rejected, and the time in a simulation.
+"""What happened in one round: every message and its size, why a reply was rejected, and the time in
+a simulation.
 
 The size of a message has three levels:
-    values    down: the encoded weights or values of an update, and the state that a replica continues from;
+    values    down: the encoded weights or values of an update, and the state that a replica
+              continues from;
               up: the codec's values (``fedlsg.payload.value_bytes``)
     payload   values, header, indices, carriers and checksum: all arrays of the message
     wire      the message as Flower serializes it (protobuf)
@@ -37,15 +39,21 @@ AWAY = "no node of the federation is this client at the moment"
 Direction = Literal["down", "up"]
 
 VALUE_RECORDS = ("weights", "state")
-"""Records of an announcement with numbers of the model; "frame" and "kept" are indices and carriers."""
+"""Records of an announcement with numbers of the model; "frame" and "kept" are indices and
+carriers.
+"""
 
 
 Sizes = dict[tuple[str, int], tuple[object, int]]
-"""Serialized sizes of records by name and identity, each with its record: then no other one takes its identity."""
+"""Serialized sizes of records by name and identity, each with its record: then no other one takes
+its identity.
+"""
 
 
 class Sent(NamedTuple):
-    """One message between the server and a client, ``wire_bytes >= payload_bytes >= values_bytes``."""
+    """One message between the server and a client, ``wire_bytes >= payload_bytes >=
+    values_bytes``.
+    """
 
     client: int
     direction: Direction
@@ -58,11 +66,14 @@ class Sent(NamedTuple):
 class RoundReport:
     """What happened in one round.
 
-    plan: what was announced. asked: the selected clients. answered: clients with a valid reply. rejected: the reason,
-    by partition. noted: what a client did wrong that took part all the same. dropped: clients that left before they
-    trained, in the simulation; late: clients with a valid reply that came after the round's simulated end, and is not
-    used. Each selected client is in one of the four (not in noted) at most.
-    sent: every message, in the order in which it was counted; bytes are sums over it. seconds: of the whole round,
+    plan: what was announced. asked: the selected clients. answered: clients with a valid reply.
+    rejected: the reason,
+    by partition. noted: what a client did wrong that took part all the same. dropped: clients that
+    left before they trained, in the simulation; late: clients with a valid reply that came after
+    the round's simulated end, and is not used. Each selected client is in one of the four (not in
+    noted) at most.
+    sent: every message, in the order in which it was counted; bytes are sums over it. seconds: of
+    the whole round,
     ``waiting`` of them for replies. simulated_clock: seconds since
     the start of the run, at the round's end; None without a simulated clock.
     """
@@ -91,7 +102,9 @@ class RoundReport:
     sizes: Sizes = field(default_factory=dict, repr=False)
     """Of records in announcements."""
     total: Tensor | None = None
-    """What a secure sum revealed, or a server with noise of its own released, as one flat vector."""
+    """What a secure sum revealed, or a server with noise of its own released, as one flat
+    vector.
+    """
 
     def so_far(self, direction: Direction) -> tuple[int, int]:
         """Payload and wire bytes counted until now."""
@@ -99,15 +112,21 @@ class RoundReport:
             return self.downlink_bytes, self.downlink_bytes_wire
         return self.uplink_bytes, self.uplink_bytes_wire
 
-    def list_message(self, client: int, direction: Direction, before: tuple[int, int], values: int) -> None:
-        """Enter a message into ``sent``: the growth of the sums since ``before``, and the bytes of its values."""
+    def list_message(
+        self, client: int, direction: Direction, before: tuple[int, int], values: int
+    ) -> None:
+        """Enter a message into ``sent``: the growth of the sums since ``before``, and the bytes of
+        its values.
+        """
         payload, wire = self.so_far(direction)
         self.sent.append(Sent(client, direction, values, payload - before[0], wire - before[1]))
 
     def list_reply(self, client: int, before: tuple[int, int], *, stage: bool = False) -> None:
         """The same for a reply that was accepted or rejected. ``stage``: it has no values."""
         accepted = not stage and client in self.payloads and client not in self.rejected
-        self.list_message(client, "up", before, self.count_values(self.payloads[client]) if accepted else 0)
+        self.list_message(
+            client, "up", before, self.count_values(self.payloads[client]) if accepted else 0
+        )
 
     def count_down(self, client: int, message: Message, *, stage: bool = False) -> None:
         """Count and list what was sent to a client. ``stage``: it has no part of the model."""
@@ -119,7 +138,9 @@ class RoundReport:
 
     @property
     def reasons(self) -> str:
-        """Why clients were rejected, or noted, equal reasons together: "0 2: no reply ...; 1: payload checksum ..."."""
+        """Why clients were rejected, or noted, equal reasons together: "0 2: no reply ...; 1:
+        payload checksum ...".
+        """
         clients: dict[str, list[int]] = {}
         for partition, why in sorted({**self.noted, **self.rejected}.items()):
             clients.setdefault(why, []).append(partition)
@@ -132,8 +153,12 @@ class RoundReport:
 
     @property
     def lost(self) -> set[int]:
-        """Clients whose reply is unknown: the worker died, the node has left, or no reply came before the timeout."""
-        return {client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)} | self.refused(*LOST)
+        """Clients whose reply is unknown: the worker died, the node has left, or no reply came
+        before the timeout.
+        """
+        return {
+            client for client, why in self.rejected.items() if why in (NO_REPLY, AWAY)
+        } | self.refused(*LOST)
 
     @property
     def failed(self) -> set[int]:
@@ -147,15 +172,24 @@ class RoundReport:
 
     @property
     def only_refusals(self) -> bool:
-        """Whether there were such refusals, and nothing else from the clients that did not drop out."""
+        """Whether there were such refusals, and nothing else from the clients that did not drop
+        out.
+        """
         refusals = self.refused(OVER_BUDGET)
         return bool(refusals) and len(refusals) + len(self.dropped) == len(self.asked)
 
     @property
     def counts(self) -> str:
-        """How many clients were selected, and what became of those that brought no update; without reasons."""
+        """How many clients were selected, and what became of those that brought no update; without
+        reasons.
+        """
         others = {"rejected": self.rejected, "dropped out": self.dropped, "late": self.late}
-        return ", ".join([f"{len(self.asked)} selected", *(f"{len(v)} {name}" for name, v in others.items() if v)])
+        return ", ".join(
+            [
+                f"{len(self.asked)} selected",
+                *(f"{len(v)} {name}" for name, v in others.items() if v),
+            ]
+        )
 
 
 def announced_values(content: RecordDict) -> int:
@@ -167,7 +201,9 @@ def announced_values(content: RecordDict) -> int:
 
 
 def wire_size(message: Message, known: Sizes | None = None) -> int:
-    """Bytes of the whole message as Flower serializes it (protobuf). ``known``: of records that messages share."""
+    """Bytes of the whole message as Flower serializes it (protobuf). ``known``: of records that
+    messages share.
+    """
     if not message.has_content():
         return int(message_to_proto(message).ByteSize())
     known = {} if known is None else known
@@ -181,19 +217,30 @@ def wire_size(message: Message, known: Sizes | None = None) -> int:
 
 
 def _item_size(name: str, record: Any) -> int:
-    """Bytes of a record in its RecordDict. Those of arrays, most of a message, are counted and not serialized."""
+    """Bytes of a record in its RecordDict. Those of arrays, most of a message, are counted and not
+    serialized.
+    """
     if isinstance(record, ArrayRecord):
         arrays = (_text(key) + _nested(_array_size(array)) for key, array in record.items())
         return _text(name) + _nested(sum(map(_nested, arrays)))
     if isinstance(record, ConfigRecord):
-        return int(ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record)).ByteSize())
-    return int(ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record)).ByteSize())
+        return int(
+            ProtoRecordDict.Item(key=name, config_record=config_record_to_proto(record)).ByteSize()
+        )
+    return int(
+        ProtoRecordDict.Item(key=name, metric_record=metric_record_to_proto(record)).ByteSize()
+    )
 
 
 def _array_size(array: Array) -> int:
     shape = sum(_varint(n) for n in array.shape)
     data = len(array.data)
-    return _text(array.dtype) + _text(array.stype) + (_nested(shape) if shape else 0) + (_nested(data) if data else 0)
+    return (
+        _text(array.dtype)
+        + _text(array.stype)
+        + (_nested(shape) if shape else 0)
+        + (_nested(data) if data else 0)
+    )
 
 
 def _text(text: str) -> int:
@@ -212,7 +259,8 @@ def _varint(number: int) -> int:
 
 
 class SimulatedClock:
-    """``now``: seconds since the start of the run, at the end of the last round; ``health``: of real clients, who fail.
+    """``now``: seconds since the start of the run, at the end of the last round; ``health``: of
+    real clients, who fail.
 
     A checkpoint keeps both.
     """
@@ -228,20 +276,24 @@ class SimulatedClock:
         return selected
 
     def open(self, report: RoundReport) -> Set[int]:
-        """The clients that will leave a round before they train; they get its announcement, and never reply."""
+        """The clients that will leave a round before they train; they get its announcement, and
+        never reply.
+        """
         self._finish = None
         return self.participation.leaving(report.round) if self._runs(report) else frozenset()
 
     def late(self, report: RoundReport, replied: Collection[int]) -> list[int]:
-        """Those who replied, trained and were charged, and whose values the round does not use; ascending."""
+        """Those who replied, trained and were charged, and whose values the round does not use;
+        ascending.
+        """
         if not self._runs(report):
             return []
         self._finish = self.participation.finish(report.round, report.asked, traffic_of(report))
         return sorted(set(replied) - self._finish.in_time)
 
     def close(self, report: RoundReport) -> None:
-        """The round is over; enter the time into its report. What follows the values (a stage of a secure sum) counts
-        for those who answered.
+        """The round is over; enter the time into its report. What follows the values (a stage of a
+        secure sum) counts for those who answered.
         """
         if not self._runs(report):
             return
@@ -260,15 +312,19 @@ def traffic_of(report: RoundReport) -> Traffic:
     for message in report.sent:
         down, up = found.get(message.client, (0, 0))
         size = message.payload_bytes
-        found[message.client] = (down + size, up) if message.direction == "down" else (down, up + size)
+        found[message.client] = (
+            (down + size, up) if message.direction == "down" else (down, up + size)
+        )
     return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Received:
-    """What came of a round: the ``clients`` that took part, ascending, and their ``updates`` in this order.
+    """What came of a round: the ``clients`` that took part, ascending, and their ``updates`` in
+    this order.
 
-    Of a secure sum there is one update, the sum. ``noise_std``: deviation of the noise in the sum of the updates.
+    Of a secure sum there is one update, the sum. ``noise_std``: deviation of the noise in the sum
+    of the updates.
     """
 
     clients: Sequence[int] = ()

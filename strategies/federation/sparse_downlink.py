@@ -1,9 +1,11 @@
-"""Send each client the updates that its replica of the model has missed, or the whole model where that is smaller.
+"""Send each client the updates that its replica of the model has missed, or the whole model where
+that is smaller.
 
-All replicas start from version 0, the initial model: it is a function of the settings and is never sent. Each step of
-the server makes the next version. The server remembers which version each client is known to hold, and the steps back
-to where the whole model would be smaller. It does not rely on that: each announcement carries the digest of the
-weights, and a client with other weights replies so and gets the whole model in the same round.
+All replicas start from version 0, the initial model: it is a function of the settings and is never
+sent. Each step of the server makes the next version. The server remembers which version each client
+is known to hold, and the steps back to where the whole model would be smaller. It does not rely on
+that: each announcement carries the digest of the weights, and a client with other weights replies
+so and gets the whole model in the same round.
 """
 
 from collections import deque
@@ -38,7 +40,9 @@ from strategies.federation.downlink import (
 from strategies.federation.wire import flat_record, kept_record
 
 REPAIRS_ALLOWED = 2
-"""Whole models after which a client whose replica differs once more (another kind of machine) gets weights alone."""
+"""Whole models after which a client whose replica differs once more (another kind of machine) gets
+weights alone.
+"""
 
 WHOLE = -2
 """The start of a message with the whole model and the state that a replica continues from."""
@@ -60,7 +64,8 @@ class StepStore(Protocol):
 class SparseDownlink(Downlink):
     """The updates that each client's replica has missed, or the whole model where that is smaller.
 
-    ``clients_per_round`` of ``clients`` are selected in each round, so a replica is of use again after ``gap`` rounds.
+    ``clients_per_round`` of ``clients`` are selected in each round, so a replica is of use again
+    after ``gap`` rounds.
     Guarantee: the server's own model takes exactly the values that it sends, as decoded.
     """
 
@@ -123,17 +128,24 @@ class SparseDownlink(Downlink):
     def _apply(self, frame: Frame, updates: Sequence[Tensor], noise_std: float) -> None:
         """Encode the sum, decode it, apply that; remember the step.
 
-        Values that no codec can hold (from a client without a clip) are applied as they are. All replicas are then
-        outdated, and clients get whole models.
+        Values that no codec can hold (from a client without a clip) are applied as they are. All
+        replicas are then outdated, and clients get whole models.
         """
         if updates:
             total = aggregate(updates)
             step: Step | None
             try:
-                step = encode_update(self.state, frame, total, noise_std=noise_std, codec=self.codec)
+                step = encode_update(
+                    self.state, frame, total, noise_std=noise_std, codec=self.codec
+                )
                 total, noise_std = decode_update(self.state, frame, step, self.codec)
             except PayloadError as error:
-                log(WARNING, "round %d: the update is sent as whole models: %s", self.state.round + 1, error)
+                log(
+                    WARNING,
+                    "round %d: the update is sent as whole models: %s",
+                    self.state.round + 1,
+                    error,
+                )
                 step = None
             self.state.step(total, frame, noise_std=noise_std)
             self._append(step, frame)
@@ -157,7 +169,9 @@ class SparseDownlink(Downlink):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue; the whole model replaces steps that the store has lost, and the steps before them."""
+        """Continue; the whole model replaces steps that the store has lost, and the steps before
+        them.
+        """
         self.version, self.typical = state["version"], state["typical"]
         self.held, self._digest = dict(state["held"]), None
         super().load_state_dict(state)
@@ -180,10 +194,14 @@ class SparseDownlink(Downlink):
         while self._missed_bytes(self.first) > self._whole_bytes(frame):
             self.steps.popleft()
         if self.first:  # who holds an older version is as one that holds none
-            self.held = {client: version for client, version in self.held.items() if version >= self.first}
+            self.held = {
+                client: version for client, version in self.held.items() if version >= self.first
+            }
 
     def _start(self, client: int, frame: Frame, pays: bool) -> int:
-        """The version that a client's message starts from: its own, the newest (whole model), or NOWHERE."""
+        """The version that a client's message starts from: its own, the newest (whole model), or
+        NOWHERE.
+        """
         base = self.held.get(client, 0)
         if base >= self.first and self._missed_bytes(base) <= self._whole_bytes(frame):
             return base
@@ -207,7 +225,9 @@ class SparseDownlink(Downlink):
         return sum(len(step) for step in list(self.steps)[base - self.first :])
 
     def _whole_bytes(self, frame: Frame) -> int:
-        """Bytes of the model for one round: what full downlink sends to a client that was not there before."""
+        """Bytes of the model for one round: what full downlink sends to a client that was not there
+        before.
+        """
         bitmap = -(-frame.size // 8) if has_ranked_mask(self.state) else 0
         return 4 * (frame.dense_size + self.holders.missed_numbers) + bitmap
 
@@ -219,4 +239,7 @@ class SparseDownlink(Downlink):
         state_bytes = sum(v.numel() * v.element_size() for v in extra_vectors(self.state).values())
         once = self._whole_bytes(frame)
         later = (self.state.schedule.rounds - self.state.round - 1) / self.gap
-        return 4 * frame.dense_size + state_bytes <= once or later * (once - self.gap * self.typical) > state_bytes
+        return (
+            4 * frame.dense_size + state_bytes <= once
+            or later * (once - self.gap * self.typical) > state_bytes
+        )

@@ -1,7 +1,7 @@
 """The stages of a secure sum as Flower records; ``fedlsg.secure_sum`` has the protocol.
 
-server -> client   the terms of the attempt, the stage, and the protocol's message for it
-                   [stage "masked": next to the announcement of the round, whose values are asked for]
+server -> client   the terms of the attempt, the stage, and the protocol's message for it [stage
+                   "masked": next to the announcement of the round, whose values are asked for]
 client -> server   the protocol's answer, as the payload of an update
 """
 
@@ -23,10 +23,13 @@ KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agr
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One message of the server. ``run``, ``round``, ``attempt``, ``clients``, ``length``, ``bits``: see ``Terms``.
+    """One message of the server. ``run``, ``round``, ``attempt``, ``clients``, ``length``,
+    ``bits``: see ``Terms``.
 
-    ``noise``: deviation of one client's share of the noise, in units of the values. All keys depend on it, and a client
-    adds no other: each ledger counts on the noise of the others, who could be told a smaller clip, or less noise.
+    ``noise``: deviation of one client's share of the noise, in units of the values. All keys depend
+    on it, and a client
+    adds no other: each ledger counts on the noise of the others, who could be told a smaller clip,
+    or less noise.
     """
 
     name: str
@@ -40,11 +43,19 @@ class Stage:
     message: bytes = b""
 
     def terms(self, sums: SumTerms) -> Terms:
-        """The terms of the attempt; thresholds are those of the reader's own settings. Raises ValueError as they do."""
+        """The terms of the attempt; thresholds are those of the reader's own settings. Raises
+        ValueError as they do.
+        """
         made = Terms(
-            run=self.run, round=self.round, attempt=self.attempt, clients=self.clients,
-            min_survivors=sums.min_survivors, colluders=sums.colluders, length=self.length, bits=self.bits,
-        )  # fmt: skip
+            run=self.run,
+            round=self.round,
+            attempt=self.attempt,
+            clients=self.clients,
+            min_survivors=sums.min_survivors,
+            colluders=sums.colluders,
+            length=self.length,
+            bits=self.bits,
+        )
         return replace(made, run=hashlib.sha256(self.run + struct.pack("<d", self.noise)).digest())
 
 
@@ -52,11 +63,16 @@ def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
     """Add a stage to a message; returns the message."""
     content[TERMS] = ConfigRecord(
         {
-            "stage": stage.name, "run": stage.run, "round": stage.round, "attempt": stage.attempt,
-            "clients": list(stage.clients), "length": stage.length, "bits": stage.bits,
+            "stage": stage.name,
+            "run": stage.run,
+            "round": stage.round,
+            "attempt": stage.attempt,
+            "clients": list(stage.clients),
+            "length": stage.length,
+            "bits": stage.bits,
             "noise": stage.noise,
         }
-    )  # fmt: skip
+    )
     data = Array(dtype="uint8", shape=(len(stage.message),), stype="raw", data=stage.message)
     content[MESSAGE] = ArrayRecord({"message": data})
     return content
@@ -65,9 +81,13 @@ def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
 def read_stage(content: RecordDict) -> Stage:
     """The stage of a message. Raises ValueError for anything else."""
     try:
-        return _read_stage(content.config_records[TERMS], content.array_records[MESSAGE]["message"].data)
+        return _read_stage(
+            content.config_records[TERMS], content.array_records[MESSAGE]["message"].data
+        )
     except KeyError as error:
-        raise ValueError(f"expected a stage with its terms and its message, got none of the name {error}") from None
+        raise ValueError(
+            f"expected a stage with its terms and its message, got none of the name {error}"
+        ) from None
 
 
 def _read_stage(record: ConfigRecord, message: bytes) -> Stage:
@@ -79,9 +99,13 @@ def _read_stage(record: ConfigRecord, message: bytes) -> Stage:
         raise ValueError(f"expected a finite noise > 0, got {noise!r}")
     numbers = {key: _whole(record[key], key) for key in ("round", "attempt", "length", "bits")}
     return Stage(
-        name=str(name), run=run, clients=tuple(_whole(client, "client") for client in clients),
-        message=message, noise=noise, **numbers,
-    )  # fmt: skip
+        name=str(name),
+        run=run,
+        clients=tuple(_whole(client, "client") for client in clients),
+        message=message,
+        noise=noise,
+        **numbers,
+    )
 
 
 def _whole(value: object, name: str) -> int:
@@ -95,7 +119,9 @@ Ask = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]
 
 
 def open_sum(server: Server, ask: Ask, clients: Iterable[int]) -> Mapping[int, bytes] | GivenUp:
-    """Keys and shares of these clients; returns the message of stage "masked" for those that are still there."""
+    """Keys and shares of these clients; returns the message of stage "masked" for those that are
+    still there.
+    """
     sent = server.rosters(ask(KEYS, dict.fromkeys(clients, b"")).items())
     return sent if isinstance(sent, GivenUp) else server.deliveries(ask(SHARES, sent).items())
 
@@ -103,7 +129,9 @@ def open_sum(server: Server, ask: Ask, clients: Iterable[int]) -> Mapping[int, b
 def close_sum(
     server: Server, ask: Ask, masked: Mapping[int, bytes], read: Callable[[], None] = lambda: None
 ) -> Total | GivenUp:
-    """The sum of masked values, or why there is none. ``read`` is called when the server has read the values."""
+    """The sum of masked values, or why there is none. ``read`` is called when the server has read
+    the values.
+    """
     sent = server.survivors(masked.items())
     read()
     if not isinstance(sent, GivenUp):

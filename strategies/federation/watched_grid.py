@@ -1,14 +1,16 @@
-"""The grid of a deployment: it waits for no node that cannot reply any more, and no node's reply is another's trouble.
+"""The grid of a deployment: it waits for no node that cannot reply any more, and no node's reply is
+another's trouble.
 
-Flower reports a node that has left, but not one that was killed and returned under its own key within a minute. Flower
-never delivers again a message that the killed process had taken, and the server would wait until its timeout. Such a
-node has a new time of activation. This grid answers its open messages with an error, as Flower does for a node that
-has left.
+Flower reports a node that has left, but not one that was killed and returned under its own key
+within a minute. Flower never delivers again a message that the killed process had taken, and the
+server would wait until its timeout. Such a node has a new time of activation. This grid answers its
+open messages with an error, as Flower does for a node that has left.
 
-A node may put anything onto the SuperLink: a text of gigabytes, a tree of objects that it never uploads, objects that
-are no message. Flower's grid pulls all replies at once, waits for the objects of each for up to two hours, and raises
-where one cannot be read: all of them are lost then, and the run ends. A few threads pull here, one by one, so that a
-reply whose objects are late, or never come, keeps no other waiting.
+A node may put anything onto the SuperLink: a text of gigabytes, a tree of objects that it never
+uploads, objects that are no message. Flower's grid pulls all replies at once, waits for the objects
+of each for up to two hours, and raises where one cannot be read: all of them are lost then, and the
+run ends. A few threads pull here, one by one, so that a reply whose objects are late, or never
+come, keeps no other waiting.
 """
 
 import copy
@@ -47,7 +49,12 @@ class WrappedGrid(Grid):
         return self.inner.run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
 
@@ -60,13 +67,19 @@ class WrappedGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self.inner.pull_messages(message_ids)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self.inner.send_and_receive(messages, timeout=timeout)
 
 
-NODE_GONE = frozenset({
-    ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE,
-})  # fmt: skip
+NODE_GONE = frozenset(
+    {
+        ErrorCode.MESSAGE_UNAVAILABLE,
+        ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+        ErrorCode.NODE_UNAVAILABLE,
+    }
+)
 """Flower's error codes for a message, a reply or a node that does not exist any more."""
 POLL_SECONDS, PATIENCE_SECONDS = 1.0, 5.0
 
@@ -78,12 +91,13 @@ class Deployed(Protocol):
 
 
 class WatchedGrid(WrappedGrid):
-    """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has left.
+    """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has
+    left.
 
-    It waits for each node as long as ``limit`` says, and sends nothing to a node that still owes a reply to an earlier
-    training message: it would train for a round that is over. ``work``: kind and amount of a message's work.
-    ``returned`` is called with a node whose reply came too late. ``largest``: bytes of a reply. All but
-    ``send_and_receive`` is the inner grid's.
+    It waits for each node as long as ``limit`` says, and sends nothing to a node that still owes a
+    reply to an earlier training message: it would train for a round that is over. ``work``: kind
+    and amount of a message's work. ``returned`` is called with a node whose reply came too late.
+    ``largest``: bytes of a reply. All but ``send_and_receive`` is the inner grid's.
     """
 
     def __init__(
@@ -95,26 +109,45 @@ class WatchedGrid(WrappedGrid):
         returned: Callable[[int], None] = lambda node: None,
     ) -> None:
         super().__init__(inner)
-        self.limit, self.work, self.returned = ClientLimit(learns=False) if limit is None else limit, work, returned
+        self.limit, self.work, self.returned = (
+            ClientLimit(learns=False) if limit is None else limit,
+            work,
+            returned,
+        )
         self.largest = PULLED_BYTES
         self._pullers = Pullers(inner)
         self._owed: dict[str, tuple[Message, float]] = {}
         self._known: dict[int, str] = {}
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """The replies until all are there or the time is over; an error for each node that restarted or is too slow."""
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """The replies until all are there or the time is over; an error for each node that
+        restarted or is too slow.
+        """
         before = self._activations()
         self._take_late(before)
         busy = {message.metadata.dst_node_id for message, _ in self._owed.values()}
         asked = list(messages)
-        sent = [message for message in asked if not (_trains(message) and message.metadata.dst_node_id in busy)]
+        sent = [
+            message
+            for message in asked
+            if not (_trains(message) and message.metadata.dst_node_id in busy)
+        ]
         names = list(self.inner.push_messages(sent)) if sent else []
-        replies = [too_slow(m, "it still works on an earlier round") for m in asked if m not in sent]
-        open_ = {name: message for name, message in zip(names, sent, strict=False) if name is not None}
+        replies = [
+            too_slow(m, "it still works on an earlier round") for m in asked if m not in sent
+        ]
+        open_ = {
+            name: message for name, message in zip(names, sent, strict=False) if name is not None
+        }
         began = time.monotonic()
         deadline = None if timeout is None else began + timeout
-        # Flower takes no message for a node that is not registered any more: the message has no name.
-        replies += [lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None]
+        # Flower takes no message for a node that is not registered any more: the message has no
+        # name.
+        replies += [
+            lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None
+        ]
         while open_ and (deadline is None or time.monotonic() < deadline):
             for name, reply in self._pulled(open_):
                 replies.append(reply)
@@ -125,16 +158,27 @@ class WatchedGrid(WrappedGrid):
                     replies.append(lost_reply(open_.pop(name)))
                 elif (seconds := self._limit_of(message)) < time.monotonic() - began:
                     self._owed[name] = open_.pop(name), began
-                    replies.append(too_slow(message, f"no reply within client_timeout, which is {seconds:.0f} s here"))
+                    replies.append(
+                        too_slow(
+                            message,
+                            f"no reply within client_timeout, which is {seconds:.0f} s here",
+                        )
+                    )
             if open_:
                 time.sleep(POLL_SECONDS)
-        self._owed |= {name: (message, began) for name, message in open_.items() if _trains(message)}
+        self._owed |= {
+            name: (message, began) for name, message in open_.items() if _trains(message)
+        }
         return replies
 
     def _pulled(self, open_: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
-        """The replies that are there, each by the name of its message. Late ones are thrown away."""
+        """The replies that are there, each by the name of its message. Late ones are thrown
+        away.
+        """
         for name, reply in self._pullers.pull(
-            {name: message for name, (message, _) in self._owed.items()} | dict(open_), self.largest, PATIENCE_SECONDS
+            {name: message for name, (message, _) in self._owed.items()} | dict(open_),
+            self.largest,
+            PATIENCE_SECONDS,
         ):
             if name in open_:
                 yield name, reply
@@ -143,7 +187,11 @@ class WatchedGrid(WrappedGrid):
             self._learn(message, reply, began)
             if not reply.has_error():
                 self.returned(message.metadata.dst_node_id)
-                log(WARNING, "the reply of node %s to a round that is over is not used", message.metadata.dst_node_id)
+                log(
+                    WARNING,
+                    "the reply of node %s to a round that is over is not used",
+                    message.metadata.dst_node_id,
+                )
 
     def _take_late(self, now: Mapping[int, str]) -> None:
         """Take late replies; their nodes, and those that restarted, owe nothing any more."""
@@ -157,7 +205,9 @@ class WatchedGrid(WrappedGrid):
     def _learn(self, message: Message | None, reply: Message, began: float) -> None:
         if message is not None and _trains(message) and not reply.has_error():
             kind, work = self.work(message)
-            self.limit.took(message.metadata.dst_node_id, time.monotonic() - began, work=work, kind=kind)
+            self.limit.took(
+                message.metadata.dst_node_id, time.monotonic() - began, work=work, kind=kind
+            )
 
     def _limit_of(self, message: Message) -> float:
         if not _trains(message):
@@ -167,7 +217,9 @@ class WatchedGrid(WrappedGrid):
 
     def _activations(self) -> Mapping[int, str]:
         """When each connected node was last activated."""
-        return {node.node_id: node.last_activated_at for node in cast(Deployed, self.inner).get_nodes()}
+        return {
+            node.node_id: node.last_activated_at for node in cast(Deployed, self.inner).get_nodes()
+        }
 
 
 def _trains(message: Message) -> bool:
@@ -201,7 +253,8 @@ PULL_PATHS = ("/pull-messages", "/pull-object")
 
 
 class Limits:
-    """What one reply may still bring, and until when: compared with the length that the SuperLink announces.
+    """What one reply may still bring, and until when: compared with the length that the SuperLink
+    announces.
 
     Nothing of a longer answer is received. Without effect on a grid that speaks no HTTP.
     """
@@ -232,20 +285,27 @@ class Limits:
 
 
 class Pullers:
-    """Threads that pull replies over HTTP, each with a connection of its own; another grid is asked without threads."""
+    """Threads that pull replies over HTTP, each with a connection of its own; another grid is asked
+    without threads.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._own = grid, threading.local()
         self._threads = ThreadPoolExecutor(WORKERS) if hasattr(grid, "_runtime_client") else None
         self._running: dict[str, Future[list[Message]]] = {}
 
-    def pull(self, messages: dict[str, Message], largest: int, patience: float) -> Iterable[tuple[str, Message]]:
-        """The replies to these messages that are there within a few seconds, each by the name of what it answers.
+    def pull(
+        self, messages: dict[str, Message], largest: int, patience: float
+    ) -> Iterable[tuple[str, Message]]:
+        """The replies to these messages that are there within a few seconds, each by the name of
+        what it answers.
 
         What is not complete by then is among those of a later call.
         """
         if self._threads is None:
-            found = {name: pull_one(self._grid, name, message) for name, message in messages.items()}
+            found = {
+                name: pull_one(self._grid, name, message) for name, message in messages.items()
+            }
             return [(name, replies[0]) for name, replies in found.items() if replies]
         for name in messages.keys() - self._running.keys():
             self._running[name] = self._threads.submit(self._pull, name, messages[name], largest)
@@ -254,7 +314,9 @@ class Pullers:
         for name in done:
             del self._running[name]
         return [
-            (name, replies[0]) for name, future in done.items() if name in messages and (replies := future.result())
+            (name, replies[0])
+            for name, future in done.items()
+            if name in messages and (replies := future.result())
         ]
 
     def _pull(self, name: str, message: Message, largest: int) -> list[Message]:
@@ -277,13 +339,18 @@ def pull_one(grid: Grid, name: str, message: Message) -> list[Message]:
         why = reason_of(error)
         list(grid.get_node_ids())  # raises, too, where it is not the reply that fails
         return [unreadable(message, why)]
-    return [reply if _answers(reply, name, message) else unreadable(message, "another message's") for reply in replies]
+    return [
+        reply if _answers(reply, name, message) else unreadable(message, "another message's")
+        for reply in replies
+    ]
 
 
 def _answers(reply: Message, name: str, message: Message) -> bool:
     """Whether it is what it says: a node writes the metadata of its reply itself."""
     sent_by = reply.metadata.src_node_id
-    return reply.metadata.reply_to_message_id == name and (reply.has_error() or sent_by == message.metadata.dst_node_id)
+    return reply.metadata.reply_to_message_id == name and (
+        reply.has_error() or sent_by == message.metadata.dst_node_id
+    )
 
 
 def unreadable(message: Message, why: str) -> Message:

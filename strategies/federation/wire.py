@@ -1,15 +1,18 @@
 """The messages between server and clients, as Flower records, and their size as bytes.
 
-    server -> client   announcement: weights (one flat float32 array), round, versions, frame digest, sigma, q, level
-                       [for replicas: the updates that lead to these weights, and their digest]
-                       [if the mask depends on the server's memory: kept positions as a bitmap]
-                       [if a client could not derive the same frame: L, R and kept positions]
-                       [if the carriers were probed in a round that it missed: their basis]
-    client -> server   update: one payload (``fedlsg.payload.pack``) and the partition that it comes from
+    server -> client   announcement: weights (one flat float32 array), round, versions, frame
+                       digest, sigma, q, level [for replicas: the updates that lead to these
+                       weights, and their digest] [if the mask depends on the server's memory: kept
+                       positions as a bitmap] [if a client could not derive the same frame: L, R and
+                       kept positions] [if the carriers were probed in a round that it missed: their
+                       basis]
+    client -> server   update: one payload (``fedlsg.payload.pack``) and the partition that it comes
+                       from
     client -> server   identity, once: partition and its declared number of examples N_k
 
-Only the noisy payload of a reply is computed from a client's data. Most of a message is in its arrays, which are
-immutable ``bytes``: to measure a message, it is serialized without them; a copy shares them.
+Only the noisy payload of a reply is computed from a client's data. Most of a message is in its
+arrays, which are immutable ``bytes``: to measure a message, it is serialized without them; a copy
+shares them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,10 +33,12 @@ from fedlsg.frame import Coordinates, Frame, Keep
 from fedlsg.setting.isolation import CHECKED
 from strategies.federation.proofs import CODE, code_record
 
-FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(1001, 1007)
+FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(
+    1001, 1007
+)
 WORKER_DIED, DISK_FULL, TOO_SLOW = range(1007, 1010)
-"""Error codes of our clients; Flower's own are below 1000. DISK_FULL: the file is the reason. TOO_SLOW: stopped at
-its own limit, or still at work on an earlier round: not waited for.
+"""Error codes of our clients; Flower's own are below 1000. DISK_FULL: the file is the reason.
+TOO_SLOW: stopped at its own limit, or still at work on an earlier round: not waited for.
 """
 REPLICA_LOST = (REPLICA_MISSING, REPLICA_DIFFERS)
 STAGE = "secure sum"
@@ -43,9 +48,13 @@ NO_REASON = "a client failed, and only its own log says why"
 IN_RUN_LOG = "a client failed, and run.log in the run directory says why"
 """The same where the log of a simulated client is that of the run."""
 LOST = (
-    WORKER_DIED, ErrorCode.UNKNOWN, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_CRASHED,
-)  # fmt: skip
+    WORKER_DIED,
+    ErrorCode.UNKNOWN,
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
 """Errors that no client sent: our engines', and Flower's (UNKNOWN: a Ray actor died)."""
 
 
@@ -53,7 +62,8 @@ LOST = (
 class Announcement:
     """What the server announces about a round, in addition to the weights.
 
-    ``updates``: server updates so far. ``isolation``: the level at which all clients run the code of the model.
+    ``updates``: server updates so far. ``isolation``: the level at which all clients run the code
+    of the model.
     """
 
     round: int
@@ -102,13 +112,17 @@ def kept_record(ranked: Frame) -> ArrayRecord:
 
 
 def read_kept(content: RecordDict, size: int) -> Tensor | None:
-    """Kept positions, ascending, from a bitmap over ``size`` coordinates; None without one. ValueError for another."""
+    """Kept positions, ascending, from a bitmap over ``size`` coordinates; None without one.
+    ValueError for another.
+    """
     record = arrays_in(content, "kept")
     if record is None:
         return None
     packed = read_array(record["bitmap"])
     if packed.dtype != np.uint8 or packed.shape != ((size + 7) // 8,):
-        raise ValueError(f"expected a bitmap of {size} coordinates, got {packed.dtype} {packed.shape}")
+        raise ValueError(
+            f"expected a bitmap of {size} coordinates, got {packed.dtype} {packed.shape}"
+        )
     return torch.from_numpy(np.unpackbits(packed, count=size).nonzero()[0])
 
 
@@ -148,16 +162,22 @@ def _weights(content: RecordDict) -> Array:
 
 
 def read_frame(content: RecordDict, derived: Frame) -> Frame | None:
-    """The frame that came with a train message, or None; ``derived`` gives names and shapes, which are public."""
+    """The frame that came with a train message, or None; ``derived`` gives names and shapes, which
+    are public.
+    """
     record = arrays_in(content, "frame")
     if record is None:
         return None
     carriers = [record[name] for name in sorted(record) if name.startswith("carrier-")]
     tensors = iter([torch.from_numpy(read_array(array)) for array in carriers])
     if derived.sent is not None:
-        coordinates = tuple(_received(c, tensors) if c.carried else c for c in derived.sent.coordinates)
+        coordinates = tuple(
+            _received(c, tensors) if c.carried else c for c in derived.sent.coordinates
+        )
         return replace(derived, sent=replace(derived.sent, coordinates=coordinates))
-    coordinates = tuple(_received(c, tensors) if c.carried and carriers else c for c in derived.coordinates)
+    coordinates = tuple(
+        _received(c, tensors) if c.carried and carriers else c for c in derived.coordinates
+    )
     positions = read_array(record["indices"])
     if positions.dtype != np.uint32 or positions.ndim != 1:
         raise ValueError(f"expected kept positions, got {positions.dtype} {positions.shape}")
@@ -175,7 +195,9 @@ def _received(c: Coordinates, tensors: Iterator[Tensor]) -> Coordinates:
 
 
 def stage_of(content: RecordDict) -> str | None:
-    """The name of the stage of a secure sum that a message is of, None without one; "" if the terms name none."""
+    """The name of the stage of a secure sum that a message is of, None without one; "" if the terms
+    name none.
+    """
     record = config_in(content, STAGE)
     return None if record is None else str(record.get("stage", ""))
 
@@ -183,7 +205,8 @@ def stage_of(content: RecordDict) -> str | None:
 def update(payload: bytes, partition: int) -> RecordDict:
     """Content of a reply: the payload in one raw array, and its partition."""
     arrays = ArrayRecord()
-    arrays["payload"] = Array("uint8", (len(payload),), "raw", payload)  # an item: a dict of them would be copied
+    # an item: a dict of them would be copied
+    arrays["payload"] = Array("uint8", (len(payload),), "raw", payload)
     return RecordDict({"update": arrays, "from": ConfigRecord({"partition": partition})})
 
 
@@ -196,7 +219,9 @@ def read_update(content: RecordDict) -> bytes:
 
 
 def identity(partition: int, num_examples: int, *, local: bool = True) -> RecordDict:
-    """Content of a reply to the one query: partition, declared N_k, and the code that this client runs."""
+    """Content of a reply to the one query: partition, declared N_k, and the code that this client
+    runs.
+    """
     known = ConfigRecord({"partition": partition, "num-examples": num_examples})
     return RecordDict({"identity": known, CODE: code_record(local=local)})
 
@@ -206,12 +231,16 @@ def read_identity(content: RecordDict) -> tuple[int, int]:
     record: Mapping[str, object] = content.config_records.get("identity", {})
     partition, num_examples = record.get("partition"), record.get("num-examples")
     if type(partition) is not int or type(num_examples) is not int:
-        raise ValueError("expected the whole numbers partition and num-examples of an identity, got something else")
+        raise ValueError(
+            "expected the whole numbers partition and num-examples of an identity, got something "
+            "else"
+        )
     return partition, num_examples
 
 
 def failure(reason: str, code: int, message: Message) -> Message:
-    """A reply that reports an error. A client that does not reply would delay the round until its timeout.
+    """A reply that reports an error. A client that does not reply would delay the round until its
+    timeout.
 
     ``reason`` leaves the client: it must not quote an exception that was raised near private data.
     """
@@ -219,17 +248,23 @@ def failure(reason: str, code: int, message: Message) -> Message:
 
 
 def flat_record(weights: Tensor) -> ArrayRecord:
-    """One flat float32 array: 200 small arrays would cost several times their payload in headers."""
+    """One flat float32 array: 200 small arrays would cost several times their payload in
+    headers.
+    """
     return ArrayRecord({"flat": raw_array(weights.detach().cpu().numpy())})
 
 
 def raw_array(values: np.ndarray) -> Array:
     """An Array without the 128-byte .npy header."""
-    return Array(dtype=values.dtype.str, shape=tuple(values.shape), stype="raw", data=values.tobytes())
+    return Array(
+        dtype=values.dtype.str, shape=tuple(values.shape), stype="raw", data=values.tobytes()
+    )
 
 
 def read_array(array: Array) -> np.ndarray:
-    """A writable copy of what ``raw_array`` packed; ValueError for another encoding or a wrong length."""
+    """A writable copy of what ``raw_array`` packed; ValueError for another encoding or a wrong
+    length.
+    """
     if array.stype != "raw":
         raise ValueError(f"expected an array of stype 'raw', got {array.stype!r}")
     try:
@@ -243,11 +278,18 @@ def read_array(array: Array) -> np.ndarray:
 
 def array_bytes(records: Iterable[object]) -> int:
     """Bytes of the arrays in records, without what else is in a message."""
-    return sum(len(a.data) for record in records if isinstance(record, ArrayRecord) for a in record.values())
+    return sum(
+        len(a.data)
+        for record in records
+        if isinstance(record, ArrayRecord)
+        for a in record.values()
+    )
 
 
 def config_in(content: RecordDict, name: str) -> ConfigRecord | None:
-    """A config record, None without one. ``content.config_records`` copies all records of its kind at each access."""
+    """A config record, None without one. ``content.config_records`` copies all records of its kind
+    at each access.
+    """
     record = content[name] if name in content else None  # noqa: SIM401 ``get`` raises and catches an error
     return record if record is not None and isinstance(record, ConfigRecord) else None
 
@@ -259,9 +301,11 @@ def arrays_in(content: RecordDict, name: str) -> ArrayRecord | None:
 
 
 def over_the_wire(message: Message) -> Message:
-    """The message as it arrives: a copy that shares only immutable values with it, among them the data of arrays.
+    """The message as it arrives: a copy that shares only immutable values with it, among them the
+    data of arrays.
 
-    Records refuse whatever cannot be serialized when it is put into them, so nothing would be lost on the way.
+    Records refuse whatever cannot be serialized when it is put into them, so nothing would be lost
+    on the way.
     """
     if not message.has_content():
         return message_from_proto(message_to_proto(message))
@@ -269,5 +313,7 @@ def over_the_wire(message: Message) -> Message:
     for name, record in content.items():
         own: Any = record.copy()
         content[name] = own
-        own.update({key: copy(value) for key, value in own.items() if isinstance(value, Array | list)})
+        own.update(
+            {key: copy(value) for key, value in own.items() if isinstance(value, Array | list)}
+        )
     return Message(metadata=copy(message.metadata), content=content)  # type: ignore[call-overload, no-any-return]

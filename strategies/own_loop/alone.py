@@ -1,14 +1,16 @@
-"""What is tried before a charge on code that makes rows: that it keeps no state, and what it makes of many positions.
+"""What is tried before a charge on code that makes rows: that it keeps no state, and what it makes
+of many positions.
 
 Rows are made one at a time (``fedlsg.rows``), so no row depends on its company. What is left to a
 check:
 
-    state      the same row, made again with the same draws after others, must be the same, bit for bit: else the code
-               has a memory, or draws from a generator that fedlsg does not see
+    state      the same row, made again with the same draws after others, must be the same, bit for
+               bit: else the code has a memory, or draws from a generator that fedlsg does not see
     positions  a row must be that of its own position functions  a function of many positions that
-    standardises by the batch, or pads to its longest row, means something
-               else when it is called for one: it is refused in words, and no guarantee rests on that
-    batched    the owner's word ``batched=True``: rows are bit-equal alone and in batches of many sizes
+    standardises by the batch, or pads to its longest row, means something else when it is called
+               for one: it is refused in words, and no guarantee rests on that
+    batched    the owner's word ``batched=True``: rows are bit-equal alone and in batches of many
+               sizes
 
 The code runs on public positions, in the process of the owner of the rows. Nothing of them leaves
 but a refusal, which names a part and a column and no value. Not found: items that mix rows inside a
@@ -44,7 +46,8 @@ KEYS = [bytes([number] * 16) for number in range(1, 5)]
 
 
 def check_batches(batch: Batch, num_examples: int, device: str) -> None:
-    """Raise ValueError for code that keeps a state, or that makes another row in company than alone.
+    """Raise ValueError for code that keeps a state, or that makes another row in company than
+    alone.
 
     All generators are left as they were.
     """
@@ -67,15 +70,18 @@ def _check_state(batch: OneByOne, chosen: torch.Tensor) -> list[Row]:
     again = batch.rows(chosen.flip(0), KEYS[0])[::-1]
     if not all(map(same_row, rows, again)):
         raise ValueError(
-            f"{batch.name} mixes examples: a row is another one when it is made again after others, with the same "
-            "random numbers, so it has a memory, or a random generator of its own; keep no state, and draw from the "
-            "global generator of torch, python or numpy, which fedlsg seeds in secret for each row"
+            f"{batch.name} mixes examples: a row is another one when it is made again after "
+            "others, with the same random numbers, so it has a memory, or a random generator of "
+            "its own; keep no state, and draw from the global generator of torch, python or numpy, "
+            "which fedlsg seeds in secret for each row"
         )
     return rows
 
 
 def _check_positions(batch: OneByOne, chosen: torch.Tensor) -> None:
-    """Equal rows of the data, or rows that are constant, are no error: only one row that the draws choose."""
+    """Equal rows of the data, or rows that are constant, are no error: only one row that the draws
+    choose.
+    """
     firsts = []
     for key in KEYS:
         rows = batch.rows(chosen, key)
@@ -84,13 +90,16 @@ def _check_positions(batch: OneByOne, chosen: torch.Tensor) -> None:
         firsts.append(rows[0])
     if not all(same_row(firsts[0], row) for row in firsts[1:]):
         raise ValueError(
-            f"{batch.name} mixes examples: it gives one row for several positions, with the same random numbers, and "
-            "an example that comes twice counts twice in the sum; give each position its own row, draw no positions"
+            f"{batch.name} mixes examples: it gives one row for several positions, with the same "
+            "random numbers, and an example that comes twice counts twice in the sum; give each "
+            "position its own row, draw no positions"
         )
 
 
 def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> None:
-    """What a function of many positions makes of them, next to the rows that it makes one at a time."""
+    """What a function of many positions makes of them, next to the rows that it makes one at a
+    time.
+    """
     try:
         made = [batch.under(key, lambda: batch.source(chosen)) for key in KEYS[:2]]
     except Exception:  # it takes one position alone
@@ -103,9 +112,11 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
     if all(map(same_row, rows, company)):
         if len(rows) > 1:
             logging.getLogger("fedlsg").warning(
-                "%s is called for one row at a time: step.batches(function, batched=True) calls it once for a batch, "
-                "and step.batches((inputs, targets)) needs no function and is the fastest", batch.name,
-            )  # fmt: skip
+                "%s is called for one row at a time: step.batches(function, batched=True) calls it "
+                "once for a batch, and step.batches((inputs, targets)) needs no function and is "
+                "the fastest",
+                batch.name,
+            )
         return
     single, shared = [_tensors(row) for row in rows], [_tensors(row) for row in company]
     if any(row.keys() != single[0].keys() for row in (*single, *shared)):
@@ -116,32 +127,43 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
         padded = any(a.shape != b.shape for a, b in zip(alone, together, strict=True))
         if padded and not (batch.own_lengths and not differ):
             raise ValueError(
-                "the batch function mixes examples: it pads rows to the longest row of the batch, so that the length "
-                "of one example changes others. Rows are made one at a time and need no padding: "
-                "step.step(step.batches(function)) takes each row in its own length, and step.batches(function, "
-                "pad=0, mask='attention_mask') pads it to the next power of two"
+                "the batch function mixes examples: it pads rows to the longest row of the batch, "
+                "so that the length of one example changes others. Rows are made one at a time and "
+                "need no padding: step.step(step.batches(function)) takes each row in its own "
+                "length, and step.batches(function, pad=0, mask='attention_mask') pads it to the "
+                "next power of two"
             )
         if differ:
             raise ValueError(
-                f"the batch function mixes examples: in a batch of {len(rows)} an example has other inputs or targets "
-                "than alone. It is called for one row at a time, so a mean, maximum, sort or shuffle of the batch "
-                "would be of that row: make every row from its own example alone, in the order of the positions, and "
-                "take such numbers from public data"
+                f"the batch function mixes examples: in a batch of {len(rows)} an example has "
+                "other inputs or targets than alone. It is called for one row at a time, so a "
+                "mean, maximum, sort or shuffle of the batch would be of that row: make every row "
+                "from its own example alone, in the order of the positions, and take such numbers "
+                "from public data"
             )
 
 
 def _tensors(row: Row) -> dict[tuple[int, str], torch.Tensor]:
     """The tensors of a row by side and name."""
-    return {(side, name): value for side, part in enumerate(row) for name, value in fields_of(part).items()}
+    return {
+        (side, name): value
+        for side, part in enumerate(row)
+        for name, value in fields_of(part).items()
+    }
 
 
 def rows_in(given: Any, count: int) -> list[Row]:
     """The rows of a batch. Raises ValueError unless it has ``count``."""
     whole = check_batch(given, count)
-    return [first_row((rows_of(whole[0], place), rows_of(whole[1], place))) for place in torch.arange(count).split(1)]
+    return [
+        first_row((rows_of(whole[0], place), rows_of(whole[1], place)))
+        for place in torch.arange(count).split(1)
+    ]
 
 
-def _check_together(batch: Together, spread: list[int], chosen: list[int], num_examples: int) -> None:
+def _check_together(
+    batch: Together, spread: list[int], chosen: list[int], num_examples: int
+) -> None:
     """Rows of ``batched=True``, alone and in batches of many sizes, bit for bit."""
     alone = {position: rows_in(batch(torch.tensor([position])), 1)[0] for position in chosen}
     for positions in _batches(spread, chosen, num_examples):
@@ -149,22 +171,33 @@ def _check_together(batch: Together, spread: list[int], chosen: list[int], num_e
         for position in {*positions} & {*chosen}:
             if not same_row(alone[position], rows[positions.index(position)]):
                 raise ValueError(
-                    f"batched=True: the batch function mixes examples, or draws random numbers by place: in a batch "
-                    f"of {len(positions)} an example has other numbers than alone; step.batches(function), without "
-                    "batched, makes one row at a time; step.batches((inputs, targets)) is the fastest"
+                    "batched=True: the batch function mixes examples, or draws random numbers by "
+                    f"place: in a batch of {len(positions)} an example has other numbers than "
+                    "alone; step.batches(function), without batched, makes one row at a time; "
+                    "step.batches((inputs, targets)) is the fastest"
                 )
 
 
-def _batches(spread: Sequence[int], chosen: Sequence[int], num_examples: int) -> Iterator[list[int]]:
+def _batches(
+    spread: Sequence[int], chosen: Sequence[int], num_examples: int
+) -> Iterator[list[int]]:
     """Batches of many sizes: pairs of examples, every second one, halves, all, and a large one."""
     yield from ([one, two] for one, two in pairwise(chosen))
-    yield from (list(chosen[::2]), list(chosen[1::2]), list(chosen), list(spread[len(spread) // 2 :]), list(spread))
+    yield from (
+        list(chosen[::2]),
+        list(chosen[1::2]),
+        list(chosen),
+        list(spread[len(spread) // 2 :]),
+        list(spread),
+    )
     if num_examples > len(spread):
         yield sorted({*spaced(num_examples, LARGEST).tolist(), *chosen})
 
 
 def same_function(batch: Any, known: Any) -> bool:
-    """Whether a batch function needs no check after ``known``: the same code over the same objects, or moves alone."""
+    """Whether a batch function needs no check after ``known``: the same code over the same objects,
+    or moves alone.
+    """
     if batch is known or isinstance(batch, Stored):
         return True
     if type(batch) is not type(known):
@@ -172,12 +205,16 @@ def same_function(batch: Any, known: Any) -> bool:
     one, other = batch.source, known.source
     if one is other:
         return True
-    if not all(isinstance(function, FunctionType) for function in (one, other)) or one.__code__ != other.__code__:
+    if (
+        not all(isinstance(function, FunctionType) for function in (one, other))
+        or one.__code__ != other.__code__
+    ):
         return False
     held = []
     for function in (one, other):
         cells = filled_cells(function)
-        if len(cells) < len(function.__closure__ or ()):  # a name that is not set yet may become anything
+        # a name that is not set yet may become anything
+        if len(cells) < len(function.__closure__ or ()):
             return False
         held.append([*(cell.cell_contents for cell in cells), *(function.__defaults__ or ())])
     return len(held[0]) == len(held[1]) and all(a is b for a, b in zip(*held, strict=True))

@@ -49,7 +49,9 @@ def counts(like: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def flags(like: Tensor, draw: torch.Generator, start: int = 0) -> Tensor:
-    """``start`` and the next number; the first of each row is that one: no mask of tokens is empty."""
+    """``start`` and the next number; the first of each row is that one: no mask of tokens is
+    empty.
+    """
     if like.ndim == 1:
         return torch.arange(ROWS) % 2 + start
     rows = torch.randint(2, (ROWS, *like.shape[1:]), generator=draw)
@@ -78,7 +80,9 @@ TARGETS: tuple[Fill, ...] = (zeros, ones, probabilities, normal)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Maker:
-    """Makes rows of the form of ``inputs`` and ``targets``. ``written``: numbers in the user's code."""
+    """Makes rows of the form of ``inputs`` and ``targets``. ``written``: numbers in the user's
+    code.
+    """
 
     inputs: Batch
     targets: Batch
@@ -106,7 +110,11 @@ class Maker:
         whole = [int(number) for number in self.written if number == int(number)]
         other: list[Mapping[str, Fill]] = []
         for number in whole if names else ():
-            near = partial(flags, start=number), partial(always, number), partial(always, number + 1)
+            near = (
+                partial(flags, start=number),
+                partial(always, number),
+                partial(always, number + 1),
+            )
             other += [dict.fromkeys(names, fill) for fill in near]
         if 1 < len(names) <= FIELDS:
             mixed = product(INTEGERS, repeat=len(names))

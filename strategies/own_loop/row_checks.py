@@ -1,6 +1,7 @@
 """Rows that a step would be charged for and then fail on: found before, and named by their number.
 
-    numbers    NaN and infinite inputs: they make a gradient that the clip drops, or a loss that says nothing
+    numbers    NaN and infinite inputs: they make a gradient that the clip drops, or a loss that
+               says nothing
     targets    what the loss cannot take, such as a class that the outputs have not
     extremes   the largest and smallest integers, such as a token id beyond its table
 Rows are counted from 0. Messages quote rows: they are for the owner of the data alone.
@@ -43,15 +44,17 @@ def check_numbers(inputs: Batch, what: str, *, rows: Tensor | None = None, fix: 
     for name, value in fields_of(inputs).items():
         called = f"{what} inputs{f' {name}' if name else ''}"
         if value.is_complex():
-            raise ValueError(f"{called} are complex ({value.dtype}): give real and imaginary parts as columns")
+            raise ValueError(
+                f"{called} are complex ({value.dtype}): give real and imaginary parts as columns"
+            )
         bad = not_finite(value)
         if len(bad):
             place = (~value[bad[0]].isfinite()).nonzero()[0].tolist() if value.ndim > 1 else []
             row = int(bad[0] if rows is None else rows[bad[0]])
             found = float(value[bad[0]][tuple(place)])
             raise ValueError(
-                f"{called} have missing or infinite values: {found} in row {row}{_column(place)} ({len(bad)} such rows "
-                f"among the {len(value)} that were looked at together); {fix}"
+                f"{called} have missing or infinite values: {found} in row {row}{_column(place)} "
+                f"({len(bad)} such rows among the {len(value)} that were looked at together); {fix}"
             )
 
 
@@ -60,8 +63,12 @@ def not_finite(value: Tensor) -> Tensor:
     if not (value.is_floating_point() or value.is_complex()):
         return torch.zeros(0, dtype=torch.int64)
     parts = value.split(AT_ONCE)
-    wrong = [~part.isfinite().flatten(1).all(1) if part.ndim > 1 else ~part.isfinite() for part in parts]
-    return torch.cat(wrong).nonzero().squeeze(1).cpu() if wrong else torch.zeros(0, dtype=torch.int64)
+    wrong = [
+        ~part.isfinite().flatten(1).all(1) if part.ndim > 1 else ~part.isfinite() for part in parts
+    ]
+    return (
+        torch.cat(wrong).nonzero().squeeze(1).cpu() if wrong else torch.zeros(0, dtype=torch.int64)
+    )
 
 
 def _column(place: list[int]) -> str:
@@ -70,13 +77,17 @@ def _column(place: list[int]) -> str:
     return f", column {place[0]}" if len(place) == 1 else f", place {tuple(place)}"
 
 
-def check_targets(loss: LossFunction, run: Run, targets: Batch, what: str, *, known: bool = False) -> bool:
-    """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite; else, whether it works.
+def check_targets(
+    loss: LossFunction, run: Run, targets: Batch, what: str, *, known: bool = False
+) -> bool:
+    """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite;
+    else, whether it works.
 
-    Every target is given to the loss with outputs of some rows; where that fails, with those of its own row.
-    ``run(rows)``: the model's outputs of rows by number, on the CPU: there a class that the outputs have not does not
-    end all work on a GPU. Where the loss takes no target at all, and is not ``known`` to take others, the cause is not
-    a row, and nothing is raised.
+    Every target is given to the loss with outputs of some rows; where that fails, with those of its
+    own row.
+    ``run(rows)``: the model's outputs of rows by number, on the CPU: there a class that the outputs
+    have not does not end all work on a GPU. Where the loss takes no target at all, and is not
+    ``known`` to take others, the cause is not a row, and nothing is raised.
     """
     loss, count = on_cpu(loss), len(next(iter(fields_of(targets).values())))
     size = min(TOGETHER, count)
@@ -94,9 +105,12 @@ def check_targets(loss: LossFunction, run: Run, targets: Batch, what: str, *, kn
             failure = _failure(loss, run(alone), targets, alone)
             if failure is None:
                 known = True
-            elif known or any(_failure(loss, run(r[None]), targets, r[None]) is None for r in spaced(count)):
+            elif known or any(
+                _failure(loss, run(r[None]), targets, r[None]) is None for r in spaced(count)
+            ):
                 raise ValueError(
-                    f"the loss cannot take the target of {what} row {row}, {_shown(targets, row)}: {failure}"
+                    f"the loss cannot take the target of {what} row {row}, {_shown(targets, row)}: "
+                    f"{failure}"
                 )
             else:
                 return False
@@ -109,7 +123,9 @@ def _failure(loss: LossFunction, outputs: Any, targets: Batch, rows: Tensor) -> 
         losses = loss(outputs, _rows(targets, rows))
     except Exception as error:
         return describe(error)
-    return next((f"the loss is {float(value)}" for value in losses.flatten() if not value.isfinite()), None)
+    return next(
+        (f"the loss is {float(value)}" for value in losses.flatten() if not value.isfinite()), None
+    )
 
 
 def _shown(targets: Batch, row: int) -> str:
@@ -136,13 +152,19 @@ def on_cpu(thing: Any) -> Any:
 
 @torch.no_grad()
 def check_extremes(run: Run, inputs: Batch, what: str) -> None:
-    """Raise ValueError, naming the row, if ``run`` fails on a row with a largest or smallest integer.
+    """Raise ValueError, naming the row, if ``run`` fails on a row with a largest or smallest
+    integer.
 
     Of each column, where there are at most ``COLUMNS``: each may have a table of its own.
     """
     places: dict[int, str] = {}
     for name, value in fields_of(inputs).items():
-        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.numel():
+        if (
+            value.is_floating_point()
+            or value.is_complex()
+            or value.dtype == torch.bool
+            or not value.numel()
+        ):
             continue
         columns = value.flatten(1) if value.ndim > 1 else value[:, None]
         rows = [columns.min(1).values.argmin()[None], columns.max(1).values.argmax()[None]]
@@ -150,7 +172,9 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
             rows += [columns.min(0).indices, columns.max(0).indices]
         for row in torch.cat(rows).unique().tolist():
             own = columns[row]
-            places[row] = f"inputs{f' {name}' if name else ''} from {int(own.min())} to {int(own.max())}"
+            places[row] = (
+                f"inputs{f' {name}' if name else ''} from {int(own.min())} to {int(own.max())}"
+            )
     with suppress(Exception):
         if places:
             run(torch.tensor(sorted(places)))
@@ -159,7 +183,9 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
         try:
             run(torch.tensor([row]))
         except Exception as error:
-            raise ValueError(f"the model fails on {what} row {row}, with {said}: {describe(error)}") from error
+            raise ValueError(
+                f"the model fails on {what} row {row}, with {said}: {describe(error)}"
+            ) from error
 
 
 def model_outputs(model: nn.Module, inputs: Any) -> Any:
@@ -174,13 +200,17 @@ def _rows(part: Batch, rows: Tensor) -> Any:
 
 @torch.no_grad()
 def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Batch) -> None:
-    """Raise ValueError, naming the row, for examples that a step would be charged for and then fail on.
+    """Raise ValueError, naming the row, for examples that a step would be charged for and then fail
+    on.
 
-    Where the model fails on made-up rows, nothing is said here: the rehearsal of the first step says why.
+    Where the model fails on made-up rows, nothing is said here: the rehearsal of the first step
+    says why.
     """
     check_numbers(inputs, "training", fix=f"{FIX}; a batch function of your own is not looked at")
     if wrong := next((t.dtype for t in fields_of(targets).values() if t.is_complex()), None):
-        raise ValueError(f"training targets are complex ({wrong}): give real and imaginary parts as columns")
+        raise ValueError(
+            f"training targets are complex ({wrong}): give real and imaginary parts as columns"
+        )
     cpu = next(model.parameters()).device.type == "cpu"
     with alone(), restored(model, loss), own_draws("cpu"):
         here = model if cpu else deepcopy(model).cpu()

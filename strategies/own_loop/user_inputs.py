@@ -1,8 +1,8 @@
 """What the owner of a loop brings: data and an optimizer.
 
-Data are tensors, a torch Dataset, or a function from positions to inputs and targets. fedlsg moves rows of tensors
-itself; code of the owner makes one row at a time (``fedlsg.rows``).
-The optimizer must hold exactly what is trained, so that nothing moves by a gradient without noise.
+Data are tensors, a torch Dataset, or a function from positions to inputs and targets. fedlsg moves
+rows of tensors itself; code of the owner makes one row at a time (``fedlsg.rows``). The optimizer
+must hold exactly what is trained, so that nothing moves by a gradient without noise.
 """
 
 import inspect
@@ -29,7 +29,9 @@ from fedlsg.user_code.objects import generators_in
 SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
 Check = Callable[[Inputs, Inputs], None]
 Data = Dataset[Any] | tuple[Any, Any] | Callable[[Positions], Any]
-"""A map-style dataset of (inputs, targets); inputs and targets whose first dimension is the examples; or a function."""
+"""A map-style dataset of (inputs, targets); inputs and targets whose first dimension is the
+examples; or a function.
+"""
 
 
 def batches_of(
@@ -44,13 +46,14 @@ def batches_of(
 ) -> "Stored | OneByOne | Together":
     """A batch function over ``data``: int64 positions (B,) -> (inputs, targets) on ``device``.
 
-    ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them); a map-style torch Dataset whose
-    items are (inputs, targets); or a function of positions. Arrays and numbers of python in float64, which numpy and
-    python make of everything, get ``dtype``; tensors stay as they are, but targets of a pair in small integers become
-    int64. ``check`` gets the tensors of a pair. ``padding`` is for rows of several lengths, ``batched`` for a function
-    that makes many rows in one call.
-    Raises ValueError for a dataset without a length, of another length than ``num_examples``, or with a row that comes
-    more than once.
+    ``data``: a pair of tensors or arrays, batch first (inputs may be a dict of them); a map-style
+    torch Dataset whose items are (inputs, targets); or a function of positions. Arrays and numbers
+    of python in float64, which numpy and python make of everything, get ``dtype``; tensors stay as
+    they are, but targets of a pair in small integers become int64. ``check`` gets the tensors of a
+    pair. ``padding`` is for rows of several lengths, ``batched`` for a function that makes many
+    rows in one call.
+    Raises ValueError for a dataset without a length, of another length than ``num_examples``, or
+    with a row that comes more than once.
     """
     if is_function(data):
         function: Any = data
@@ -63,11 +66,18 @@ def batches_of(
         check_distinct(data, type(data).__name__)
         return OneByOne(_maker(data), data, device=device, dtype=dtype, padding=padding)
     if padding is not None:
-        raise ValueError("rows of a pair of tensors have one shape: leave pad, lengths and mask out")
+        raise ValueError(
+            "rows of a pair of tensors have one shape: leave pad, lengths and mask out"
+        )
     given, rows = tensors
     if len(given) != 2:
-        raise ValueError(f"expected a {type(data).__name__} of inputs and targets, got one of {len(given)}")
-    inputs, targets = _tensors(given[0], dtype, "inputs"), _classes(_tensors(given[1], dtype, "targets"))
+        raise ValueError(
+            f"expected a {type(data).__name__} of inputs and targets, got one of {len(given)}"
+        )
+    inputs, targets = (
+        _tensors(given[0], dtype, "inputs"),
+        _classes(_tensors(given[1], dtype, "targets")),
+    )
     size = batch_size(inputs, targets)
     _check_size(size if rows is None else len(rows), num_examples)
     check_distinct(data, type(data).__name__)
@@ -77,7 +87,10 @@ def batches_of(
 
 def _check_size(size: int, num_examples: int) -> None:
     if size != num_examples:
-        raise ValueError(f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend on it")
+        raise ValueError(
+            f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend "
+            "on it"
+        )
 
 
 def of_function(
@@ -88,13 +101,16 @@ def of_function(
     batched: bool = False,
     own_lengths: bool = True,
 ) -> "OneByOne | Together":
-    """The batch function of a function of positions: called for one position at a time, or for all if ``batched``.
+    """The batch function of a function of positions: called for one position at a time, or for all
+    if ``batched``.
 
     ``own_lengths``: as in ``OneByOne``.
     """
     if batched:
         if padding is not None:
-            raise ValueError("batched=True gives rows of one shape: leave pad, lengths and mask out, or batched")
+            raise ValueError(
+                "batched=True gives rows of one shape: leave pad, lengths and mask out, or batched"
+            )
         return Together(function, device)
     one = guarded(function)
 
@@ -110,19 +126,30 @@ def is_function(data: Any) -> bool:
 
 
 def _maker(data: Any) -> Callable[[int], Any]:
-    """From a position to its row. A data set that only reads many positions at once is asked for one."""
-    if hasattr(data, "__getitems__") and getattr(type(data), "__getitem__", None) in (None, Dataset.__getitem__):
+    """From a position to its row. A data set that only reads many positions at once is asked for
+    one.
+    """
+    if hasattr(data, "__getitems__") and getattr(type(data), "__getitem__", None) in (
+        None,
+        Dataset.__getitem__,
+    ):
         return lambda place: data.__getitems__([place])[0]
     return lambda place: data[place]
 
 
 def _tensors_of(data: Any) -> tuple[Any, Tensor | None] | None:
-    """The tensors of a pair or TensorDataset, and which of their rows a Subset of it has (None: all)."""
+    """The tensors of a pair or TensorDataset, and which of their rows a Subset of it has (None:
+    all).
+    """
     if isinstance(data, tuple):
         return data, None
     if isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__:
         return data.tensors, None
-    if type(data) is not Subset or (inner := _tensors_of(data.dataset)) is None or isinstance(data.dataset, tuple):
+    if (
+        type(data) is not Subset
+        or (inner := _tensors_of(data.dataset)) is None
+        or isinstance(data.dataset, tuple)
+    ):
         return None
     rows = torch.as_tensor(data.indices, dtype=torch.int64)
     return inner[0], rows if inner[1] is None else inner[1][rows]
@@ -130,7 +157,9 @@ def _tensors_of(data: Any) -> tuple[Any, Tensor | None] | None:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The batch function of tensors: it only moves rows. ``rows``: those that the data have (None: all)."""
+    """The batch function of tensors: it only moves rows. ``rows``: those that the data have (None:
+    all).
+    """
 
     inputs: Inputs
     targets: Inputs
@@ -147,9 +176,11 @@ class Stored:
 
 
 class Together:
-    """The batch function of a function of many positions, by the word of its owner that it mixes none of them.
+    """The batch function of a function of many positions, by the word of its owner that it mixes
+    none of them.
 
-    Its draws are secret, as those of single rows; a check compares its rows with those that it makes alone.
+    Its draws are secret, as those of single rows; a check compares its rows with those that it
+    makes alone.
     """
 
     def __init__(self, function: Callable[[Positions], Any], device: torch.device) -> None:
@@ -171,13 +202,17 @@ def first_rows(batch: Batch, num_examples: int) -> tuple[Inputs, Any]:
     """The first two rows of the data; one, where they differ in shape."""
     positions = torch.arange(min(2, num_examples))
     groups = batch.groups(positions) if isinstance(batch, OneByOne) else [positions]
-    rows: tuple[Inputs, Any] = guarded(batch)(next(group for group in groups if 0 in group.tolist()))
+    rows: tuple[Inputs, Any] = guarded(batch)(
+        next(group for group in groups if 0 in group.tolist())
+    )
     return rows
 
 
 def _tensors(part: Any, dtype: torch.dtype, what: str) -> Any:
     given = part if isinstance(part, Mapping) else {"": part}
-    return of_fields({name: _tensor(value, dtype, f"{what} {name}".strip()) for name, value in given.items()})
+    return of_fields(
+        {name: _tensor(value, dtype, f"{what} {name}".strip()) for name, value in given.items()}
+    )
 
 
 def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
@@ -185,9 +220,13 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
         return value
     try:
         array = np.asarray(value)
-        found = torch.as_tensor(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+        found = torch.as_tensor(
+            array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        )
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{what}: expected numbers, got {type(value).__name__} ({error})") from None
+        raise ValueError(
+            f"{what}: expected numbers, got {type(value).__name__} ({error})"
+        ) from None
     return found.to(dtype) if found.dtype == torch.float64 else found
 
 
@@ -206,8 +245,9 @@ def _length(data: Any) -> int:
     reads = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not reads:
         raise ValueError(
-            f"{type(data).__name__} has no length or no positions: a Poisson batch draws from all examples; give a "
-            "map-style Dataset (__len__ and __getitem__), a pair of tensors, or an own function of positions"
+            f"{type(data).__name__} has no length or no positions: a Poisson batch draws from all "
+            "examples; give a map-style Dataset (__len__ and __getitem__), a pair of tensors, or "
+            "an own function of positions"
         )
     return len(data)
 
@@ -220,7 +260,8 @@ def _on(batch: tuple[Inputs, Inputs], device: torch.device) -> tuple[Any, Any]:
 def guarded(batch: Callable[[Positions], Any]) -> Batch:
     """A batch function, called with one position at least, and held to one row for each position.
 
-    An example that came twice would count twice in the clipped sum. The message says nothing of the batch's size.
+    An example that came twice would count twice in the clipped sum. The message says nothing of the
+    batch's size.
     """
 
     def of(positions: Positions) -> tuple[Inputs, Any]:
@@ -232,66 +273,89 @@ def guarded(batch: Callable[[Positions], Any]) -> Batch:
 
 
 def check_batch(given: Any, count: int) -> tuple[Inputs, Any]:
-    """What a batch function gave. Raises ValueError unless it is inputs and targets of ``count`` rows."""
+    """What a batch function gave. Raises ValueError unless it is inputs and targets of ``count``
+    rows.
+    """
     if not isinstance(given, tuple | list) or len(given) != 2 or not all(map(_is_batch, given)):
         raise ValueError(
-            "expected a batch function from int64 positions (B,) to (inputs, targets): tensors, or dicts of tensors"
+            "expected a batch function from int64 positions (B,) to (inputs, targets): tensors, or "
+            "dicts of tensors"
         )
     inputs, targets = given
     if batch_size(inputs, targets) != count:
-        raise ValueError("expected one row of inputs and targets for each position, in the same order")
+        raise ValueError(
+            "expected one row of inputs and targets for each position, in the same order"
+        )
     return inputs, targets
 
 
 def _is_batch(part: Any) -> bool:
     return isinstance(part, Tensor) or (
-        isinstance(part, Mapping) and len(part) > 0 and all(isinstance(value, Tensor) for value in part.values())
+        isinstance(part, Mapping)
+        and len(part) > 0
+        and all(isinstance(value, Tensor) for value in part.values())
     )
 
 
 Optimizers = Optimizer | Callable[[Any], Optimizer]
-"""A torch optimizer over the model's parameters, or a function that makes one from the list of trained parameters."""
+"""A torch optimizer over the model's parameters, or a function that makes one from the list of
+trained parameters.
+"""
 
 
 def make_own(given: Optimizers, model: nn.Module) -> Optimizer:
     """The optimizer.
 
-    Raises ValueError if it lacks a trained parameter, has foreign ones, calls the loss itself, or remembers earlier
-    steps.
+    Raises ValueError if it lacks a trained parameter, has foreign ones, calls the loss itself, or
+    remembers earlier steps.
     """
     parameters = trainable(model)
-    made: Any = given if isinstance(given, Optimizer) or not callable(given) else given(list(parameters.values()))
+    made: Any = (
+        given
+        if isinstance(given, Optimizer) or not callable(given)
+        else given(list(parameters.values()))
+    )
     optimizer = made
     if not isinstance(optimizer, Optimizer):
-        raise ValueError(f"expected a torch optimizer, or a function from parameters to one, got {optimizer!r}")
+        raise ValueError(
+            f"expected a torch optimizer, or a function from parameters to one, got {optimizer!r}"
+        )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
-            f"{type(optimizer).__name__} evaluates the loss several times in a step: take an optimizer that needs one "
-            "gradient"
+            f"{type(optimizer).__name__} evaluates the loss several times in a step: take an "
+            "optimizer that needs one gradient"
         )
     check_covers(optimizer, parameters, model)
     check_new(optimizer, parameters)
     return optimizer
 
 
-def check_covers(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], model: nn.Module) -> None:
-    """Raise ValueError unless the optimizer has every trainable parameter of the model, and none of another one."""
+def check_covers(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], model: nn.Module
+) -> None:
+    """Raise ValueError unless the optimizer has every trainable parameter of the model, and none of
+    another one.
+    """
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if missing := [name for name, p in parameters.items() if id(p) not in held]:
         raise ValueError(
-            f"the optimizer lacks {', '.join(missing)}, which the method trains: freeze it, or give a function, "
-            "optimizer=lambda parameters: ..., which also gets the parameters that the method adds (LoRA)"
+            f"the optimizer lacks {', '.join(missing)}, which the method trains: freeze it, or "
+            "give a function, optimizer=lambda parameters: ..., which also gets the parameters "
+            "that the method adds (LoRA)"
         )
     if held - {id(p) for p in model.parameters()}:
-        raise ValueError("the optimizer has parameters that the model has not: they would have no gradient")
+        raise ValueError(
+            "the optimizer has parameters that the model has not: they would have no gradient"
+        )
 
 
 def check_new(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise ValueError if the optimizer has a state of earlier steps: their gradients had no noise, or other noise.
+    """Raise ValueError if the optimizer has a state of earlier steps: their gradients had no noise,
+    or other noise.
 
-    Momentum of raw gradients would move the weights by them, and no ledger counts that. State that a new optimizer of
-    the class has as well (Adagrad's sums) is none.
+    Momentum of raw gradients would move the weights by them, and no ledger counts that. State that
+    a new optimizer of the class has as well (Adagrad's sums) is none.
     """
     names = {id(p): name for name, p in parameters.items()}
     new = _as_new(optimizer)
@@ -299,9 +363,9 @@ def check_new(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> N
         kept = [key for key, value in state.items() if not _same(value, new.get(p, {}).get(key))]
         if kept:
             raise ValueError(
-                f"the optimizer has a state of earlier steps ({', '.join(map(str, kept))} of {names.get(id(p), '?')}): "
-                "averages of gradients that no ledger counts would move the weights; give a new optimizer, and to "
-                "resume load PrivateStep's own state_dict"
+                f"the optimizer has a state of earlier steps ({', '.join(map(str, kept))} of "
+                f"{names.get(id(p), '?')}): averages of gradients that no ledger counts would move "
+                "the weights; give a new optimizer, and to resume load PrivateStep's own state_dict"
             )
     for name, value in vars(optimizer).items():
         if name in ("state", "param_groups", "defaults"):
@@ -310,18 +374,23 @@ def check_new(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> N
             check_new(value, parameters)
         elif any(_remembers(t, parameters) for t in _tensors_in(value)):
             raise ValueError(
-                f"the optimizer's {name} has numbers of earlier steps that no ledger counts: give a new optimizer"
+                f"the optimizer's {name} has numbers of earlier steps that no ledger counts: give "
+                "a new optimizer"
             )
 
 
 def _as_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
-    """The state that a new optimizer of this class and these groups has; empty where it cannot be made."""
+    """The state that a new optimizer of this class and these groups has; empty where it cannot be
+    made.
+    """
     if not optimizer.state:
         return {}
     try:
         make: Any = type(optimizer)
         with torch.no_grad():
-            made: Optimizer = make([copy(group) for group in optimizer.param_groups], **optimizer.defaults)
+            made: Optimizer = make(
+                [copy(group) for group in optimizer.param_groups], **optimizer.defaults
+            )
         return made.state
     except Exception:  # a class with arguments of its own
         return {}
@@ -334,10 +403,14 @@ def _same(value: Any, new: Any) -> bool:
 
 
 def _remembers(t: Tensor, parameters: Mapping[str, nn.Parameter]) -> bool:
-    """Whether a tensor has numbers that are neither zeros nor a copy of weights, as slow weights are."""
+    """Whether a tensor has numbers that are neither zeros nor a copy of weights, as slow weights
+    are.
+    """
     if not t.is_floating_point() or not t.count_nonzero():
         return False
-    return not any(t.shape == p.shape and torch.equal(t.to(p), p.detach()) for p in parameters.values())
+    return not any(
+        t.shape == p.shape and torch.equal(t.to(p), p.detach()) for p in parameters.values()
+    )
 
 
 def _tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:

@@ -1,7 +1,9 @@
-"""DP-SSGD: pruning before training, and gradients dropped in every step (Adamczewski et al. 2023, Algorithm 1).
+"""DP-SSGD: pruning before training, and gradients dropped in every step (Adamczewski et al. 2023,
+Algorithm 1).
 
-Differs from the paper: DP-SNIP clips each example's saliency, not a sum, and is entered in the ledger;
-with it the whole run keeps within epsilon, rather than epsilon_pp + epsilon_gd by simple addition.
+Differs from the paper: DP-SNIP clips each example's saliency, not a sum, and is entered in the
+ledger; with it the whole run keeps within epsilon, rather than epsilon_pp + epsilon_gd by simple
+addition.
 """
 
 from fedlsg.masks import Mask, Prune
@@ -23,7 +25,8 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """A share ``prune_rate`` of the weights is 0 for good, ``drop_rate`` of each tensor's others rests in a step.
+    """A share ``prune_rate`` of the weights is 0 for good, ``drop_rate`` of each tensor's others
+    rests in a step.
 
     ``prune="none"`` or ``drop="none"`` switches one of the two off, whatever its rate.
     """

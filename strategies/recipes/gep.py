@@ -1,9 +1,11 @@
-"""GEP: gradients embedded in public anchor gradients, and what is left (Yu, Zhang, Chen and Liu 2021, Alg. 1).
+"""GEP: gradients embedded in public anchor gradients, and what is left (Yu, Zhang, Chen and Liu
+2021, Alg. 1).
 
-Differs from the source: a group of parameters is one tensor, and every group has k = ``rank`` vectors; there the
-parameters are cut into groups of equal length. ``clip_norm`` is the norm of both parts together, C: embeddings are
-clipped to C / sqrt(2), what they leave to ``residual_clip`` times that, and both releases of a batch are accounted as
-the one Gaussian release that they are (``gradients.embedding``).
+Differs from the source: a group of parameters is one tensor, and every group has k = ``rank``
+vectors; there the parameters are cut into groups of equal length. ``clip_norm`` is the norm of both
+parts together, C: embeddings are clipped to C / sqrt(2), what they leave to ``residual_clip`` times
+that, and both releases of a batch are accounted as the one Gaussian release that they are
+(``gradients.embedding``).
 """
 
 from typing import Annotated
@@ -29,11 +31,17 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """Embeddings of every parameter's gradient in anchor gradients, and what they leave, each clipped on its own.
+    """Embeddings of every parameter's gradient in anchor gradients, and what they leave, each
+    clipped on its own.
 
     ``biased``: B-GEP, the embeddings alone: ``rank`` values a parameter are sent.
     """
-    carrier = Probe(form="embedding-only" if biased else "embedding", rank=rank, residual_clip=residual_clip,
-        refresh=refresh_rounds, source=source, probes=probes,
-    )  # fmt: skip
+    carrier = Probe(
+        form="embedding-only" if biased else "embedding",
+        rank=rank,
+        residual_clip=residual_clip,
+        refresh=refresh_rounds,
+        source=source,
+        probes=probes,
+    )
     return Method(name="gep", carrier=carrier, mechanism=mechanism, server=server)

@@ -11,4 +11,6 @@ from fedlsg.training import ServerOptimizer
 
 def recipe(*, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Everything frozen but the classifier, which is dense."""
-    return Method(name="linear-probe", carrier=Dense(train="classifier"), mechanism=mechanism, server=server)
+    return Method(
+        name="linear-probe", carrier=Dense(train="classifier"), mechanism=mechanism, server=server
+    )

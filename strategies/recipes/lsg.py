@@ -1,7 +1,8 @@
 """LSG: low-rank carriers of W, sparse by unit importance (Ito et al. 2023, Algorithm 1).
 
-Differs from the paper: one joint clip over all blocks (``clip="per-block"`` reproduces the paper's and is accounted
-truthfully); the least important units are frozen, as the paper's text says and its lines 8-9 do not.
+Differs from the paper: one joint clip over all blocks (``clip="per-block"`` reproduces the paper's
+and is accounted truthfully); the least important units are frozen, as the paper's text says and its
+lines 8-9 do not.
 """
 
 from fedlsg.carriers import LowRank, PowerSteps, Rank, Residual
@@ -24,12 +25,18 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """Carriers of W, unit importance p on the carriers; ``sparsity=0`` is what the paper calls RGP."""
+    """Carriers of W, unit importance p on the carriers; ``sparsity=0`` is what the paper calls
+    RGP.
+    """
     return Method(
         name="lsg",
         carrier=LowRank(rank=rank, power_steps=power_steps, residual=residual),
         mask=Mask(
-            kind="units", sparsity=sparsity, direction=direction, importance=importance, sparsity_from=sparsity_from
+            kind="units",
+            sparsity=sparsity,
+            direction=direction,
+            importance=importance,
+            sparsity_from=sparsity_from,
         ),
         mechanism=mechanism,
         server=server,

@@ -1,6 +1,7 @@
 """LSG on LoRA: sparse private updates of LoRA's factors (Ito et al. 2024, "Ours (LoRA)").
 
-Differs from the paper: one joint clip over all blocks, as for ``lsg``; classifier, biases and norm scales stay dense.
+Differs from the paper: one joint clip over all blocks, as for ``lsg``; classifier, biases and norm
+scales stay dense.
 """
 
 from fedlsg.carriers import Lora, LoraAlpha, Rank, TrainEmbeddings
@@ -20,7 +21,9 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """Rows of dB and columns of dA whose unit of W_0 + s B A is important; ``sparsity=0`` is ``lora``."""
+    """Rows of dB and columns of dA whose unit of W_0 + s B A is important; ``sparsity=0`` is
+    ``lora``.
+    """
     return Method(
         name="lsg-lora",
         carrier=Lora(rank=rank, alpha=lora_alpha, embeddings=train_embeddings),

@@ -1,4 +1,5 @@
-"""LSG on probe carriers: dL and dR in the directions of public gradients, sparse by the energy that they predict.
+"""LSG on probe carriers: dL and dR in the directions of public gradients, sparse by the energy that
+they predict.
 
 Differs from Ito et al. 2023 in where carriers and importance come from; the rest is ``lsg``.
 """
@@ -25,12 +26,18 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """Carriers of public probes, and a mask of units by predicted energy; ``sparsity=0`` is ``rgp-probe``."""
+    """Carriers of public probes, and a mask of units by predicted energy; ``sparsity=0`` is
+    ``rgp-probe``.
+    """
     return Method(
         name="lsg-probe",
         carrier=Probe(rank=rank, refresh=refresh_rounds, source=source, probes=probes),
         mask=Mask(
-            kind="units", sparsity=sparsity, direction=direction, importance=importance, sparsity_from=sparsity_from
+            kind="units",
+            sparsity=sparsity,
+            direction=direction,
+            importance=importance,
+            sparsity_from=sparsity_from,
         ),
         mechanism=mechanism,
         server=server,

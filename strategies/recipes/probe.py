@@ -1,4 +1,6 @@
-"""Probe carriers in the form core: S = L^T dW R^T in the directions of public gradients (fedlsg's own method)."""
+"""Probe carriers in the form core: S = L^T dW R^T in the directions of public gradients (fedlsg's
+own method).
+"""
 
 from fedlsg.carriers import OutRank, Rank
 from fedlsg.carriers.probe import CarrierRefresh, Damping, Power, Probe, ProbeInputs, Probes
@@ -21,12 +23,20 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """The core S of each weight between carriers of public probes, scaled by the spectrum that they predict.
+    """The core S of each weight between carriers of public probes, scaled by the spectrum that they
+    predict.
 
     ``sparsity``: the share of each S that is frozen, where the probe predicts the least energy.
     """
-    carrier = Probe(form="core", rank=rank, out_rank=out_rank, refresh=refresh_rounds, source=source, probes=probes,
-        power=power, damping=damping,
-    )  # fmt: skip
+    carrier = Probe(
+        form="core",
+        rank=rank,
+        out_rank=out_rank,
+        refresh=refresh_rounds,
+        source=source,
+        probes=probes,
+        power=power,
+        damping=damping,
+    )
     mask = Mask(kind="energy", sparsity=sparsity) if sparsity else Mask()
     return Method(name="probe", carrier=carrier, mask=mask, mechanism=mechanism, server=server)

@@ -1,7 +1,7 @@
 """RGP: reparametrized gradient perturbation (Yu et al. 2021, Algorithm 1).
 
-Differs from the paper: QR instead of Gram-Schmidt, Poisson batches instead of shuffled ones, all of Eq. 3 where the
-authors' vision code uses half of it.
+Differs from the paper: QR instead of Gram-Schmidt, Poisson batches instead of shuffled ones, all of
+Eq. 3 where the authors' vision code uses half of it.
 """
 
 from fedlsg.carriers import LowRankChange, PowerSteps, Rank, Residual, Warmup
@@ -19,7 +19,8 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """Carriers of the historical update W - W_0 after ``warmup`` server updates, of W before; no mask.
+    """Carriers of the historical update W - W_0 after ``warmup`` server updates, of W before; no
+    mask.
 
     ``residual=False`` replaces W by its rank-r part before every round, as App. C tries.
     """

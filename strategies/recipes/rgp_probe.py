@@ -1,4 +1,6 @@
-"""RGP on probe carriers: Eq. 3 with the directions of public gradients in place of those of W - W_0."""
+"""RGP on probe carriers: Eq. 3 with the directions of public gradients in place of those of W -
+W_0.
+"""
 
 from fedlsg.carriers import Rank
 from fedlsg.carriers.probe import CarrierRefresh, Probe, ProbeInputs, Probes

@@ -8,4 +8,6 @@ from fedlsg.training import ServerOptimizer
 
 def recipe(*, rank: Rank = 4, mechanism: Mechanism, server: ServerOptimizer) -> Method:
     """Carriers drawn each round from the public seed; no mask."""
-    return Method(name="rgp-random", carrier=RandomCarriers(rank=rank), mechanism=mechanism, server=server)
+    return Method(
+        name="rgp-random", carrier=RandomCarriers(rank=rank), mechanism=mechanism, server=server
+    )

@@ -1,7 +1,7 @@
 """RS: random-sparsified DP-SGD (Zhu and Blaschko 2023, Algorithm 1).
 
-``mechanism="noise-only"`` and ``"clip-only"`` are the paper's ablations, Algorithms 2 and 3 (its Appendix E);
-``ranking="gradients"`` is its ranked sparsification, Algorithm 4.
+``mechanism="noise-only"`` and ``"clip-only"`` are the paper's ablations, Algorithms 2 and 3 (its
+Appendix E); ``ranking="gradients"`` is its ranked sparsification, Algorithm 4.
 """
 
 from fedlsg.carriers import Rank, StepCarrier, step_carrier
@@ -24,9 +24,11 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """A uniformly random mask over all coordinates; with ``cooling`` its rate ramps from 0 to ``sparsity``.
+    """A uniformly random mask over all coordinates; with ``cooling`` its rate ramps from 0 to
+    ``sparsity``.
 
-    On dense gradients, or on those of low-rank carriers of ``rank`` (which dense gradients do not look at).
+    On dense gradients, or on those of low-rank carriers of ``rank`` (which dense gradients do not
+    look at).
     """
     return Method(
         name="rs",

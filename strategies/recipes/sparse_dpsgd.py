@@ -1,6 +1,8 @@
-"""Sparse DP-SGD: dense gradients without those of the smallest weights, as SNF does (a baseline of Ito et al. 2023).
+"""Sparse DP-SGD: dense gradients without those of the smallest weights, as SNF does (a baseline of
+Ito et al. 2023).
 
-Differs from the source: scales and biases stay dense, and the rate is per weight tensor, as in ``lsg``.
+Differs from the source: scales and biases stay dense, and the rate is per weight tensor, as in
+``lsg``.
 """
 
 from fedlsg.masks import Mask, Sparsity, SparsityFrom
@@ -18,10 +20,14 @@ def recipe(
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
-    """The floor(p n) weights of smallest magnitude of each tensor are frozen: of W_0, or of W_t with ``refresh``."""
+    """The floor(p n) weights of smallest magnitude of each tensor are frozen: of W_0, or of W_t
+    with ``refresh``.
+    """
     return Method(
         name="sparse-dpsgd",
-        mask=Mask(kind="magnitude", sparsity=sparsity, refresh=refresh, sparsity_from=sparsity_from),
+        mask=Mask(
+            kind="magnitude", sparsity=sparsity, refresh=refresh, sparsity_from=sparsity_from
+        ),
         mechanism=mechanism,
         server=server,
     )

@@ -1,4 +1,6 @@
-"""The benchmarks: some of the grids' cases, every arm of a step on a tiny model, a measured run that can be resumed."""
+"""The benchmarks: some of the grids' cases, every arm of a step on a tiny model, a measured run
+that can be resumed.
+"""
 
 import json
 
@@ -13,10 +15,28 @@ from benchmarks.speed.arms import OURS
 from benchmarks.speed.rivals import RIVALS
 from benchmarks.speed.subjects import Subject
 
-CASES = [case for make in (layer_grid.convolutions, layer_grid.recurrent, layer_grid.attention, layer_grid.tables,
-                           layer_grid.others) for case in make()]  # fmt: skip
+CASES = [
+    case
+    for make in (
+        layer_grid.convolutions,
+        layer_grid.recurrent,
+        layer_grid.attention,
+        layer_grid.tables,
+        layer_grid.others,
+    )
+    for case in make()
+]
 QUICK = ("ALBERT", "DeBERTa-v2", "T5", "OPT", "Swin")
-OTHERS = ("BART", "BEiT", "SegFormer", "ConvNeXt", "MobileNetV2", "EfficientNet", "MobileBERT", "GPT-2, next words")
+OTHERS = (
+    "BART",
+    "BEiT",
+    "SegFormer",
+    "ConvNeXt",
+    "MobileNetV2",
+    "EfficientNet",
+    "MobileBERT",
+    "GPT-2, next words",
+)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -27,7 +47,9 @@ def test_layers_in_all_their_forms():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_whole_models_train(name):
     pytest.importorskip("transformers")
     from benchmarks.model_grid import MODELS, judge
@@ -46,11 +68,20 @@ def tiny() -> Subject:
         layers = [nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten()]
         return nn.Sequential(*layers, nn.Linear(128, 16), nn.ReLU(), nn.Linear(16, 2))
 
-    return Subject(build=build, inputs=torch.randn(4, 3, 4, 4), targets=torch.tensor([0, 1, 1, 0]), classifier="6")
+    return Subject(
+        build=build,
+        inputs=torch.randn(4, 3, 4, 4),
+        targets=torch.tensor([0, 1, 1, 0]),
+        classifier="6",
+    )
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("lsg p=.5", *FREE) else pytest.mark.slow) for n in (*OURS, *FREE)]
+    "name",
+    [
+        pytest.param(n, marks=() if n in ("lsg p=.5", *FREE) else pytest.mark.slow)
+        for n in (*OURS, *FREE)
+    ],
 )
 def test_every_arm_steps_a_tiny_model(name, tmp_path):
     step, plain = (OURS | RIVALS)[name](tiny()), OURS["plain"](tiny())

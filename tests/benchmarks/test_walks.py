@@ -1,4 +1,6 @@
-"""The gauge of the house: how many files five ways through the code enter. It may fall, and not grow."""
+"""The gauge of the house: how many files five ways through the code enter. It may fall, and not
+grow.
+"""
 
 from benchmarks.walks import RUN, WALKS, files_of, walk
 
@@ -15,6 +17,8 @@ MOST = {
 def test_no_way_through_the_code_gets_longer(tmp_path):
     found = walk([*RUN, "--out", str(tmp_path / "run")], WALKS)
     assert {
-        name: len(files_of(windows)) for name, windows in found.items() if len(files_of(windows)) > MOST[name]
+        name: len(files_of(windows))
+        for name, windows in found.items()
+        if len(files_of(windows)) > MOST[name]
     } == {}
     assert found.keys() == MOST.keys()

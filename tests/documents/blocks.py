@@ -7,7 +7,10 @@ from pathlib import Path
 from tests.places import REPOSITORY
 
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
-BLOCK = re.compile(r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
 INDENTED = re.compile(r"(?:^ {4}\S.*\n(?:^ {5,}\S.*\n)*)+", re.MULTILINE)
 INLINE = re.compile(r"`(fedlsg [^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -29,18 +32,31 @@ def name_of(document: Path) -> str:
 
 def blocks(text: str, language: str) -> list[Block]:
     """The fenced blocks of a language, in their order."""
-    found = (Block(language=m["language"], text=m["text"], reason=m["reason"] or "") for m in BLOCK.finditer(text))
+    found = (
+        Block(language=m["language"], text=m["text"], reason=m["reason"] or "")
+        for m in BLOCK.finditer(text)
+    )
     return [block for block in found if block.language == language]
 
 
 def shell(text: str) -> list[str]:
     """The shell programs of a document: blocks of bash, and indented blocks."""
-    return [*(block.text for block in blocks(text, "bash")), *INDENTED.findall(FENCED.sub("", text))]
+    return [
+        *(block.text for block in blocks(text, "bash")),
+        *INDENTED.findall(FENCED.sub("", text)),
+    ]
 
 
 def commands(text: str, program: str) -> list[str]:
-    """The command lines of a document that start so, each on one line, with the shell's variables filled in."""
-    return [line for part in shell(text) for line in _lines(part) if re.match(rf"{re.escape(program)}\b", line)]
+    """The command lines of a document that start so, each on one line, with the shell's variables
+    filled in.
+    """
+    return [
+        line
+        for part in shell(text)
+        for line in _lines(part)
+        if re.match(rf"{re.escape(program)}\b", line)
+    ]
 
 
 def _lines(program: str) -> list[str]:
@@ -50,8 +66,14 @@ def _lines(program: str) -> list[str]:
         text = text.replace(f"${name}", value)
     for name, first in re.findall(r"^\s*for (\w+) in (\w+).*; do$", text, re.MULTILINE):
         text = text.replace(f"${name}", first)
-    parts = [part.strip() for line in text.splitlines() for part in re.split(r" && | \| | > ", line.split("  #")[0])]
-    return [re.sub(r"^(?:[A-Z_]+=\S+ |timeout \d+ |srun .*?(?=fedlsg ))+", "", part) for part in parts]
+    parts = [
+        part.strip()
+        for line in text.splitlines()
+        for part in re.split(r" && | \| | > ", line.split("  #")[0])
+    ]
+    return [
+        re.sub(r"^(?:[A-Z_]+=\S+ |timeout \d+ |srun .*?(?=fedlsg ))+", "", part) for part in parts
+    ]
 
 
 def inline(text: str) -> list[str]:

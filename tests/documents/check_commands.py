@@ -1,4 +1,6 @@
-"""Reads a command line of a document as the program does, up to the point where work would begin."""
+"""Reads a command line of a document as the program does, up to the point where work would
+begin.
+"""
 
 import re
 import shlex
@@ -41,7 +43,9 @@ FOLDERS = ("RUN", "DIR", "MIRROR")
 UNTIL_WORK = ("run", "compare")
 """Commands whose own code is called: it stops where the plan would be made."""
 LOOKS_AT = ("seed", "device")
-"""Options of commands that look at a run, of the name of a setting but with a meaning of their own."""
+"""Options of commands that look at a run, of the name of a setting but with a meaning of their
+own.
+"""
 BUNDLE = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 
@@ -56,7 +60,9 @@ def command_line() -> click.Group:
 
 @contextmanager
 def without_work() -> Iterator[None]:
-    """Commands raise ``WorkBeginsError`` instead of working; settings of a run are filled up and checked before."""
+    """Commands raise ``WorkBeginsError`` instead of working; settings of a run are filled up and
+    checked before.
+    """
 
     def begin(*_: Any, **__: Any) -> None:
         raise WorkBeginsError
@@ -76,20 +82,30 @@ def without_work() -> Iterator[None]:
 
 
 def fit_together(settings: Settings) -> None:
-    """Method and codec of a run exist and fit together, with the workload's preset but without its data."""
+    """Method and codec of a run exist and fit together, with the workload's preset but without its
+    data.
+    """
     defaults, of_methods = workloads.presets(settings.workload)
     workload = SimpleNamespace(
-        name=settings.workload, defaults=defaults, method_defaults=of_methods, parts=None, default_model="model",
-        models={settings.model or "model": partial(nn.Linear, 8, 8)}, classifier=None, train=range(1000),
-        test=SimpleNamespace(labels=torch.zeros(1, dtype=torch.int64)), builders=None,
-    )  # fmt: skip
+        name=settings.workload,
+        defaults=defaults,
+        method_defaults=of_methods,
+        parts=None,
+        default_model="model",
+        models={settings.model or "model": partial(nn.Linear, 8, 8)},
+        classifier=None,
+        train=range(1000),
+        test=SimpleNamespace(labels=torch.zeros(1, dtype=torch.int64)),
+        builders=None,
+    )
     of_data = (settings.partition or defaults.get("partition")) not in (*SCHEMES, None)
     filled = fill(replace(settings, clients=2) if of_data else settings, workload)  # type: ignore[arg-type]
     find_codec(filled.codec).check(build_method(filled))
 
 
 def check(line: str, *, named: bool = False) -> None:
-    """Read a command line of ``fedlsg``; raises what the program would: a usage error, or ValueError.
+    """Read a command line of ``fedlsg``; raises what the program would: a usage error, or
+    ValueError.
 
     named: a sentence that has the command alone speaks of it, and calls nothing.
     """
@@ -101,7 +117,9 @@ def check(line: str, *, named: bool = False) -> None:
     command = command_line().commands[name]
     if named and not arguments:
         return
-    if left_open(arguments) or (named and name == "compare" and not {"--methods", "--grid"} & set(arguments)):
+    if left_open(arguments) or (
+        named and name == "compare" and not {"--methods", "--grid"} & set(arguments)
+    ):
         return check_options(command, arguments)
     context = command.make_context(f"fedlsg {name}", list(arguments))
     if any(PLACEHOLDER.search(str(value)) for value in settings_of(context).values()):
@@ -117,7 +135,9 @@ def check(line: str, *, named: bool = False) -> None:
 
 
 def left_open(arguments: list[str]) -> bool:
-    """Whether the words stand for others, except for folders, which are not looked at before work begins."""
+    """Whether the words stand for others, except for folders, which are not looked at before work
+    begins.
+    """
     return any(PLACEHOLDER.search(word) for word in arguments if word not in FOLDERS)
 
 
@@ -133,7 +153,9 @@ def check_options(command: click.Command, arguments: list[str]) -> None:
 
 def settings_of(context: click.Context) -> dict[str, Any]:
     """The settings of a run among the words: options of that name, and ``-c``."""
-    options = {name: value for name, value in context.params.items() if name in RUN and value is not None}
+    options = {
+        name: value for name, value in context.params.items() if name in RUN and value is not None
+    }
     return merge(options, context.params.get("config"))
 
 
@@ -149,7 +171,9 @@ def check_settings(name: str, context: click.Context) -> None:
 
 
 def check_look(name: str, context: click.Context) -> None:
-    """What a command that looks at a run refuses: settings next to the run, a workload in its place, a gone attack."""
+    """What a command that looks at a run refuses: settings next to the run, a workload in its
+    place, a gone attack.
+    """
     if name in ("inspect", "audit"):
         given = {key: value for key, value in settings_of(context).items() if key not in LOOKS_AT}
         refuse_settings(context.params["directory"], given)
@@ -159,7 +183,9 @@ def check_look(name: str, context: click.Context) -> None:
 
 
 def check_flwr(line: str) -> None:
-    """The run config of ``flwr run``: keys that Flower takes, settings that fedlsg takes. Raises ValueError."""
+    """The run config of ``flwr run``: keys that Flower takes, settings that fedlsg takes. Raises
+    ValueError.
+    """
     words = shlex.split(line, comments=True)
     if "--run-config" not in words or words[words.index("--run-config") + 1].endswith(".toml"):
         return
@@ -178,6 +204,11 @@ def options_without_place(line: str) -> list[str]:
     files = [REPOSITORY / f"{helper.replace('.', '/')}.py" for helper in helpers]
     texts += "".join(file.read_text() for file in files if file.exists())  # the others are folders
     options = [word.replace("--no-", "--") for word in words if word.startswith("--")]
-    # as a whole, or as a number with a default, which benchmarks.privacy.digits_client makes an option of
+    # as a whole, or as a number with a default, which benchmarks.privacy.digits_client makes an
+    # option of
     declared = r'"{0}"|"{1}": \d|\b{1}=\d'
-    return [option for option in options if not re.search(declared.format(option, option.removeprefix("--")), texts)]
+    return [
+        option
+        for option in options
+        if not re.search(declared.format(option, option.removeprefix("--")), texts)
+    ]

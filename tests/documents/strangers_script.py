@@ -29,9 +29,13 @@ def workload() -> fedlsg.Workload:
     return Mine(model=build, train=(x, y), test=(x[:20], y[:20]), loss=nn.CrossEntropyLoss())
 
 
-def mine(*, mechanism: fedlsg.Mechanism, server: fedlsg.ServerOptimizer, width: int = 3) -> fedlsg.Method:
+def mine(
+    *, mechanism: fedlsg.Mechanism, server: fedlsg.ServerOptimizer, width: int = 3
+) -> fedlsg.Method:
     """A recipe of my own."""
-    return fedlsg.Method(name="mine", carrier=Dense(), mask=fedlsg.Mask(), mechanism=mechanism, server=server)
+    return fedlsg.Method(
+        name="mine", carrier=Dense(), mask=fedlsg.Mask(), mechanism=mechanism, server=server
+    )
 
 
 def after(row: dict[str, object]) -> None:
@@ -51,7 +55,12 @@ run = fedlsg.simulate(
     noise_multiplier=2.0,
     quiet=True,
 )
-print(run.summary["accuracy"], run.epsilon, [row["loss"] for row in run.rounds], run.bytes[0]["payload_bytes"])
+print(
+    run.summary["accuracy"],
+    run.epsilon,
+    [row["loss"] for row in run.rounds],
+    run.bytes[0]["payload_bytes"],
+)
 run.plot().savefig("plot.pdf")
 own: dict[str, Any] = {"width": 4}  # settings of a recipe of my own have no types
 other = fedlsg.simulate(
@@ -90,6 +99,9 @@ print(step.epsilon())
 method: fedlsg.Method = fedlsg.recipe("lsg", rank=4, sparsity=0.3, noise_multiplier=1.2)
 W: Tensor = torch.randn(8, 4)
 L, R = fedlsg.decompose(W, 2, generator=torch.Generator().manual_seed(0))
-print(fedlsg.reconstruct(*fedlsg.project(W, L, R), L, R).shape, functools.reduce(lambda a, b: a + b, [1, 2]))
+print(
+    fedlsg.reconstruct(*fedlsg.project(W, L, R), L, R).shape,
+    functools.reduce(lambda a, b: a + b, [1, 2]),
+)
 loaded = fedlsg.load_run(run.directory)
 assert loaded.summary["rounds"] == 2

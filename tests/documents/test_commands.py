@@ -1,4 +1,6 @@
-"""Every command line of the documents is one that the programs take, with settings that exist and are in range."""
+"""Every command line of the documents is one that the programs take, with settings that exist and
+are in range.
+"""
 
 import re
 import shlex
@@ -11,7 +13,13 @@ import pytest
 from sklearn.datasets import load_digits
 
 from tests.documents.blocks import DOCUMENTS, commands, inline, name_of
-from tests.documents.check_commands import PLACEHOLDER, check, check_flwr, command_line, options_without_place
+from tests.documents.check_commands import (
+    PLACEHOLDER,
+    check,
+    check_flwr,
+    command_line,
+    options_without_place,
+)
 
 BENCHMARK = re.compile(r"`(python (?:-m benchmarks\.|benchmarks/)[^`\n]+)`")
 
@@ -45,7 +53,9 @@ def problems(text: str) -> list[str]:
 
 def test_every_command_line_is_taken(reader):
     wrong = {name_of(path): found for path in DOCUMENTS if (found := problems(path.read_text()))}
-    assert not wrong, "\n".join(f"{name}: {line}" for name, lines in wrong.items() for line in lines)
+    assert not wrong, "\n".join(
+        f"{name}: {line}" for name, lines in wrong.items() for line in lines
+    )
 
 
 SMALL = {
@@ -61,25 +71,46 @@ SMALL = {
 }
 """Commands that are run, and what makes them small."""
 MEMBERSHIP = ["--shadows", "6", "-c", "rounds=2"]
-LARGE = ("cifar10", "glue-sst2", "--preset", "all", "--ray-address", "trust=secure", "MIRROR", "--batch", "training")
+LARGE = (
+    "cifar10",
+    "glue-sst2",
+    "--preset",
+    "all",
+    "--ray-address",
+    "trust=secure",
+    "MIRROR",
+    "--batch",
+    "training",
+)
 """Words of command lines that need data, a cluster, or minutes."""
 FOUND = (0, None)
 
 
 def lines(text: str) -> Iterator[list[str]]:
-    """The words of the command lines that can run here, made small, in the order of the document."""
+    """The words of the command lines that can run here, made small, in the order of the
+    document.
+    """
     for line in commands(text, "fedlsg"):
         name, *words = shlex.split(line, comments=True)[1:]
         if (
             name in SMALL
-            and not any(PLACEHOLDER.search(word) or word in LARGE or "mlflow" in word for word in words)
+            and not any(
+                PLACEHOLDER.search(word) or word in LARGE or "mlflow" in word for word in words
+            )
             and "runs/2" not in line
         ):
             small = MEMBERSHIP if "--membership" in words else SMALL[name]
-            yield [name, *words, *small, *(["--trials", "2"] if "--search" in words and "grid" not in words else [])]
+            yield [
+                name,
+                *words,
+                *small,
+                *(["--trials", "2"] if "--search" in words and "grid" not in words else []),
+            ]
 
 
-DOCUMENTS_WITH_LINES = [path for path in DOCUMENTS if "results" not in path.parts and list(lines(path.read_text()))]
+DOCUMENTS_WITH_LINES = [
+    path for path in DOCUMENTS if "results" not in path.parts and list(lines(path.read_text()))
+]
 
 
 @pytest.fixture
@@ -87,7 +118,9 @@ def data(reader):
     """The tables that docs/own.md reads: 64 columns of pixels, the digit, the hospital."""
     pixels, digits = load_digits(return_X_y=True)
     columns = {f"pixel{place}": pixels[:200, place] for place in range(64)}
-    rows = pa.table({**columns, "digit": digits[:200], "hospital": [f"h{row % 3}" for row in range(200)]})
+    rows = pa.table(
+        {**columns, "digit": digits[:200], "hospital": [f"h{row % 3}" for row in range(200)]}
+    )
     for name in ("train", "test"):
         pq.write_table(rows, reader / f"{name}.parquet")
 

@@ -1,4 +1,5 @@
-"""Every block of Python in the documents runs, those of a document in their order and with the names of those before.
+"""Every block of Python in the documents runs, those of a document in their order and with the
+names of those before.
 
 ``<!-- not run: REASON -->`` in front of a block leaves it out; it must still compile.
 """
@@ -17,7 +18,11 @@ from tests.places import REPOSITORY
 
 ELSEWHERE = {"docs/own-loop.md": "tests/examples/test_own_loop.py"}
 """Documents whose programs another test runs."""
-WITH_PROGRAMS = [path for path in DOCUMENTS if blocks(path.read_text(), "python") and name_of(path) not in ELSEWHERE]
+WITH_PROGRAMS = [
+    path
+    for path in DOCUMENTS
+    if blocks(path.read_text(), "python") and name_of(path) not in ELSEWHERE
+]
 TASK = """
     import torch
     from torch import nn
@@ -33,7 +38,9 @@ TASK = """
 
 
 def run(text: str, name: str) -> dict[str, object]:
-    """Run the blocks of a document as one module; returns its names. Raises what a block raises, or SyntaxError."""
+    """Run the blocks of a document as one module; returns its names. Raises what a block raises, or
+    SyntaxError.
+    """
     module = ModuleType(name)
     sys.modules[name] = module  # dataclasses and type hints look for their module
     try:
@@ -73,12 +80,23 @@ def stand_ins(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
     words = ["<end>", *" ".join(TOPICS.values()).split()]
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(dict(zip(words, range(99), strict=False)), "<end>"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(dict(zip(words, range(99), strict=False)), "<end>")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     model = tmp_path / "model"
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>").save_pretrained(model)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>").save_pretrained(
+        model
+    )
     torch.manual_seed(0)
-    sizes = {"n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {
+        "n_positions": 64,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=len(words), use_cache=False, attn_pdrop=0.0, **sizes)
     ).save_pretrained(model)
@@ -91,11 +109,26 @@ def stand_ins(tmp_path, monkeypatch):
 
 
 def test_a_model_of_hugging_face_on_a_table_with_labels_that_are_words(stand_ins, capsys):
-    (block,) = [b for b in blocks((REPOSITORY / "docs" / "pretrained.md").read_text(), "python") if "TOPICS" in b.text]
+    (block,) = [
+        b
+        for b in blocks((REPOSITORY / "docs" / "pretrained.md").read_text(), "python")
+        if "TOPICS" in b.text
+    ]
     short = 'rounds=2, sample_rate=0.5, learning_rate=0.1, engine="local"'
-    text = block.text.replace("distilbert/distilgpt2", str(stand_ins)).replace('engine="local"', short)
+    text = block.text.replace("distilbert/distilgpt2", str(stand_ins)).replace(
+        'engine="local"', short
+    )
     assert text.count(short) == text.count(str(stand_ins)) == 1
     exec(compile(text, "docs/pretrained.md", "exec"), {"__name__": "own_program"})
     printed = capsys.readouterr().out
-    assert "embeddings are frozen under LoRA: 2,368 values; train_embeddings=true trains them" in printed
-    assert printed.count("lsg 0.") + printed.count("lora 0.") + printed.count("lsg 1.") + printed.count("lora 1.") == 2
+    assert (
+        "embeddings are frozen under LoRA: 2,368 values; train_embeddings=true trains them"
+        in printed
+    )
+    assert (
+        printed.count("lsg 0.")
+        + printed.count("lora 0.")
+        + printed.count("lsg 1.")
+        + printed.count("lora 1.")
+        == 2
+    )

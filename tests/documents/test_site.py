@@ -1,6 +1,8 @@
-"""The site, the reference and the README: every page is there once, is what the code makes, and is described.
+"""The site, the reference and the README: every page is there once, is what the code makes, and is
+described.
 
-The site itself is built by .ci/run, with every warning an error; here only its own parts are tested.
+The site itself is built by .ci/run, with every warning an error; here only its own parts are
+tested.
 """
 
 import re
@@ -26,7 +28,9 @@ DOCS = REPOSITORY / "docs"
 def test_every_page_is_in_the_navigation_once():
     listed = [page for pages in CHAPTERS.values() for page in pages]
     there = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.glob("**/*.md")}
-    there -= {name for name in there if name.startswith(("results/", "notebooks/"))} - {"results/index"}
+    there -= {name for name in there if name.startswith(("results/", "notebooks/"))} - {
+        "results/index"
+    }
     assert sorted(listed) == sorted(there - {"index"})
 
 
@@ -38,16 +42,25 @@ def test_every_picture_is_described():
         assert len(description) > 40, path
 
 
-@pytest.mark.parametrize(("body", "count"), [
-    ('<a href="b/c.html#here">c</a><a href="#top">t</a><a href="https://example.org/gone">x</a>', 0),
-    ('<h1 id="top"></h1><img src="data:image/png;base64,aGk="><link rel="canonical" href="https://example.org">', 0),
-    ('<a href="b/gone.html">x</a>', 1),
-    ('<a href="b/c.html#gone">x</a>', 1),
-    ('<a href="b/">x</a>', 1),
-    ('<img src="gone.png">', 1),
-    ('<script src="https://example.org/x.js"></script>', 1),
-    ('<link rel="stylesheet" href="//example.org/x.css">', 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (
+            '<a href="b/c.html#here">c</a><a href="#top">t</a><a href="https://example.org/gone">x</a>',
+            0,
+        ),
+        (
+            '<h1 id="top"></h1><img src="data:image/png;base64,aGk="><link rel="canonical" href="https://example.org">',
+            0,
+        ),
+        ('<a href="b/gone.html">x</a>', 1),
+        ('<a href="b/c.html#gone">x</a>', 1),
+        ('<a href="b/">x</a>', 1),
+        ('<img src="gone.png">', 1),
+        ('<script src="https://example.org/x.js"></script>', 1),
+        ('<link rel="stylesheet" href="//example.org/x.css">', 1),
+    ],
+)
 def test_links_of_the_built_pages(tmp_path, body, count):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "c.html").write_text('<p id="here"></p>')
@@ -69,7 +82,9 @@ def test_there_are_no_other_pages():
 
 
 def test_every_public_name_is_described():
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(set(fedlsg.__all__) - {"__version__"})
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(
+        set(fedlsg.__all__) - {"__version__"}
+    )
 
 
 def test_every_command_and_every_workload_is_described():
@@ -78,7 +93,9 @@ def test_every_command_and_every_workload_is_described():
         if command.hidden:
             continue
         section = commands.split(f"## fedlsg {name}\n")[1].split("\n## ")[0]
-        options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+        options = [
+            one for one in command.params if isinstance(one, click.Option) and not one.hidden
+        ]
         assert all(option.opts[0] in section for option in options)
     assert all(f"| `{name}` |" in sets for name in workloads.names())
 

@@ -1,4 +1,6 @@
-"""Types of settings are current, signatures have them, and type checkers see an editable installation."""
+"""Types of settings are current, signatures have them, and type checkers see an editable
+installation.
+"""
 
 import shutil
 import subprocess
@@ -50,7 +52,8 @@ def test_every_setting_has_a_type_once():
 
 
 @pytest.mark.parametrize(
-    ("function", "keys"), [(PrivateStep.__init__, StepSettings), (strategies.recipe, MethodSettings)]
+    ("function", "keys"),
+    [(PrivateStep.__init__, StepSettings), (strategies.recipe, MethodSettings)],
 )
 def test_signatures_name_them(function, keys):
     kind = signature(function).parameters["settings"].annotation
@@ -60,22 +63,39 @@ def test_signatures_name_them(function, keys):
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory) -> Path:
-    """The Python of a new environment with an editable fedlsg; what that needs is where it is already."""
+    """The Python of a new environment with an editable fedlsg; what that needs is where it is
+    already.
+    """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
-    subprocess.run([*command, "--no-build-isolation", "-e", str(REPOSITORY)], check=True, capture_output=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+    ]
+    subprocess.run(
+        [*command, "--no-build-isolation", "-e", str(REPOSITORY)], check=True, capture_output=True
+    )
     (hook,) = site.glob("__editable__*")
-    assert hook.read_text().strip() == str(REPOSITORY), "a path, which type checkers follow, and no import hook"
+    assert hook.read_text().strip() == str(REPOSITORY), (
+        "a path, which type checkers follow, and no import hook"
+    )
     return python
 
 
 def test_an_editable_installation_is_a_path(stranger, tmp_path):
     where = [str(stranger), "-c", "import fedlsg, simulations; print(fedlsg.__file__)"]
-    found = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+    found = subprocess.run(
+        where, cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert found == str(REPOSITORY / "fedlsg" / "__init__.py")
 
 
@@ -91,6 +111,8 @@ def test_a_strangers_script_is_strictly_typed_and_a_misspelt_setting_is_found(st
     assert found == {"5", "6", "7", "8"}, done.stdout
     assert 'did you mean "rank"' in done.stdout
     assert 'did you mean "sparsity"' in done.stdout
-    ran = subprocess.run([str(stranger), "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [str(stranger), "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "plot.pdf").exists()

@@ -1,9 +1,11 @@
-"""The notebooks of docs/notebooks, run from beginning to end; as a program, it stores their outputs.
+"""The notebooks of docs/notebooks, run from beginning to end; as a program, it stores their
+outputs.
 
     python -m tests.examples.notebooks
 
-The site shows the stored outputs. Noise is secret, so numbers differ from run to run: what makes outputs current is
-that they come from this code, whose digest is stored with them, and that a new run has outputs of the same kinds.
+The site shows the stored outputs. Noise is secret, so numbers differ from run to run: what makes
+outputs current is that they come from this code, whose digest is stored with them, and that a new
+run has outputs of the same kinds.
 """
 
 import asyncio
@@ -32,9 +34,14 @@ def read(path: Path) -> Any:
 
 
 def execute(notebook: Any, folder: Path) -> Any:
-    """The notebook with the outputs of all cells, run in ``folder``. Raises CellExecutionError for one that fails."""
+    """The notebook with the outputs of all cells, run in ``folder``. Raises CellExecutionError for
+    one that fails.
+    """
     client = nbclient.NotebookClient(
-        notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=SECONDS,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     )
     asyncio.run(client.async_execute())
     return client.nb
@@ -47,7 +54,9 @@ def code_cells(notebook: Any) -> list[Any]:
 
 def digest(notebook: Any) -> str:
     """Of the code of all cells."""
-    return hashlib.sha256("\0".join(cell.source for cell in code_cells(notebook)).encode()).hexdigest()
+    return hashlib.sha256(
+        "\0".join(cell.source for cell in code_cells(notebook)).encode()
+    ).hexdigest()
 
 
 def kinds(notebook: Any) -> list[list[str]]:
@@ -58,11 +67,15 @@ def kinds(notebook: Any) -> list[list[str]]:
 def kind(output: Any) -> str:
     """The name of a stream, the form that is kept, or the type."""
     data = output.get("data", {})
-    return str(output.get("name") or next((form for form in SHOWN if form in data), output.output_type))
+    return str(
+        output.get("name") or next((form for form in SHOWN if form in data), output.output_type)
+    )
 
 
 def strip(notebook: Any, folder: Path) -> None:
-    """Leave what the site shows: one form of each output, no times, no name of ``folder``; and the code's digest."""
+    """Leave what the site shows: one form of each output, no times, no name of ``folder``; and the
+    code's digest.
+    """
     for cell in code_cells(notebook):
         cell.metadata.clear()
         cell.execution_count = None

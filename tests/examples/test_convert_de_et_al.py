@@ -1,4 +1,6 @@
-"""Checkpoints of De et al. 2022: their logits after conversion, every form of file, and what is refused."""
+"""Checkpoints of De et al. 2022: their logits after conversion, every form of file, and what is
+refused.
+"""
 
 import numpy as np
 import pytest
@@ -11,10 +13,16 @@ from tests.simulations.support.haiku_wrn import Params, logits, made_params
 
 
 def flat(params: Params) -> dict[str, np.ndarray]:
-    return {f"params/{module}/{leaf}": array for module, leaves in params.items() for leaf, array in leaves.items()}
+    return {
+        f"params/{module}/{leaf}": array
+        for module, leaves in params.items()
+        for leaf, array in leaves.items()
+    }
 
 
-def build(found: tuple[str, dict[str, torch.Tensor]], depth: int = 10, width: int = 1, classes: int = 5) -> nn.Module:
+def build(
+    found: tuple[str, dict[str, torch.Tensor]], depth: int = 10, width: int = 1, classes: int = 5
+) -> nn.Module:
     model = wide_resnet(depth, width, channels=3, num_classes=classes, form="gain")
     model.load_state_dict(found[1])
     return model.double()

@@ -49,21 +49,58 @@ def test_bytes_of_the_file_are_not_taken_as_addresses(value, tmp_path):
     [
         (np.array([None]), "an array of O8"),
         (np.zeros(1, [("a", "f4"), ("b", "O")]), "an array of"),
-        (Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (4,), np.dtype("f4"), False, b"1234")), "4 bytes for an array"),
-        (Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (-1,), np.dtype("f4"), False, b"1234")), "without a shape"),
-        (Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (2**40,), np.dtype("f4"), False, b"")), "0 bytes for an array"),
-        (Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (1,), "f4", False, b"1234")), "without a type"),
-        (Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (1,), np.dtype("f4"), False, [7])), "are no bytes"),
-        (Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (1,), Raw(np.dtype, "V8"), False, b"12345678")), "array of V8"),
         (
-            Raw(EMPTY, np.ndarray, (0,), b"b", state=(
-                1, (1,), Raw(np.dtype, "V8", state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)), False,
-                b"12345678",
-            )),
+            Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (4,), np.dtype("f4"), False, b"1234")),
+            "4 bytes for an array",
+        ),
+        (
+            Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (-1,), np.dtype("f4"), False, b"1234")),
+            "without a shape",
+        ),
+        (
+            Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (2**40,), np.dtype("f4"), False, b"")),
+            "0 bytes for an array",
+        ),
+        (
+            Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (1,), "f4", False, b"1234")),
+            "without a type",
+        ),
+        (
+            Raw(EMPTY, np.ndarray, (0,), b"b", state=(1, (1,), np.dtype("f4"), False, [7])),
+            "are no bytes",
+        ),
+        (
+            Raw(
+                EMPTY,
+                np.ndarray,
+                (0,),
+                b"b",
+                state=(1, (1,), Raw(np.dtype, "V8"), False, b"12345678"),
+            ),
+            "array of V8",
+        ),
+        (
+            Raw(
+                EMPTY,
+                np.ndarray,
+                (0,),
+                b"b",
+                state=(
+                    1,
+                    (1,),
+                    Raw(
+                        np.dtype,
+                        "V8",
+                        state=(3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0),
+                    ),
+                    False,
+                    b"12345678",
+                ),
+            ),
             "a type with fields",
         ),
     ],
-)  # fmt: skip
+)
 def test_arrays_that_do_not_hold_what_they_say_are_refused(value, says, tmp_path):
     with pytest.raises(ValueError, match=says):
         read_arrays(written(tmp_path, value))
@@ -82,8 +119,12 @@ class Hostile:
 def test_a_pickle_cannot_run_code(tmp_path):
     """The control: ``pickle.load`` runs it."""
     file, folder = tmp_path / "w.dill", tmp_path / "made"
-    file.write_bytes(pickle.dumps({"params": {"linear": {"w": np.zeros(3)}}, "extra": Hostile(folder)}))
-    with pytest.raises(ValueError, match=r"names posix\.mkdir, which may run code: .* numpy\.savez"):
+    file.write_bytes(
+        pickle.dumps({"params": {"linear": {"w": np.zeros(3)}}, "extra": Hostile(folder)})
+    )
+    with pytest.raises(
+        ValueError, match=r"names posix\.mkdir, which may run code: .* numpy\.savez"
+    ):
         read_arrays(file)
     assert not folder.exists()
     pickle.loads(file.read_bytes())

@@ -1,4 +1,6 @@
-"""State dicts with the names of torchvision and timm: their logits after conversion, and what is refused."""
+"""State dicts with the names of torchvision and timm: their logits after conversion, and what is
+refused.
+"""
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ def made(seed: int, *, bottleneck: bool, classes: int = 4) -> State:
 
     def conv(name: str, before: int, after: int, kernel: int) -> None:
         weight = torch.empty(after, before, kernel, kernel)
-        found[f"{name}.weight"] = weight.normal_(0, (2 / (before * kernel * kernel)) ** 0.5, generator=draw)
+        found[f"{name}.weight"] = weight.normal_(
+            0, (2 / (before * kernel * kernel)) ** 0.5, generator=draw
+        )
 
     def norm(name: str, size: int) -> None:
         found[f"{name}.weight"] = torch.empty(size).uniform_(0.5, 1.5, generator=draw)
@@ -63,7 +67,11 @@ def logits(state: State, x: Tensor) -> Tensor:
         for block in range(count):
             at, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
             down = f"{at}.downsample"
-            skip = norm(f"{down}.1", conv(f"{down}.0", x, stride)) if f"{down}.0.weight" in state else x
+            skip = (
+                norm(f"{down}.1", conv(f"{down}.0", x, stride))
+                if f"{down}.0.weight" in state
+                else x
+            )
             if f"{at}.conv3.weight" in state:
                 x = norm(f"{at}.bn1", conv(f"{at}.conv1", x)).relu()
                 x = norm(f"{at}.bn2", conv(f"{at}.conv2", x, stride)).relu()

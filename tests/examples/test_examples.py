@@ -22,7 +22,9 @@ def run(command: list[str], installed: Path, folder: Path, **more: str) -> str:
     """What a command prints in a folder of its own, with the wheel."""
     env = {**os.environ, "PYTHONPATH": str(installed), **more}
     path = f"{installed / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(command, cwd=folder, env={**env, "PATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env={**env, "PATH": path}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -82,9 +84,12 @@ def test_the_example_of_a_flower_app(installed, tmp_path, monkeypatch):
 def test_the_examples_are_short():
     programs = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("flower_app/*/*.py")]
     assert len(programs) == 9
-    for program in set(EXAMPLES.glob("*.py")) - {EXAMPLES / "convert_weights.py"}:  # reads what others wrote
+    # reads what others wrote
+    for program in set(EXAMPLES.glob("*.py")) - {EXAMPLES / "convert_weights.py"}:
         assert len(program.read_text().splitlines()) < 60, program
-    assert sum(len(path.read_text().splitlines()) for path in EXAMPLES.glob("flower_app/*/*.py")) < 60
+    assert (
+        sum(len(path.read_text().splitlines()) for path in EXAMPLES.glob("flower_app/*/*.py")) < 60
+    )
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 
-pytest.importorskip("nbclient", reason="nbclient and ipykernel (requirements-dev.txt) are not installed")
+pytest.importorskip(
+    "nbclient", reason="nbclient and ipykernel (requirements-dev.txt) are not installed"
+)
 
 
 from tests.examples.notebooks import NOTEBOOKS, code_cells, digest, execute, kinds, read, strip

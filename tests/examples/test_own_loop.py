@@ -18,7 +18,9 @@ def run(code: str, folder) -> str:
     (folder / "own.py").write_text(code)
     command = [sys.executable, "-W", "error", "own.py"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.slow

@@ -39,21 +39,36 @@ def of_file(path: Path, **neighbours: str) -> str:
     return digest_of(user_code.load(f"{path}:f", "workload"))
 
 
-@pytest.mark.parametrize(("first", "second"), [
-    ("def f(o, t): return o * 2", "def f(o, t): return o * 3"),
-    ("f = lambda: 1.5", "f = lambda: 2.5"),
-    ("def f(): return len", "def f(): return sum"),
-    ("def f():\n def g(): return 'a'\n return g", "def f():\n def g(): return 'b'\n return g"),
-    ("def f(x=3): return x", "def f(x=4): return x"),
-    ("def f(*, x=3): return x", "def f(*, x=4): return x"),
-    ("def g(w):\n return lambda: w\nf = g(3)", "def g(w):\n return lambda: w\nf = g(4)"),
-    ("W = 3\ndef f(): return W", "W = 4\ndef f(): return W"),
-    ("def g(): return 1\ndef f(): return g()", "def g(): return 2\ndef f(): return g()"),
-    ("class f:\n def a(s): return 1\n def b(s): return 1", "class f:\n def a(s): return 1\n def b(s): return 2"),
-    ("class G:\n def a(self): return 1\nf = lambda: G()", "class G:\n def a(self): return 2\nf = lambda: G()"),
-    ("class G:\n def __init__(s, a): s.a = a\nf = G(1)", "class G:\n def __init__(s, a): s.a = a\nf = G(2)"),
-    ("import functools\nf = functools.partial(int, base=2)", "import functools\nf = functools.partial(int, base=8)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("def f(o, t): return o * 2", "def f(o, t): return o * 3"),
+        ("f = lambda: 1.5", "f = lambda: 2.5"),
+        ("def f(): return len", "def f(): return sum"),
+        ("def f():\n def g(): return 'a'\n return g", "def f():\n def g(): return 'b'\n return g"),
+        ("def f(x=3): return x", "def f(x=4): return x"),
+        ("def f(*, x=3): return x", "def f(*, x=4): return x"),
+        ("def g(w):\n return lambda: w\nf = g(3)", "def g(w):\n return lambda: w\nf = g(4)"),
+        ("W = 3\ndef f(): return W", "W = 4\ndef f(): return W"),
+        ("def g(): return 1\ndef f(): return g()", "def g(): return 2\ndef f(): return g()"),
+        (
+            "class f:\n def a(s): return 1\n def b(s): return 1",
+            "class f:\n def a(s): return 1\n def b(s): return 2",
+        ),
+        (
+            "class G:\n def a(self): return 1\nf = lambda: G()",
+            "class G:\n def a(self): return 2\nf = lambda: G()",
+        ),
+        (
+            "class G:\n def __init__(s, a): s.a = a\nf = G(1)",
+            "class G:\n def __init__(s, a): s.a = a\nf = G(2)",
+        ),
+        (
+            "import functools\nf = functools.partial(int, base=2)",
+            "import functools\nf = functools.partial(int, base=8)",
+        ),
+    ],
+)
 def test_other_code_of_a_notebook_has_another_digest(first, second):
     assert digest_of(in_script(first)) == digest_of(in_script(first))
     assert digest_of(in_script(first)) != digest_of(in_script(second))
@@ -62,7 +77,11 @@ def test_other_code_of_a_notebook_has_another_digest(first, second):
 def test_a_file_counts_whole_and_so_do_the_neighbours_that_it_imports(folder):
     mine = folder / "mine.py"
     mine.write_text("import helper\nfrom third import g\ndef f(): return helper.h() + g()\n")
-    code = {"helper": "import fourth\ndef h(): return 1\n", "third": "def g(): return 1\n", "fourth": "X = 1\n"}
+    code = {
+        "helper": "import fourth\ndef h(): return 1\n",
+        "third": "def g(): return 1\n",
+        "fourth": "X = 1\n",
+    }
     first = of_file(mine, **code)
     assert of_file(mine, **code) == first
     for name in code:
@@ -76,28 +95,40 @@ def test_a_file_counts_whole_and_so_do_the_neighbours_that_it_imports(folder):
 def test_another_process_has_the_same_digest():
     """Python orders the strings of a set anew in each process."""
     code = "def f(x): return x in {'a', 'b', 'c', 'd'} or 1"
-    program = f"from tests.fedlsg.test_code_digest import digest_of, in_script\nprint(digest_of(in_script({code!r})))"
+    program = (
+        "from tests.fedlsg.test_code_digest import digest_of, in_script\n"
+        f"print(digest_of(in_script({code!r})))"
+    )
     found = {
         subprocess.run(
-            [sys.executable, "-c", program], cwd=REPOSITORY, env={"PYTHONHASHSEED": seed, "PATH": ""},
-            capture_output=True, text=True, check=True,
+            [sys.executable, "-c", program],
+            cwd=REPOSITORY,
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
-    }  # fmt: skip
+    }
     assert found == {digest_of(in_script(code)) + "\n"}
 
 
 FILES = {
     "mine": "import direct\ndef f():\n    import lazy\n    from package.inner import g\n",
     "direct": "try:\n    import through\nexcept ImportError:\n    pass\n",
-    "through": "X = 1\n", "lazy": "X = 1\n",
-    "package/__init__": "X = 1\n", "package/inner": "from . import near\nfrom ..other import X\n",
-    "package/near": "X = 1\n", "other": "X = 1\n",
-}  # fmt: skip
+    "through": "X = 1\n",
+    "lazy": "X = 1\n",
+    "package/__init__": "X = 1\n",
+    "package/inner": "from . import near\nfrom ..other import X\n",
+    "package/near": "X = 1\n",
+    "other": "X = 1\n",
+}
 
 
 def test_the_digest_of_sources_runs_nothing_and_has_all_that_may_run(tmp_path):
-    """Unlike ``digest_of``: what a function imports when it is called, and packages in the folder."""
+    """Unlike ``digest_of``: what a function imports when it is called, and packages in the
+    folder.
+    """
     (tmp_path / "package").mkdir()
     for name, code in FILES.items():
         (tmp_path / f"{name}.py").write_text(f"{code}raise SystemExit\n")
@@ -126,7 +157,9 @@ def test_the_digest_of_a_module_is_that_of_its_file_and_nowhere_it_is_empty(tmp_
     (tmp_path / "parcel/near.py").write_text("X = 2\n")
     assert digest_of_source("parcel.inner:f") not in (first, "")
     assert digest_of_source("numpy.linalg:f") != ""
-    assert {digest_of_source(name) for name in ("nowhere.py:f", "nomodule:f", "os:f", ".:f", "sys:f")} == {""}
+    assert {
+        digest_of_source(name) for name in ("nowhere.py:f", "nomodule:f", "os:f", ".:f", "sys:f")
+    } == {""}
 
 
 @pytest.mark.parametrize("line", ["from pkg import *", "from pkg.sub import *", "import pkg.star"])

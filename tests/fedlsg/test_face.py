@@ -24,17 +24,31 @@ def test_every_public_name_is_there_and_documented(name):
 
 
 def test_a_star_import_gives_the_public_names():
-    code = "from fedlsg import *; print(sorted(n for n in globals() if n[0] != '_' or n == '__version__'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    code = (
+        "from fedlsg import *; print(sorted(n for n in globals() if n[0] != '_' or n == "
+        "'__version__'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
     assert eval(done.stdout) == sorted(fedlsg.__all__)
 
 
 def test_the_import_is_quick():
-    """Under 0.3 s where nothing else runs; CPU time is counted, for other processes do run. The least of three."""
-    code = "import time; before = time.process_time(); import fedlsg; print(time.process_time() - before)"
+    """Under 0.3 s where nothing else runs; CPU time is counted, for other processes do run. The
+    least of three.
+    """
+    code = (
+        "import time; before = time.process_time(); import fedlsg; print(time.process_time() - "
+        "before)"
+    )
     command = [sys.executable, "-c", code]
     seconds = [
-        float(subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout)
+        float(
+            subprocess.run(
+                command, cwd=REPOSITORY, capture_output=True, text=True, check=True
+            ).stdout
+        )
         for _ in range(3)
     ]
     assert min(seconds) < 0.3
@@ -72,14 +86,21 @@ USE = """
 
 
 def test_the_types_of_the_interface(tmp_path):
-    """mypy names the planted mistakes, and finds no other one; with the settings of .ci/run, whose cache it takes."""
+    """mypy names the planted mistakes, and finds no other one; with the settings of .ci/run, whose
+    cache it takes.
+    """
     pytest.importorskip("mypy")
     (tmp_path / "use.py").write_text(textwrap.dedent(USE).replace("PLANTED", "'two'"))
     command = [sys.executable, "-m", "mypy", str(tmp_path / "use.py")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.stdout.count("error:") == 2, done.stdout
-    line = next(at for at, text in enumerate(textwrap.dedent(USE).splitlines(), 1) if "PLANTED" in text)
-    assert f'use.py:{line}: error: Argument "rounds" to "simulate" has incompatible type ' in done.stdout
+    line = next(
+        at for at, text in enumerate(textwrap.dedent(USE).splitlines(), 1) if "PLANTED" in text
+    )
+    assert (
+        f'use.py:{line}: error: Argument "rounds" to "simulate" has incompatible type '
+        in done.stdout
+    )
     assert 'Unexpected keyword argument "learning_rat" for "simulate"' in done.stdout
 
 
@@ -108,7 +129,9 @@ def test_a_thread_may_enter_again():
 
 
 def untrained() -> list[nn.Module]:
-    """Four models with dropout. Made in one thread: first weights come from the generator of dropout."""
+    """Four models with dropout. Made in one thread: first weights come from the generator of
+    dropout.
+    """
     return [nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)) for _ in range(4)]
 
 
@@ -120,9 +143,18 @@ def trained(seed: int, model: nn.Module) -> list[float]:
         for p in model.parameters():
             p.copy_(torch.randn(p.shape, generator=draw))
     step = PrivateStep(
-        model, nn.CrossEntropyLoss(), num_examples=40, sample_rate=0.5, steps=6, method="dpsgd", noise_multiplier=1.0,
-        delta=1e-3, learning_rate=0.1, seed=seed, reproducible=True,
-    )  # fmt: skip
+        model,
+        nn.CrossEntropyLoss(),
+        num_examples=40,
+        sample_rate=0.5,
+        steps=6,
+        method="dpsgd",
+        noise_multiplier=1.0,
+        delta=1e-3,
+        learning_rate=0.1,
+        seed=seed,
+        reproducible=True,
+    )
     batches = step.batches((x, y))
     for _ in range(6):
         step.step(batches)

@@ -1,4 +1,6 @@
-"""The flat vector of a frame: its layout, its way back to weights, and what its digest distinguishes."""
+"""The flat vector of a frame: its layout, its way back to weights, and what its digest
+distinguishes.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +21,9 @@ seeds = st.integers(0, 10_000)
 
 def model(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 4, (2, 3)), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(8, 5)).double()
+    return nn.Sequential(
+        nn.Conv2d(3, 4, (2, 3)), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(8, 5)
+    ).double()
 
 
 def gradients(seed: int) -> list[torch.Tensor]:
@@ -29,7 +33,11 @@ def gradients(seed: int) -> list[torch.Tensor]:
 
 frames = pytest.mark.parametrize(
     "frame",
-    [make_frame(model(), rank=2, sparsity=p, flat=flat) for p in (0.0, 0.5) for flat in (False, True)]
+    [
+        make_frame(model(), rank=2, sparsity=p, flat=flat)
+        for p in (0.0, 0.5)
+        for flat in (False, True)
+    ]
     + [make_frame(model(), rank=2, sparsity=0.0, carry=False)],
     ids=["whole", "whole-flat", "units", "flat", "dense"],
 )
@@ -61,7 +69,9 @@ def test_gradients_equal_eq_3_of_the_masked_blocks(frame, averaged, seed):
     frozen = torch.ones(frame.size, dtype=torch.bool)
     frozen[frame.indices] = False
     zeroed = flat.masked_fill(frozen, 0).split([b.size for b in frame.blocks])
-    parts = {(b.parameter, b.part): t.reshape(b.shape) for b, t in zip(frame.blocks, zeroed, strict=True)}
+    parts = {
+        (b.parameter, b.part): t.reshape(b.shape) for b, t in zip(frame.blocks, zeroed, strict=True)
+    }
     got = frame.gradients(flat[frame.indices], averaged=averaged)
     assert list(got) == [c.name for c in frame.coordinates]
     for c in frame.coordinates:
@@ -78,7 +88,9 @@ def test_gradients_equal_eq_3_of_the_masked_blocks(frame, averaged, seed):
 @frames
 @given(seed=seeds)
 def test_gradients_are_linear(frame, seed):
-    a, b = torch.randn(2, frame.kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    a, b = torch.randn(
+        2, frame.kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     joint, first, second = frame.gradients(a - 2 * b), frame.gradients(a), frame.gradients(b)
     for name, value in joint.items():
         assert_close(value, first[name] - 2 * second[name])
@@ -106,12 +118,16 @@ def change_block(frame: Frame, change: Callable[[Block], Block], at: int = 0) ->
 
 def reshaped(block: Block) -> Block:
     """The same kept positions in a block of another shape."""
-    return replace(block, shape=block.shape[::-1], keep=Keep(index=block.keep.positions(block.shape)))
+    return replace(
+        block, shape=block.shape[::-1], keep=Keep(index=block.keep.positions(block.shape))
+    )
 
 
 CHANGES = {
     "one bit of a carrier": nudge_carrier,
-    "one kept row": lambda f: change_block(f, lambda b: replace(b, keep=Keep(axis=0, index=torch.tensor([0, 1])))),
+    "one kept row": lambda f: change_block(
+        f, lambda b: replace(b, keep=Keep(axis=0, index=torch.tensor([0, 1])))
+    ),
     "a parameter's name": lambda f: change_block(f, lambda b: replace(b, parameter="other")),
     "a part": lambda f: change_block(f, lambda b: replace(b, part="dense")),
     "a shape": lambda f: change_block(f, reshaped),

@@ -1,4 +1,6 @@
-"""What counts as library code: library models are, and every planted piece of own code is found and named."""
+"""What counts as library code: library models are, and every planted piece of own code is found and
+named.
+"""
 
 import base64
 import functools
@@ -33,7 +35,12 @@ def mlp() -> nn.Sequential:
 
 def bert() -> Any:
     made = pytest.importorskip("transformers")
-    size = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    size = {
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
     return made.BertForSequenceClassification(made.BertConfig(vocab_size=20, **size))
 
 
@@ -59,7 +66,9 @@ LIBRARY: dict[str, Model] = {
     "weight norm": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 4))),
     "compiled": lambda: torch.compile(mlp()),  # type: ignore[dict-item, return-value]
     "own sizes": lambda: OwnSizes(7),
-    "lists": lambda: nn.Sequential(nn.ModuleDict({"a": nn.Linear(3, 3)}), nn.ModuleList([nn.Linear(3, 3)])),
+    "lists": lambda: nn.Sequential(
+        nn.ModuleDict({"a": nn.Linear(3, 3)}), nn.ModuleList([nn.Linear(3, 3)])
+    ),
     "transformers": bert,
     "LoRA": with_lora,
 }
@@ -95,7 +104,10 @@ LOSSES: dict[str, tuple[Any, bool]] = {
     "partial": (functools.partial(F.cross_entropy, reduction="none"), True),
     "per example": (per_example_loss(nn.CrossEntropyLoss()), True),
     "lambda": (lambda outputs, targets: outputs.sum(1), False),
-    "partial of a lambda": (functools.partial(lambda outputs, targets, *, k: outputs.sum(1), k=1), False),
+    "partial of a lambda": (
+        functools.partial(lambda outputs, targets, *, k: outputs.sum(1), k=1),
+        False,
+    ),
     "per example of a lambda": (per_example_loss(lambda outputs, targets: outputs.sum(1)), False),
 }
 
@@ -150,12 +162,16 @@ def with_method(model: nn.Sequential) -> None:
 
 
 def with_class(model: nn.Sequential) -> None:
-    model[0].__class__ = type("Linear", (nn.Linear,), {"forward": mixing, "__module__": "torch.nn.modules.linear"})
+    model[0].__class__ = type(
+        "Linear", (nn.Linear,), {"forward": mixing, "__module__": "torch.nn.modules.linear"}
+    )
 
 
 def with_copied_code(model: nn.Sequential) -> None:
     """Code of a library over globals of the user's own."""
-    forward = types.FunctionType(nn.Linear.forward.__code__, {"F": types.SimpleNamespace(linear=mixing)})
+    forward = types.FunctionType(
+        nn.Linear.forward.__code__, {"F": types.SimpleNamespace(linear=mixing)}
+    )
     model[0].__class__ = type("Linear", (nn.Linear,), {"forward": forward})
 
 
@@ -167,16 +183,22 @@ PLANTED: dict[str, Model] = {
     "a class with the name of a library's": changed(with_class),
     "code of a library over other globals": changed(with_copied_code),
     "a hook": changed(lambda m: m[1].register_forward_hook(lambda module, args, out: mixing(out))),
-    "a hook before": changed(lambda m: m[0].register_forward_pre_hook(lambda module, args: (mixing(args[0]),))),
+    "a hook before": changed(
+        lambda m: m[0].register_forward_pre_hook(lambda module, args: (mixing(args[0]),))
+    ),
     "a hook backward": changed(lambda m: m[0].register_full_backward_hook(lambda *a: None)),
     "a partial as hook": changed(lambda m: m[0].register_forward_hook(functools.partial(mixing))),
     "a hook on a parameter": changed(lambda m: m[0].weight.register_hook(lambda g: g)),
-    "a parametrization": changed(lambda m: parametrize.register_parametrization(m[0], "weight", OwnWeight())),
+    "a parametrization": changed(
+        lambda m: parametrize.register_parametrization(m[0], "weight", OwnWeight())
+    ),
     "an activation": lambda: nn.TransformerEncoderLayer(8, 2, activation=mixing),
     "a function in a list": changed(lambda m: setattr(m[0], "held", [1, {"a": mixing}])),
     "a bound method": changed(lambda m: setattr(m[0], "held", OwnLinear(2, 2).forward)),
     "a module that is no child": changed(lambda m: m[0].__dict__.update(held=OwnLinear(2, 2))),
-    "a tensor with code": changed(lambda m: m.register_buffer("held", torch.ones(2).as_subclass(OwnTensor))),
+    "a tensor with code": changed(
+        lambda m: m.register_buffer("held", torch.ones(2).as_subclass(OwnTensor))
+    ),
     "torch.jit": changed(lambda m: m.append(torch.jit.script(nn.Linear(2, 2)))),
     "torch.fx": lambda: torch.fx.symbolic_trace(mlp()),
     "compiled": lambda: torch.compile(nn.Sequential(OwnLinear(2, 2))),  # type: ignore[dict-item, return-value]
@@ -244,12 +266,17 @@ def test_what_sees_every_module_is_own_code() -> None:
 
 
 SOURCE = (
-    "from torch import nn\n\n\nclass Layer(nn.Linear):\n    def forward(self, x):\n        return super().forward(x)\n"
+    "from torch import nn\n\n\nclass Layer(nn.Linear):\n    def forward(self, x):\n        return "
+    "super().forward(x)\n"
 )
 
 
-def install(folder: Path, *, listed: bool = True, digest: bool = True, editable: bool = False) -> Path:
-    """A distribution "timm" in a folder as an installer leaves it; ``editable``: its code is elsewhere."""
+def install(
+    folder: Path, *, listed: bool = True, digest: bool = True, editable: bool = False
+) -> Path:
+    """A distribution "timm" in a folder as an installer leaves it; ``editable``: its code is
+    elsewhere.
+    """
     place = folder / "elsewhere" if editable else folder / "site-packages"
     file = place / "timm" / "__init__.py"
     file.parent.mkdir(parents=True)
@@ -281,7 +308,9 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     sys.modules.pop("timm", None)
 
 
-def test_an_installed_library_is_library_code(tmp_path: Path, imported: Callable[[], nn.Module]) -> None:
+def test_an_installed_library_is_library_code(
+    tmp_path: Path, imported: Callable[[], nn.Module]
+) -> None:
     install(tmp_path)
     assert own_code(imported()) is None
 

@@ -1,4 +1,6 @@
-"""Carriers are orthonormal, Eq. 3 is the projection it claims to be, and where the paper is wrong it stays pinned."""
+"""Carriers are orthonormal, Eq. 3 is the projection it claims to be, and where the paper is wrong
+it stays pinned.
+"""
 
 import math
 
@@ -35,7 +37,9 @@ def generator(seed: int = 0) -> torch.Generator:
 def carried(m: int, n: int, r: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """A gradient and random carriers of rank min(r, m, n)."""
     W = normal(m, n, seed=seed)
-    return normal(m, n, seed=seed + 1), *random_carriers((m, n), min(r, m, n), generator=generator(seed), like=W)
+    return normal(m, n, seed=seed + 1), *random_carriers(
+        (m, n), min(r, m, n), generator=generator(seed), like=W
+    )
 
 
 def assert_orthonormal(L: Tensor, R: Tensor) -> None:
@@ -55,7 +59,9 @@ def test_carriers_are_orthonormal_for_any_weight(m, n, r, true_rank, steps, seed
 
 
 def test_one_power_step_golden_by_hand():
-    """L spans W R0^T and R spans L^T W: for r = 1 their directions, L up to the sign of R0's share, L^T W R^T > 0."""
+    """L spans W R0^T and R spans L^T W: for r = 1 their directions, L up to the sign of R0's share,
+    L^T W R^T > 0.
+    """
     W = torch.tensor([[3.0, 0], [0, 0], [4.0, 0]], dtype=torch.float64)
     R0 = torch.randn(1, 2, generator=generator(), dtype=torch.float32)
     sign = math.copysign(1, float(R0[0, 0]))
@@ -76,7 +82,10 @@ def test_equal_seeds_give_equal_bits(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_carriers_of_half_precision_are_those_of_float32_rounded(dtype):
     W = normal(7, 5, seed=0).to(dtype)
-    halves, wide = decompose(W, 3, generator=generator()), decompose(W.float(), 3, generator=generator())
+    halves, wide = (
+        decompose(W, 3, generator=generator()),
+        decompose(W.float(), 3, generator=generator()),
+    )
     for half, exact in zip(halves, wide, strict=True):
         assert half.dtype == dtype
         assert_close(half.float(), exact, rtol=0, atol=32 * torch.finfo(dtype).eps)
@@ -120,9 +129,11 @@ def test_eq_3_golden_by_hand():
 
 
 def test_masked_eq_3_can_lengthen_a_gradient_to_two_over_root_three():
-    """With frozen units Eq. 3 is no projection; the bound of the docstring is reached and not passed.
+    """With frozen units Eq. 3 is no projection; the bound of the docstring is reached and not
+    passed.
 
-    n = 1, R = (1) kept and dR frozen: dW' = (1 - L L^T) M dW with M the mask of rows, over the angle of L.
+    n = 1, R = (1) kept and dR frozen: dW' = (1 - L L^T) M dW with M the mask of rows, over the
+    angle of L.
     """
     worst = 0.0
     for angle in torch.linspace(0, math.pi / 2, 181).tolist():
@@ -138,8 +149,13 @@ def test_masked_eq_3_can_lengthen_a_gradient_to_two_over_root_three():
 
 
 @given(m=sizes, n=sizes, r=ranks, s=ranks, seed=seeds)
-def test_the_core_is_what_the_tangent_form_sends_twice_and_its_lift_is_a_projection(m, n, r, s, seed):
-    dW, L, R = normal(m, n, seed=seed), *(orthonormal_columns(normal(k, min(r, k), seed=k)) for k in (m, n))
+def test_the_core_is_what_the_tangent_form_sends_twice_and_its_lift_is_a_projection(
+    m, n, r, s, seed
+):
+    dW, L, R = (
+        normal(m, n, seed=seed),
+        *(orthonormal_columns(normal(k, min(r, k), seed=k)) for k in (m, n)),
+    )
     S = project_core(dW, L, R.mT)
     assert_close(S, L.mT @ project(dW, L, R.mT)[0])
     once = lift_core(S, L, R.mT)
@@ -150,7 +166,9 @@ def test_the_core_is_what_the_tangent_form_sends_twice_and_its_lift_is_a_project
 
 @given(m=sizes, n=sizes, r=ranks, s=ranks, seed=seeds)
 def test_the_lift_is_the_adjoint_of_the_core_for_carriers_of_any_scale(m, n, r, s, seed):
-    dW, L, R, S = (normal(*shape, seed=seed + i) for i, shape in enumerate([(m, n), (m, r), (s, n), (r, s)]))
+    dW, L, R, S = (
+        normal(*shape, seed=seed + i) for i, shape in enumerate([(m, n), (m, r), (s, n), (r, s)])
+    )
     assert_close((project_core(dW, L, R) * S).sum(), (dW * lift_core(S, L, R)).sum())
 
 
@@ -163,7 +181,12 @@ def test_the_core_of_square_orthonormal_carriers_loses_nothing(m, n, seed):
 
 @pytest.mark.parametrize(("r", "s"), [(2, 3), (3, 2)])
 def test_a_core_is_added_as_it_is_lifted(r, s):
-    W, S, L, R = normal(7, 5, seed=0), normal(r, s, seed=1), normal(7, r, seed=2), normal(s, 5, seed=3)
+    W, S, L, R = (
+        normal(7, 5, seed=0),
+        normal(r, s, seed=1),
+        normal(7, r, seed=2),
+        normal(s, 5, seed=3),
+    )
     wanted = W + 0.5 * lift_core(S, L, R)
     add_core(W, S, L, R, 0.5)
     assert_close(W, wanted)

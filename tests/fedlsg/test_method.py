@@ -1,4 +1,6 @@
-"""The front door of the server, and the public schedule: Eq. 3 by hand, constant divisors, equal frames."""
+"""The front door of the server, and the public schedule: Eq. 3 by hand, constant divisors, equal
+frames.
+"""
 
 import math
 
@@ -10,21 +12,35 @@ from hypothesis import strategies as st
 from fedlsg.method import LocalTraining, Schedule, aggregate, norm_bound, server_step
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server import ServerOptimizer, make_optimizer
-from tests.fedlsg.support.step_oracle import EXACT, EXAMPLES, FRAMES, assert_untouched, eq3, problem, snapshot
+from tests.fedlsg.support.step_oracle import (
+    EXACT,
+    EXAMPLES,
+    FRAMES,
+    assert_untouched,
+    eq3,
+    problem,
+    snapshot,
+)
 
 
 @pytest.mark.parametrize("name", ["lsg", "rs"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_server_steps_equal_eq_3_by_hand(name, momentum):
-    """Three updates: W <- W - lr v, v <- mu v + Eq3(total / divisor), with a falling learning rate."""
+    """Three updates: W <- W - lr v, v <- mu v + Eq3(total / divisor), with a falling learning
+    rate.
+    """
     p = problem(*FRAMES[name])
     server = ServerOptimizer(learning_rate=0.5, momentum=momentum, schedule="linear")
     optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), server, updates=3)
     wanted = {name: w.detach().clone() for name, w in p.model.named_parameters()}
     velocity = {name: torch.zeros_like(w) for name, w in wanted.items()}
     for update in range(3):
-        total = torch.randn(p.frame.kept, dtype=torch.float64, generator=torch.Generator().manual_seed(update))
-        server_step(p.model, optimizer, scheduler, total, frame=p.frame, divisor=40.0, server=server)
+        total = torch.randn(
+            p.frame.kept, dtype=torch.float64, generator=torch.Generator().manual_seed(update)
+        )
+        server_step(
+            p.model, optimizer, scheduler, total, frame=p.frame, divisor=40.0, server=server
+        )
         for parameter, gradient in eq3(total / 40.0, p.frame).items():
             velocity[parameter] = momentum * velocity[parameter] + gradient
             wanted[parameter] -= 0.5 * (1 - update / 3) * velocity[parameter]
@@ -38,13 +54,27 @@ def test_server_steps_equal_eq_3_by_hand(name, momentum):
 def test_wrong_divisors_are_refused(divisor):
     p = problem()
     before = snapshot(p.model)
-    optimizer, scheduler = make_optimizer(dict(p.model.named_parameters()), ServerOptimizer(), updates=1)
+    optimizer, scheduler = make_optimizer(
+        dict(p.model.named_parameters()), ServerOptimizer(), updates=1
+    )
     with pytest.raises(ValueError, match="divisor"):
-        server_step(p.model, optimizer, scheduler, p.step(), frame=p.frame, divisor=divisor, server=ServerOptimizer())
+        server_step(
+            p.model,
+            optimizer,
+            scheduler,
+            p.step(),
+            frame=p.frame,
+            divisor=divisor,
+            server=ServerOptimizer(),
+        )
     assert_untouched(p.model, before)
 
 
-@given(rows=st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), min_size=1, max_size=6))
+@given(
+    rows=st.lists(
+        st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), min_size=1, max_size=6
+    )
+)
 def test_aggregate_sums_in_float64_in_the_order_given(rows):
     updates = [torch.tensor(row, dtype=torch.float32) for row in rows]
     total = aggregate(updates)
@@ -68,7 +98,9 @@ def test_aggregate_sums_in_float64_in_the_order_given(rows):
 def test_an_honest_payload_stays_within_the_norm_bound(sigma, C, steps, momentum, clip, seed):
     p = problem()
     mechanism = Mechanism(noise_multiplier=sigma, clip_norm=C, clip=clip)
-    local = LocalTraining(steps=steps, momentum=momentum, learning_rate=0.01, expected_batch=EXAMPLES)
+    local = LocalTraining(
+        steps=steps, momentum=momentum, learning_rate=0.01, expected_batch=EXAMPLES
+    )
     bound = norm_bound(mechanism, p.frame, num_examples=EXAMPLES, local=local)
     assert float(p.step(mechanism, local, seed).norm()) < bound
 
@@ -89,7 +121,9 @@ def test_wrong_local_settings_are_refused(setting, part):
         LocalTraining(**setting)
 
 
-@pytest.mark.parametrize("setting", [{"rounds": 0}, {"rounds": 1, "local_steps": 0}, {"rounds": 1, "sample_rate": 0.0}])
+@pytest.mark.parametrize(
+    "setting", [{"rounds": 0}, {"rounds": 1, "local_steps": 0}, {"rounds": 1, "sample_rate": 0.0}]
+)
 def test_wrong_schedules_are_refused(setting):
     with pytest.raises(ValueError, match="expected"):
         Schedule(**setting)

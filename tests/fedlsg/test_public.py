@@ -1,4 +1,6 @@
-"""The record that a user's functions see: public values and nothing else, and copies that change nothing."""
+"""The record that a user's functions see: public values and nothing else, and copies that change
+nothing.
+"""
 
 from dataclasses import FrozenInstanceError
 from functools import partial
@@ -30,7 +32,9 @@ class Remembers(nn.Module):
 
 
 def records(model: nn.Module, count: int = 2) -> list[Public]:
-    """What a carrier's function is called with, in two rounds with a private batch and a step in between."""
+    """What a carrier's function is called with, in two rounds with a private batch and a step in
+    between.
+    """
     given: list[Public] = []
 
     def make(public: Public):
@@ -38,7 +42,9 @@ def records(model: nn.Module, count: int = 2) -> list[Public]:
         return scaled(public)
 
     method = Method(name="own", carrier=CORE.__class__(make=make, form="core", rank=2))
-    state = PublicState.start(model, method, Schedule(rounds=3, sample_rate=0.5), seed=7, classifier="head")
+    state = PublicState.start(
+        model, method, Schedule(rounds=3, sample_rate=0.5), seed=7, classifier="head"
+    )
     for round in range(1, count + 1):
         state.frame(round, updates=round - 1)
         model(torch.full((4, 9), 100.0 * round)).sum().backward()
@@ -56,22 +62,34 @@ def test_the_record_by_hand():
     assert torch.equal(second.initial["body.weight"], start)
     assert second.initial.keys() == second.weights.keys()
     assert second.carried == {"body.weight": (8, 2, 2, 9)}
-    assert (second.time.round, second.time.rounds, second.time.epoch, second.updates, second.seed) == (2, 3, 0, 1, 7)
+    assert (
+        second.time.round,
+        second.time.rounds,
+        second.time.epoch,
+        second.updates,
+        second.seed,
+    ) == (2, 3, 0, 1, 7)
     drawn = torch.rand(3, generator=second.generator("a", 1))
     assert torch.equal(drawn, torch.rand(3, generator=public_generator(7, "a", 1)))
     assert first.coordinates == ()
 
 
 def test_there_is_no_way_from_the_record_to_a_batch():
-    """Everything that a record holds, or makes, is what a process that never saw the batches has, too."""
+    """Everything that a record holds, or makes, is what a process that never saw the batches has,
+    too.
+    """
     torch.manual_seed(0)
     trained = records(Remembers())[1]
     torch.manual_seed(0)
     fresh = Remembers()
-    state = PublicState.start(fresh, Method(name="own", carrier=CORE), Schedule(rounds=3), seed=7, classifier="head")
+    state = PublicState.start(
+        fresh, Method(name="own", carrier=CORE), Schedule(rounds=3), seed=7, classifier="head"
+    )
     with torch.no_grad():
         fresh.body.weight += 1
-    assert all(torch.equal(W, state.parameters[name]) for name, W in list(trained.weights.items())[1:])
+    assert all(
+        torch.equal(W, state.parameters[name]) for name, W in list(trained.weights.items())[1:]
+    )
     assert not any(W.requires_grad or W.grad is not None for W in trained.weights.values())
     model = trained.model()
     assert model.last is None
@@ -98,7 +116,9 @@ def test_a_weight_changed_in_place_is_refused():
     def careless(public):
         public.weights["w"].mul_(2)
 
-    with pytest.raises(ValueError, match=r"careless changed w in place: let it work on a copy \(W.clone\(\)\)"):
+    with pytest.raises(
+        ValueError, match=r"careless changed w in place: let it work on a copy \(W.clone\(\)\)"
+    ):
         call(careless, public=Public(weights={"w": torch.ones(2)}))
 
 
@@ -106,6 +126,8 @@ def test_a_function_that_fails_is_named_with_its_own_line():
     def careless(factor, public):
         torch.ones(2) @ (factor * torch.ones(3))
 
-    with pytest.raises(ValueError, match=r"careless failed in line \d+: RuntimeError: .*size") as caught:
+    with pytest.raises(
+        ValueError, match=r"careless failed in line \d+: RuntimeError: .*size"
+    ) as caught:
         call(partial(careless, 2), public=Public(weights={}))
     assert caught.value.__cause__ is not None

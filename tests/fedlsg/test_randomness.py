@@ -1,6 +1,8 @@
-"""Streams: what repeats and what never does, what they are distributed like, and that a secret key cannot escape.
+"""Streams: what repeats and what never does, what they are distributed like, and that a secret key
+cannot escape.
 
-Statistics of secret streams are bounded at seven standard errors or more; all others run on a fixed key.
+Statistics of secret streams are bounded at seven standard errors or more; all others run on a fixed
+key.
 """
 
 import copy
@@ -24,7 +26,9 @@ seeds = st.integers(0, 2**40)
 
 def chacha20_words(key: bytes, count: int) -> list[int]:
     """The key stream from block 0 under a zero nonce, as little-endian 64-bit numbers."""
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    stream = (
+        Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    )
     return list(struct.unpack(f"<{count}Q", stream))
 
 
@@ -42,7 +46,9 @@ def constant_word(stream: SecretStream, word: int) -> SecretStream:
 def test_words_are_the_key_stream_and_move_it_on():
     key = bytes(range(32))
     stream = SecretStream(key)
-    words = [int(word) for part in (stream.words(3), stream.words(0), stream.words(5)) for word in part]
+    words = [
+        int(word) for part in (stream.words(3), stream.words(0), stream.words(5)) for word in part
+    ]
     assert words == chacha20_words(key, 8)
 
 
@@ -61,13 +67,17 @@ def test_different_seed_or_labels_differ(one, two):
     if (one[0], *map(str, one[1])) == (two[0], *map(str, two[1])):
         return
     streams = [reproducible_stream(seed, *names).words(4) for seed, names in (one, two)]
-    public = [torch.randn(4, generator=public_generator(seed, *names)) for seed, names in (one, two)]
+    public = [
+        torch.randn(4, generator=public_generator(seed, *names)) for seed, names in (one, two)
+    ]
     assert not np.array_equal(*streams)
     assert not torch.equal(*public)
 
 
 def test_public_golden():
-    """Whoever changes a public draw breaks every recorded run: the seed is the start of a SHA-256."""
+    """Whoever changes a public draw breaks every recorded run: the seed is the start of a
+    SHA-256.
+    """
     assert public_generator(0, "carriers", 1, "0.weight").initial_seed() == 0x77491FF4B27E30
 
 
@@ -90,8 +100,12 @@ def test_no_draw_is_repeated():
 
 
 def test_the_cipher_raises_where_its_counter_ends():
-    """What "it raises past 2^35 numbers" rests on: the library refuses to wrap the 32-bit block counter."""
-    last_block = Cipher(algorithms.ChaCha20(bytes(32), b"\xff" * 4 + bytes(12)), mode=None).encryptor()
+    """What "it raises past 2^35 numbers" rests on: the library refuses to wrap the 32-bit block
+    counter.
+    """
+    last_block = Cipher(
+        algorithms.ChaCha20(bytes(32), b"\xff" * 4 + bytes(12)), mode=None
+    ).encryptor()
     last_block.update(bytes(64))
     with pytest.raises(ValueError, match="counter"):
         last_block.update(bytes(64))

@@ -44,12 +44,26 @@ def counter():
 def everything(model, optimizer, scheduler):
     """All that can be observed, as comparable values."""
     grads = [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
-    return repr((
-        [p.tolist() for p in model.parameters()], grads, model.mean.tolist(), model.table.tolist(), model.calls,
-        model.seen, model.training, sorted(vars(model)), model.draws.get_state().sum().item(),
-        model.numbers.bit_generator.state, model.dice.getstate(), optimizer.state_dict(), scheduler.state_dict(),
-        torch.get_rng_state().sum().item(), random.getstate(), np.random.get_state(),
-    ))  # fmt: skip
+    return repr(
+        (
+            [p.tolist() for p in model.parameters()],
+            grads,
+            model.mean.tolist(),
+            model.table.tolist(),
+            model.calls,
+            model.seen,
+            model.training,
+            sorted(vars(model)),
+            model.draws.get_state().sum().item(),
+            model.numbers.bit_generator.state,
+            model.dice.getstate(),
+            optimizer.state_dict(),
+            scheduler.state_dict(),
+            torch.get_rng_state().sum().item(),
+            random.getstate(),
+            np.random.get_state(),
+        )
+    )
 
 
 def change(model, optimizer, scheduler):
@@ -116,8 +130,14 @@ def test_of_a_function_that_reads_data_only_generators_are_restored():
 @pytest.mark.parametrize("forgotten", ["_of_process", "_of_generator", "_of_tensor", "_of_items"])
 def test_what_is_forgotten_is_noticed(monkeypatch, forgotten):
     """Negative controls: global generators, generators in objects, numbers, attributes, lists."""
-    nothing = {"_of_process": lambda: iter(()), "_of_generator": lambda thing: None, "_of_tensor": lambda t: None}
-    monkeypatch.setattr(fedlsg.user_code.objects, forgotten, nothing.get(forgotten, lambda *given: lambda: None))
+    nothing = {
+        "_of_process": lambda: iter(()),
+        "_of_generator": lambda thing: None,
+        "_of_tensor": lambda t: None,
+    }
+    monkeypatch.setattr(
+        fedlsg.user_code.objects, forgotten, nothing.get(forgotten, lambda *given: lambda: None)
+    )
     assert not leaves_no_trace()
 
 
@@ -136,7 +156,9 @@ def test_a_number_that_is_not_finite_is_named(wrong, name):
     x = X.clone()
     x[130, 2] = wrong
     inputs = {name: x, "ids": Y} if name else x
-    with pytest.raises(ValueError, match=rf"test inputs{' x' if name else ''} have missing .*row 130, column 2"):
+    with pytest.raises(
+        ValueError, match=rf"test inputs{' x' if name else ''} have missing .*row 130, column 2"
+    ):
         check_numbers(inputs, "test")
 
 
@@ -154,10 +176,11 @@ def test_complex_inputs_are_refused_and_integers_are_finite():
 
 
 LOSSES = {
-    "cross entropy": nn.CrossEntropyLoss(), "a function": functional.cross_entropy,
+    "cross entropy": nn.CrossEntropyLoss(),
+    "a function": functional.cross_entropy,
     "one's own": lambda o, t: -o.log_softmax(1).gather(1, t[:, None]).squeeze(1),
     "margin": nn.MultiMarginLoss(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=list(LOSSES))
@@ -199,7 +222,10 @@ def test_an_integer_beyond_its_table_is_named(row):
     table = nn.Embedding(9, 2)
     check_extremes(lambda rows: table(ids[rows]), ids, "train")
     ids[row] = 9
-    with pytest.raises(ValueError, match=rf"the model fails on train row {row}, with inputs from 9 to 9: IndexError"):
+    with pytest.raises(
+        ValueError,
+        match=rf"the model fails on train row {row}, with inputs from 9 to 9: IndexError",
+    ):
         check_extremes(lambda rows: table(ids[rows]), ids, "train")
 
 

@@ -1,4 +1,6 @@
-"""Settings and rules are read from declarations: names, types, ranges, conditions on what is known."""
+"""Settings and rules are read from declarations: names, types, ranges, conditions on what is
+known.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,14 +12,18 @@ from fedlsg.setting import REQUIRED, Setting, check_declared, declared, unknown
 from fedlsg.setting.foreign import NEEDLESS, OURS
 from fedlsg.setting.rules import Rule, check_rules, example, holds, idle_unless, needs, spell
 
-Share = Annotated[float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))]
+Share = Annotated[
+    float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))
+]
 
 
 def method(
     *,
     rank: Annotated[int, Setting("Rank r of the carriers.", at_least=1)] = 4,
     share: Share = 0.5,
-    rate: Annotated[float | None, Setting("A rate.", above=0, below=math.inf, aliases=("lr",))] = None,
+    rate: Annotated[
+        float | None, Setting("A rate.", above=0, below=math.inf, aliases=("lr",))
+    ] = None,
     other: Share | None = None,
     residual: bool = True,
     direction: Literal["top", "bottom"] = "top",
@@ -44,7 +50,11 @@ def test_what_a_callable_declares():
     assert (rate.kind, rate.optional, rate.default) == (float, True, None)
     assert (other.kind, other.optional, other.setting) == (float, True, share.setting)
     assert (residual.kind, residual.range) == (bool, "true or false")
-    assert (direction.kind, direction.choices, direction.range) == (str, ("top", "bottom"), "top or bottom")
+    assert (direction.kind, direction.choices, direction.range) == (
+        str,
+        ("top", "bottom"),
+        "top or bottom",
+    )
     assert (path.default, path.range, path.optional) == (REQUIRED, "", False)
     assert [one.range for one in (rank, share, rate)] == ["x >= 1", "0 <= x < 1", "0 < x < inf"]
 
@@ -104,20 +114,46 @@ def test_an_instance_is_checked_against_its_declarations(wrong, message):
         check_declared(Part(**wrong))
 
 
-FACTS = {"trust": "secure", "steps": 2, "most": 3, "personal": None, "share": 0.0, "flag": True, "rate": 0.5}
+FACTS = {
+    "trust": "secure",
+    "steps": 2,
+    "most": 3,
+    "personal": None,
+    "share": 0.0,
+    "flag": True,
+    "rate": 0.5,
+}
 
 
 @pytest.mark.parametrize(
     ("condition", "expected"),
     [
-        ("flag", True), ("not flag", False), ("personal", False), ("not personal", True), ("share", False),
-        ("trust=secure|server", True), ("trust!=secure", False), ("trust=client", False), ("flag=true", True),
-        ("steps>1", True), ("steps>2", False), ("steps>=2", True), ("steps<most", True), ("steps<=1", False),
-        ("personal>1", None), ("unknown", None), ("not unknown", None), ("unknown=1", None), ("steps<unknown", None),
-        ("flag and unknown", None), ("personal and unknown", False), ("flag or unknown", True),
-        ("personal or unknown", None), ("personal or flag and steps>1", True),
+        ("flag", True),
+        ("not flag", False),
+        ("personal", False),
+        ("not personal", True),
+        ("share", False),
+        ("trust=secure|server", True),
+        ("trust!=secure", False),
+        ("trust=client", False),
+        ("flag=true", True),
+        ("steps>1", True),
+        ("steps>2", False),
+        ("steps>=2", True),
+        ("steps<most", True),
+        ("steps<=1", False),
+        ("personal>1", None),
+        ("unknown", None),
+        ("not unknown", None),
+        ("unknown=1", None),
+        ("steps<unknown", None),
+        ("flag and unknown", None),
+        ("personal and unknown", False),
+        ("flag or unknown", True),
+        ("personal or unknown", None),
+        ("personal or flag and steps>1", True),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_known_is_neither_true_nor_false(condition, expected):
     assert holds(condition, FACTS) is expected
 
@@ -125,14 +161,32 @@ def test_what_is_not_known_is_neither_true_nor_false(condition, expected):
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (Rule(of="rate", needs="steps>3", why="raise steps"), "rate=0.5 needs steps > 3, got steps=2: raise steps"),
-        (Rule(of="trust=secure and flag", needs="not rate", why="x"), "trust=secure does not go with rate=0.5: x"),
-        (Rule(of="flag", needs="trust=a|b", why="x"), "flag=true needs trust=a or b, got trust=secure: x"),
-        (Rule(of="steps", needs="trust!=secure"), "steps=2 does not go with trust=secure: leave one of them out"),
-        (Rule(of="rate", needs="personal", why="{trust!r} {steps}"), "rate=0.5 needs personal: 'secure' 2"),
-        (Rule(of="flag", needs="not trust"), "flag=true does not go with a sum (secure): leave one of them out"),
+        (
+            Rule(of="rate", needs="steps>3", why="raise steps"),
+            "rate=0.5 needs steps > 3, got steps=2: raise steps",
+        ),
+        (
+            Rule(of="trust=secure and flag", needs="not rate", why="x"),
+            "trust=secure does not go with rate=0.5: x",
+        ),
+        (
+            Rule(of="flag", needs="trust=a|b", why="x"),
+            "flag=true needs trust=a or b, got trust=secure: x",
+        ),
+        (
+            Rule(of="steps", needs="trust!=secure"),
+            "steps=2 does not go with trust=secure: leave one of them out",
+        ),
+        (
+            Rule(of="rate", needs="personal", why="{trust!r} {steps}"),
+            "rate=0.5 needs personal: 'secure' 2",
+        ),
+        (
+            Rule(of="flag", needs="not trust"),
+            "flag=true does not go with a sum (secure): leave one of them out",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_broken_rule_says_what_was_expected_and_found(rule, said):
     words = {"trust": "a sum ({trust})"} if rule.needs == "not trust" else {}
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - the whole message is compared
@@ -149,7 +203,9 @@ def test_what_is_kept_unknown_or_only_idle_is_not_refused():
 def test_an_example_makes_its_condition_true():
     for condition in ("trust=server|secure and unit=client", "personal", "not personal", "steps>2"):
         assert holds(condition, example(condition)) is True
-    assert spell("steps>1 or not personal", {"personal": "own parts"}) == "steps > 1 or no own parts"
+    assert (
+        spell("steps>1 or not personal", {"personal": "own parts"}) == "steps > 1 or no own parts"
+    )
 
 
 def test_names_of_other_libraries_are_named_in_our_words():

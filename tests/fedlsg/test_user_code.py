@@ -41,14 +41,18 @@ def write(name: str, code: str) -> Path:
 
 
 @pytest.mark.parametrize("other", ["mine.py", "near.py"])
-def test_a_file_that_changes_between_the_comparison_and_its_run_does_not_run(other, tmp_path, monkeypatch):
+def test_a_file_that_changes_between_the_comparison_and_its_run_does_not_run(
+    other, tmp_path, monkeypatch
+):
     monkeypatch.setattr(user_code, "_COMPARED", {})
     mine = write("mine.py", "from near import ran\n")
     write("near.py", "ran = lambda: 1\n")
     name = f"{mine}:ran"
     permit(name, files=source_of(name).files)
     write(other, Path(other).read_text() + "open('marker', 'w').close()\n")
-    with pytest.raises(ImportError, match=rf"{other} changed after it was compared with the run's record"):
+    with pytest.raises(
+        ImportError, match=rf"{other} changed after it was compared with the run's record"
+    ):
         load(name, "workload")
     assert not Path("marker").exists()
     permit(name)  # by its user, who names no text
@@ -56,10 +60,17 @@ def test_a_file_that_changes_between_the_comparison_and_its_run_does_not_run(oth
     assert Path("marker").exists()
 
 
-@pytest.mark.parametrize(("name", "code"), [
-    ("mine.py:workload", True), ("/a/mine.py:w", True), ("package.module:w", True), ("mine.py", True),
-    ("digits", False), ("glue-sst2", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("mine.py:workload", True),
+        ("/a/mine.py:w", True),
+        ("package.module:w", True),
+        ("mine.py", True),
+        ("digits", False),
+        ("glue-sst2", False),
+    ],
+)
 def test_what_names_code(name, code):
     assert is_reference(name) is code
 
@@ -94,7 +105,8 @@ MISTAKES = {
     "mine.py": r"workload 'mine.py': expected FILE.py:NAME, as mine.py:workload",
     "mine.py:": r"expected FILE.py:NAME, as mine.py:workload",
     ":f": r"expected FILE.py:NAME, as mine.py:workload",
-    "nomodule:f": r"workload 'nomodule': no module of this name is installed; a file is named as FILE.py:NAME",
+    "nomodule:f": r"workload 'nomodule': no module of this name is installed; a file is named as "
+    r"FILE.py:NAME",
     "..:f": "no module of this name",
     "json:nothing": "json has no 'nothing'",
 }
@@ -108,14 +120,17 @@ def test_a_name_that_names_nothing_is_refused_in_one_line(name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    ("x = 1\ndef f(:\n    pass\n", "mine.py, line 2: SyntaxError"),
-    ("x = 1\n\ny = undefined\n", "mine.py, line 3: NameError: name 'undefined' is not defined"),
-    ("def g(): raise KeyError(3)\ng()\n", "mine.py, line 1: KeyError: 3"),
-    ("import json\njson.loads('{')\n", "mine.py, line 2: JSONDecodeError"),
-    ("import helper\n", "helper.py, line 2: SyntaxError"),
-    ("import missing_module\n", "mine.py, line 1: ModuleNotFoundError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("x = 1\ndef f(:\n    pass\n", "mine.py, line 2: SyntaxError"),
+        ("x = 1\n\ny = undefined\n", "mine.py, line 3: NameError: name 'undefined' is not defined"),
+        ("def g(): raise KeyError(3)\ng()\n", "mine.py, line 1: KeyError: 3"),
+        ("import json\njson.loads('{')\n", "mine.py, line 2: JSONDecodeError"),
+        ("import helper\n", "helper.py, line 2: SyntaxError"),
+        ("import missing_module\n", "mine.py, line 1: ModuleNotFoundError"),
+    ],
+)
 def test_code_that_fails_names_file_and_line_and_runs_again(code, words):
     write("helper.py", "x = 1\ndef (\n")
     mine = write("mine.py", code)
@@ -132,8 +147,13 @@ def test_a_name_that_is_not_permitted_runs_nothing(name, tmp_path, monkeypatch):
     monkeypatch.setattr(user_code, "is_permitted", IS_PERMITTED)
     permit("other.py:f", "evil.py:g")
     monkeypatch.syspath_prepend(str(tmp_path))
-    write("evil.py", f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\ndef f(): pass\n")
-    with pytest.raises(ValueError, match="names code, and this process runs none that a setting names"):
+    write(
+        "evil.py",
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\ndef f(): pass\n",
+    )
+    with pytest.raises(
+        ValueError, match="names code, and this process runs none that a setting names"
+    ):
         load(name, "workload")
     assert not (tmp_path / "ran").exists()
     permit("evil.py:f")  # negative control
@@ -157,16 +177,25 @@ def test_the_line_is_the_innermost_of_the_user_and_not_of_torch():
     error = caught(lambda: nn.Sequential(nn.Flatten(0))(broken()))
     text = describe(error)
     assert text.startswith(
-        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2) (test_user_code.py, line "
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2) (test_user_code.py, "
+        "line "
     )
     assert text.endswith(": return nn.Linear(3, 2)(torch.zeros(1, 4))  # the line that is named)")
 
 
-@pytest.mark.parametrize(("action", "depends"), [
-    (broken, False), (lambda: torch.zeros(2).nothing, False), (lambda: len(3), False),
-    (lambda: nn.Embedding(2, 3)(torch.tensor([5])), True), (lambda: nn.functional.one_hot(torch.tensor([4]), 2), True),
-    (lambda: torch.zeros(2, 2)[:, torch.tensor([3])], True), (lambda: torch.zeros(2).sum(3), False),
-    (lambda: nn.BCELoss()(torch.tensor([2.0]), torch.tensor([1.0])), True), (lambda: {}["x"], True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("action", "depends"),
+    [
+        (broken, False),
+        (lambda: torch.zeros(2).nothing, False),
+        (lambda: len(3), False),
+        (lambda: nn.Embedding(2, 3)(torch.tensor([5])), True),
+        (lambda: nn.functional.one_hot(torch.tensor([4]), 2), True),
+        (lambda: torch.zeros(2, 2)[:, torch.tensor([3])], True),
+        (lambda: torch.zeros(2).sum(3), False),
+        (lambda: nn.BCELoss()(torch.tensor([2.0]), torch.tensor([1.0])), True),
+        (lambda: {}["x"], True),
+    ],
+)
 def test_other_values_are_proposed_only_where_they_may_help(action, depends):
     assert depends_on_values(caught(action)) == depends

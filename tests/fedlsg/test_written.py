@@ -1,4 +1,6 @@
-"""Numbers in a user's code: constants, closures, defaults, globals, attributes; nothing is called."""
+"""Numbers in a user's code: constants, closures, defaults, globals, attributes; nothing is
+called.
+"""
 
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -71,21 +73,44 @@ class Setting:
         raise AssertionError("called")
 
 
-@pytest.mark.parametrize(("thing", "numbers"), [
-    (no_default, {300.0, -8}), (constant, {-7.5}), (through_another, {-7.5}), (of_global, {-999.0, 77}),
-    (inner, {5000, 12, 13}), (closure(-42), {-42}), (partial(no_default, 17), {300.0, -8, 17}),
-    (decorated(constant), {-7.5}), (torch.no_grad()(constant), {-7.5}), (Setting(), {2.5}), (Setting(9).__call__, {9}),
-    (Model(100), {100, 9, 55, 66, 41}), (nn.Sequential(Model(4)), {4, 9, 55, 66, 41}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("thing", "numbers"),
+    [
+        (no_default, {300.0, -8}),
+        (constant, {-7.5}),
+        (through_another, {-7.5}),
+        (of_global, {-999.0, 77}),
+        (inner, {5000, 12, 13}),
+        (closure(-42), {-42}),
+        (partial(no_default, 17), {300.0, -8, 17}),
+        (decorated(constant), {-7.5}),
+        (torch.no_grad()(constant), {-7.5}),
+        (Setting(), {2.5}),
+        (Setting(9).__call__, {9}),
+        (Model(100), {100, 9, 55, 66, 41}),
+        (nn.Sequential(Model(4)), {4, 9, 55, 66, 41}),
+    ],
+)
 def test_numbers_of_the_code_are_found(thing, numbers):
     found = set(written(thing))
     assert found == numbers
 
 
-@pytest.mark.parametrize("thing", [
-    nn.Linear(6, 30), nn.TransformerEncoderLayer(32, 4, 64, dropout=0.3), nn.Dropout(0.25),
-    nn.GroupNorm(4, 8, eps=3e-5), torch.nn.functional.cross_entropy, len, None, "7", torch.tensor(7.0), True,
-    closure(torch.full((3,), 8.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "thing",
+    [
+        nn.Linear(6, 30),
+        nn.TransformerEncoderLayer(32, 4, 64, dropout=0.3),
+        nn.Dropout(0.25),
+        nn.GroupNorm(4, 8, eps=3e-5),
+        torch.nn.functional.cross_entropy,
+        len,
+        None,
+        "7",
+        torch.tensor(7.0),
+        True,
+        closure(torch.full((3,), 8.0)),
+    ],
+)
 def test_library_code_and_data_give_nothing(thing):
     assert written(thing) == ()

@@ -19,7 +19,9 @@ from tests.checked_once import check_once
 from tests.simulations.support.own import fresh
 from tests.simulations.support.runs import Run, pages, run_local, stopped_after
 
-hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile(
+    "deterministic", derandomize=True, deadline=None, database=None
+)
 hypothesis.settings.load_profile("deterministic")
 
 
@@ -62,7 +64,9 @@ def with_pages(without_pages: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory, without_pages: None) -> Run:
-    """Two clients, two rounds of lsg on the local engine, reproducible, payloads kept. Do not write to it."""
+    """Two clients, two rounds of lsg on the local engine, reproducible, payloads kept. Do not write
+    to it.
+    """
     with pages(written=True):
         return run_local(tmp_path_factory.mktemp("runs") / "small", record_updates=True)
 
@@ -80,7 +84,9 @@ def stopped(tmp_path: Path) -> Run:
 def fedlsg(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in an empty working directory, on a terminal of some width: (exit status, stdout, stderr)."""
+    """Run the command in an empty working directory, on a terminal of some width: (exit status,
+    stdout, stderr).
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDLSG_DATA", raising=False)
 

@@ -1,4 +1,6 @@
-"""Commands on workloads that are no classification of images in [0, 1]: the workload's own loss, targets and range."""
+"""Commands on workloads that are no classification of images in [0, 1]: the workload's own loss,
+targets and range.
+"""
 
 import json
 from pathlib import Path
@@ -63,7 +65,8 @@ def test_inspection_of_other_targets_is_the_gradient_of_their_loss(task):
 def test_the_range_of_pixels_is_that_of_the_data():
     prior = image_prior(load(own_tasks.images()))
     assert (prior.low, prior.high) == ((-1.0,), (1.0,))
-    assert prior.span == 2.0  # a range of 0 to the largest stored value would hide half of each image
+    # a range of 0 to the largest stored value would hide half of each image
+    assert prior.span == 2.0
 
 
 def test_membership_reads_the_loss_of_what_are_no_classes():
@@ -72,9 +75,15 @@ def test_membership_reads_the_loss_of_what_are_no_classes():
         model = own_tasks.net()
         inputs, targets = workload.train.batch(torch.arange(10))
         found = confidences(model, workload, workload.train, torch.arange(10), "cpu")
-        assert_close(torch.from_numpy(found), -workload.loss(model(inputs), targets).detach().double())
-        assert accuracy_of(model, workload, "cpu") != accuracy_of(model, workload, "cpu")  # NaN: there is none
-    kinds = {task: is_cross_entropy(load(getattr(own_tasks, task)())) for task in ("classes", "scaled", "labels")}
+        assert_close(
+            torch.from_numpy(found), -workload.loss(model(inputs), targets).detach().double()
+        )
+        # NaN: there is none
+        assert accuracy_of(model, workload, "cpu") != accuracy_of(model, workload, "cpu")
+    kinds = {
+        task: is_cross_entropy(load(getattr(own_tasks, task)()))
+        for task in ("classes", "scaled", "labels")
+    }
     assert kinds == {"classes": True, "scaled": True, "labels": False}
 
 
@@ -85,9 +94,13 @@ def recorded(tmp_path_factory):
     def of(task: str):
         out = tmp_path_factory.mktemp(task) / "run"
         quick(
-            out, workload=getattr(own_tasks, task), method="dpsgd", mechanism="clip-only", noise_multiplier=None,
+            out,
+            workload=getattr(own_tasks, task),
+            method="dpsgd",
+            mechanism="clip-only",
+            noise_multiplier=None,
             record_updates=True,
-        )  # fmt: skip
+        )
         return open_record(str(out), ThreatModel())
 
     return of
@@ -99,18 +112,25 @@ def test_attacks_replay_the_workloads_loss_and_name_what_they_cannot_read(record
     truth = truth_of(record, seen)
     granted = truth.grant(ThreatModel())
     assert granted.labels.shape == truth.labels.shape
-    assert sorted(map(tuple, granted.labels.tolist())) == sorted(map(tuple, truth.labels.tolist()))  # whole rows
+    # whole rows
+    assert sorted(map(tuple, granted.labels.tolist())) == sorted(map(tuple, truth.labels.tolist()))
     with pytest.raises(DoesNotApply, match="no classes"):
         labels_of(seen, None, Knowledge(examples=1))
-    assert unexplained(seen, truth.inputs, truth.labels, scaled=False) < 1e-9  # the client's own loss explains it
-    assert unexplained(seen, truth.inputs + 1, truth.labels, scaled=False) > 0.01  # negative control
+    # the client's own loss explains it
+    assert unexplained(seen, truth.inputs, truth.labels, scaled=False) < 1e-9
+    # negative control
+    assert unexplained(seen, truth.inputs + 1, truth.labels, scaled=False) > 0.01
     prior = Prior(shape=(8,), low=-5.0, high=5.0)
     with pytest.raises(DoesNotApply, match="grant them"):
-        match(seen, Knowledge(examples=1), prior, attack=ATTACKS["dlg"], generator=torch.Generator())
+        match(
+            seen, Knowledge(examples=1), prior, attack=ATTACKS["dlg"], generator=torch.Generator()
+        )
 
 
 def test_tokens_of_a_users_own_are_refused_with_what_to_do(recorded):
-    with pytest.raises(ValueError, match=r"tokens is of your own, and names no tokenizer.*hf-text.*--membership"):
+    with pytest.raises(
+        ValueError, match=r"tokens is of your own, and names no tokenizer.*hf-text.*--membership"
+    ):
         kind_of(recorded("tokens"))
 
 
@@ -135,11 +155,27 @@ def test_every_command_takes_a_task_or_refuses_it_by_name(task, fedlsg, tmp_path
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["accuracy"] is None) == (task in ("regression", "labels", "sequence"))
     for command in (
-        ["report", run], ["inspect", run, "--examples", "8"], ["audit", run, "--canaries", "20"], ["export", run],
-        ["partition", name], ["attack", "--membership", run, "--shadows", "6", "--out", str(tmp_path / "membership")],
-        ["compare", name, "--methods", "dpsgd", "--yes", "--out", str(tmp_path / "compare"), "-c", "engine=local"],
-    ):  # fmt: skip
+        ["report", run],
+        ["inspect", run, "--examples", "8"],
+        ["audit", run, "--canaries", "20"],
+        ["export", run],
+        ["partition", name],
+        ["attack", "--membership", run, "--shadows", "6", "--out", str(tmp_path / "membership")],
+        [
+            "compare",
+            name,
+            "--methods",
+            "dpsgd",
+            "--yes",
+            "--out",
+            str(tmp_path / "compare"),
+            "-c",
+            "engine=local",
+        ],
+    ):
         status, _, err = fedlsg(*command)
         assert status == 0, (command[0], err)
     status, _, err = fedlsg("attack", run, "--seconds", "0.5", "--images", "1")
-    assert (status, "holds no images" in err) == ((0, False) if task == "images" else (1, True)), err
+    assert (status, "holds no images" in err) == ((0, False) if task == "images" else (1, True)), (
+        err
+    )

@@ -1,9 +1,10 @@
 """Reproducible steps and runs against recorded numbers, and with the old draws against older ones.
 
-``NEW`` is of the commit that gave noise an exact law. ``OLD`` is of commit 2b19fbd6, whose noise was
-float64 normals. ``tests.noise.old_noise`` injects its draws, so that all else of a step is compared.
-Where this machine computes as that which recorded (``alike``), weights and payloads are equal bit
-for bit. Elsewhere products are rounded differently: one number of each run is compared up to that.
+``NEW`` is of the commit that gave noise an exact law. ``OLD`` is of commit 2b19fbd6, whose noise
+was float64 normals. ``tests.noise.old_noise`` injects its draws, so that all else of a step is
+compared. Where this machine computes as that which recorded (``alike``), weights and payloads are
+equal bit for bit. Elsewhere products are rounded differently: one number of each run is compared up
+to that.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ from tests.strategies.own_loop import batch, made, weights
 
 
 class Recorded(NamedTuple):
-    """``digest``: of the final weights, and payloads. ``value``: a random projection of the weights."""
+    """``digest``: of the final weights, and payloads. ``value``: a random projection of the
+    weights.
+    """
 
     digest: str
     value: float
@@ -66,7 +69,9 @@ def after_run(name: str, folder: Path) -> Recorded:
 
 @cache
 def alike() -> bool:
-    """Whether what has no noise, and the old draws alone, come out here as where they were recorded."""
+    """Whether what has no noise, and the old draws alone, come out here as where they were
+    recorded.
+    """
     words = np.arange(1, 4001, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     drawn = digest(old_normals(words).numpy().tobytes())
     return (after_steps("sgd").digest, drawn) == (OLD["sgd"].digest, NORMALS)

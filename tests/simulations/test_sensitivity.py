@@ -1,10 +1,11 @@
-"""One example moves the released sum by at most C (1 + 1e-4): built-in models, in the precision that users run.
+"""One example moves the released sum by at most C (1 + 1e-4): built-in models, in the precision
+that users run.
 
-The sum is that of the shipped ``client_step`` with the batches and groups of simulations (``neighbours``).
-The data and the example that leaves are an adversary's (``adversaries``). All pairs of settings run here,
-those of ``LATER`` and the full product with ``-m slow``. Dropout masks go by place in the batch: a test with dropout
-would have to give each example its own mask again (simulations/client/train.py says why the release does not). No
-built-in model has dropout.
+The sum is that of the shipped ``client_step`` with the batches and groups of simulations
+(``neighbours``). The data and the example that leaves are an adversary's (``adversaries``). All
+pairs of settings run here, those of ``LATER`` and the full product with ``-m slow``. Dropout masks
+go by place in the batch: a test with dropout would have to give each example its own mask again
+(simulations/client/train.py says why the release does not). No built-in model has dropout.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,14 @@ import torch
 from torch import nn
 
 from benchmarks.privacy import adversaries
-from benchmarks.privacy.adversaries import align, image_cases, made_images, made_texts, summed_in, text_cases
+from benchmarks.privacy.adversaries import (
+    align,
+    image_cases,
+    made_images,
+    made_texts,
+    summed_in,
+    text_cases,
+)
 from benchmarks.privacy.neighbours import BOUND, Moved, Subject, move, subject
 from fedlsg.gradients.fingerprint import Watching
 from fedlsg.gradients.precision import Precision
@@ -29,7 +37,9 @@ from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 
 TEXTS = ("bert", "minilm")
-"""A small BERT with large random weights, and MiniLM where the package that ships it is installed."""
+"""A small BERT with large random weights, and MiniLM where the package that ships it is
+installed.
+"""
 MODELS = ("mlp", "conv", "cnn", "dp-cnn", "resnet-8", "wrn-16-4", "wrn-16-4-ws", *TEXTS)
 LATER = ("conv", "wrn-16-4", "minilm")
 """Models whose layers others have."""
@@ -46,12 +56,15 @@ AXES: MappingProxyType[str, Sequence[object]] = MappingProxyType(
 
 
 def all_pairs(axes: Sequence[Sequence[object]]) -> list[tuple[object, ...]]:
-    """Rows of settings in which every pair of values of two axes occurs: greedily, always the row of most new pairs."""
+    """Rows of settings in which every pair of values of two axes occurs: greedily, always the row
+    of most new pairs.
+    """
 
     places = list(combinations(range(len(axes)), 2))
     bits: dict[tuple[object, ...], int] = {}
     pairs = {
-        row: sum(1 << bits.setdefault((i, row[i], j, row[j]), len(bits)) for i, j in places) for row in product(*axes)
+        row: sum(1 << bits.setdefault((i, row[i], j, row[j]), len(bits)) for i, j in places)
+        for row in product(*axes)
     }
     left = (1 << len(bits)) - 1
     rows = []
@@ -66,7 +79,9 @@ def random_bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The folder of the model "bert"."""
     with pytest.MonkeyPatch.context() as patch:
         if find_spec("transformers") is not None:
-            folder = make_bert(tmp_path_factory.mktemp("bert"), positions=adversaries.MAX_LENGTH, spread=1.0)
+            folder = make_bert(
+                tmp_path_factory.mktemp("bert"), positions=adversaries.MAX_LENGTH, spread=1.0
+            )
             patch.setitem(PLACES, "bert", str(folder))
         yield
 
@@ -84,11 +99,15 @@ def texts(model: str) -> LoadedWorkload:
     return made_texts(PLACES["bert"], name="bert", ends=ends, words=words)
 
 
-def build(model: str, method: str, precision: str, storage: str, microbatch: int, *, side: int = 32) -> Subject:
+def build(
+    model: str, method: str, precision: str, storage: str, microbatch: int, *, side: int = 32
+) -> Subject:
     side = 8 if model in ("mlp", "conv") else side
     workload = texts(model) if model in TEXTS else made_images(1 if side == 8 else 3, side)
     stored = Precision(precision=precision, activation_storage=storage)
-    return subject(workload, method, model=model, precision=stored, clip_norm=0.05, microbatch_size=microbatch)
+    return subject(
+        workload, method, model=model, precision=stored, clip_norm=0.05, microbatch_size=microbatch
+    )
 
 
 def check(found: Moved) -> None:
@@ -104,16 +123,27 @@ def check(found: Moved) -> None:
     ],
 )
 def test_one_example_moves_the_sum_by_c(model, method, precision, storage, microbatch, case):
-    """ResNets with images of 16 x 16 pixels here, a quarter of the work; of 32 x 32 in the full product."""
+    """ResNets with images of 16 x 16 pixels here, a quarter of the work; of 32 x 32 in the full
+    product.
+    """
     cases = text_cases(microbatch) if model in TEXTS else image_cases(microbatch)
     side = 16 if model.startswith(("wrn", "resnet")) else 32
-    check(move(build(model, method, precision, storage, microbatch, side=side), *list(cases.values())[case]))
+    check(
+        move(
+            build(model, method, precision, storage, microbatch, side=side),
+            *list(cases.values())[case],
+        )
+    )
 
 
 @pytest.mark.parametrize("precision", AXES["precision"])
-@pytest.mark.parametrize("model", ["mlp", "cnn", pytest.param("wrn-16-4-ws", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["mlp", "cnn", pytest.param("wrn-16-4-ws", marks=pytest.mark.slow)]
+)
 def test_one_example_moves_cores_of_scaled_carriers_by_c(model, precision, own_code):
-    """Columns of L differ in length by a factor of 100, so that rounding of the long ones meets the short ones."""
+    """Columns of L differ in length by a factor of 100, so that rounding of the long ones meets the
+    short ones.
+    """
     made = build(model, OWN_RECIPE, precision, "bfloat16", 7)
     for case in image_cases(7).values():
         check(move(made, *case))
@@ -125,7 +155,9 @@ def test_one_example_moves_cores_of_scaled_carriers_by_c(model, precision, own_c
 @pytest.mark.parametrize("precision", AXES["precision"])
 @pytest.mark.parametrize("method", AXES["method"])
 @pytest.mark.parametrize("model", MODELS)
-def test_one_example_moves_the_sum_by_c_in_the_full_product(model, method, precision, storage, microbatch):
+def test_one_example_moves_the_sum_by_c_in_the_full_product(
+    model, method, precision, storage, microbatch
+):
     made = build(model, method, precision, storage, microbatch)
     for case in (text_cases(microbatch) if model in TEXTS else image_cases(microbatch)).values():
         check(move(made, *case))
@@ -196,10 +228,14 @@ def test_a_long_text_leaves_its_short_neighbours_as_they_are(model, microbatch):
     assert found.neighbours > 0.01
 
 
-def shapes_seen(made: Subject, rows: Sequence[int], step: Callable[[Subject, Sequence[int], int], Moved]) -> set[int]:
+def shapes_seen(
+    made: Subject, rows: Sequence[int], step: Callable[[Subject, Sequence[int], int], Moved]
+) -> set[int]:
     step(made, rows, 0)  # the first pass of a model surveys it
     sizes: set[int] = set()
-    first = next(module for module in made.model.modules() if isinstance(module, nn.Conv2d | nn.Linear))
+    first = next(
+        module for module in made.model.modules() if isinstance(module, nn.Conv2d | nn.Linear)
+    )
     handle = first.register_forward_pre_hook(Watching(lambda _, args: sizes.add(len(args[0]))))
     step(made, rows, 0)
     handle.remove()
@@ -220,22 +256,31 @@ def test_microbatches_in_fewer_bits_have_one_shape_and_the_same_sum(monkeypatch)
 
 @pytest.mark.parametrize("model", TEXTS)
 def test_padding_to_the_longest_of_a_microbatch_is_refused_in_fewer_bits(model):
-    """A batch function of a user's own, without groups; in float32 on a CPU the bound holds all the same."""
+    """A batch function of a user's own, without groups; in float32 on a CPU the bound holds all the
+    same.
+    """
     rows = [row % len(adversaries.LENGTHS) for row in range(10)]
     for precision in ("bfloat16", "float32"):
         made = build(model, "linear-probe", precision, "float32", 2)
         ungrouped = Subject(
-            **{**vars(made), "data": lambda some, data=made.data: (data(some)[0], microbatches.together)}
+            **{
+                **vars(made),
+                "data": lambda some, data=made.data: (data(some)[0], microbatches.together),
+            }
         )
         if precision == "float32":
             check(move(ungrouped, rows, 7))
         else:
-            with pytest.raises(ValueError, match=r"public list of lengths .* \(groups=\), or set precision=float32"):
+            with pytest.raises(
+                ValueError, match=r"public list of lengths .* \(groups=\), or set precision=float32"
+            ):
                 move(ungrouped, rows, 7)
 
 
 def test_a_single_example_is_never_a_single_row():
-    """Its kernel is another one, which in a deep ReLU network rounds beyond the bound (ResNet-34: 8e-3 of it)."""
+    """Its kernel is another one, which in a deep ReLU network rounds beyond the bound (ResNet-34:
+    8e-3 of it).
+    """
     exact = shape_of(LocalTraining(microbatch_size=32), [torch.zeros(2)])
     assert [exact.rows(count) for count in (0, 1, 2, 3, 32)] == [0, 2, 2, 3, 32]
     alone = shape_of(LocalTraining(microbatch_size=1), [torch.zeros(2)])
@@ -249,11 +294,15 @@ def test_a_single_example_is_never_a_single_row():
 
 @pytest.mark.parametrize("storage", AXES["storage"])
 def test_weights_that_an_adversary_chose_move_the_sum_by_c_where_all_rows_have_one_shape(storage):
-    """As in a deployed client. Without it a row less is another rounding of all others, and here a whole C of each."""
+    """As in a deployed client. Without it a row less is another rounding of all others, and here a
+    whole C of each.
+    """
     made = build("cnn", "dpsgd", "float32", storage, 32)
     adversaries.cancel(made.model)
     rows = {count: [row % 11 for row in range(count)] for count in (3, 9, 16, 40, 48)}
-    one_shape = Subject(**{**vars(made), "local": replace(made.local, one_shape=True, expected_batch=40.0)})
+    one_shape = Subject(
+        **{**vars(made), "local": replace(made.local, one_shape=True, expected_batch=40.0)}
+    )
     for some in rows.values():
         assert move(one_shape, some, 0).moved <= 1 + BOUND
     with adversaries.another_kernel_below(16):  # as measured on one processor

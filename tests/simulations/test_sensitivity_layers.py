@@ -1,5 +1,5 @@
-"""One example moves the released sum by at most C (1 + 1e-4): layers that are called, parameters with uses, carriers
-that scale unevenly."""
+"""One example moves the released sum by at most C (1 + 1e-4): layers that are called, parameters
+with uses, carriers that scale unevenly."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -66,7 +66,8 @@ def test_one_example_moves_the_sum_by_c(case, precision, storage, microbatch):
     made = build(case, precision, storage, microbatch)
     for leaves in (0, EXAMPLES - 2):
         found = move(made, range(EXAMPLES), leaves)
-        assert leaves or found.moved > 0.99, found  # an example of large numbers may have no gradient
+        # an example of large numbers may have no gradient
+        assert leaves or found.moved > 0.99, found
         check(found)
 
 
@@ -89,14 +90,20 @@ def test_negative_control_norms_of_rows_before_equal_ones_are_added(monkeypatch)
     assert move(made, range(EXAMPLES), EXAMPLES - 2).moved > 1 + BOUND
 
 
-@pytest.mark.parametrize(("power", "damping"), [(0.5, 1e-2), (1.0, 1e-2), (1.0, 1e-6), (0.5, 1e-12)])
+@pytest.mark.parametrize(
+    ("power", "damping"), [(0.5, 1e-2), (1.0, 1e-2), (1.0, 1e-6), (0.5, 1e-12)]
+)
 def test_one_example_moves_unevenly_scaled_gradients_by_c(power, damping):
-    """All rows lie in the direction that dp-kfc scales most, by 1e6 at worst, so that rounding is scaled with them."""
+    """All rows lie in the direction that dp-kfc scales most, by 1e6 at worst, so that rounding is
+    scaled with them.
+    """
     for found in moves_of(*scaled_most(power, damping)):
         check(found)
 
 
-@pytest.mark.parametrize(("microbatch", "expected"), [(5, 1e4), (7, 1e4), (11, 1e4), (64, 0.5), (64, 2.0)])
+@pytest.mark.parametrize(
+    ("microbatch", "expected"), [(5, 1e4), (7, 1e4), (11, 1e4), (64, 0.5), (64, 2.0)]
+)
 def test_so_where_the_others_move_up_by_one_place(microbatch, expected):
     check(moved_up(microbatch, expected))
 
@@ -108,23 +115,32 @@ def test_microbatches_of_five_rows_are_noticed_where_the_others_move_up(monkeypa
 
 
 def check_noticed(moved: float) -> None:
-    """A planted batch of another shape is above the bound, on processors that round a row by the shape of its batch.
+    """A planted batch of another shape is above the bound, on processors that round a row by the
+    shape of its batch.
 
-    Measured: AMD EPYC does, by up to 4.7 C in these cases. An Intel Xeon moves them by at most 4e-7 C.
+    Measured: AMD EPYC does, by up to 4.7 C in these cases. An Intel Xeon moves them by at most 4e-7
+    C.
     """
     if moved <= BOUND and "AMD" not in str(hardware("cpu")["processor"]):
-        pytest.skip(f"this processor rounds rows nearly alike in all shapes of a batch (moved {moved:.1e} C)")
+        pytest.skip(
+            f"this processor rounds rows nearly alike in all shapes of a batch (moved {moved:.1e} "
+            "C)"
+        )
     assert moved > BOUND
 
 
 def moved_up(microbatch: int, expected: float) -> Moved:
-    """A row of zeros leaves, before 20 microbatches whose last row lies in the direction that dp-kfc scales most."""
+    """A row of zeros leaves, before 20 microbatches whose last row lies in the direction that
+    dp-kfc scales most.
+    """
     model, frame, direction = scaled_most(1.0, 1e-6)
     inputs = torch.zeros(20 * microbatch + 1, direction.shape[1])
     inputs[microbatch::microbatch] = direction
     targets = torch.full((len(inputs),), 3)
     local = {"expected_batch": expected, "microbatch_size": microbatch}
-    return move(of_tensors(model, frame, cross_entropy, inputs, targets, **local), range(len(inputs)), 0)
+    return move(
+        of_tensors(model, frame, cross_entropy, inputs, targets, **local), range(len(inputs)), 0
+    )
 
 
 @pytest.mark.parametrize(("clip_norm", "residual_clip"), [(1.0, 1e-6), (1e-6, 0.4)])
@@ -141,10 +157,14 @@ def test_rows_that_are_not_of_one_shape_are_noticed_where_an_embedding_leaves_no
     check_noticed(max(moved_by(model, replace(frame, one_shape=False), rows, 1e-6)) - 1)
 
 
-def moved_by(model: nn.Module, frame: Frame, row: torch.Tensor, clip_norm: float) -> Iterator[float]:
+def moved_by(
+    model: nn.Module, frame: Frame, row: torch.Tensor, clip_norm: float
+) -> Iterator[float]:
     """The first of some equal rows leaves; shares of C."""
     for count in (4, 5, 8):
-        made = of_tensors(model, frame, cross_entropy, row.expand(count, -1), torch.full((count,), 3))
+        made = of_tensors(
+            model, frame, cross_entropy, row.expand(count, -1), torch.full((count,), 3)
+        )
         mechanism = Mechanism(kind="clip-only", clip_norm=clip_norm)
         made = Subject(**{**vars(made), "mechanism": mechanism})
         yield move(made, range(count), 0).moved
@@ -153,24 +173,39 @@ def moved_by(model: nn.Module, frame: Frame, row: torch.Tensor, clip_norm: float
 def test_rows_that_are_not_of_one_shape_are_noticed_where_scales_are_uneven():
     """Negative control of the test above."""
     model, frame, direction = scaled_most(1.0, 1e-6)
-    check_noticed(max(found.neighbours for found in moves_of(model, replace(frame, one_shape=False), direction)))
+    check_noticed(
+        max(
+            found.neighbours
+            for found in moves_of(model, replace(frame, one_shape=False), direction)
+        )
+    )
 
 
 def moves_of(model: nn.Module, frame: Frame, direction: torch.Tensor) -> Iterator[Moved]:
     """Of the first of 4 or 8 rows in a direction."""
     for sign, label, count in product((1, -1), (0, 3), (4, 8)):
         inputs, targets = sign * direction.expand(count, -1), torch.full((count,), label)
-        yield move(of_tensors(model, frame, cross_entropy, inputs, targets, expected_batch=8.0), range(count), 0)
+        yield move(
+            of_tensors(model, frame, cross_entropy, inputs, targets, expected_batch=8.0),
+            range(count),
+            0,
+        )
 
 
-def probed(model: nn.Module, side: int, name: str, *, scale: float = 1.0, **settings: float) -> Frame:
+def probed(
+    model: nn.Module, side: int, name: str, *, scale: float = 1.0, **settings: float
+) -> Frame:
     """The frame of a recipe that probes ``model`` with leaves of side x side pixels."""
     source = ProbeSource(
-        name="leaves", draw=lambda count, generator: scale * leaves(count, side, generator) - (scale - 1),
-        loss=cross_entropy, num_classes=10,
-    )  # fmt: skip
+        name="leaves",
+        draw=lambda count, generator: scale * leaves(count, side, generator) - (scale - 1),
+        loss=cross_entropy,
+        num_classes=10,
+    )
     method = strategies.recipe(name, **{"noise_multiplier": 1.0, **settings})
-    state = PublicState.start(model, method, Schedule(rounds=1), seed=0, classifier=None, source=source)
+    state = PublicState.start(
+        model, method, Schedule(rounds=1), seed=0, classifier=None, source=source
+    )
     return state.frame(1, updates=0)
 
 
@@ -182,7 +217,9 @@ def spanned(clip_norm: float, residual_clip: float) -> tuple[nn.Module, Frame, t
     """A layer of 640 parameters, a frame of gep whose L spans them, and a row."""
     torch.manual_seed(0)
     model = nn.Linear(64, 10)
-    frame = probed(model, 8, "gep", rank=640, residual_clip=residual_clip, clip_norm=clip_norm, probes=700)
+    frame = probed(
+        model, 8, "gep", rank=640, residual_clip=residual_clip, clip_norm=clip_norm, probes=700
+    )
     return model, frame, leaves(1, 8, torch.Generator().manual_seed(5))
 
 

@@ -1,7 +1,8 @@
-"""What client-level privacy promises, as functions that return what is wrong: nothing, where all is well.
+"""What client-level privacy promises, as functions that return what is wrong: nothing, where all is
+well.
 
-Clients of a case with data of their own, some of them hostile, take three plain local steps. The functions are looked
-up in the package, so that a test can plant a mistake there.
+Clients of a case with data of their own, some of them hostile, take three plain local steps. The
+functions are looked up in the package, so that a test can plant a mistake there.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ from tests.strategies.contract import FALSE_ALARM, Data, Subject, data_set, plau
 
 CLIENTS = 6
 BATCH = 4.0
-LOCAL = LocalTraining(steps=3, learning_rate=0.5, momentum=0.5, expected_batch=BATCH, microbatch_size=3)
+LOCAL = LocalTraining(
+    steps=3, learning_rate=0.5, momentum=0.5, expected_batch=BATCH, microbatch_size=3
+)
 assert FALSE_ALARM < 1e-6
 
 
@@ -27,41 +30,65 @@ def update(s: Subject, data: Data, seed: int) -> Tensor:
     """What a client sends to a server that adds the noise."""
     plain = replace(s.mechanism, kind="none")
     return client_step(
-        s.model, data.batch, weighted_loss, frame=s.derived, mechanism=plain, local=LOCAL,
-        num_examples=len(data.inputs), sampler=reproducible_stream(seed), noise=reproducible_stream(seed),
+        s.model,
+        data.batch,
+        weighted_loss,
+        frame=s.derived,
+        mechanism=plain,
+        local=LOCAL,
+        num_examples=len(data.inputs),
+        sampler=reproducible_stream(seed),
+        noise=reproducible_stream(seed),
         charge=lambda: None,
-    )  # fmt: skip
+    )
 
 
 def updates(s: Subject, seed: int) -> list[Tensor]:
-    """Of clients whose losses are scaled by 1e-8 to 50, and of one with an input that is no number."""
-    return [update(s, client_data(100 * seed + client, hostile=not client), client) for client in range(CLIENTS)]
+    """Of clients whose losses are scaled by 1e-8 to 50, and of one with an input that is no
+    number.
+    """
+    return [
+        update(s, client_data(100 * seed + client, hostile=not client), client)
+        for client in range(CLIENTS)
+    ]
 
 
 def client_data(seed: int, *, hostile: bool) -> Data:
-    """A data set of the contract; unless hostile, numbers that three steps do not drive to infinity."""
+    """A data set of the contract; unless hostile, numbers that three steps do not drive to
+    infinity.
+    """
     data = data_set(seed)
     if hostile:
         return data
     classes, scales = data.targets.nan_to_num().unbind(1)
-    return replace(data.without(len(scales) - 1), targets=torch.stack([classes, scales.clamp(-50, 50)], 1)[:-1])
+    return replace(
+        data.without(len(scales) - 1), targets=torch.stack([classes, scales.clamp(-50, 50)], 1)[:-1]
+    )
 
 
 def released(s: Subject, some: Sequence[Tensor], noise: SecretStream | None = None) -> Tensor:
     """What the server releases of these updates; without noise unless a stream is given."""
     with nullcontext() if noise else no_noise():
         return fedlsg.training.client_level.release_round(
-            some, frame=s.frame, mechanism=s.mechanism, expected_batch=BATCH, noise=noise or reproducible_stream(0)
+            some,
+            frame=s.frame,
+            mechanism=s.mechanism,
+            expected_batch=BATCH,
+            noise=noise or reproducible_stream(0),
         )[0]
 
 
 def sensitivity_defects(s: Subject, seeds: range = range(2)) -> list[str]:
-    """What is wrong with the claim that one client moves the sum by ``mechanism.sensitivity`` at most."""
+    """What is wrong with the claim that one client moves the sum by ``mechanism.sensitivity`` at
+    most.
+    """
     claimed, moved = s.mechanism.sensitivity(len(s.frame.blocks)), [0.0]
     for seed in seeds:
         some = updates(s, seed)
         whole = released(s, some)
-        moved += [float((whole - released(s, some[:i] + some[i + 1 :])).norm()) for i in range(CLIENTS)]
+        moved += [
+            float((whole - released(s, some[:i] + some[i + 1 :])).norm()) for i in range(CLIENTS)
+        ]
     found = []
     if not max(moved) <= claimed * (1 + 1e-9):
         found.append(f"one client moved the sum by {max(moved):.3g}, claimed is {claimed:.3g}")

@@ -1,4 +1,6 @@
-"""Property tests draw the same examples in every run, without a deadline; tests may make Flower messages."""
+"""Property tests draw the same examples in every run, without a deadline; tests may make Flower
+messages.
+"""
 
 from collections.abc import Iterator
 
@@ -9,7 +11,9 @@ from simulations.engines.local import task_identity
 from strategies.own_loop import examples, release
 from tests.checked_once import check_once
 
-hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile(
+    "deterministic", derandomize=True, deadline=None, database=None
+)
 hypothesis.settings.load_profile("deterministic")
 
 

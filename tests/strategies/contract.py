@@ -1,8 +1,8 @@
 """What every recipe promises, as functions that return what is wrong: nothing, where all is well.
 
-A case is a recipe with settings. Its frame is built as server and client build it, after two server updates, when
-histories, ramps and late masks are all in effect. The checks look the parts of a step up where the package does, so
-that a test can plant a mistake there.
+A case is a recipe with settings. Its frame is built as server and client build it, after two server
+updates, when histories, ramps and late masks are all in effect. The checks look the parts of a step
+up where the package does, so that a test can plant a mistake there.
 """
 
 import math
@@ -42,20 +42,29 @@ SMALL = {"rank": 2, "sparsity": 0.4, "probes": 16}
 EMPTY = LocalTraining(sample_rate=1e-12)
 LEAST_DRAWS, FALSE_ALARM, TIGHT = 20_000, 1e-7, 0.8
 SCALES = (1e-8, 0.01, 0.05, 1.0, 1e4, -1e4, 1e150, 1e200, math.inf, math.nan)
-"""Factors on the loss of one example: from all but silent to squares beyond float64, and what is no number."""
+"""Factors on the loss of one example: from all but silent to squares beyond float64, and what is no
+number.
+"""
 
 
 def mlp() -> nn.Module:
-    net = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())
+    net = nn.Sequential(
+        nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()
+    )
     net.add_module("classifier", nn.Linear(WIDTH, WIDTH))
     return net
 
 
 def cnn() -> nn.Module:
     net = nn.Sequential(
-        nn.Unflatten(1, (1, 5, 4)), nn.Conv2d(1, WIDTH, 3, padding=1), nn.GroupNorm(4, WIDTH), nn.Tanh(),
-        nn.Conv2d(WIDTH, WIDTH, 3), nn.AvgPool2d((3, 2)), nn.Flatten(),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 5, 4)),
+        nn.Conv2d(1, WIDTH, 3, padding=1),
+        nn.GroupNorm(4, WIDTH),
+        nn.Tanh(),
+        nn.Conv2d(WIDTH, WIDTH, 3),
+        nn.AvgPool2d((3, 2)),
+        nn.Flatten(),
+    )
     net.add_module("classifier", nn.Linear(WIDTH, WIDTH))
     return net
 
@@ -65,8 +74,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn}
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe with settings, how many augmented copies of an example its clients take, and whether the step is
-    that of the pruning round before training."""
+    """A recipe with settings, how many augmented copies of an example its clients take, and whether
+    the step is that of the pruning round before training."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -82,12 +91,17 @@ class Case:
 
 def weighted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Cross entropy of the class in column 0, times the factor in column 1."""
-    return F.cross_entropy(outputs, targets[:, 0].nan_to_num().long(), reduction="none") * targets[:, 1]
+    return (
+        F.cross_entropy(outputs, targets[:, 0].nan_to_num().long(), reduction="none")
+        * targets[:, 1]
+    )
 
 
 PROBES = ProbeSource(
     name="normal numbers",
-    draw=lambda count, generator: torch.randn(count, FEATURES, generator=generator, dtype=torch.float64),
+    draw=lambda count, generator: torch.randn(
+        count, FEATURES, generator=generator, dtype=torch.float64
+    ),
     loss=lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none"),
     num_classes=WIDTH,
 )
@@ -107,27 +121,39 @@ class Subject:
     multiplicity = property(lambda self: self.plan.local.multiplicity)
 
     def step(self, data: "Data", **changes: Any) -> Tensor:
-        """One local step over all examples, on noise that is zero unless a stream is given: the clipped sum."""
+        """One local step over all examples, on noise that is zero unless a stream is given: the
+        clipped sum.
+        """
         known = {
             "local": self.plan.local,
-            "num_examples": len(data.inputs), "sampler": reproducible_stream(0), "noise": reproducible_stream(1),
-            "charge": lambda: None, "frame": self.derived, "mechanism": self.mechanism,
+            "num_examples": len(data.inputs),
+            "sampler": reproducible_stream(0),
+            "noise": reproducible_stream(1),
+            "charge": lambda: None,
+            "frame": self.derived,
+            "mechanism": self.mechanism,
             "scale": self.plan.scale(self.state.parameters),
-        }  # fmt: skip
+        }
         with nullcontext() if "noise" in changes else no_noise():
-            return fedlsg.method.client_step(self.model, data.batch, weighted_loss, **(known | changes))
+            return fedlsg.method.client_step(
+                self.model, data.batch, weighted_loss, **(known | changes)
+            )
 
 
 @dataclass(frozen=True)
 class Data:
-    """Copies (N, M, features) of every example, and its targets (N, 2): class and factor on the loss."""
+    """Copies (N, M, features) of every example, and its targets (N, 2): class and factor on the
+    loss.
+    """
 
     inputs: Tensor
     targets: Tensor
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         copies = self.inputs[positions]
-        return copies.flatten(0, 1), self.targets[positions].repeat_interleave(copies.shape[1], dim=0)
+        return copies.flatten(0, 1), self.targets[positions].repeat_interleave(
+            copies.shape[1], dim=0
+        )
 
     def without(self, i: int) -> "Data":
         """The neighbouring data set that lacks example i."""
@@ -135,11 +161,17 @@ class Data:
         return replace(self, inputs=self.inputs[others], targets=self.targets[others])
 
 
-def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64) -> Subject:
-    """Server and client of a case, each with a model of its own, before the pruning round or before round 3."""
+def subject(
+    case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype = torch.float64
+) -> Subject:
+    """Server and client of a case, each with a model of its own, before the pruning round or before
+    round 3.
+    """
     method, (public, own) = case.method, (started(case.method, make, dtype) for _ in range(2))
     server, client = (
-        PublicState.start(model, method, SCHEDULE, seed=SEED, classifier="classifier", source=PROBES)
+        PublicState.start(
+            model, method, SCHEDULE, seed=SEED, classifier="classifier", source=PROBES
+        )
         for model in (public, own)
     )
     state = ServerState(server, divisor=4.0, probe=torch.zeros(1, FEATURES, dtype=dtype))
@@ -148,16 +180,24 @@ def subject(case: Case, make: Callable[[], nn.Module] = mlp, dtype: torch.dtype 
         frame = state.frame()
         if case.pruning:
             derived = derived_frame(client, PRUNING_ROUND, updates=0)
-            return Subject(frame=frame, state=client, plan=plan_round(method, PRUNING_ROUND, derived, local))
+            return Subject(
+                frame=frame, state=client, plan=plan_round(method, PRUNING_ROUND, derived, local)
+            )
         state.prune(frame, [random_values(frame, UPDATES)], num_examples=EXAMPLES)
     for update in range(UPDATES):
         frame = state.frame()
         state.finish_round(frame, [random_values(frame, update)], noise_std=1.0)
     load_weights(own, state.weights)
     derived = derived_frame(
-        client, UPDATES + 1, updates=UPDATES, kept=announced_positions(state), basis=announced_basis(state, client)
+        client,
+        UPDATES + 1,
+        updates=UPDATES,
+        kept=announced_positions(state),
+        basis=announced_basis(state, client),
     )
-    return Subject(frame=state.frame(), state=client, plan=plan_round(method, UPDATES + 1, derived, local))
+    return Subject(
+        frame=state.frame(), state=client, plan=plan_round(method, UPDATES + 1, derived, local)
+    )
 
 
 def derived_frame(client: PublicState, round: int, **known: Any) -> Frame:
@@ -171,7 +211,9 @@ def announced_basis(state: ServerState, client: PublicState) -> Basis | None:
     if basis is None:
         return None
     sent = read_basis(RecordDict({"basis": basis_record(basis)}))
-    return unflatten(sent, client.method.carrier, client.parameters, client.carried, round=basis.round)
+    return unflatten(
+        sent, client.method.carrier, client.parameters, client.carried, round=basis.round
+    )
 
 
 def announced_positions(state: ServerState) -> Tensor | None:
@@ -179,15 +221,24 @@ def announced_positions(state: ServerState) -> Tensor | None:
     if state.memory is None:
         return None
     announced = Announcement(
-        round=UPDATES + 1, updates=UPDATES, frame_digest=state.frame().digest, sample_rate=0.5, noise_multiplier=1.0,
-        expected_batch=1.0, run_dir="",
-    )  # fmt: skip
-    return read_kept(announced_to({"kept": kept_record(state.frame())}, announced), len(state.weights))
+        round=UPDATES + 1,
+        updates=UPDATES,
+        frame_digest=state.frame().digest,
+        sample_rate=0.5,
+        noise_multiplier=1.0,
+        expected_batch=1.0,
+        run_dir="",
+    )
+    return read_kept(
+        announced_to({"kept": kept_record(state.frame())}, announced), len(state.weights)
+    )
 
 
 def random_values(frame: Frame, seed: int) -> Tensor:
     """Values that a client might have sent."""
-    return torch.randn(frame.kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        frame.kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def started(method: Method, make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
@@ -199,18 +250,24 @@ def started(method: Method, make: Callable[[], nn.Module], dtype: torch.dtype) -
 
 
 def data_set(seed: int, multiplicity: int = 1, dtype: torch.dtype = torch.float64) -> Data:
-    """Random examples, of which the loss is scaled at random, the first by a lot; the last has no number as input."""
+    """Random examples, of which the loss is scaled at random, the first by a lot; the last has no
+    number as input.
+    """
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(EXAMPLES, multiplicity, FEATURES, generator=generator, dtype=dtype)
     inputs[-1, -1, seed % FEATURES] = (math.nan, math.inf, 1e300)[seed % 3]
-    scales = torch.tensor(SCALES, dtype=dtype)[torch.randint(len(SCALES), (EXAMPLES,), generator=generator)]
+    scales = torch.tensor(SCALES, dtype=dtype)[
+        torch.randint(len(SCALES), (EXAMPLES,), generator=generator)
+    ]
     scales[0] = 1e4
     classes = torch.randint(WIDTH, (EXAMPLES,), generator=generator)
     return Data(inputs, torch.stack([classes.to(dtype), scales], dim=1))
 
 
 def movement(s: Subject, data_sets: range) -> float:
-    """The most that one example moves the clipped sum, over random data sets; inf where it is no number."""
+    """The most that one example moves the clipped sum, over random data sets; inf where it is no
+    number.
+    """
     moved = [0.0]
     for seed in data_sets:
         data = data_set(seed, s.multiplicity)
@@ -220,11 +277,16 @@ def movement(s: Subject, data_sets: range) -> float:
 
 
 def sensitivity_defects(s: Subject, data_sets: range = range(3)) -> list[str]:
-    """What is wrong with the claim that one example moves the sum by ``mechanism.sensitivity`` at most.
+    """What is wrong with the claim that one example moves the sum by ``mechanism.sensitivity`` at
+    most.
 
-    Under a joint clip some example has to come close to it, or the data sets would have tested nothing.
+    Under a joint clip some example has to come close to it, or the data sets would have tested
+    nothing.
     """
-    claimed, effective = s.mechanism.sensitivity(len(s.frame.blocks)), s.mechanism.effective_noise_multiplier
+    claimed, effective = (
+        s.mechanism.sensitivity(len(s.frame.blocks)),
+        s.mechanism.effective_noise_multiplier,
+    )
     found = []
     if not s.mechanism.private and effective(len(s.frame.blocks)) != 0:
         found.append("claims an epsilon without clip and noise")
@@ -236,46 +298,69 @@ def sensitivity_defects(s: Subject, data_sets: range = range(3)) -> list[str]:
     if effective(len(s.frame.blocks)) > s.mechanism.noise_std / moved * (1 + 1e-9):
         found.append("the ledger's noise multiplier exceeds noise over movement")
     if moved < claimed * (TIGHT if s.mechanism.clip == "joint" else TIGHT / 2):
-        found.append(f"no example moved the sum by much more than {moved:.3g} of {claimed:.3g}: the check is empty")
+        found.append(
+            f"no example moved the sum by much more than {moved:.3g} of {claimed:.3g}: the check "
+            "is empty"
+        )
     return found
 
 
 def noise_defects(s: Subject, least: int = LEAST_DRAWS) -> list[str]:
-    """What is wrong with the noise of an empty batch, by its variance in every block and over all of them together.
+    """What is wrong with the noise of an empty batch, by its variance in every block and over all
+    of them together.
 
-    ``least`` draws a block, from a fiftieth to an eighth as many steps: blocks of under 8 values have fewer draws.
+    ``least`` draws a block, from a fiftieth to an eighth as many steps: blocks of under 8 values
+    have fewer draws.
     """
     none, local = data_set(0, s.multiplicity), replace(EMPTY, multiplicity=s.multiplicity)
     smallest = min(block.kept for block in s.derived.blocks if block.kept)
-    draws = min(max(least // 50, math.ceil(least / smallest)), least // 8) if s.mechanism.adds_noise else 1
-    values = torch.stack([s.step(none, noise=reproducible_stream(i), local=local) for i in range(draws)])
+    draws = (
+        min(max(least // 50, math.ceil(least / smallest)), least // 8)
+        if s.mechanism.adds_noise
+        else 1
+    )
+    values = torch.stack(
+        [s.step(none, noise=reproducible_stream(i), local=local) for i in range(draws)]
+    )
     if not s.mechanism.adds_noise:
         return ["an empty batch does not give zeros"] if values.any() else []
     values = values / (s.mechanism.noise_multiplier * s.mechanism.clip_norm)
     found, pieces = [], values.split([block.kept for block in s.derived.blocks], dim=1)
     for i, (block, piece) in enumerate(zip(s.derived.blocks, pieces, strict=True)):
         if block.kept and not plausible(piece.square().sum(), piece.numel()):
-            found.append(f"block {i} ({block.parameter}) has variance {float(piece.square().mean()):.3f}, not 1")
+            found.append(
+                f"block {i} ({block.parameter}) has variance {float(piece.square().mean()):.3f}, "
+                "not 1"
+            )
     if not plausible((values.sum(1).square() / s.derived.kept).sum(), draws):
         found.append("the noise of different coordinates is not independent")
     return found
 
 
 def plausible(squares: Tensor, count: int) -> bool:
-    """Whether a sum of ``count`` squared standard normal numbers lies within the quantiles of chi-square."""
+    """Whether a sum of ``count`` squared standard normal numbers lies within the quantiles of
+    chi-square.
+    """
     low, high = chi2.ppf([FALSE_ALARM, 1 - FALSE_ALARM], count)
     return bool(low < float(squares) < high)
 
 
 def lift_defects(s: Subject) -> list[str]:
-    """What is wrong with where the server's gradients are zero, from a payload that is zero nowhere."""
-    normal = torch.randn(s.derived.kept, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    """What is wrong with where the server's gradients are zero, from a payload that is zero
+    nowhere.
+    """
+    normal = torch.randn(
+        s.derived.kept, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     lifted = s.frame.gradients(received(s, s.mechanism.clip_norm * normal / normal.norm()).double())
     return [
         f"{block.parameter} moves elsewhere than where the mask keeps it"
         for block in s.frame.blocks
         if block.part == "dense"
-        and not torch.equal(lifted[block.parameter].flatten().nonzero().squeeze(1), block.keep.positions(block.shape))
+        and not torch.equal(
+            lifted[block.parameter].flatten().nonzero().squeeze(1),
+            block.keep.positions(block.shape),
+        )
     ]
 
 
@@ -283,11 +368,21 @@ def received(s: Subject, values: Tensor, index_mode: IndexMode = "derived") -> T
     """What the server makes of the client's payload, under the norm that it expects."""
     where, round, out = s.frame.wire, s.plan.round, s.derived
     payload = pack(
-        encode(values, out), out.wire.indices, size=out.wire.size, round=round, digest=out.digest, index_mode=index_mode
+        encode(values, out),
+        out.wire.indices,
+        size=out.wire.size,
+        round=round,
+        digest=out.digest,
+        index_mode=index_mode,
     )
     most = norm_bound(s.mechanism, s.frame, num_examples=EXAMPLES, local=LocalTraining())
     expected = Expected(
-        round=round, codec="float32", index_mode=index_mode, size=where.size, indices=where.indices,
-        digest=s.frame.digest, max_norm=most,
-    )  # fmt: skip
+        round=round,
+        codec="float32",
+        index_mode=index_mode,
+        size=where.size,
+        indices=where.indices,
+        digest=s.frame.digest,
+        max_norm=most,
+    )
     return decode(unpack(payload, expected), s.frame)

@@ -1,4 +1,6 @@
-"""The cases that the contract suite runs: every recipe that is found, and the variants that the papers report."""
+"""The cases that the contract suite runs: every recipe that is found, and the variants that the
+papers report.
+"""
 
 import strategies
 from tests.strategies.contract import MODELS, Case, Subject, subject
@@ -40,9 +42,14 @@ VARIANTS: dict[str, Case] = {
     },
     "dp-ssgd: pruning round": Case("dp-ssgd", {"prune": "dp-snip"}, pruning=True),
     "dp-ssgd: pruning round, two copies, weights, per block": Case(
-        "dp-ssgd", {"prune": "dp-snip", "norms_clip_weight": 3.0, "clip": "per-block"}, multiplicity=2, pruning=True
+        "dp-ssgd",
+        {"prune": "dp-snip", "norms_clip_weight": 3.0, "clip": "per-block"},
+        multiplicity=2,
+        pruning=True,
     ),
-    "dp-powersgd: clip weights": Case("dp-powersgd", {"norms_clip_weight": 3.0, "classifier_clip_weight": 0.5}),
+    "dp-powersgd: clip weights": Case(
+        "dp-powersgd", {"norms_clip_weight": 3.0, "classifier_clip_weight": 0.5}
+    ),
     "dp-powersgd: two copies": Case("dp-powersgd", multiplicity=2),
     "dpsgd: clip per block": Case("dpsgd", {"clip": "per-block"}),
     "dpsgd: averaged weights": Case("dpsgd", {"ema": 0.9}),
@@ -51,20 +58,30 @@ VARIANTS: dict[str, Case] = {
     "probe: other ranks, no mask": Case("probe", {"rank": 7, "out_rank": 3, "sparsity": 0.0}),
     "probe: whitened": Case("probe", {"power": 0.5}),
     "probe: whitened, clip per block, weights": Case(
-        "probe", {"power": 0.5, "clip": "per-block", "norms_clip_weight": 3.0, "classifier_clip_weight": 0.25}
+        "probe",
+        {
+            "power": 0.5,
+            "clip": "per-block",
+            "norms_clip_weight": 3.0,
+            "classifier_clip_weight": 0.25,
+        },
     ),
     "probe: not scaled, two copies": Case("probe", {"power": 0.0}, multiplicity=2),
     "lsg-probe: units by the carriers": Case("lsg-probe", {"importance": "carriers"}),
-    "lsg-probe: averaged core, refreshed": Case("lsg-probe", {"estimator": "averaged", "refresh_rounds": 1}),
+    "lsg-probe: averaged core, refreshed": Case(
+        "lsg-probe", {"estimator": "averaged", "refresh_rounds": 1}
+    ),
     "dp-kfc: whitened less, clip per block, weights": Case(
         "dp-kfc", {"power": 0.25, "clip": "per-block", "norms_clip_weight": 3.0}
     ),
     "gep: biased": Case("gep", {"biased": True}),
     "gep: small rests, two copies, weights": Case(
-        "gep", {"residual_clip": 0.1, "norms_clip_weight": 3.0, "classifier_clip_weight": 0.25}, multiplicity=2
+        "gep",
+        {"residual_clip": 0.1, "norms_clip_weight": 3.0, "classifier_clip_weight": 0.25},
+        multiplicity=2,
     ),
     "sgd: clipped": Case("sgd", {"mechanism": "clip-only"}),
-}  # fmt: skip
+}
 
 PAIRS = ("none, none", "random, random", "synflow, magnitude", "dp-snip, random")
 """Every pruning and every drop of dp-ssgd once: what the plain tests run of their product."""
@@ -74,7 +91,9 @@ CASES: dict[str, Case] = RECIPES | VARIANTS
 
 
 def has_own_step(case: str) -> bool:
-    """Whether a case differs from its recipe in clip, noise, copies or phase, and not in its frame alone."""
+    """Whether a case differs from its recipe in clip, noise, copies or phase, and not in its frame
+    alone.
+    """
     made, plain = CASES[case], RECIPES[CASES[case].name]
     return made.multiplicity > 1 or made.pruning or made.method.mechanism != plain.method.mechanism
 

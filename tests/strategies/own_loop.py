@@ -1,4 +1,5 @@
-"""A small data set with a private step on it, and what must hold of the step, as functions that are True if it does.
+"""A small data set with a private step on it, and what must hold of the step, as functions that are
+True if it does.
 
 They look the parts of the step up where the package does, so that a test can plant a mistake there.
 """
@@ -20,9 +21,16 @@ GENERATOR = torch.Generator().manual_seed(1)
 INPUTS = torch.randn(EXAMPLES, 12, generator=GENERATOR)
 TARGETS = torch.randint(3, (EXAMPLES,), generator=GENERATOR)
 TERMS: dict[str, Any] = {
-    "num_examples": EXAMPLES, "sample_rate": 0.25, "steps": 8, "noise_multiplier": 1.5, "delta": 1e-3,
-    "learning_rate": 0.5, "clip_norm": 0.4, "classifier": "classifier", "seed": 5,
-}  # fmt: skip
+    "num_examples": EXAMPLES,
+    "sample_rate": 0.25,
+    "steps": 8,
+    "noise_multiplier": 1.5,
+    "delta": 1e-3,
+    "learning_rate": 0.5,
+    "clip_norm": 0.4,
+    "classifier": "classifier",
+    "seed": 5,
+}
 PUBLIC = (torch.randn(5, 12, generator=GENERATOR), torch.randint(3, (5,), generator=GENERATOR))
 
 
@@ -51,7 +59,13 @@ RECIPES = {
     "fed-sb": {"rank": 2},
     "dp-powersgd": {"rank": 2},
     "probe": {"rank": 3, "out_rank": 4, "probes": 20, "refresh_rounds": 3, "probe": probe_inputs},
-    "probe sparse": {"rank": 3, "out_rank": 4, "sparsity": 0.5, "probes": 20, "probe": probe_inputs},
+    "probe sparse": {
+        "rank": 3,
+        "out_rank": 4,
+        "sparsity": 0.5,
+        "probes": 20,
+        "probe": probe_inputs,
+    },
     "lsg-probe": {"rank": 2, "probes": 20, "refresh_rounds": 2, "probe": probe_inputs},
     "rgp-probe": {"rank": 2, "probes": 20, "probe": probe_inputs},
     "dp-kfc": {"probes": 20, "refresh_rounds": 3, "probe": probe_inputs},
@@ -79,7 +93,9 @@ def batch(positions: Tensor) -> tuple[Tensor, Tensor]:
 def private_step(net: nn.Module | None = None, loss: Any = None, **changes: Any) -> PrivateStep:
     """A private step of the small model, reproducible if a test says so."""
     return PrivateStep(
-        model() if net is None else net, nn.CrossEntropyLoss() if loss is None else loss, **terms(**changes)
+        model() if net is None else net,
+        nn.CrossEntropyLoss() if loss is None else loss,
+        **terms(**changes),
     )
 
 
@@ -98,7 +114,9 @@ def without_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def noise_of(steps: int = 20, **changes: Any) -> Tensor:
-    """What moved the weights in each of several steps (steps, d) without a signal, over its nominal deviation."""
+    """What moved the weights in each of several steps (steps, d) without a signal, over its nominal
+    deviation.
+    """
     step = private_step(loss=without_gradient, **({"method": "dpsgd", "steps": steps} | changes))
     moved, before = [], weights(step)
     for _ in range(steps):
@@ -131,11 +149,15 @@ def noise_is_full_in_empty_batches(steps: int = 8) -> bool:
 def noise_is_fresh() -> bool:
     """The noise of several steps is independent: its sum has their number as its variance."""
     noise = noise_of()
-    return abs(float(noise.sum(0).square().mean()) / len(noise) - 1) < 6 * math.sqrt(2 / noise.shape[1])
+    return abs(float(noise.sum(0).square().mean()) / len(noise) - 1) < 6 * math.sqrt(
+        2 / noise.shape[1]
+    )
 
 
 def noise_is_where_the_mask_keeps() -> bool:
-    """Of a random mask the kept coordinates move, in every step the same of an epoch, and no other one."""
+    """Of a random mask the kept coordinates move, in every step the same of an epoch, and no other
+    one.
+    """
     noise = noise_of(steps=3, method="rs", sparsity=0.5, cooling=False)  # one epoch
     kept = private_step(method="rs", sparsity=0.5, cooling=False)._state.frame(1).indices
     moved = (noise != 0).any(0)
@@ -143,7 +165,9 @@ def noise_is_where_the_mask_keeps() -> bool:
 
 
 def the_divisor_is_public() -> bool:
-    """Without clip and noise a step moves by -lr / (q N) times autograd's sum over its batch, whatever its size is."""
+    """Without clip and noise a step moves by -lr / (q N) times autograd's sum over its batch,
+    whatever its size is.
+    """
     step = private_step(method="sgd", noise_multiplier=None, clip_norm=None, reproducible=True)
     drawn: list[Tensor] = []
     before = weights(step)
@@ -151,14 +175,18 @@ def the_divisor_is_public() -> bool:
     step.step(batch)
     rows = drawn[-1]
     assert len(rows) != TERMS["sample_rate"] * EXAMPLES
-    loss = nn.functional.cross_entropy((net := model())(INPUTS[rows]), TARGETS[rows], reduction="sum")
+    loss = nn.functional.cross_entropy(
+        (net := model())(INPUTS[rows]), TARGETS[rows], reduction="sum"
+    )
     total = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
     wanted = -0.5 * total / (TERMS["sample_rate"] * EXAMPLES)
     return torch.allclose(weights(step) - before, wanted, rtol=1e-4, atol=1e-6)
 
 
 def charged_before_the_batch_is_drawn(monkeypatch: Any) -> bool:
-    """The entry is in the ledger's file when the sampler draws, and not before: until then rows are made up."""
+    """The entry is in the ledger's file when the sampler draws, and not before: until then rows are
+    made up.
+    """
     seen: list[int] = []
     step = private_step(method="dpsgd")
 

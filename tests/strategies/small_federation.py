@@ -51,15 +51,22 @@ PROBES = ProbeSource(
 def server_state(
     method: str = "lsg", *, rounds: int = 10, divisor: float = 4.0, seed: int = 0, **choices: Any
 ) -> ServerState:
-    choices = {"rank": 2, "learning_rate": 0.5, "momentum": 0.9} | choices if method == "lsg" else choices
+    choices = (
+        {"rank": 2, "learning_rate": 0.5, "momentum": 0.9} | choices if method == "lsg" else choices
+    )
     how, schedule = recipe(method, **choices), Schedule(rounds=rounds)
-    public = PublicState.start(model(), how, schedule, seed=seed, classifier="classifier", source=PROBES)
+    public = PublicState.start(
+        model(), how, schedule, seed=seed, classifier="classifier", source=PROBES
+    )
     return ServerState(public, divisor=divisor, probe=torch.zeros(1, 12))
 
 
 def values_for(frame: Frame, partition: int, round: int) -> Tensor:
     """What an honest client sends: any values, here small random ones."""
-    return torch.randn(frame.kept, generator=torch.Generator().manual_seed(1000 * round + partition)) / 10
+    return (
+        torch.randn(frame.kept, generator=torch.Generator().manual_seed(1000 * round + partition))
+        / 10
+    )
 
 
 def public_terms(clients: int, **more: float) -> list[ClientTerms]:
@@ -85,16 +92,23 @@ class StepsInMemory(dict[int, bytes]):
 
 
 def announcement(
-    weights: Tensor, announced: Announcement, frame: Frame | None = None, ranked: Frame | None = None
+    weights: Tensor,
+    announced: Announcement,
+    frame: Frame | None = None,
+    ranked: Frame | None = None,
 ) -> RecordDict:
-    """Content of a train message with the whole weights; with a frame that cannot be derived, or its positions."""
+    """Content of a train message with the whole weights; with a frame that cannot be derived, or
+    its positions.
+    """
     frames = {} if frame is None else {"frame": frame_record(frame)}
     kept = {} if ranked is None else {"kept": kept_record(ranked)}
     return announced_to({"weights": flat_record(weights), **frames, **kept}, announced)
 
 
 class Federation:
-    """The strategy over a local grid; ``answer(partition, message, honest)`` may replace a client's reply."""
+    """The strategy over a local grid; ``answer(partition, message, honest)`` may replace a client's
+    reply.
+    """
 
     def __init__(
         self,
@@ -105,7 +119,11 @@ class Federation:
     ) -> None:
         self.state, self.answer = state, answer
         self.reports: list[RoundReport] = []
-        known = {"terms": public_terms(clients), "clients_per_round": clients, "local": LocalTraining()}
+        known = {
+            "terms": public_terms(clients),
+            "clients_per_round": clients,
+            "local": LocalTraining(),
+        }
         known |= {"codec": find_codec("float32")} | settings
         self.strategy = FedLSG(state, FederationSettings(**known), self.reports.append)
         self.grid = LocalGrid(self.client, clients, {})
@@ -121,7 +139,9 @@ class Federation:
         announced = read_round(message.content)
         frame = self.state.frame()
         values = values_for(frame, partition, announced.round)
-        return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)
+        return pack(
+            values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest
+        )
 
     def run(self, rounds: int = 1) -> list[RoundReport]:
         self.strategy.start(self.grid, flat_record(self.state.weights), num_rounds=rounds)

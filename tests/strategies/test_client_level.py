@@ -1,4 +1,6 @@
-"""Client-level privacy in every kind of coordinates: what one client moves, the noise, and planted mistakes."""
+"""Client-level privacy in every kind of coordinates: what one client moves, the noise, and planted
+mistakes.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,13 @@ import fedlsg.training.client_level
 from fedlsg.privacy.mechanism import add_noise
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client_level import clipped_update, norm_of
-from tests.strategies.client_level import BATCH, noise_defects, released, sensitivity_defects, updates
+from tests.strategies.client_level import (
+    BATCH,
+    noise_defects,
+    released,
+    sensitivity_defects,
+    updates,
+)
 from tests.strategies.contract import Case, Subject, mlp, subject
 
 CASES = (
@@ -53,7 +61,9 @@ def test_an_update_that_is_no_number_counts_as_zero(dense):
 
 def test_a_codec_that_enlarges_an_update_is_clipped_again(dense):
     large = torch.full((dense.frame.kept,), 1e6)
-    clipped = clipped_update(large, frame=dense.frame, mechanism=dense.mechanism, expected_batch=BATCH)
+    clipped = clipped_update(
+        large, frame=dense.frame, mechanism=dense.mechanism, expected_batch=BATCH
+    )
     assert float(clipped.norm()) <= dense.mechanism.clip_norm
     assert norm_of(large, expected_batch=BATCH) > 1e5
 
@@ -63,8 +73,15 @@ def planted_no_clip(values, *, expected_batch, **_):
 
 
 def planted_clip_of_each_block(values, *, frame, mechanism, expected_batch):
-    blocks = (values / expected_batch).double().nan_to_num().split([block.kept for block in frame.blocks])
-    return torch.cat([b * min(1.0, mechanism.clip_norm / max(float(b.norm()), 1e-300)) for b in blocks])
+    blocks = (
+        (values / expected_batch)
+        .double()
+        .nan_to_num()
+        .split([block.kept for block in frame.blocks])
+    )
+    return torch.cat(
+        [b * min(1.0, mechanism.clip_norm / max(float(b.norm()), 1e-300)) for b in blocks]
+    )
 
 
 def planted_divisor_of_the_data(some, **given):
@@ -75,7 +92,9 @@ def planted_divisor_of_the_data(some, **given):
 true_release = fedlsg.training.client_level.release_round
 
 
-@pytest.mark.parametrize("planted", [planted_no_clip, planted_clip_of_each_block], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "planted", [planted_no_clip, planted_clip_of_each_block], ids=lambda f: f.__name__
+)
 def test_a_planted_clip_is_seen(planted, dense, monkeypatch):
     monkeypatch.setattr(fedlsg.training.client_level, "clipped_update", planted)
     assert sensitivity_defects(dense)

@@ -1,7 +1,8 @@
-"""The contract of a recipe, over every file of strategies/ and every variant that the papers report.
+"""The contract of a recipe, over every file of strategies/ and every variant that the papers
+report.
 
-A new recipe is found by its name and needs no entry here. That each check catches the mistake that it is there for is
-shown in test_contract_controls.py.
+A new recipe is found by its name and needs no entry here. That each check catches the mistake that
+it is there for is shown in test_contract_controls.py.
 """
 
 from collections.abc import Callable
@@ -28,17 +29,23 @@ BOTH = [(case, model) for model in MODELS for case in CASES]
 
 def slow_where(repeated: Callable[[str, str], bool]) -> pytest.MarkDecorator:
     """All cases on all models; those that repeat what another one shows run with the slow tests."""
-    pairs = [pytest.param(*pair, marks=pytest.mark.slow) if repeated(*pair) else pair for pair in BOTH]
+    pairs = [
+        pytest.param(*pair, marks=pytest.mark.slow) if repeated(*pair) else pair for pair in BOTH
+    ]
     return pytest.mark.parametrize(("case", "model"), pairs)
 
 
 def shown_on_the_mlp(case: str, model: str) -> bool:
-    """A variant of the frame is no other on a convolution: recipes and variants of the step run on both."""
+    """A variant of the frame is no other on a convolution: recipes and variants of the step run on
+    both.
+    """
     return repeats(case) or (model == "cnn" and case not in RECIPES and not has_own_step(case))
 
 
 def shown_by_its_recipe(case: str, model: str) -> bool:
-    """Noise sees the step's settings and how many values are kept, nothing else of a frame or a model."""
+    """Noise sees the step's settings and how many values are kept, nothing else of a frame or a
+    model.
+    """
     return model == "cnn" or (case not in RECIPES and not has_own_step(case))
 
 
@@ -73,7 +80,9 @@ def test_gradients_lie_on_the_kept_coordinates_and_on_nothing_else(case, model):
 
 @slow_where(shown_on_the_mlp)
 def test_the_server_gets_the_very_values_that_were_sent(case, model):
-    """Bit for bit in float32; where factors are sent, the product of the factors of what was to be sent."""
+    """Bit for bit in float32; where factors are sent, the product of the factors of what was to be
+    sent.
+    """
     s = of(case, model)
     values = s.step(data_set(1, s.multiplicity)).nan_to_num()
     values = values / max(1.0, float(values.norm()) / s.mechanism.clip_norm)
@@ -84,9 +93,13 @@ def test_the_server_gets_the_very_values_that_were_sent(case, model):
         assert torch.equal(wanted, values.float())
 
 
-@pytest.mark.parametrize("case", [name for name, case in RECIPES.items() if case.method.carrier.kind == "factors"])
+@pytest.mark.parametrize(
+    "case", [name for name, case in RECIPES.items() if case.method.carrier.kind == "factors"]
+)
 def test_factors_stand_for_a_projection_of_what_was_sent(case):
-    """By hand: P the orthonormal columns of G R^T, and P P^T G arrives; what is dense arrives as it was."""
+    """By hand: P the orthonormal columns of G R^T, and P P^T G arrives; what is dense arrives as it
+    was.
+    """
     s = of(case, "cnn")
     values = random_values(s.derived, 0)
     sent, got = s.derived.split(values), s.frame.split(decode(encode(values, s.derived), s.frame))

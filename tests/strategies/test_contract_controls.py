@@ -1,4 +1,6 @@
-"""Negative controls of the contract: each mistake is planted behind the front door, and its check finds it."""
+"""Negative controls of the contract: each mistake is planted behind the front door, and its check
+finds it.
+"""
 
 from dataclasses import replace
 
@@ -49,15 +51,23 @@ def no_clip(gradients, mechanism, **options):
 
 
 def clip_without_dense_parameters(gradients, mechanism, **options):
-    """The joint norm of the carriers only: biases and the classifier ride along outside the clip."""
-    carried = [g for g, b in zip(gradients, of("lsg").frame.blocks, strict=True) if b.part != "dense"]
-    factors = clip_factors(torch.cat(carried, dim=1).norm(dim=1).nan_to_num(), mechanism.clip_norm, carried[0].dtype, 0)
+    """The joint norm of the carriers only: biases and the classifier ride along outside the
+    clip.
+    """
+    carried = [
+        g for g, b in zip(gradients, of("lsg").frame.blocks, strict=True) if b.part != "dense"
+    ]
+    factors = clip_factors(
+        torch.cat(carried, dim=1).norm(dim=1).nan_to_num(), mechanism.clip_norm, carried[0].dtype, 0
+    )
     return torch.cat([factors @ block.nan_to_num() for block in gradients])
 
 
 def broken_examples_kept(gradients, mechanism, **options):
     norms = torch.cat(list(gradients), dim=1).norm(dim=1)
-    return torch.cat([clip_factors(norms, mechanism.clip_norm, norms.dtype, 0) @ block for block in gradients])
+    return torch.cat(
+        [clip_factors(norms, mechanism.clip_norm, norms.dtype, 0) @ block for block in gradients]
+    )
 
 
 def claimed_sensitivity(self, blocks):
@@ -96,17 +106,57 @@ UNSAFE = {
     "masked, then not clipped": ("rs", CLIENT, "clipped_sum", no_clip),
     "clip over half of the blocks": ("lsg", CLIENT, "clipped_sum", clip_by_half_of_the_blocks),
     "clip after sum": ("lsg", CLIENT, "clipped_sum", clip_after_sum),
-    "dense parameters outside the clip": ("lsg", CLIENT, "clipped_sum", clip_without_dense_parameters),
-    "scales of a core after the clip": ("probe: whitened", CLIENT, "clipped_sum", clip_by_the_norm_before_the_scales),
-    "weights after the clip": ("linear-probe: clip weights", CLIENT, "clipped_sum", gradients_weighted_after_the_clip),
+    "dense parameters outside the clip": (
+        "lsg",
+        CLIENT,
+        "clipped_sum",
+        clip_without_dense_parameters,
+    ),
+    "scales of a core after the clip": (
+        "probe: whitened",
+        CLIENT,
+        "clipped_sum",
+        clip_by_the_norm_before_the_scales,
+    ),
+    "weights after the clip": (
+        "linear-probe: clip weights",
+        CLIENT,
+        "clipped_sum",
+        gradients_weighted_after_the_clip,
+    ),
     "copies clipped as examples": ("lsg: two copies", CLIENT, "per_unit", copies_as_examples),
-    "copies as examples, with weights": ("rs: two copies, clip weights", CLIENT, "per_unit", copies_as_examples),
-    "copies as examples, factors sent": ("dp-powersgd: two copies", CLIENT, "per_unit", copies_as_examples),
+    "copies as examples, with weights": (
+        "rs: two copies, clip weights",
+        CLIENT,
+        "per_unit",
+        copies_as_examples,
+    ),
+    "copies as examples, factors sent": (
+        "dp-powersgd: two copies",
+        CLIENT,
+        "per_unit",
+        copies_as_examples,
+    ),
     "examples that are no number kept": ("dpsgd", CLIENT, "clipped_sum", broken_examples_kept),
     "pruning without a clip": ("dp-ssgd: pruning round", CLIENT, "clipped_sum", no_clip),
-    "per-block clip claims C": ("lsg: clip per block", Mechanism, "sensitivity", claimed_sensitivity),
-    "per-block clip claims sigma": ("lsg: clip per block", Mechanism, "effective_noise_multiplier", claimed_multiplier),
-    "per-block clip of rs claims C": ("rs: clip per block", Mechanism, "sensitivity", claimed_sensitivity),
+    "per-block clip claims C": (
+        "lsg: clip per block",
+        Mechanism,
+        "sensitivity",
+        claimed_sensitivity,
+    ),
+    "per-block clip claims sigma": (
+        "lsg: clip per block",
+        Mechanism,
+        "effective_noise_multiplier",
+        claimed_multiplier,
+    ),
+    "per-block clip of rs claims C": (
+        "rs: clip per block",
+        Mechanism,
+        "sensitivity",
+        claimed_sensitivity,
+    ),
 }
 
 
@@ -116,7 +166,8 @@ def test_a_step_that_is_less_private_than_claimed_is_caught(mistake, monkeypatch
     s = of(case)
     assert sensitivity_defects(s) == []
     monkeypatch.setattr(place, attribute, plant)
-    monkeypatch.setattr(CLIENT, "allows_ghost_clipping", lambda frame: False)  # plants need formed ones
+    # plants need formed ones
+    monkeypatch.setattr(CLIENT, "allows_ghost_clipping", lambda frame: False)
     assert sensitivity_defects(s) != []
 
 
@@ -130,9 +181,14 @@ class DrawnInOrder(Data):
 
 
 def test_augmentation_drawn_in_order_from_a_known_seed_is_caught():
-    """One example less shifts the draws of all that come after it: more than its own gradient moves."""
+    """One example less shifts the draws of all that come after it: more than its own gradient
+    moves.
+    """
     s, data = of("dpsgd"), data_set(0)
-    data = replace(data, targets=torch.stack([data.targets[:, 0], torch.full((len(data.targets),), 100.0)], dim=1))
+    data = replace(
+        data,
+        targets=torch.stack([data.targets[:, 0], torch.full((len(data.targets),), 100.0)], dim=1),
+    )
 
     def moved(data: Data) -> float:
         return float((s.step(data) - s.step(data.without(0))).norm())
@@ -185,7 +241,9 @@ def test_a_client_with_another_seed_is_caught(case, monkeypatch):
 def test_an_epsilon_claimed_without_a_clip_is_caught(monkeypatch):
     s = of("rs: noisy SGD")
     assert sensitivity_defects(s) == []
-    monkeypatch.setattr(Mechanism, "effective_noise_multiplier", lambda self, blocks: self.noise_multiplier)
+    monkeypatch.setattr(
+        Mechanism, "effective_noise_multiplier", lambda self, blocks: self.noise_multiplier
+    )
     assert sensitivity_defects(s) == ["claims an epsilon without clip and noise"]
 
 

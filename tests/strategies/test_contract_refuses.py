@@ -1,4 +1,6 @@
-"""What every recipe has to refuse, naming the setting: no noise, no clip, shares outside [0, 1), mixed examples."""
+"""What every recipe has to refuse, naming the setting: no noise, no clip, shares outside [0, 1),
+mixed examples.
+"""
 
 import math
 from typing import Any
@@ -80,13 +82,20 @@ def message(name: str, setting: str, value: Any) -> str:
 @pytest.mark.parametrize("name", RECIPES)
 def test_wrong_values_are_refused_by_name(name):
     looked_at = (WRONG.keys() & (COMMON | own_settings(name))) - set(UNREAD.get(name, ()))
-    taken = [(key, v) for key in sorted(looked_at) for v in WRONG[key] if key not in message(name, key, v)]
+    taken = [
+        (key, v)
+        for key in sorted(looked_at)
+        for v in WRONG[key]
+        if key not in message(name, key, v)
+    ]
     assert len(looked_at) > 10
     assert taken == []
 
 
 def start(name: str, model: nn.Module, **settings: Any) -> ServerState:
-    """The server of a recipe at its small settings, as a run makes it: first the model, made ready for the method."""
+    """The server of a recipe at its small settings, as a run makes it: first the model, made ready
+    for the method.
+    """
     defaults = {key: value for key, value in SMALL.items() if key in own_settings(name)}
     method = recipe(name, **(defaults | settings))
     prepare_model(model, method.carrier, classifier="classifier", seed=0)
@@ -108,7 +117,9 @@ def test_a_model_that_mixes_examples_is_refused(name):
     start(name, mlp())
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if "rank" in own_settings(name) and name not in EMBEDDING])
+@pytest.mark.parametrize(
+    "name", [name for name in RECIPES if "rank" in own_settings(name) and name not in EMBEDDING]
+)
 def test_a_rank_that_carries_no_layer_is_refused(name):
     """LoRA finds nothing to adapt where low-rank carriers find nothing to carry."""
     needed = NEEDED.get((name, "rank"), {})

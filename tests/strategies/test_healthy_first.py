@@ -1,4 +1,6 @@
-"""Clients that are lost: others in their place, healthy ones first, and no client in more rounds than planned."""
+"""Clients that are lost: others in their place, healthy ones first, and no client in more rounds
+than planned.
+"""
 
 from collections import Counter
 from itertools import pairwise
@@ -17,7 +19,9 @@ def federation(*lost: int, code: int = TOO_SLOW, **settings: object) -> Federati
     return Federation(
         server_state(rounds=ROUNDS),
         clients=CLIENTS,
-        answer=lambda p, message, honest: failure("stopped", code, message) if p in lost else honest,
+        answer=lambda p, message, honest: (
+            failure("stopped", code, message) if p in lost else honest
+        ),
         **({"clients_per_round": PER_ROUND} | settings),
     )
 
@@ -30,7 +34,9 @@ def test_another_client_replies_in_place_of_one_that_is_lost():
     (first,) = drawn(1)[:1]
     one = federation(first)
     reports = one.run(ROUNDS)
-    assert all(len(report.answered) == PER_ROUND for report in reports), "each round has as many replies as planned"
+    assert all(len(report.answered) == PER_ROUND for report in reports), (
+        "each round has as many replies as planned"
+    )
     assert len(reports[0].asked) == PER_ROUND + 1
     assert [report.round for report in reports] == list(range(1, ROUNDS + 1))
     waits = [report.round for report in reports if first in report.asked]
@@ -44,7 +50,9 @@ def test_nobody_is_asked_in_more_rounds_than_the_noise_was_planned_for():
     reports = federation(*LOST).run(ROUNDS)
     counts = Counter(client for report in reports for client in report.asked)
     assert max(counts.values()) <= planned
-    assert len(reports) == ROUNDS, "nobody's own turns went to others: somebody is left in each round"
+    assert len(reports) == ROUNDS, (
+        "nobody's own turns went to others: somebody is left in each round"
+    )
 
 
 def test_a_sum_gets_no_replacement_within_a_round_and_all_of_its_clients():

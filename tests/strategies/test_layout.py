@@ -1,4 +1,6 @@
-"""Made-up rows are in memory as those of the data are: what fails on the layout fails before a charge."""
+"""Made-up rows are in memory as those of the data are: what fails on the layout fails before a
+charge.
+"""
 
 from typing import Any
 
@@ -24,7 +26,9 @@ def normal(*shape: int) -> Tensor:
 
 LAYOUTS = {
     "channels last": lambda: normal(EXAMPLES, 8, 8, 3).permute(0, 3, 1, 2),
-    "memory format": lambda: normal(EXAMPLES, 3, 8, 8).contiguous(memory_format=torch.channels_last),
+    "memory format": lambda: normal(EXAMPLES, 3, 8, 8).contiguous(
+        memory_format=torch.channels_last
+    ),
     "turned": lambda: normal(EXAMPLES, 3, 8, 8).transpose(2, 3),
     "examples last": lambda: normal(3, 8, 8, EXAMPLES).permute(3, 0, 1, 2),
     "cut": lambda: normal(EXAMPLES, 3, 8, 12)[..., 2:10],
@@ -44,15 +48,24 @@ def can_be_viewed(rows: Tensor, *shape: int) -> bool:
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     order=st.randoms(use_true_random=False),
-    cut=st.lists(st.sampled_from(["all", "first", "every second", "repeat"]), min_size=4, max_size=4),
+    cut=st.lists(
+        st.sampled_from(["all", "first", "every second", "repeat"]), min_size=4, max_size=4
+    ),
     count=st.integers(1, 5),
 )
 @settings(max_examples=200, deadline=None)
 def test_other_rows_get_the_layout_and_keep_their_numbers(sizes, order, cut, count):
     axes = list(range(len(sizes) + 1))
     order.shuffle(axes)
-    like = torch.randn([(3, *sizes)[axis] * 2 for axis in axes]).permute([axes.index(axis) for axis in sorted(axes)])
-    cuts = {"all": slice(None), "first": slice(0, 2), "every second": slice(None, None, 2), "repeat": slice(0, 1)}
+    like = torch.randn([(3, *sizes)[axis] * 2 for axis in axes]).permute(
+        [axes.index(axis) for axis in sorted(axes)]
+    )
+    cuts = {
+        "all": slice(None),
+        "first": slice(0, 2),
+        "every second": slice(None, None, 2),
+        "repeat": slice(0, 1),
+    }
     like = like[tuple(cuts[how] for how in ("all", *cut[: len(sizes)]))]
     like = like.expand(6, *[3 if how == "repeat" else -1 for how in cut[: len(sizes)]])
     rows = torch.randn(count, *like.shape[1:])
@@ -82,15 +95,25 @@ class Net(nn.Module):
 
 def step_of(how: str, **settings: Any) -> PrivateStep:
     return PrivateStep(
-        Net(how), nn.CrossEntropyLoss(), num_examples=EXAMPLES, method="dpsgd", sample_rate=0.5, steps=9,
-        noise_multiplier=1.0, delta=1e-3, learning_rate=0.1, **settings,
-    )  # fmt: skip
+        Net(how),
+        nn.CrossEntropyLoss(),
+        num_examples=EXAMPLES,
+        method="dpsgd",
+        sample_rate=0.5,
+        steps=9,
+        noise_multiplier=1.0,
+        delta=1e-3,
+        learning_rate=0.1,
+        **settings,
+    )
 
 
 @pytest.mark.parametrize("how", ["inputs", "features", "reshape"])
 @pytest.mark.parametrize("form", LAYOUTS)
 def test_a_view_of_scattered_rows_trains_or_is_refused_free(form, how):
-    """What an index leaves scattered depends on torch; the model fails on it before the charge, or not at all."""
+    """What an index leaves scattered depends on torch; the model fails on it before the charge, or
+    not at all.
+    """
     step, x = step_of(how), LAYOUTS[form]()
     fails = False
     try:

@@ -1,4 +1,6 @@
-"""The contract of a recipe for methods of plain functions, with its negative controls; and what is refused at once."""
+"""The contract of a recipe for methods of plain functions, with its negative controls; and what is
+refused at once.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -34,7 +36,10 @@ PARTS: dict[str, dict[str, Any]] = {
     "core, own mask": {"carrier": CORE, "mask": OWN_MASK},
     "core, uniform mask": {"carrier": CORE, "mask": Mask(kind="uniform", sparsity=0.5)},
     "core, per block": {"carrier": CORE, "mechanism": Mechanism(**NOISE, clip="per-block")},
-    "core, weights of groups": {"carrier": CORE, "mechanism": Mechanism(**NOISE, norms_clip_weight=3.0)},
+    "core, weights of groups": {
+        "carrier": CORE,
+        "mechanism": Mechanism(**NOISE, norms_clip_weight=3.0),
+    },
     "own carriers": {"carrier": TANGENT},
     "own carriers, units": {"carrier": TANGENT, "mask": Mask(kind="units", sparsity=0.4)},
     "own carriers, own mask": {"carrier": TANGENT, "mask": OWN_MASK},
@@ -81,7 +86,9 @@ def test_noise_has_its_variance_in_every_block(name):
 
 @cases
 def test_the_ledger_counts_the_blocks_of_the_frame(name):
-    """One a core, two a tangent pair: the count that a plan is calibrated by is that of the frame that is charged."""
+    """One a core, two a tangent pair: the count that a plan is calibrated by is that of the frame
+    that is charged.
+    """
     s = of(name)
     method = Own(name).method
     trainable, carried = len(s.state.parameters), len(s.state.carried)
@@ -89,13 +96,17 @@ def test_the_ledger_counts_the_blocks_of_the_frame(name):
     assert len(s.frame.blocks) == blocks
     charged = s.plan.charge(100)
     assert charged["noise_multiplier"] == s.mechanism.effective_noise_multiplier(blocks)
-    assert (charged["noise_multiplier"] < s.mechanism.noise_multiplier) == (s.mechanism.clip == "per-block")
+    assert (charged["noise_multiplier"] < s.mechanism.noise_multiplier) == (
+        s.mechanism.clip == "per-block"
+    )
 
 
 def core_outside_the_clip(gradients, mechanism, **options):
     """The norm of everything but the cores: they ride along."""
     blocks = of("core").frame.blocks
-    rest = torch.cat([g for g, b in zip(gradients, blocks, strict=True) if b.part != "core"], dim=1).nan_to_num()
+    rest = torch.cat(
+        [g for g, b in zip(gradients, blocks, strict=True) if b.part != "core"], dim=1
+    ).nan_to_num()
     factors = clip_factors(rest.norm(dim=1), mechanism.clip_norm, rest.dtype, 0)
     return torch.cat([factors @ g.nan_to_num() for g in gradients])
 
@@ -103,7 +114,11 @@ def core_outside_the_clip(gradients, mechanism, **options):
 def clipped_before_it_is_scaled(gradients, mechanism, **options):
     """The norm that cores of orthonormal carriers would have."""
     s = of("core")
-    scales = {c.name: torch.outer(c.L.norm(dim=0), c.R.norm(dim=1)) for c in s.frame.coordinates if c.carried}
+    scales = {
+        c.name: torch.outer(c.L.norm(dim=0), c.R.norm(dim=1))
+        for c in s.frame.coordinates
+        if c.carried
+    }
     own = [
         g / scales[b.parameter].flatten() if b.part == "core" else g
         for g, b in zip(gradients, s.frame.blocks, strict=True)
@@ -126,14 +141,18 @@ def test_noise_on_another_mask_than_the_values_is_caught(monkeypatch):
     s = of("core, own mask")
 
     def planted(total, mechanism, noise):
-        return torch.where(torch.arange(len(total)) % 2 == 0, add_noise(total, mechanism, noise), total)
+        return torch.where(
+            torch.arange(len(total)) % 2 == 0, add_noise(total, mechanism, noise), total
+        )
 
     monkeypatch.setattr(CLIENT, "add_noise", planted)
     assert noise_defects(s, LEAST_DRAWS // 8) != []
 
 
 def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
-    """The next frame is the same whatever the data are; negative control: it is another one for other weights."""
+    """The next frame is the same whatever the data are; negative control: it is another one for
+    other weights.
+    """
     s = of("probe")
     first = s.state.frame(1, updates=0).digest
     for seed in (0, 1):
@@ -146,11 +165,16 @@ def test_no_step_on_private_data_changes_the_carriers_of_a_probe():
 
 
 def global_torch(public):
-    return {name: (torch.randn(m, r), torch.randn(s, n)) for name, (m, r, s, n) in public.carried.items()}
+    return {
+        name: (torch.randn(m, r), torch.randn(s, n))
+        for name, (m, r, s, n) in public.carried.items()
+    }
 
 
 def global_numpy(block, public):
-    return torch.from_numpy(np.random.rand(*block.shape) < 0.5).index_fill(0, torch.tensor([0]), True)
+    return torch.from_numpy(np.random.rand(*block.shape) < 0.5).index_fill(
+        0, torch.tensor([0]), True
+    )
 
 
 def unseeded(public):
@@ -160,7 +184,9 @@ def unseeded(public):
 
 def own_state(**parts: Any) -> PublicState:
     method = Method(name="own", **parts)
-    return PublicState.start(small_model(), method, Schedule(rounds=5), seed=0, classifier="classifier")
+    return PublicState.start(
+        small_model(), method, Schedule(rounds=5), seed=0, classifier="classifier"
+    )
 
 
 def core_of(make) -> Carrier:
@@ -178,5 +204,8 @@ DRAWS = {
 def test_a_function_that_draws_from_elsewhere_is_refused_and_has_another_digest_on_a_client(name):
     server, client = (own_state(**DRAWS[name]) for _ in range(2))
     assert server.frame(1, updates=0).digest != client.frame(1, updates=0).digest
-    with pytest.raises(ValueError, match=rf"test_own_methods.{name} gives other values .* draw from public.generator"):
+    with pytest.raises(
+        ValueError,
+        match=rf"test_own_methods.{name} gives other values .* draw from public.generator",
+    ):
         server.check_repeatable()

@@ -78,7 +78,8 @@ def other_type(*, rank: float = 0.5, mechanism, server):
 
 REFUSED = {
     "without_docstring": "has no docstring: its first sentence is what a list of methods shows",
-    "without_mechanism": r"does not take mechanism: a recipe is def recipe\(\*, mechanism, server\) -> Method",
+    "without_mechanism": r"does not take mechanism: a recipe is def recipe\(\*, mechanism, "
+    r"server\) -> Method",
     "without_either": "does not take mechanism and server",
     "positional": "takes mechanism.* and settings have names of their own",
     "any_keyword": r"takes \*\*more",
@@ -86,7 +87,8 @@ REFUSED = {
     "without_default": "width has no default; give it one, as in width: int = 4",
     "shadows_mechanism": "declares 'clip_norm', which every method has: give it another name",
     "shadows_server": "declares 'momentum', which every method has",
-    "other_type": "setting 'rank' has two different declarations: .* by method 'mine'; give both one type and range",
+    "other_type": "setting 'rank' has two different declarations: .* by method 'mine'; give both "
+    "one type and range",
 }
 
 
@@ -104,22 +106,37 @@ def test_what_is_no_recipe_is_refused_and_leaves_nothing(name):
 SETTINGS = {"clip_norm": 0.5, "noise_multiplier": 3.0, "learning_rate": 0.3}
 
 
-@pytest.mark.parametrize(("made", "words"), [
-    (lambda mechanism, server: None, "returns NoneType: expected a fedlsg.Method"),
-    (lambda mechanism, server: Method(name="m", server=server), "does not keep the mechanism that it is given"),
-    (lambda mechanism, server: Method(name="m", mechanism=mechanism), "does not keep the server that it is given"),
-    (
-        lambda mechanism, server: Method(name="m", mechanism=Mechanism(noise_share=0.1), server=server),
-        "does not keep the mechanism",
-    ),
-    (
-        lambda mechanism, server: Method(name="m", mechanism=mechanism, server=ServerOptimizer(momentum=0.1)),
-        "does not keep the server",
-    ),
-    (lambda mechanism, server: {}["a"], "fails: KeyError: 'a'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda mechanism, server: None, "returns NoneType: expected a fedlsg.Method"),
+        (
+            lambda mechanism, server: Method(name="m", server=server),
+            "does not keep the mechanism that it is given",
+        ),
+        (
+            lambda mechanism, server: Method(name="m", mechanism=mechanism),
+            "does not keep the server that it is given",
+        ),
+        (
+            lambda mechanism, server: Method(
+                name="m", mechanism=Mechanism(noise_share=0.1), server=server
+            ),
+            "does not keep the mechanism",
+        ),
+        (
+            lambda mechanism, server: Method(
+                name="m", mechanism=mechanism, server=ServerOptimizer(momentum=0.1)
+            ),
+            "does not keep the server",
+        ),
+        (lambda mechanism, server: {}["a"], "fails: KeyError: 'a'"),
+    ],
+)
 def test_a_recipe_that_drops_what_it_is_given_is_refused(made, words):
-    """The ledger is of the mechanism's noise; ``noise_share`` from a recipe would claim a secure sum's noise."""
+    """The ledger is of the mechanism's noise; ``noise_share`` from a recipe would claim a secure
+    sum's noise.
+    """
 
     def mine(*, mechanism, server):
         """X."""
@@ -133,4 +150,6 @@ def test_a_recipe_that_drops_what_it_is_given_is_refused(made, words):
 @pytest.mark.parametrize("name", strategies.names())
 def test_recipes_of_fedlsg_keep_what_they_are_given(name):
     """Control: each is called with settings that are no default."""
-    strategies.recipe(name, **(SETTINGS if strategies.default_mechanism(name) == "dp" else {"learning_rate": 0.3}))
+    strategies.recipe(
+        name, **(SETTINGS if strategies.default_mechanism(name) == "dp" else {"learning_rate": 0.3})
+    )

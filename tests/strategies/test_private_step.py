@@ -1,4 +1,6 @@
-"""PrivateStep is a federation of one client: the same weights, the same ledger, in the hands of a user's own loop."""
+"""PrivateStep is a federation of one client: the same weights, the same ledger, in the hands of a
+user's own loop.
+"""
 
 import copy
 import gc
@@ -34,34 +36,61 @@ from tests.strategies.own_loop import (
 from tests.strategies.small_federation import PROBES, model
 
 ROUNDS = 6
-OWN = ("num_examples", "sample_rate", "steps", "noise_multiplier", "delta", "classifier", "seed", "example", "probe")
+OWN = (
+    "num_examples",
+    "sample_rate",
+    "steps",
+    "noise_multiplier",
+    "delta",
+    "classifier",
+    "seed",
+    "example",
+    "probe",
+)
 """Arguments of a private step that are no settings of a recipe."""
 
 
 def federation(name: str, rounds: int, pruning_noise: float) -> ServerState:
     """The same by hand: the state of a server, and one client's step of each round."""
     given = terms(**RECIPES[name])
-    method = recipe(name.split()[0], **{key: value for key, value in given.items() if key not in OWN})
+    method = recipe(
+        name.split()[0], **{key: value for key, value in given.items() if key not in OWN}
+    )
     net = model()
     prepare_model(net, method.carrier, classifier="classifier", seed=5)
     schedule = Schedule(rounds=given["steps"], sample_rate=given["sample_rate"])
-    public = PublicState.start(net, method, schedule, seed=5, classifier="classifier", source=PROBES)
+    public = PublicState.start(
+        net, method, schedule, seed=5, classifier="classifier", source=PROBES
+    )
     state = ServerState(public, divisor=given["sample_rate"] * EXAMPLES, probe=PUBLIC[0][:1])
-    local = LocalTraining(sample_rate=given["sample_rate"], expected_batch=given["sample_rate"] * EXAMPLES)
+    local = LocalTraining(
+        sample_rate=given["sample_rate"], expected_batch=given["sample_rate"] * EXAMPLES
+    )
     spending = strategies.own_loop.account.Spending(
-        num_examples=EXAMPLES, sample_rate=0.25, steps=8, epsilon=None, noise_multiplier=None, delta=None
+        num_examples=EXAMPLES,
+        sample_rate=0.25,
+        steps=8,
+        epsilon=None,
+        noise_multiplier=None,
+        delta=None,
     )
     client = spending.terms(given.get("noise_multiplier", 0.0), pruning_noise)
     while state.round < rounds:
         common = state.plan(local)
         plan = common.for_client(client.of(common.phase))
         values = client_step(
-            net, batch, lambda o, t: F.cross_entropy(o, t, reduction="none"), frame=plan.frame,
-            mechanism=plan.mechanism, local=plan.local, num_examples=EXAMPLES,
+            net,
+            batch,
+            lambda o, t: F.cross_entropy(o, t, reduction="none"),
+            frame=plan.frame,
+            mechanism=plan.mechanism,
+            local=plan.local,
+            num_examples=EXAMPLES,
             sampler=reproducible_stream(5, "sampler", 0, plan.round),
-            noise=reproducible_stream(5, "noise", 0, plan.round), charge=lambda: None,
+            noise=reproducible_stream(5, "noise", 0, plan.round),
+            charge=lambda: None,
             scale=plan.scale(public.parameters),
-        )  # fmt: skip
+        )
         if plan.phase is Phase.PRUNING:
             state.prune(plan.frame, [values], num_examples=EXAMPLES)
         else:
@@ -80,7 +109,8 @@ def test_a_step_is_a_round_of_a_federation_of_one_client(name):
         for (key, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
             assert torch.equal(p, q), key
     assert not torch.equal(
-        weights(step), torch.cat([p.detach().flatten() for p in model().parameters()])[: len(weights(step))]
+        weights(step),
+        torch.cat([p.detach().flatten() for p in model().parameters()])[: len(weights(step))],
     )
 
 
@@ -99,9 +129,12 @@ def test_a_charge_after_the_batch_is_found(monkeypatch):
 
 
 CHECKS = [
-    own_loop.noise_is_full, own_loop.noise_is_full_in_empty_batches, own_loop.noise_is_fresh,
-    own_loop.noise_is_where_the_mask_keeps, own_loop.the_divisor_is_public,
-]  # fmt: skip
+    own_loop.noise_is_full,
+    own_loop.noise_is_full_in_empty_batches,
+    own_loop.noise_is_fresh,
+    own_loop.noise_is_where_the_mask_keeps,
+    own_loop.the_divisor_is_public,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -111,19 +144,25 @@ def test_the_step_is_private(check):
 
 def test_halved_noise_is_found(monkeypatch):
     honest = fedlsg.training.client.add_noise
-    monkeypatch.setattr(fedlsg.training.client, "add_noise", lambda t, m, n: t + (honest(t, m, n) - t) / 2)
+    monkeypatch.setattr(
+        fedlsg.training.client, "add_noise", lambda t, m, n: t + (honest(t, m, n) - t) / 2
+    )
     assert not own_loop.noise_is_full()
     assert not own_loop.noise_is_full_in_empty_batches()
 
 
 def test_a_skipped_empty_batch_is_found(monkeypatch):
     honest = fedlsg.training.client.add_noise
-    monkeypatch.setattr(fedlsg.training.client, "add_noise", lambda t, m, n: honest(t, m, n) if t.any() else t)
+    monkeypatch.setattr(
+        fedlsg.training.client, "add_noise", lambda t, m, n: honest(t, m, n) if t.any() else t
+    )
     assert not own_loop.noise_is_full_in_empty_batches()
 
 
 def test_reused_noise_is_found(monkeypatch):
-    monkeypatch.setattr(strategies.own_loop.release, "secret_stream", lambda: SecretStream(bytes(32)))
+    monkeypatch.setattr(
+        strategies.own_loop.release, "secret_stream", lambda: SecretStream(bytes(32))
+    )
     assert own_loop.noise_is_full()
     assert not own_loop.noise_is_fresh()
 
@@ -153,10 +192,15 @@ def test_a_divisor_from_the_data_is_found(monkeypatch):
 
 def test_no_key_of_a_stream_outlives_its_step():
     step = private_step(method="dpsgd")
-    before = [held for held in gc.get_objects() if type(held) is SecretStream]  # of other tests in this process
+    # of other tests in this process
+    before = [held for held in gc.get_objects() if type(held) is SecretStream]
     step.step(batch)
     gc.collect()
-    assert not [held for held in gc.get_objects() if type(held) is SecretStream and all(held is not b for b in before)]
+    assert not [
+        held
+        for held in gc.get_objects()
+        if type(held) is SecretStream and all(held is not b for b in before)
+    ]
 
 
 def test_draws_of_torch_outside_are_left_alone_and_secret_inside():
@@ -164,7 +208,9 @@ def test_draws_of_torch_outside_are_left_alone_and_secret_inside():
     net.add_module("classifier", nn.Linear(10, 3))
     moved = []
     for _ in range(2):
-        step = private_step(copy.deepcopy(net), method="sgd", noise_multiplier=None, clip_norm=None, sample_rate=1.0)
+        step = private_step(
+            copy.deepcopy(net), method="sgd", noise_multiplier=None, clip_norm=None, sample_rate=1.0
+        )
         torch.manual_seed(0)
         before = torch.random.get_rng_state()
         step.step(batch)
@@ -183,7 +229,9 @@ def by_python(x):
 
 @pytest.mark.parametrize("noisy", [by_numpy, by_python])
 def test_random_changes_by_python_and_numpy_are_secret(noisy):
-    """After a seed that is known, one example less would move the random numbers of all after it."""
+    """After a seed that is known, one example less would move the random numbers of all after
+    it.
+    """
     moved = []
     for _ in range(2):
         step = private_step(method="sgd", noise_multiplier=None, clip_norm=None, sample_rate=1.0)
@@ -202,15 +250,24 @@ def test_a_batch_function_that_mixes_is_refused_before_anything_is_charged():
     step.step(batch)
 
 
-@pytest.mark.parametrize("make", [
-    lambda ps: torch.optim.SGD(ps, lr=0.3), lambda ps: torch.optim.SGD(ps, lr=0.3, momentum=0.9, weight_decay=0.1),
-    lambda ps: torch.optim.Adam(ps, lr=0.01), lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
-    lambda ps: torch.optim.RMSprop(ps, lr=0.01),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: torch.optim.SGD(ps, lr=0.3),
+        lambda ps: torch.optim.SGD(ps, lr=0.3, momentum=0.9, weight_decay=0.1),
+        lambda ps: torch.optim.Adam(ps, lr=0.01),
+        lambda ps: torch.optim.AdamW(ps, lr=0.01, weight_decay=0.1),
+        lambda ps: torch.optim.RMSprop(ps, lr=0.01),
+    ],
+)
 @pytest.mark.parametrize("method", [pytest.param("lsg", marks=pytest.mark.slow), "lora"])
 def test_any_optimizer_steps_by_the_reconstructed_gradient(make, method):
-    """The oracle: torch's optimizer on a copy, fed by hand with Eq. 3 of the sums of a federation."""
-    step = private_step(method=method, rank=2, learning_rate=None, optimizer=make, reproducible=True)
+    """The oracle: torch's optimizer on a copy, fed by hand with Eq. 3 of the sums of a
+    federation.
+    """
+    step = private_step(
+        method=method, rank=2, learning_rate=None, optimizer=make, reproducible=True
+    )
     twin = copy.deepcopy(step.model)
     optimizer = make([p for p in twin.parameters() if p.requires_grad])
     for _ in range(4):
@@ -220,7 +277,9 @@ def test_any_optimizer_steps_by_the_reconstructed_gradient(make, method):
         for c in frame.coordinates:
             if c.L is not None:  # Eq. 3: nothing outside of the tangent space of (L, R)
                 out, into = torch.eye(len(c.L)) - c.L @ c.L.T, torch.eye(c.R.shape[1]) - c.R.T @ c.R
-                assert float((out @ gradients[c.name] @ into).norm()) < 1e-5 * float(gradients[c.name].norm())
+                assert float((out @ gradients[c.name] @ into).norm()) < 1e-5 * float(
+                    gradients[c.name].norm()
+                )
         for name, p in twin.named_parameters():
             p.grad = gradients[name].clone() if p.requires_grad else None
         optimizer.step()
@@ -233,7 +292,11 @@ def test_a_gradient_of_the_users_own_never_moves_the_model():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     step = private_step(
-        net, learning_rate=None, optimizer=optimizer, method="linear-probe", loss=own_loop.without_gradient
+        net,
+        learning_rate=None,
+        optimizer=optimizer,
+        method="linear-probe",
+        loss=own_loop.without_gradient,
     )
     frozen = {name: p.detach().clone() for name, p in net.named_parameters() if not p.requires_grad}
     for p in net.parameters():

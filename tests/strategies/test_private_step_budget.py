@@ -1,4 +1,6 @@
-"""Budget belongs to data: who goes on from trained weights needs their ledger, and runs on the same rows add up."""
+"""Budget belongs to data: who goes on from trained weights needs their ledger, and runs on the same
+rows add up.
+"""
 
 import copy
 import gc
@@ -92,7 +94,9 @@ FROM = {
     "the model": lambda step: step.model,
     "clamped in place": lambda step: clamped(step.model),
     "initialised in place": lambda step: reset(step.model),
-    "loaded in place": lambda step: (step.model.load_state_dict(model().state_dict()), step.model)[1],
+    "loaded in place": lambda step: (step.model.load_state_dict(model().state_dict()), step.model)[
+        1
+    ],
     "half and back": lambda step: step.model.half().float(),
     "double": lambda step: step.model.double(),
     "another head": lambda step: replaced_head(step.model),
@@ -101,13 +105,17 @@ FROM = {
     "a copy that outlives all": without_its_step,
     "a copy of another head": lambda step: replaced_head(last_copy(step)),
     "a copy in float64": lambda step: last_copy(step).double(),
-    "a frozen copy with a new head": lambda step: replaced_head(last_copy(step).requires_grad_(False)),
+    "a frozen copy with a new head": lambda step: replaced_head(
+        last_copy(step).requires_grad_(False)
+    ),
     "a pickled model": lambda step: pickle.loads(pickle.dumps(step.model)),
     "a saved model": lambda step: through_a_file(step.model, weights_only=False),
     "a loaded state": lambda step: loaded(step.model.state_dict()),
     "a file": lambda step: loaded(through_a_file(step.model.state_dict())),
     "the average": average,
-    "a copy of torch's average": lambda step: torch.optim.swa_utils.AveragedModel(step.model).module,
+    "a copy of torch's average": lambda step: (
+        torch.optim.swa_utils.AveragedModel(step.model).module
+    ),
 }
 
 
@@ -116,7 +124,9 @@ def test_going_on_from_trained_weights_is_refused_without_their_ledger(name, tmp
     step = trained(**{"ema": 0.9} if name == "the average" else {})
     net = FROM[name](step)
     del step
-    with pytest.raises(ValueError, match=r"was trained by an earlier private step.*ledger=PATH.*fresh_data=True"):
+    with pytest.raises(
+        ValueError, match=r"was trained by an earlier private step.*ledger=PATH.*fresh_data=True"
+    ):
         private_step(net, method="dpsgd")
     with pytest.raises(ValueError, match="was trained by"):
         private_step(net, method="dpsgd", ledger=tmp_path / "new.jsonl")
@@ -165,9 +175,17 @@ def test_two_steps_on_one_model_need_one_ledger(tmp_path):
     assert len(first._account.ledger.entries) == 3
 
 
-@pytest.mark.parametrize("how", [
-    "new weights", "same ledger", "another ledger", "nothing trained", "rolled back", "clamped between steps",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        "new weights",
+        "same ledger",
+        "another ledger",
+        "nothing trained",
+        "rolled back",
+        "clamped between steps",
+    ],
+)
 def test_what_is_accounted_or_new_is_accepted(how, tmp_path):
     net, ledger = model(), {"same ledger": "first.jsonl", "another ledger": "second.jsonl"}.get(how)
     lasting = None if ledger is None else tmp_path / "first.jsonl"
@@ -180,16 +198,24 @@ def test_what_is_accounted_or_new_is_accepted(how, tmp_path):
         step.step(batch)
         return
     second = private_step(
-        model() if how == "new weights" else net, method="dpsgd", ledger=None if ledger is None else tmp_path / ledger
+        model() if how == "new weights" else net,
+        method="dpsgd",
+        ledger=None if ledger is None else tmp_path / ledger,
     )
     second.step(batch)
     assert len(second._account.ledger.entries) == (2 if how == "same ledger" else 1)
 
 
-@pytest.mark.parametrize("given", [
-    {"method": "lora", "rank": 2}, {"method": "linear-probe"}, {"method": "sparse-dpsgd", "sparsity": 0.9},
-    {"method": "dp-ssgd", "prune": "random"}, {"method": "lsg", "rank": 2, "sparsity": 0.5},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "lora", "rank": 2},
+        {"method": "linear-probe"},
+        {"method": "sparse-dpsgd", "sparsity": 0.9},
+        {"method": "dp-ssgd", "prune": "random"},
+        {"method": "lsg", "rank": 2, "sparsity": 0.5},
+    ],
+)
 def test_a_new_model_of_the_same_seed_is_no_false_alarm(given):
     """What the first one left as it was, its frozen layers or its zeros, is no training."""
     for _ in range(3):

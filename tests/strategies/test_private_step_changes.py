@@ -1,4 +1,6 @@
-"""A model or a loss that changes after the first step is checked again, or refused, before the next charge."""
+"""A model or a loss that changes after the first step is checked again, or refused, before the next
+charge.
+"""
 
 from typing import Any
 
@@ -14,7 +16,10 @@ from strategies.private_step import PrivateStep
 
 EXAMPLES = 40
 DRAW = torch.Generator().manual_seed(3)
-INPUTS, TARGETS = torch.randn(EXAMPLES, 4, generator=DRAW), torch.randint(3, (EXAMPLES,), generator=DRAW)
+INPUTS, TARGETS = (
+    torch.randn(EXAMPLES, 4, generator=DRAW),
+    torch.randint(3, (EXAMPLES,), generator=DRAW),
+)
 
 
 class Activation(nn.Module):
@@ -68,17 +73,28 @@ def started(model: nn.Module, loss: Any = None, **settings: Any) -> tuple[Privat
     """A step that was taken once, and its batches."""
     usual = {"learning_rate": 0.1} if "optimizer" not in settings else {}
     step = PrivateStep(
-        model, loss or nn.CrossEntropyLoss(), num_examples=EXAMPLES, method="dpsgd", sample_rate=0.5, steps=9,
-        noise_multiplier=1.0, delta=1e-3, **usual | settings,
-    )  # fmt: skip
+        model,
+        loss or nn.CrossEntropyLoss(),
+        num_examples=EXAMPLES,
+        method="dpsgd",
+        sample_rate=0.5,
+        steps=9,
+        noise_multiplier=1.0,
+        delta=1e-3,
+        **usual | settings,
+    )
     rows = step.batches((INPUTS, TARGETS))
     step.step(rows)
     return step, rows
 
 
 MIXING = {
-    "hook": lambda m, l: m[0].register_forward_hook(lambda module, inputs, output: output - output.mean(0)),
-    "hook before": lambda m, l: m[1].register_forward_pre_hook(lambda module, inputs: (inputs[0] - inputs[0].mean(0),)),
+    "hook": lambda m, l: m[0].register_forward_hook(
+        lambda module, inputs, output: output - output.mean(0)
+    ),
+    "hook before": lambda m, l: m[1].register_forward_pre_hook(
+        lambda module, inputs: (inputs[0] - inputs[0].mean(0),)
+    ),
     "backward hook": lambda m, l: m[1].register_full_backward_hook(
         lambda module, inner, outer: (inner[0] - inner[0].mean(0),)
     ),
@@ -86,7 +102,9 @@ MIXING = {
     "layer before": lambda m, l: m.__setitem__(1, nn.Sequential(Centre(), m[1])),
     "forward": lambda m, l: setattr(m[1], "forward", centre),
     "attribute": lambda m, l: setattr(m[1], "function", centre),
-    "forward of the model": lambda m, l: setattr(m, "forward", lambda x: m[2](m[1](m[0](x - x.mean(0))))),
+    "forward of the model": lambda m, l: setattr(
+        m, "forward", lambda x: m[2](m[1](m[0](x - x.mean(0))))
+    ),
     "class": lambda m, l: setattr(m[1], "__class__", Centre),
     "batch norm": lambda m, l: m.__setitem__(1, nn.BatchNorm1d(8, affine=False)),
     "loss": lambda m, l: setattr(l, "centred", True),
@@ -116,7 +134,9 @@ def test_mixing_in_a_class_or_in_all_modules_is_refused_free(monkeypatch):
             step.step(rows)
     step.step(rows)
     handle = nn.modules.module.register_module_forward_hook(
-        lambda module, inputs, output: output - output.mean(0) if type(module) is nn.Linear else None
+        lambda module, inputs, output: (
+            output - output.mean(0) if type(module) is nn.Linear else None
+        )
     )
     try:
         with pytest.raises(ValueError, match="mixes"):
@@ -153,8 +173,12 @@ def test_honest_changes_are_checked_and_train(change):
 HEADS = {
     "head": lambda m: m.__setitem__(2, nn.Linear(8, 3)),
     "weight": lambda m: setattr(m[2], "weight", nn.Parameter(torch.randn(3, 8))),
-    "copy of the weight": lambda m: setattr(m[2], "weight", nn.Parameter(m[2].weight.detach().clone())),
-    "loaded by assignment": lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True),
+    "copy of the weight": lambda m: setattr(
+        m[2], "weight", nn.Parameter(m[2].weight.detach().clone())
+    ),
+    "loaded by assignment": lambda m: m.load_state_dict(
+        {k: v.clone() for k, v in m.state_dict().items()}, assign=True
+    ),
     "one more layer": lambda m: m.append(nn.Linear(3, 3)),
     "wrapped": lambda m: m.__setitem__(2, nn.Sequential(m[2])),
     "frozen": lambda m: m[0].requires_grad_(False),
@@ -168,20 +192,31 @@ HEADS = {
 @pytest.mark.parametrize("change", HEADS)
 def test_other_trainable_parameters_are_refused_free(change, optimizer):
     model = net()
-    given: dict[str, Any] = {"optimizer": "AdamW", "learning_rate": 0.01} if optimizer == "AdamW" else {}
+    given: dict[str, Any] = (
+        {"optimizer": "AdamW", "learning_rate": 0.01} if optimizer == "AdamW" else {}
+    )
     if optimizer == "own":
         given = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
     step, rows = started(model, **given)
     spent = step.epsilon()
     HEADS[change](model)
-    with pytest.raises(ValueError, match=r"trainable parameters are not those.*new PrivateStep on the same ledger"):
+    with pytest.raises(
+        ValueError, match=r"trainable parameters are not those.*new PrivateStep on the same ledger"
+    ):
         step.step(rows)
     assert step.epsilon() == spent
 
 
 def test_a_head_that_came_before_the_first_step_is_refused_free():
     model = net()
-    step = PrivateStep(model, nn.CrossEntropyLoss(), num_examples=EXAMPLES, noise_multiplier=1.0, delta=1e-3, steps=3)
+    step = PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        num_examples=EXAMPLES,
+        noise_multiplier=1.0,
+        delta=1e-3,
+        steps=3,
+    )
     model[2] = nn.Linear(8, 3)
     with pytest.raises(ValueError, match=r"replaced: 2\.bias, 2\.weight"):
         step.step(step.batches((INPUTS, TARGETS)))
@@ -199,7 +234,9 @@ def test_weights_that_become_half_are_refused_free_with_their_type():
 
 
 def test_the_level_of_isolation_is_that_of_what_runs_now():
-    """Also after a state that was checked before, after a refusal, and for code that is in an attribute."""
+    """Also after a state that was checked before, after a refusal, and for code that is in an
+    attribute.
+    """
     model, tanh = net(nn.Tanh), nn.Tanh()
     step, rows = started(model)
     mine, levels = Activation(), list[object]()
@@ -263,7 +300,9 @@ def moved_by_one_example(step: PrivateStep, model: nn.Module) -> float:
 def test_negative_control_a_gate_that_forgets_lets_examples_mix(planted, monkeypatch):
     """Without the fingerprint, or without hooks in it, the step above is charged and mixes."""
     if planted == "hooks":
-        monkeypatch.setattr(fedlsg.gradients.fingerprint._Walk, "hooks", lambda self, space, names: ())
+        monkeypatch.setattr(
+            fedlsg.gradients.fingerprint._Walk, "hooks", lambda self, space, names: ()
+        )
     else:
         monkeypatch.setattr(release.Followed, "now", lambda self: self.checked)
     model = net()

@@ -1,4 +1,6 @@
-"""Integers that do not begin at 0: made-up ones are within what the model takes, or the message names ``example=``."""
+"""Integers that do not begin at 0: made-up ones are within what the model takes, or the message
+names ``example=``.
+"""
 
 from typing import Any
 
@@ -45,7 +47,9 @@ class Packed(nn.Module):
         self.rnn, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
         return self.head(self.rnn(packed)[1][0][0])
 
 
@@ -54,7 +58,11 @@ class Three(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.domains, self.head = nn.Embedding(5, 4), nn.Embedding(1, 4), nn.Linear(4, 3)
+        self.table, self.domains, self.head = (
+            nn.Embedding(5, 4),
+            nn.Embedding(1, 4),
+            nn.Linear(4, 3),
+        )
 
     def forward(self, ids: Tensor, domain: Tensor, lengths: Tensor) -> Tensor:
         if bool((lengths < 1).any()):
@@ -77,16 +85,30 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "small integers": (lambda: Shifted(1), integers(1, 6, 7).to(torch.int32)),
     "ids from 3": (lambda: Shifted(3), integers(3, 8)),
     "ids from 100": (lambda: Shifted(100), integers(100, 105, 2)),
-    "lengths": (Packed, {"x": torch.randn(EXAMPLES, 7, 4, generator=DRAW), "lengths": integers(1, 8)}),
-    "three fields": (Three, {"ids": integers(1, 6, 7), "domain": integers(0, 1), "lengths": integers(1, 8)}),
+    "lengths": (
+        Packed,
+        {"x": torch.randn(EXAMPLES, 7, 4, generator=DRAW), "lengths": integers(1, 8)},
+    ),
+    "three fields": (
+        Three,
+        {"ids": integers(1, 6, 7), "domain": integers(0, 1), "lengths": integers(1, 8)},
+    ),
 }
 
 
 def step_of(model: nn.Module, loss: Any = None, **settings: Any) -> PrivateStep:
     return PrivateStep(
-        model, loss or nn.CrossEntropyLoss(), num_examples=EXAMPLES, method="dpsgd", sample_rate=0.5, steps=3,
-        noise_multiplier=1.0, delta=1e-3, learning_rate=0.1, **settings,
-    )  # fmt: skip
+        model,
+        loss or nn.CrossEntropyLoss(),
+        num_examples=EXAMPLES,
+        method="dpsgd",
+        sample_rate=0.5,
+        steps=3,
+        noise_multiplier=1.0,
+        delta=1e-3,
+        learning_rate=0.1,
+        **settings,
+    )
 
 
 def some(inputs: Any) -> Any:
@@ -120,9 +142,16 @@ def test_a_range_that_nobody_can_guess_is_refused_free_and_names_the_way_out(mec
 
 def step_of_noise() -> PrivateStep:
     return PrivateStep(
-        Hidden(), nn.CrossEntropyLoss(), num_examples=EXAMPLES, method="dpsgd", mechanism="noise-only", sample_rate=0.5,
-        steps=3, noise_multiplier=1.0, learning_rate=0.1,
-    )  # fmt: skip
+        Hidden(),
+        nn.CrossEntropyLoss(),
+        num_examples=EXAMPLES,
+        method="dpsgd",
+        mechanism="noise-only",
+        sample_rate=0.5,
+        steps=3,
+        noise_multiplier=1.0,
+        learning_rate=0.1,
+    )
 
 
 def test_classes_from_1_train():

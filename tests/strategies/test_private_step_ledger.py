@@ -21,8 +21,18 @@ def test_epsilon_is_that_of_the_ledger_and_of_nothing_else(tmp_path):
     events = [Event(sample_rate=0.25, noise_multiplier=1.5, steps=3)]
     assert step.epsilon() == pytest.approx(compose(events, delta=1e-3).upper, rel=1e-9)
     assert step.epsilon(1e-5) == pytest.approx(compose(events, delta=1e-5).upper, rel=1e-9)
-    other = Entry(client=0, round=1, attempt=0, steps=4, sample_rate=0.5, noise_multiplier=2.0, clip_norm=1.0,
-                  num_examples=EXAMPLES, mechanism="dp", run="elsewhere")  # fmt: skip
+    other = Entry(
+        client=0,
+        round=1,
+        attempt=0,
+        steps=4,
+        sample_rate=0.5,
+        noise_multiplier=2.0,
+        clip_norm=1.0,
+        num_examples=EXAMPLES,
+        mechanism="dp",
+        run="elsewhere",
+    )
     Ledger(path, client=0).charge(other)
     events.append(Event(sample_rate=0.5, noise_multiplier=2.0, steps=4))
     assert step.epsilon() == pytest.approx(compose(events, delta=1e-3).upper, rel=1e-9)
@@ -34,14 +44,21 @@ def test_a_step_beyond_the_budget_is_refused_before_anything_is_drawn():
         step.step(batch)
     assert 2.9 < step.epsilon() <= 3.0
     before = weights(step)
-    with pytest.raises(BudgetError, match=r"would pass the privacy budget epsilon=3 at delta=0.001"):
+    with pytest.raises(
+        BudgetError, match=r"would pass the privacy budget epsilon=3 at delta=0.001"
+    ):
         step.step(lambda positions: pytest.fail("a batch was drawn"))
     assert len(step._account.ledger.entries) == 3
     assert torch.equal(weights(step), before)
 
 
 def test_runs_on_one_ledger_share_the_budget(tmp_path):
-    given = {"method": "dpsgd", "noise_multiplier": None, "steps": 3, "ledger": tmp_path / "ledger.jsonl"}
+    given = {
+        "method": "dpsgd",
+        "noise_multiplier": None,
+        "steps": 3,
+        "ledger": tmp_path / "ledger.jsonl",
+    }
     first = private_step(epsilon=2.0, **given)
     for _ in range(3):
         first.step(batch)
@@ -61,10 +78,15 @@ def test_a_ledger_of_another_data_set_is_refused(tmp_path):
         private_step(method="dpsgd", ledger=tmp_path / "ledger.jsonl", num_examples=39)
 
 
-@pytest.mark.parametrize("given", [
-    {"method": "sgd", "noise_multiplier": None}, {"method": "dpsgd", "mechanism": "noise-only"},
-    {"method": "dpsgd", "mechanism": "clip-only", "noise_multiplier": None}, {"method": "dpsgd", "reproducible": True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "sgd", "noise_multiplier": None},
+        {"method": "dpsgd", "mechanism": "noise-only"},
+        {"method": "dpsgd", "mechanism": "clip-only", "noise_multiplier": None},
+        {"method": "dpsgd", "reproducible": True},
+    ],
+)
 def test_what_is_not_private_has_an_infinite_epsilon(given):
     step = private_step(**given)
     step.step(batch)
@@ -72,11 +94,16 @@ def test_what_is_not_private_has_an_infinite_epsilon(given):
 
 
 def test_a_step_that_fails_stays_charged_and_is_another_attempt(tmp_path):
-    step = private_step(method="dpsgd", ledger=tmp_path / "ledger.jsonl", example=PUBLIC, sample_rate=1.0)
+    step = private_step(
+        method="dpsgd", ledger=tmp_path / "ledger.jsonl", example=PUBLIC, sample_rate=1.0
+    )
     with pytest.raises(ZeroDivisionError):
         step.step(lambda positions: 1 / 0 if step._account.ledger.entries else batch(positions))
     step.step(batch)
-    assert [(e.round, e.attempt) for e in Ledger(tmp_path / "ledger.jsonl", client=0).entries] == [(1, 0), (1, 1)]
+    assert [(e.round, e.attempt) for e in Ledger(tmp_path / "ledger.jsonl", client=0).entries] == [
+        (1, 0),
+        (1, 1),
+    ]
 
 
 def through_a_file(state):
@@ -92,14 +119,29 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", [
-    "rgp", "rs ranked", "lora", "dp-ssgd snip", "dp-ssgd synflow", "dpsgd", "lsg without residual", *OPTIMIZERS,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rgp",
+        "rs ranked",
+        "lora",
+        "dp-ssgd snip",
+        "dp-ssgd synflow",
+        "dpsgd",
+        "lsg without residual",
+        *OPTIMIZERS,
+    ],
+)
 @pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_a_resumed_run_continues_bit_for_bit(name, at, tmp_path):
     def make(ledger):
         if name in OPTIMIZERS:
-            given = {"learning_rate": None, "optimizer": OPTIMIZERS[name], "method": "lsg", "rank": 2}
+            given = {
+                "learning_rate": None,
+                "optimizer": OPTIMIZERS[name],
+                "method": "lsg",
+                "rank": 2,
+            }
             return private_step(reproducible=True, ledger=tmp_path / ledger, **given)
         return made(name, ledger=tmp_path / ledger)
 
@@ -119,7 +161,8 @@ def test_a_resumed_run_continues_bit_for_bit(name, at, tmp_path):
     with second.evaluated(), unbroken.evaluated():
         assert torch.equal(weights(second), weights(unbroken))
     entries = [
-        [asdict(e) | {"run": ""} for e in Ledger(tmp_path / x, client=0).entries] for x in ("a.jsonl", "b.jsonl")
+        [asdict(e) | {"run": ""} for e in Ledger(tmp_path / x, client=0).entries]
+        for x in ("a.jsonl", "b.jsonl")
     ]
     assert entries[0] == entries[1]
 
@@ -145,10 +188,18 @@ def test_a_state_without_its_ledger_is_refused(tmp_path):
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("changed", [
-    {"sample_rate": 0.5}, {"num_examples": 41}, {"seed": 6}, {"steps": 9}, {"delta": 1e-4}, {"method": "rs"},
-    {"clip_norm": 1.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sample_rate": 0.5},
+        {"num_examples": 41},
+        {"seed": 6},
+        {"steps": 9},
+        {"delta": 1e-4},
+        {"method": "rs"},
+        {"clip_norm": 1.0},
+    ],
+)
 def test_a_state_of_other_terms_is_refused(changed):
     state = private_step(method="dpsgd").state_dict()
     with pytest.raises(ValueError, match="the state was made with"):

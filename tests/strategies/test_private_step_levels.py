@@ -1,4 +1,6 @@
-"""The level of isolation of a private step: the user's word, or the rule's; and in each entry of its ledger."""
+"""The level of isolation of a private step: the user's word, or the rule's; and in each entry of
+its ledger.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,13 @@ from fedlsg.user_code.library import own_code
 from strategies.private_step import PrivateStep
 from tests.strategies.own_loop import batch, private_step
 
-TERMS = {"num_examples": 40, "steps": 8, "sample_rate": 0.25, "noise_multiplier": 1.5, "delta": 1e-3}
+TERMS = {
+    "num_examples": 40,
+    "steps": 8,
+    "sample_rate": 0.25,
+    "noise_multiplier": 1.5,
+    "delta": 1e-3,
+}
 
 
 class OwnNet(nn.Sequential):

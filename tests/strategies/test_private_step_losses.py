@@ -28,19 +28,31 @@ CASES = {
     "module with class weights": (nn.CrossEntropyLoss(weight=W), WEIGHTED, TARGETS),
     "partial with class weights": (partial(F.cross_entropy, weight=W), WEIGHTED, TARGETS),
     "own function with class weights": (own, WEIGHTED, TARGETS),
-    "sum over labels": (nn.BCEWithLogitsLoss(reduction="sum"), nn.BCEWithLogitsLoss(reduction="sum"), LABELS),
-    "weights of labels": (
-        nn.BCEWithLogitsLoss(pos_weight=W), lambda o, t: nn.BCEWithLogitsLoss(pos_weight=W)(o, t) * len(t), LABELS,
+    "sum over labels": (
+        nn.BCEWithLogitsLoss(reduction="sum"),
+        nn.BCEWithLogitsLoss(reduction="sum"),
+        LABELS,
     ),
-}  # fmt: skip
+    "weights of labels": (
+        nn.BCEWithLogitsLoss(pos_weight=W),
+        lambda o, t: nn.BCEWithLogitsLoss(pos_weight=W)(o, t) * len(t),
+        LABELS,
+    ),
+}
 
 
 @pytest.mark.parametrize("method", ["sgd", "dpsgd"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_update_is_torchs_gradient_of_the_loss_that_was_asked(case, method):
-    """Of sums without a clip, and of per-example gradients under a clip that none of them reaches."""
+    """Of sums without a clip, and of per-example gradients under a clip that none of them
+    reaches.
+    """
     loss, whole, targets = CASES[case]
-    clip = {"clip_norm": None} if method == "sgd" else {"mechanism": "clip-only", "delta": None, "clip_norm": 1e6}
+    clip = (
+        {"clip_norm": None}
+        if method == "sgd"
+        else {"mechanism": "clip-only", "delta": None, "clip_norm": 1e6}
+    )
     step = private_step(method=method, loss=loss, noise_multiplier=None, reproducible=True, **clip)
     drawn = []
     before = weights(step)
@@ -58,7 +70,9 @@ def test_a_penalty_on_the_model_s_own_weights_is_no_parameter_of_the_loss():
     net = nn.Linear(4, 3)
 
     def loss(outputs, targets):
-        return F.cross_entropy(outputs, targets, reduction="none") + 1e-3 * net.weight.square().sum()
+        return (
+            F.cross_entropy(outputs, targets, reduction="none") + 1e-3 * net.weight.square().sum()
+        )
 
     fedlsg.PrivateStep(net, loss, num_examples=40, noise_multiplier=1.0, delta=1e-3)
     with pytest.raises(ValueError, match="trainable parameter"):
@@ -89,13 +103,25 @@ MODEL = nn.Linear(99, 50)
 
 def test_the_rule_is_the_default_and_each_part_can_be_given():
     plain = named()
-    assert (plain.name, plain.server.optimizer, plain.server.learning_rate) == ("dpsgd", "adam", 0.02)
+    assert (plain.name, plain.server.optimizer, plain.server.learning_rate) == (
+        "dpsgd",
+        "adam",
+        0.02,
+    )
     assert plain.server.layer_rates == "fan-in"
     assert (named(rank=8).name, named(rank=8).server.layer_rates) == ("lsg", "equal")
     assert named(ema=0.0).server.ema == 0.0
-    assert method_of("auto", {}, None, None, model=nn.Linear(1599, 50), steps=100).server.learning_rate == 0.01
+    assert (
+        method_of("auto", {}, None, None, model=nn.Linear(1599, 50), steps=100).server.learning_rate
+        == 0.01
+    )
     assert named(learning_rate="auto") == plain
-    assert method_of("auto", {}, None, None, model=MODEL, steps=100, regression=True).server.learning_rate == 0.01
+    assert (
+        method_of(
+            "auto", {}, None, None, model=MODEL, steps=100, regression=True
+        ).server.learning_rate
+        == 0.01
+    )
     assert is_regression(per_example_loss(nn.MSELoss()))
     assert not is_regression(per_example_loss(nn.CrossEntropyLoss()))
     assert named(optimizer="AdamW").server.learning_rate == 0.02

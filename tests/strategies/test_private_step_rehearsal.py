@@ -1,4 +1,6 @@
-"""Before the first charge a whole step runs on made-up rows: what fails is free, and nothing of it remains."""
+"""Before the first charge a whole step runs on made-up rows: what fails is free, and nothing of it
+remains.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,16 @@ from fedlsg.gradients import trainable
 from fedlsg.privacy import LedgerError
 from strategies.own_loop.release import Release
 from strategies.private_step import PrivateStep
-from tests.strategies.own_loop import EXAMPLES, INPUTS, PUBLIC, RECIPES, TARGETS, batch, made, private_step
+from tests.strategies.own_loop import (
+    EXAMPLES,
+    INPUTS,
+    PUBLIC,
+    RECIPES,
+    TARGETS,
+    batch,
+    made,
+    private_step,
+)
 from tests.strategies.small_federation import model
 
 
@@ -64,7 +75,11 @@ def is_untouched(name: str, monkeypatch) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [name if turn % 3 == 0 else pytest.param(name, marks=pytest.mark.slow) for turn, name in enumerate(RECIPES)]
+    "name",
+    [
+        name if turn % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for turn, name in enumerate(RECIPES)
+    ],
 )
 def test_steps_are_those_without_a_rehearsal(name, monkeypatch):
     assert is_untouched(name, monkeypatch)
@@ -88,9 +103,14 @@ def fails_in_company(x):
 
 
 def test_an_error_of_a_full_microbatch_is_free_and_says_where():
-    step = private_step(Reads(fails_in_company), method="dpsgd", sample_rate=1.0, isolation="checked")
+    step = private_step(
+        Reads(fails_in_company), method="dpsgd", sample_rate=1.0, isolation="checked"
+    )
     refused_free(
-        step, batch, r"^RuntimeError: no place for more than twenty rows \(test_private_step_rehearsal.py, line \d+"
+        step,
+        batch,
+        r"^RuntimeError: no place for more than twenty rows \(test_private_step_rehearsal.py, line "
+        r"\d+",
     )
 
 
@@ -102,13 +122,18 @@ class Failing(torch.optim.SGD):
 
 
 def test_an_error_of_the_optimizer_is_free():
-    refused_free(private_step(method="dpsgd", learning_rate=None, optimizer=lambda p: Failing(p, lr=0.1)), batch,
-                 "RuntimeError: expected sparse gradients")  # fmt: skip
+    refused_free(
+        private_step(method="dpsgd", learning_rate=None, optimizer=lambda p: Failing(p, lr=0.1)),
+        batch,
+        "RuntimeError: expected sparse gradients",
+    )
 
 
 def test_an_example_of_another_type_does_not_stand_for_the_data():
     step = private_step(method="dpsgd", example=PUBLIC)
-    refused_free(step, lambda positions: (INPUTS[positions].double(), TARGETS[positions]), "torch.float64")
+    refused_free(
+        step, lambda positions: (INPUTS[positions].double(), TARGETS[positions]), "torch.float64"
+    )
 
 
 class Pairs(Dataset):
@@ -131,18 +156,24 @@ class Raw(Pairs):
         return self.make(INPUTS[number], TARGETS[number])
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda x, y: (x.tolist(), y), "the inputs of Raw are of type list: give a tensor"),
-    (lambda x, y: (x, "cat"), "the targets of Raw are of type str: give a tensor"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x, y: (x.tolist(), y), "the inputs of Raw are of type list: give a tensor"),
+        (lambda x, y: (x, "cat"), "the targets of Raw are of type str: give a tensor"),
+    ],
+)
 def test_items_that_are_no_tensors_are_named(make, message):
     refused_free(private_step(method="dpsgd"), Raw(make), message)
 
 
 FORMS = {
-    "arrays": (INPUTS.double().numpy(), TARGETS.numpy()), "lists": (INPUTS.tolist(), TARGETS.tolist()),
-    "a data set of arrays": Pairs(), "tensors": (INPUTS, TARGETS), "columns": {"x": INPUTS.double().numpy()},
-}  # fmt: skip
+    "arrays": (INPUTS.double().numpy(), TARGETS.numpy()),
+    "lists": (INPUTS.tolist(), TARGETS.tolist()),
+    "a data set of arrays": Pairs(),
+    "tensors": (INPUTS, TARGETS),
+    "columns": {"x": INPUTS.double().numpy()},
+}
 
 
 class Named(nn.Module):
@@ -175,10 +206,14 @@ def test_small_integers_of_a_pair_are_classes(dtype):
     assert not free(step)
 
 
-@pytest.mark.parametrize("data", [(INPUTS.double(), TARGETS), TensorDataset(INPUTS.double(), TARGETS)])
+@pytest.mark.parametrize(
+    "data", [(INPUTS.double(), TARGETS), TensorDataset(INPUTS.double(), TARGETS)]
+)
 def test_tensors_of_another_type_than_the_model_are_refused_free(data):
     refused_free(
-        private_step(method="dpsgd"), data, r"^inputs are torch.float64 and the model's weights torch.float32: give"
+        private_step(method="dpsgd"),
+        data,
+        r"^inputs are torch.float64 and the model's weights torch.float32: give",
     )
 
 
@@ -194,11 +229,16 @@ class TwoTypes(nn.Module):
         return self.classifier(hidden.to(self.classifier.weight.dtype)).float()
 
 
-TWO = {"float32 first": (torch.float32, torch.bfloat16), "bfloat16 first": (torch.bfloat16, torch.float32)}
+TWO = {
+    "float32 first": (torch.float32, torch.bfloat16),
+    "bfloat16 first": (torch.bfloat16, torch.float32),
+}
 STEPS = {
-    "momentum": {"momentum": 0.9}, "adam": {"optimizer": "adam"},
-    "average": {"ema": 0.9}, "own": {"learning_rate": None, "optimizer": lambda p: torch.optim.AdamW(p, lr=0.01)},
-}  # fmt: skip
+    "momentum": {"momentum": 0.9},
+    "adam": {"optimizer": "adam"},
+    "average": {"ema": 0.9},
+    "own": {"learning_rate": None, "optimizer": lambda p: torch.optim.AdamW(p, lr=0.01)},
+}
 
 
 @pytest.mark.parametrize("types", TWO.values(), ids=list(TWO))
@@ -231,13 +271,19 @@ def test_ids_next_to_numbers_of_another_type_name_the_type():
             return self.classifier(torch.cat([x, self.table(ids)], 1))
 
     data = {"x": INPUTS.double(), "ids": TARGETS}, TARGETS
-    refused_free(private_step(Model(), method="dpsgd"), data, "give both one type.*must have the same dtype")
+    refused_free(
+        private_step(Model(), method="dpsgd"), data, "give both one type.*must have the same dtype"
+    )
 
 
 def test_a_step_that_leaves_infinite_weights_is_free():
     """Adam's averages of float16 underflow: the first step divides by 0."""
     step = private_step(model().half(), method="dpsgd", optimizer="adam", learning_rate=1e4)
-    refused_free(step, (INPUTS.half(), TARGETS), r"^one step leaves weights that are not finite \(\S+, torch.float16\)")
+    refused_free(
+        step,
+        (INPUTS.half(), TARGETS),
+        r"^one step leaves weights that are not finite \(\S+, torch.float16\)",
+    )
 
 
 @pytest.mark.parametrize("row", [0, 39])
@@ -245,10 +291,13 @@ def test_rows_of_a_pair_that_would_fail_later_are_named_at_once(row):
     step, x, y = private_step(method="dpsgd"), INPUTS.clone(), TARGETS.clone()
     x[row, 3], y[row] = float("inf"), 7
     with pytest.raises(
-        ValueError, match=rf"training inputs have missing or infinite values: inf in row {row}, column 3"
+        ValueError,
+        match=rf"training inputs have missing or infinite values: inf in row {row}, column 3",
     ):
         step.batches((x, TARGETS))
-    with pytest.raises(ValueError, match=rf"cannot take the target of training row {row}, 7: IndexError"):
+    with pytest.raises(
+        ValueError, match=rf"cannot take the target of training row {row}, 7: IndexError"
+    ):
         step.batches(TensorDataset(INPUTS, y))
     with pytest.raises(ValueError, match=r"training targets are complex \(torch.complex64\)"):
         step.batches((INPUTS, TARGETS.to(torch.complex64)))

@@ -1,4 +1,6 @@
-"""One example moves the clipped sum by the clip norm at most, whatever code of the user makes the rows."""
+"""One example moves the clipped sum by the clip norm at most, whatever code of the user makes the
+rows.
+"""
 
 import copy
 import random
@@ -56,9 +58,13 @@ def net():
 def step_on(model, loss=None, count=COUNT, **more):
     given = {"mechanism": "clip-only", "clip_norm": 1.0, "sample_rate": 1.0, "steps": 1} | more
     return PrivateStep(
-        model, loss or nn.CrossEntropyLoss(), num_examples=count, method="dpsgd",
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0), **given,
-    )  # fmt: skip
+        model,
+        loss or nn.CrossEntropyLoss(),
+        num_examples=count,
+        method="dpsgd",
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        **given,
+    )
 
 
 def total(make, data, count=COUNT, loss=None, **how):
@@ -100,9 +106,19 @@ RAGGED = {
     "own lengths": (Mean, lambda first: Texts(first), None, {}),
     "buckets": (Mean, lambda first: Texts(first), None, {"pad": 0}),
     "public lengths": (Mean, lambda first: Texts(first), None, {"pad": 0, "lengths": [4, 256]}),
-    "a mask": (Masked, lambda first: Texts(first, named), None, {"pad": 0, "mask": "attention_mask"}),
+    "a mask": (
+        Masked,
+        lambda first: Texts(first, named),
+        None,
+        {"pad": 0, "mask": "attention_mask"},
+    ),
     "tags": (tagger, lambda first: Texts(first, tagged), tag_loss, {}),
-    "padded tags": (tagger, lambda first: Texts(first, tagged), tag_loss, {"pad": 0, "pad_targets": -100}),
+    "padded tags": (
+        tagger,
+        lambda first: Texts(first, tagged),
+        tag_loss,
+        {"pad": 0, "pad_targets": -100},
+    ),
 }
 
 
@@ -121,21 +137,29 @@ def pad_sequence(first):
 
 
 def test_padding_to_the_longest_of_the_batch():
-    """Refused as it is; by the line that the message prints, it trains. Alone and masked, rows have equal gradients."""
-    with pytest.raises(ValueError, match=r"pads rows to the longest row.*step\.batches\(function, pad=0"):
+    """Refused as it is; by the line that the message prints, it trains. Alone and masked, rows have
+    equal gradients.
+    """
+    with pytest.raises(
+        ValueError, match=r"pads rows to the longest row.*step\.batches\(function, pad=0"
+    ):
         moved(Mean, pad_sequence)
     assert moved(Mean, lambda first: Texts(first)) <= 1.001
     torch.manual_seed(1)
     step = step_on(Mean())
     step.step(step.batches(pad_sequence(0)))
     masked = total(Masked, Texts(0, named), pad=0, mask="attention_mask")
-    torch.testing.assert_close(torch.cat([(p.grad * COUNT).flatten() for p in step.model.parameters()]), masked)
+    torch.testing.assert_close(
+        torch.cat([(p.grad * COUNT).flatten() for p in step.model.parameters()]), masked
+    )
 
 
 def whole_batches(monkeypatch):
     """Plant the mistake: what user code makes of a whole batch is trained on."""
     monkeypatch.setattr("strategies.own_loop.release.check_batches", lambda *given: None)
-    monkeypatch.setattr(strategies.private_step, "of_function", lambda function, **more: PlantedBatch(function))
+    monkeypatch.setattr(
+        strategies.private_step, "of_function", lambda function, **more: PlantedBatch(function)
+    )
     monkeypatch.setattr(PrivateStep, "_made_by", lambda self, batch: PlantedBatch(batch))
 
 
@@ -195,8 +219,12 @@ def test_oversampled_rows_are_refused_or_move_more(monkeypatch):
         step = step_on(net(), count=len(repeated))
         with pytest.raises(ValueError, match="more than once"):
             step.batches(repeated)
-    monkeypatch.setattr("strategies.own_loop.user_inputs.check_distinct", lambda *given: None)  # negative control
-    with_it, without = total(net, ten_times, COUNT + 9), total(net, Subset(data, range(1, COUNT)), COUNT - 1)
+    # negative control
+    monkeypatch.setattr("strategies.own_loop.user_inputs.check_distinct", lambda *given: None)
+    with_it, without = (
+        total(net, ten_times, COUNT + 9),
+        total(net, Subset(data, range(1, COUNT)), COUNT - 1),
+    )
     assert float((with_it - without).norm()) > 5
 
 
@@ -210,7 +238,9 @@ class Augmented(Dataset):
         return COUNT - self.first
 
     def __getitem__(self, place):
-        return (X[place + self.first] if self.draw(place) < 0.5 else -X[place + self.first]), int(Y[place + self.first])
+        return (X[place + self.first] if self.draw(place) < 0.5 else -X[place + self.first]), int(
+            Y[place + self.first]
+        )
 
 
 def seeded_by_the_row(place):
@@ -222,7 +252,9 @@ CHANCE = {
     "global": lambda place: random.random(),
     "seeded by the row": seeded_by_the_row,
     "a generator of the row": lambda place: np.random.default_rng(place).random(),
-    "a generator of torch": lambda place: float(torch.rand((), generator=torch.Generator().manual_seed(place))),
+    "a generator of torch": lambda place: float(
+        torch.rand((), generator=torch.Generator().manual_seed(place))
+    ),
 }
 
 
@@ -247,7 +279,9 @@ def test_seeds_by_the_row_are_known_without_the_interception(monkeypatch):
     """Negative control."""
     from fedlsg.rows import seeds_replaced
 
-    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda *given: None))
+    monkeypatch.setattr(
+        "fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda *given: None)
+    )
     data = [Augmented(CHANCE["seeded by the row"]) for _ in range(2)]
     first, second = (step_on(net()).batches(one)(torch.arange(COUNT))[0] for one in data)
     assert torch.equal(first, second)
@@ -257,9 +291,18 @@ def test_draws_of_a_reproducible_step_follow_from_its_seed():
     def weights(seed):
         torch.manual_seed(0)
         step = PrivateStep(
-            net(), nn.CrossEntropyLoss(), num_examples=COUNT, method="dpsgd", sample_rate=0.5, steps=2,
-            noise_multiplier=1.0, delta=1e-5, learning_rate=0.1, seed=seed, reproducible=True,
-        )  # fmt: skip
+            net(),
+            nn.CrossEntropyLoss(),
+            num_examples=COUNT,
+            method="dpsgd",
+            sample_rate=0.5,
+            steps=2,
+            noise_multiplier=1.0,
+            delta=1e-5,
+            learning_rate=0.1,
+            seed=seed,
+            reproducible=True,
+        )
         batches = step.batches(Augmented(CHANCE["global"]))
         for _ in range(2):
             step.step(batches)

@@ -1,4 +1,6 @@
-"""The strategy over a grid of scripted clients: every reply is checked, and no reply ends a round."""
+"""The strategy over a grid of scripted clients: every reply is checked, and no reply ends a
+round.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -11,7 +13,15 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fedlsg.payload.message import pack
 from simulations.client.virtual import FIRST_NODE
 from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import FRAME_DIFFERS, IN_RUN_LOG, LOST, failure, over_the_wire, read_frame, update
+from strategies.federation.wire import (
+    FRAME_DIFFERS,
+    IN_RUN_LOG,
+    LOST,
+    failure,
+    over_the_wire,
+    read_frame,
+    update,
+)
 from tests.strategies.small_federation import Federation, server_state, values_for
 
 
@@ -30,7 +40,9 @@ def test_a_round_is_the_server_step_of_the_clients_values():
     assert all(r.answered == r.asked == [0, 1, 2] and r.rejected == {} for r in reports)
     assert [sorted(r.payloads) for r in reports] == [[0, 1, 2]] * 2
     kept = expected.frame().kept
-    assert [(r.uplink_bytes, r.downlink_bytes) for r in reports] == [(3 * (80 + 4 * kept), 3 * 4 * 163)] * 2
+    assert [(r.uplink_bytes, r.downlink_bytes) for r in reports] == [
+        (3 * (80 + 4 * kept), 3 * 4 * 163)
+    ] * 2
     assert [(r.uplink_messages, r.downlink_messages) for r in reports] == [(3, 3)] * 2
 
 
@@ -45,7 +57,9 @@ class Cancelling(Federation):
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
 def test_the_sum_is_in_client_order_however_the_replies_arrive(order):
-    federation = Cancelling(server_state("sgd", learning_rate=1.0, momentum=0.0, divisor=1.0), clients=4)
+    federation = Cancelling(
+        server_state("sgd", learning_rate=1.0, momentum=0.0, divisor=1.0), clients=4
+    )
     start, pull = federation.state.weights, federation.grid.pull_messages
 
     def shuffled(names: Iterable[str]) -> list[Message]:
@@ -54,7 +68,8 @@ def test_the_sum_is_in_client_order_however_the_replies_arrive(order):
 
     federation.grid.pull_messages = shuffled
     federation.run()
-    torch.testing.assert_close(start - federation.state.weights, torch.full((163,), 2.0))  # ((1e20 + 1) - 1e20) + 2
+    # ((1e20 + 1) - 1e20) + 2
+    torch.testing.assert_close(start - federation.state.weights, torch.full((163,), 2.0))
 
 
 def bad(kind: str, message: Message, honest: Message) -> Any:
@@ -75,15 +90,21 @@ def bad(kind: str, message: Message, honest: Message) -> Any:
 
 
 REASONS = {
-    "error": r"\[7\] planted", "nothing": "no reply before the round's timeout", "text": "no reply",
-    "empty": "no payload", "metrics": "no payload", "garbage": "payload length: expected .* bytes, got 7",
+    "error": r"\[7\] planted",
+    "nothing": "no reply before the round's timeout",
+    "text": "no reply",
+    "empty": "no payload",
+    "metrics": "no payload",
+    "garbage": "payload length: expected .* bytes, got 7",
     "raise": rf"\[1001\] {IN_RUN_LOG}",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", REASONS)
 def test_a_bad_reply_is_named_and_the_round_goes_on(kind, caplog):
-    federation = Federation(server_state(), answer=lambda p, m, honest: bad(kind, m, honest) if p == 1 else honest)
+    federation = Federation(
+        server_state(), answer=lambda p, m, honest: bad(kind, m, honest) if p == 1 else honest
+    )
     (report,) = federation.run()
     assert report.answered == [0, 2]
     assert list(report.rejected) == [1]
@@ -97,7 +118,9 @@ def test_a_bad_reply_is_named_and_the_round_goes_on(kind, caplog):
 
 
 def test_a_payload_of_another_client_cannot_be_sent_twice_or_unasked(caplog):
-    """One of a stranger's node, one of a client that was not asked, and a second answer of one that was."""
+    """One of a stranger's node, one of a client that was not asked, and a second answer of one that
+    was.
+    """
     federation = Federation(server_state(), clients=4, clients_per_round=2)
     pull = federation.grid.pull_messages
 
@@ -105,7 +128,9 @@ def test_a_payload_of_another_client_cannot_be_sent_twice_or_unasked(caplog):
         replies = list(pull(names))
         if replies and "update" in replies[0].content:
             frame = federation.state.frame()
-            other = pack(torch.ones(frame.kept), frame.indices, size=frame.size, round=1, digest=frame.digest)
+            other = pack(
+                torch.ones(frame.kept), frame.indices, size=frame.size, round=1, digest=frame.digest
+            )
             for node in (5, *range(FIRST_NODE, FIRST_NODE + 4)):
                 extra = over_the_wire(replies[0])
                 extra.content = update(other, 0)
@@ -125,7 +150,9 @@ def test_a_payload_of_another_client_cannot_be_sent_twice_or_unasked(caplog):
 
 
 def test_a_payload_beyond_the_norm_bound_is_rejected():
-    """One client alone must not be able to throw the model away: N sensitivities and the noise, no more."""
+    """One client alone must not be able to throw the model away: N sensitivities and the noise, no
+    more.
+    """
 
     def answer(partition: int, message: Message, honest: Message) -> Message:
         if partition == 0:
@@ -133,7 +160,10 @@ def test_a_payload_beyond_the_norm_bound_is_rejected():
             frame = federation.state.frame()
             large = torch.frombuffer(bytearray(payload[64:-16]), dtype=torch.float32) * 1e4
             honest = Message(
-                update(pack(large, frame.indices, size=frame.size, round=1, digest=frame.digest), 0), reply_to=message
+                update(
+                    pack(large, frame.indices, size=frame.size, round=1, digest=frame.digest), 0
+                ),
+                reply_to=message,
             )
         return honest
 
@@ -142,11 +172,15 @@ def test_a_payload_beyond_the_norm_bound_is_rejected():
     assert "exceeds the bound" in report.rejected[0]
     without_clip = Federation(server_state(mechanism="none"), answer=answer)
     federation = without_clip
-    assert without_clip.run()[0].rejected == {}, "negative control: without a clip there is no bound"
+    assert without_clip.run()[0].rejected == {}, (
+        "negative control: without a clip there is no bound"
+    )
 
 
 def alive_at(*rounds: bool, otherwise: Any) -> Any:
-    """Answers of all clients, or ``otherwise(message)``, by whether they are alive each time that client 0 is asked."""
+    """Answers of all clients, or ``otherwise(message)``, by whether they are alive each time that
+    client 0 is asked.
+    """
     alive = iter(rounds)
     now = [True]
 
@@ -188,7 +222,9 @@ def test_three_attempts_in_vain_end_the_run_before_the_round(code):
 
 @pytest.mark.parametrize(("needed", "applied"), [(2, 1), (3, 0)])
 def test_a_round_needs_its_survivors(needed, applied):
-    federation = Federation(server_state(), answer=lambda p, m, honest: honest if p else None, min_survivors=needed)
+    federation = Federation(
+        server_state(), answer=lambda p, m, honest: honest if p else None, min_survivors=needed
+    )
     (report,) = federation.run()
     assert report.answered == [1, 2]
     assert federation.state.updates == applied

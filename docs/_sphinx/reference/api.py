@@ -1,4 +1,6 @@
-"""Reference of the public names: ``fedlsg`` and ``fedlsg.flower``, with signatures and docstrings."""
+"""Reference of the public names: ``fedlsg`` and ``fedlsg.flower``, with signatures and
+docstrings.
+"""
 
 import dataclasses
 import inspect
@@ -14,7 +16,14 @@ from docs._sphinx.reference.markdown import docstring, page
 WIDTH = 100
 GROUPS = {
     "Simulate": ("simulate", "Workload", "Run", "load_run"),
-    "Callbacks": ("Callback", "StopRun", "EarlyStopping", "BestModel", "MLflow", "WeightsAndBiases"),
+    "Callbacks": (
+        "Callback",
+        "StopRun",
+        "EarlyStopping",
+        "BestModel",
+        "MLflow",
+        "WeightsAndBiases",
+    ),
     "Train in your own loop": ("PrivateStep", "make_supported", "register_layer"),
     "Methods": (
         "Method",
@@ -56,17 +65,27 @@ def api() -> str:
 def described(module: ModuleType, name: str) -> str:
     """Signature, docstring and public methods of a name."""
     subject = getattr(module, name)
-    head = [f"### {module.__name__}.{name}", code(signature(f"{module.__name__}.{name}", subject)), docstring(subject)]
+    head = [
+        f"### {module.__name__}.{name}",
+        code(signature(f"{module.__name__}.{name}", subject)),
+        docstring(subject),
+    ]
     return "\n\n".join([*head, *members(subject)]) if name in WITH_MEMBERS else "\n\n".join(head)
 
 
 def members(subject: type) -> Iterator[str]:
     """Public methods and properties that a class itself documents."""
     for name, member in vars(subject).items():
-        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        function = (
+            member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        )
         if name.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
             continue
-        shown = f".{name}" if isinstance(member, property) else signature(f".{name}", function, skip_self=True)
+        shown = (
+            f".{name}"
+            if isinstance(member, property)
+            else signature(f".{name}", function, skip_self=True)
+        )
         yield f"{code(shown)}\n\n{docstring(function)}"
 
 
@@ -76,7 +95,11 @@ def signature(name: str, subject: Any, *, skip_self: bool = False) -> str:
     arguments = [argument(one) for one in list(found.parameters.values())[skip_self:]]
     arguments = with_star(arguments, list(found.parameters.values())[skip_self:])
     back = found.return_annotation
-    end = "" if back is inspect.Signature.empty or inspect.isclass(subject) else f" -> {annotation(back)}"
+    end = (
+        ""
+        if back is inspect.Signature.empty or inspect.isclass(subject)
+        else f" -> {annotation(back)}"
+    )
     one_line = f"{name}({', '.join(arguments)}){end}"
     return (
         one_line
@@ -88,15 +111,23 @@ def signature(name: str, subject: Any, *, skip_self: bool = False) -> str:
 def with_star(arguments: list[str], parameters: list[inspect.Parameter]) -> list[str]:
     """The arguments, with ``*`` before those that need their keyword."""
     keyword = [parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters]
-    if True in keyword and not any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
+    if True in keyword and not any(
+        parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters
+    ):
         arguments.insert(keyword.index(True), "*")
     return arguments
 
 
 def argument(parameter: inspect.Parameter) -> str:
     """One argument with type and default."""
-    stars = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
-    kind = "" if parameter.annotation is inspect.Parameter.empty else f": {annotation(parameter.annotation)}"
+    stars = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}.get(
+        parameter.kind, ""
+    )
+    kind = (
+        ""
+        if parameter.annotation is inspect.Parameter.empty
+        else f": {annotation(parameter.annotation)}"
+    )
     default = parameter.default
     if default is inspect.Parameter.empty:
         return f"{stars}{parameter.name}{kind}"
@@ -112,7 +143,13 @@ def value(default: Any) -> str:
 
 def annotation(found: Any) -> str:
     """A type as a reader writes it."""
-    text = found if isinstance(found, str) else getattr(found, "__name__", "") if inspect.isclass(found) else str(found)
+    text = (
+        found
+        if isinstance(found, str)
+        else getattr(found, "__name__", "")
+        if inspect.isclass(found)
+        else str(found)
+    )
     text = re.sub(r"typing\.Annotated\[(.*?), Setting\(.*?fallback=[^)]*\)\]", r"\1", text)
     text = re.sub(r"(?:[a-z_]\w*\.)+(?=\w)", "", text)
     text = re.sub(r"\*<class '(\w+)'>", r"Unpack[\1]", text)

@@ -11,11 +11,11 @@ from simulations.cli.options import WithSettings
 
 STATUS = {
     "0": "done; for `audit`: not falsified",
-    "1": "an expected failure: a setting, a file or data is wrong. One line on stderr says what and what to do. "
-    "For `audit`: falsified",
+    "1": "an expected failure: a setting, a file or data is wrong. One line on stderr says what "
+    "and what to do. For `audit`: falsified",
     "2": "the command line itself is wrong: an unknown option, a missing argument",
-    "129, 130, 143": "stopped by SIGHUP, Ctrl-C or SIGTERM: 128 and the signal's number. `fedlsg resume` continues "
-    "a run",
+    "129, 130, 143": "stopped by SIGHUP, Ctrl-C or SIGTERM: 128 and the signal's number. `fedlsg "
+    "resume` continues a run",
 }
 """Exit statuses, as ``simulations.cli.app.main`` returns them."""
 
@@ -23,7 +23,10 @@ STATUS = {
 def commands() -> str:
     """Every command with its arguments and options."""
     known = {name: one for name, one in command_line().commands.items() if not one.hidden}
-    rows = ((f"[`fedlsg {name}`](#fedlsg-{name})", one.get_short_help_str(200)) for name, one in known.items())
+    rows = (
+        (f"[`fedlsg {name}`](#fedlsg-{name})", one.get_short_help_str(200))
+        for name, one in known.items()
+    )
     return page(
         "Command line",
         "`fedlsg COMMAND --help` prints what this page says.",

@@ -20,7 +20,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def docstring(subject: object) -> str:
-    """The docstring of an object as Markdown: fields (``name: text``) become a list, indented blocks become code."""
+    """The docstring of an object as Markdown: fields (``name: text``) become a list, indented
+    blocks become code.
+    """
     lines = (inspect.getdoc(subject) or "").replace("``", "`").splitlines()
     return re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(lines))).strip()
 
@@ -28,7 +30,8 @@ def docstring(subject: object) -> str:
 def _lines(lines: list[str]) -> Iterable[str]:
     inside = False  # of the list of fields: lines that go on are indented
     for line in lines:
-        line = re.sub(r"^    (\w+(?:, \w+)*)  +(?=\S)", r"\1: ", line)  # an aligned list of arguments
+        # an aligned list of arguments
+        line = re.sub(r"^    (\w+(?:, \w+)*)  +(?=\S)", r"\1: ", line)
         field = re.match(r"([a-z_]\w*(?:, [a-z_]\w*)*): (?=\S)|(Raises|Returns|Yields):$", line)
         if field and (field[1] or "").lower() not in ("source", "guarantee", "note"):
             yield from ([] if inside else [""])

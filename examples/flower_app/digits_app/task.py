@@ -9,8 +9,12 @@ import fedlsg
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Sequential(nn.Conv2d(1, 16, 3, 2, 1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1))
-        self.fc = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 10))
+        self.conv = nn.Sequential(
+            nn.Conv2d(1, 16, 3, 2, 1), nn.GroupNorm(4, 16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1)
+        )
+        self.fc = nn.Sequential(
+            nn.ReLU(), nn.Flatten(), nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 10)
+        )
 
     def forward(self, x):
         return self.fc(self.conv(x))
@@ -24,4 +28,6 @@ def load_data():
 
 def workload():
     train, test = load_data()
-    return fedlsg.Workload(model=Net, train=train, test=test, loss=nn.CrossEntropyLoss(), name="digits_app")
+    return fedlsg.Workload(
+        model=Net, train=train, test=test, loss=nn.CrossEntropyLoss(), name="digits_app"
+    )

@@ -1,4 +1,6 @@
-"""The app's ClientApp: its loop, whose steps are private ones, and a reply that says what they spent."""
+"""The app's ClientApp: its loop, whose steps are private ones, and a reply that says what they
+spent.
+"""
 
 from pathlib import Path
 
@@ -20,10 +22,18 @@ def train(msg: Message, context: Context):
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     data, config = load_data(client, context.node_config["num-partitions"]), msg.content["config"]
     step = fedlsg.PrivateStep(
-        net, nn.CrossEntropyLoss(), num_examples=len(data[0]), sample_rate=0.3, steps=config["local-steps"],
-        noise_multiplier=config["noise-multiplier"], delta=1e-5, clip_norm=0.5, method="dpsgd",
-        learning_rate=config["lr"], ledger=LEDGERS / f"run-{context.run_id}" / f"client-{client}.jsonl",
-    )  # fmt: skip
+        net,
+        nn.CrossEntropyLoss(),
+        num_examples=len(data[0]),
+        sample_rate=0.3,
+        steps=config["local-steps"],
+        noise_multiplier=config["noise-multiplier"],
+        delta=1e-5,
+        clip_norm=0.5,
+        method="dpsgd",
+        learning_rate=config["lr"],
+        ledger=LEDGERS / f"run-{context.run_id}" / f"client-{client}.jsonl",
+    )
     batches = step.batches(data)
     for _ in range(config["local-steps"]):
         step.step(batches)

@@ -1,4 +1,6 @@
-"""The app's ServerApp: a strategy of Flower as it was; the noise of all rounds together is found here, once."""
+"""The app's ServerApp: a strategy of Flower as it was; the noise of all rounds together is found
+here, once.
+"""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord

@@ -22,4 +22,6 @@ def train(msg: Message, context: Context):
     loader = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
     loss = train_fn(net, loader, context.run_config["local-epochs"], msg.content["config"]["lr"])
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=msg)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=msg
+    )

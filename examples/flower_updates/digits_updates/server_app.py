@@ -15,7 +15,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context):
     config = context.run_config
     strategy = FedAvg(fraction_train=config["fraction-train"], fraction_evaluate=0.0)
-    strategy = fedlsg.flower.PrivateUpdates(strategy, Net, epsilon=8.0, trust="secure", method="rs", sparsity=0.5)
+    strategy = fedlsg.flower.PrivateUpdates(
+        strategy, Net, epsilon=8.0, trust="secure", method="rs", sparsity=0.5
+    )
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(Net().state_dict()),

@@ -23,7 +23,11 @@ def digits():
 
 def load_data(partition_id, num_partitions):
     x, y = digits()
-    return DataLoader(TensorDataset(x[partition_id:1400:num_partitions], y[partition_id:1400:num_partitions]), 32, True)
+    return DataLoader(
+        TensorDataset(x[partition_id:1400:num_partitions], y[partition_id:1400:num_partitions]),
+        32,
+        True,
+    )
 
 
 def load_test():

@@ -1,19 +1,25 @@
-"""Trade-off curves, and lower bounds on epsilon from guesses about which canaries were in the data of one run.
+"""Trade-off curves, and lower bounds on epsilon from guesses about which canaries were in the data
+of one run.
 
-A trade-off curve says how unlikely a claim lets an event become when one example is added or removed.
-Symbols: x probability of an event on one data set; g(x) the least probability of the same event on a neighbour.
-mu of Gaussian differential privacy (Dong, Roth, Su 2019); q, sigma, steps as in ``fedlsg.accounting``.
-A claim "(epsilon, delta) for every epsilon of a curve" says g(x) = max over epsilon of the two lines of ``from_curve``.
+A trade-off curve says how unlikely a claim lets an event become when one example is added or
+removed.
+Symbols: x probability of an event on one data set; g(x) the least probability of the same event on
+a neighbour. mu of Gaussian differential privacy (Dong, Roth, Su 2019); q, sigma, steps as in
+``fedlsg.accounting``. A claim "(epsilon, delta) for every epsilon of a curve" says g(x) = max over
+epsilon of the two lines of ``from_curve``.
 
-Each of m canaries is in the data with probability 1/2, in secret. An auditor who sees only the outputs guesses for some
-of them whether they are in, and abstains from the others; c' guesses, c of them right. Too many right guesses
-contradict a claim.
+Each of m canaries is in the data with probability 1/2, in secret. An auditor who sees only the
+outputs guesses for some of them whether they are in, and abstains from the others; c' guesses, c of
+them right. Too many right guesses contradict a claim.
 
-    one_run     Steinke, Nasr, Jagielski 2023, "Privacy Auditing with One (1) Training Run", Theorem 5.2
-    f_dp        Mahloujifar, Melis, Chaudhuri 2024, "Auditing f-Differential Privacy in One Run", Algorithm 3
+    one_run     Steinke, Nasr, Jagielski 2023, "Privacy Auditing with One (1) Training Run", Theorem
+                5.2
+    f_dp        Mahloujifar, Melis, Chaudhuri 2024, "Auditing f-Differential Privacy in One Run",
+                Algorithm 3
 
-Both hold for every guesser and for canaries that disturb each other: only the power suffers. The number of guesses must
-not depend on which are in; several numbers share the significance (``GUESSED``).
+Both hold for every guesser and for canaries that disturb each other: only the power suffers. The
+number of guesses must not depend on which are in; several numbers share the significance
+(``GUESSED``).
 """
 
 import math
@@ -29,18 +35,24 @@ from scipy.special import expit, log_ndtr, ndtr, ndtri
 from scipy.stats import binom
 
 Least = Callable[[float], float]
-"""g: from the probability of an event to the least probability that it has on a neighbouring data set."""
+"""g: from the probability of an event to the least probability that it has on a neighbouring data
+set.
+"""
 
 POINTS = 256
 SMALLEST_DELTA = 1e-9
 END_OF_CURVE = 500.0
 SMALLEST_MU = 1e-12
 FINEST, CELLS = 3e-3, 30_000
-"""Grid of a privacy loss distribution: its width, or that of so many cells for one step's losses."""
+"""Grid of a privacy loss distribution: its width, or that of so many cells for one step's
+losses.
+"""
 
 
 def gaussian(mu: float) -> Least:
-    """g of a mu-GDP mechanism: Phi(Phi^-1(x) - mu). One Gaussian step without subsampling has mu = 1 / sigma."""
+    """g of a mu-GDP mechanism: Phi(Phi^-1(x) - mu). One Gaussian step without subsampling has mu =
+    1 / sigma.
+    """
     if not 0 <= mu < math.inf:
         raise ValueError(f"expected 0 <= {mu=} < inf")
     return lambda x: float(ndtr(ndtri(x) - mu))
@@ -49,11 +61,14 @@ def gaussian(mu: float) -> Least:
 def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"]) -> Least:
     """g of a mechanism that is (epsilon_i, delta_i)-DP for every i, in both directions.
 
-    P'(E) >= e^-eps (P(E) - delta), and the same of the complement: P'(E) >= 1 - delta - e^eps (1 - P(E)).
+    P'(E) >= e^-eps (P(E) - delta), and the same of the complement: P'(E) >= 1 - delta - e^eps (1 -
+    P(E)).
     Guarantee: convex, increasing, never above x; a claim with larger deltas gives a smaller g.
     """
     if epsilons.shape != deltas.shape or not len(epsilons) or bool((epsilons < 0).any()):
-        raise ValueError(f"expected as many deltas as epsilons >= 0, got {len(epsilons)} and {len(deltas)}")
+        raise ValueError(
+            f"expected as many deltas as epsilons >= 0, got {len(epsilons)} and {len(deltas)}"
+        )
     shrink, grow = np.exp(-epsilons), np.exp(epsilons)
     slack = 1 - deltas
 
@@ -64,11 +79,15 @@ def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"
 
 
 @lru_cache(maxsize=1024)
-def subsampled(*, sample_rate: float, noise_multiplier: float, steps: int, delta: float) -> tuple[Least, float]:
-    """g of Poisson-subsampled Gaussian steps, and their epsilon at ``delta``, from their privacy loss distribution.
+def subsampled(
+    *, sample_rate: float, noise_multiplier: float, steps: int, delta: float
+) -> tuple[Least, float]:
+    """g of Poisson-subsampled Gaussian steps, and their epsilon at ``delta``, from their privacy
+    loss distribution.
 
-    Guarantee: the deltas are rounded up, so g claims no more than is true, and no audit against it accuses because of
-    the grid. One step, or several, at q = 1 are Gaussian and exact: mu = sqrt(steps) / sigma.
+    Guarantee: the deltas are rounded up, so g claims no more than is true, and no audit against it
+    accuses because of the grid. One step, or several, at q = 1 are Gaussian and exact: mu =
+    sqrt(steps) / sigma.
     """
     if sample_rate == 1:
         mu = math.sqrt(steps) / noise_multiplier
@@ -125,18 +144,23 @@ class Guesses:
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.guesses <= self.canaries or not self.canaries:
             raise ValueError(
-                f"expected 0 <= {self.correct=} <= {self.guesses=} <= {self.canaries=}, and at least one canary"
+                f"expected 0 <= {self.correct=} <= {self.guesses=} <= {self.canaries=}, and at "
+                "least one canary"
             )
 
 
-def guess(scores: Float[np.ndarray, " m"], included: Bool[np.ndarray, " m"], share: float) -> Guesses:
+def guess(
+    scores: Float[np.ndarray, " m"], included: Bool[np.ndarray, " m"], share: float
+) -> Guesses:
     """Guess "in" for the highest scores and "out" for the lowest, ``share`` of all in equal parts.
 
     ``included`` is only used to count what is right. Ties are broken by position.
     """
     m = len(scores)
     if included.shape != scores.shape:
-        raise ValueError(f"expected as many inclusion bits as scores, got {included.shape} and {scores.shape}")
+        raise ValueError(
+            f"expected as many inclusion bits as scores, got {included.shape} and {scores.shape}"
+        )
     half = max(1, round(share * m / 2))
     half = min(half, m // 2)
     order = np.argsort(scores, kind="stable")
@@ -159,17 +183,23 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def one_run_epsilon(guesses: Guesses, delta: float, significance: float) -> float:
-    """Largest refuted epsilon: with confidence 1 - ``significance`` the mechanism is not (epsilon, delta)-DP."""
-    return largest(lambda epsilon: one_run_p_value(guesses, epsilon, delta) < significance, LARGEST_REFUTED)
+    """Largest refuted epsilon: with confidence 1 - ``significance`` the mechanism is not (epsilon,
+    delta)-DP.
+    """
+    return largest(
+        lambda epsilon: one_run_p_value(guesses, epsilon, delta) < significance, LARGEST_REFUTED
+    )
 
 
 def f_dp_refuted(guesses: Guesses, least: Least, significance: float) -> bool:
-    """Whether so many right guesses have a probability below ``significance`` under the trade-off curve ``least``.
+    """Whether so many right guesses have a probability below ``significance`` under the trade-off
+    curve ``least``.
 
-    With C the number of right guesses, r_i and h_i are the means over the canaries of P[this one right, C >= i] and
-    P[this one wrong, C >= i]. Turning an inclusion bit makes the first event at i the second one at i - 1, so
-    h_(i-1) >= g(r_i); and both grow by the same P[C = i], in proportion i to c' - i. From P[C >= c] = significance
-    downwards the sum r_0 + h_0 must not pass c' / m.
+    With C the number of right guesses, r_i and h_i are the means over the canaries of P[this one
+    right, C >= i] and P[this one wrong, C >= i]. Turning an inclusion bit makes the first event at
+    i the second one at i - 1, so h_(i-1) >= g(r_i); and both grow by the same P[C = i], in
+    proportion i to c' - i. From P[C >= c] = significance downwards the sum r_0 + h_0 must not pass
+    c' / m.
     """
     m, total, c = guesses.canaries, guesses.guesses, guesses.correct
     right, wrong = significance * c / m, significance * (total - c) / m
@@ -185,7 +215,9 @@ def f_dp_refuted(guesses: Guesses, least: Least, significance: float) -> bool:
 
 
 def f_dp_p_value(guesses: Guesses, least: Least) -> float:
-    """The smallest significance at which the curve is refuted, within a factor of 1.01 and not below 1e-30."""
+    """The smallest significance at which the curve is refuted, within a factor of 1.01 and not
+    below 1e-30.
+    """
     low, high = math.log(1e-30), 0.0
     if f_dp_refuted(guesses, least, math.exp(low)):
         return math.exp(low)
@@ -193,12 +225,16 @@ def f_dp_p_value(guesses: Guesses, least: Least) -> float:
         return 1.0
     while high - low > 0.01:
         middle = (low + high) / 2
-        low, high = (low, middle) if f_dp_refuted(guesses, least, math.exp(middle)) else (middle, high)
+        low, high = (
+            (low, middle) if f_dp_refuted(guesses, least, math.exp(middle)) else (middle, high)
+        )
     return math.exp(high)
 
 
 def largest(refuted: Callable[[float], bool], end: float, *, tolerance: float = 1e-4) -> float:
-    """The largest argument in [0, end] that is refuted, 0 where none is, for a test that refutes all smaller ones."""
+    """The largest argument in [0, end] that is refuted, 0 where none is, for a test that refutes
+    all smaller ones.
+    """
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0

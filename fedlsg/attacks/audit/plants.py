@@ -1,7 +1,8 @@
 """Named mistakes that can be planted in the shipped mechanism, to see whether an audit finds them.
 
-Inside ``planted(name)`` functions of the shipped path are replaced; what comes out of it then is not what is claimed.
-An audit does not know of it. For simulations and tests; nothing in a real run calls this.
+Inside ``planted(name)`` functions of the shipped path are replaced; what comes out of it then is
+not what is claimed. An audit does not know of it. For simulations and tests; nothing in a real run
+calls this.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,9 @@ HOMES = {
 
 
 def in_noise(change: Callable[[Noise, Callable[[Tensor], Tensor]], Noise]) -> Patches:
-    """One mistake in both kinds of noise; ``change`` gets the function, and what is sent without any noise."""
+    """One mistake in both kinds of noise; ``change`` gets the function, and what is sent without
+    any noise.
+    """
     return {
         "add_noise": change(add_noise, lambda total: total),
         "discrete_gaussian": change(discrete_gaussian, lambda centres: centres.round().long()),
@@ -55,7 +58,9 @@ def scaled_noise(factor: Fraction) -> Patches:
 
 
 def per_block_clip() -> Patches:
-    """Every block clipped to C on its own, claimed as if the whole were (Ito et al. 2023, Alg. 1)."""
+    """Every block clipped to C on its own, claimed as if the whole were (Ito et al. 2023, Alg.
+    1).
+    """
 
     def plant(gradients: Sequence[Tensor], mechanism: Mechanism, **options: bool) -> Tensor:
         return clipped_sum(gradients, replace(mechanism, clip="per-block"), **options)
@@ -67,7 +72,9 @@ def no_clip() -> Patches:
     """Gradients summed as they are."""
 
     def plant(gradients: Sequence[Tensor], mechanism: Mechanism, *, wide: bool = False) -> Tensor:
-        return torch.cat([block.sum(0).flatten() for block in gradients]).to(torch.float64 if wide else None)
+        return torch.cat([block.sum(0).flatten() for block in gradients]).to(
+            torch.float64 if wide else None
+        )
 
     return {"clipped_sum": plant}
 
@@ -89,13 +96,17 @@ def rotation_doubles() -> Patches:
 
 
 def shares_for(count: Callable[[SumTerms], int]) -> Patches:
-    """Shares of the noise for another number of clients than those whose noise the readers do not know."""
+    """Shares of the noise for another number of clients than those whose noise the readers do not
+    know.
+    """
 
     def plant(terms: SumTerms, mechanism: Mechanism, **sizes: int) -> Any:
         counted = count(terms)  # as in a sum of one client more, who reads along
         clients = max(terms.clients, counted + 1)
         wrong = replace(terms, clients=clients, min_survivors=counted + 1, colluders=1)
-        return plan_release(wrong, replace(mechanism, noise_share=counted**-0.5, colluders=1), **sizes)
+        return plan_release(
+            wrong, replace(mechanism, noise_share=counted**-0.5, colluders=1), **sizes
+        )
 
     return {"plan_release": plant}
 
@@ -130,7 +141,9 @@ def noise_reused() -> Patches:
 
 
 def noise_left_out(clients: int) -> Patches:
-    """One of the clients of a sum adds no noise; where outputs are of single clients, every second output has none."""
+    """One of the clients of a sum adds no noise; where outputs are of single clients, every second
+    output has none.
+    """
 
     def change(add: Noise, bare: Callable[[Tensor], Tensor]) -> Noise:
         calls = count(1)
@@ -144,7 +157,9 @@ def noise_left_out(clients: int) -> Patches:
 
 
 def by_batch_size(change: Callable[[Tensor, Tensor, int], Tensor]) -> Patches:
-    """A mistake that follows from the realised batch size; ``change``: the sum, the sum with noise, the size."""
+    """A mistake that follows from the realised batch size; ``change``: the sum, the sum with noise,
+    the size.
+    """
     size = 0
 
     def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
@@ -177,7 +192,9 @@ PLANTS: dict[str, Callable[[int], Patches]] = {
     "mask-unlike-noise": lambda _: mask_unlike_noise(),
     "noise-reused": lambda _: noise_reused(),
     # no noise where the batch is empty: silence shows that no unit took part
-    "empty-batch-skipped": lambda _: by_batch_size(lambda total, noisy, size: noisy if size else total),
+    "empty-batch-skipped": lambda _: by_batch_size(
+        lambda total, noisy, size: noisy if size else total
+    ),
     "divisor-from-data": lambda _: by_batch_size(lambda total, noisy, size: noisy / max(1, size)),
     "full-batches": lambda _: full_batches(),
 }
@@ -194,22 +211,37 @@ def refuse_plant(name: str | None, setting: Setting) -> None:
         raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {name!r}")
     stated = setting.stated
     if name in ONLY_SUMS and setting.sums is None:
-        raise ValueError(f"--plant {name} is a mistake of secure sums: take trust=secure, got trust={stated.trust}")
+        raise ValueError(
+            f"--plant {name} is a mistake of secure sums: take trust=secure, got "
+            f"trust={stated.trust}"
+        )
     if name in ONLY_GAUSSIAN and setting.sums is not None:
-        raise ValueError(f"--plant {name} is a mistake in Gaussian noise, and trust=secure has discrete noise")
+        raise ValueError(
+            f"--plant {name} is a mistake in Gaussian noise, and trust=secure has discrete noise"
+        )
     if name == "noise-left-out" and stated.trust == "server":
-        raise ValueError(f"--plant {name}: under trust=server no client adds noise; take tenth-of-noise")
+        raise ValueError(
+            f"--plant {name}: under trust=server no client adds noise; take tenth-of-noise"
+        )
     if name == "full-batches" and stated.sample_rate == 1:
-        raise ValueError(f"--plant {name} changes nothing at sample rate 1, where every unit is in every step")
+        raise ValueError(
+            f"--plant {name} changes nothing at sample rate 1, where every unit is in every step"
+        )
     if name == "shares-for-all" and stated.honest == stated.clients:
-        raise ValueError(f"--plant {name} changes nothing where the noise of all {stated.clients} clients counts")
+        raise ValueError(
+            f"--plant {name} changes nothing where the noise of all {stated.clients} clients counts"
+        )
     if name in ("per-block-clip", "clip-misses-block") and len(setting.frame.blocks) == 1:
-        raise ValueError(f"--plant {name} changes nothing, or leaves no clip, where there is one block: see no-clip")
+        raise ValueError(
+            f"--plant {name} changes nothing, or leaves no clip, where there is one block: see "
+            "no-clip"
+        )
 
 
 @contextmanager
 def planted(name: str | None, *, clients: int = 1) -> Iterator[None]:
-    """The named mistake in the mechanism inside, and none after; ``None`` plants nothing. ``clients``: in one output.
+    """The named mistake in the mechanism inside, and none after; ``None`` plants nothing.
+    ``clients``: in one output.
 
     Raises ValueError for an unknown name.
     """

@@ -1,8 +1,10 @@
-"""What a unit-mode audit runs, what it holds it to, which is ``Stated``; and how many outputs and canaries it takes.
+"""What a unit-mode audit runs, what it holds it to, which is ``Stated``; and how many outputs and
+canaries it takes.
 
-There are enough to find the smallest mistakes that it looks for, and no more. Symbols: ALARM and MISS the probabilities
-of accusing correct code and of missing a mistake, z their normal quantiles added up; h the clients whose noise counts,
-sigma noise over sensitivity, q, R rounds, W the sum of the step weights.
+There are enough to find the smallest mistakes that it looks for, and no more. Symbols: ALARM and
+MISS the probabilities of accusing correct code and of missing a mistake, z their normal quantiles
+added up; h the clients whose noise counts, sigma noise over sensitivity, q, R rounds, W the sum of
+the step weights.
 
     noise of ratio r in N values         found if N >= (z / (1 - r))^2 / 2
     a unit that moves by 1 + e           found if its standard error is at most e / z
@@ -26,11 +28,15 @@ from fedlsg.training.local import gains
 ALARM, MISS = 1e-6, 1e-3
 Z = float(-ndtri(ALARM) - ndtri(MISS))
 RATIO = 0.97
-"""Noise of this share of the claimed deviation is found, and the noise of one client that is left out of a sum."""
+"""Noise of this share of the claimed deviation is found, and the noise of one client that is left
+out of a sum.
+"""
 EFFECT = 0.25
 """A canary that moves an output by a quarter more than claimed is found."""
 FEWEST_ROUNDS, MOST_VALUES = 32, 2**26
-"""Silent outputs at the fewest; random values of all clients in them at the most, which take about a minute."""
+"""Silent outputs at the fewest; random values of all clients in them at the most, which take about
+a minute.
+"""
 FEWEST, MOST, MOST_STEPS = 200, 5000, 5_000
 """Canaries; and steps of clients that they take at the most, unless the fewest take more."""
 MOST_ALIKE, LARGEST = 512, 2**24
@@ -42,11 +48,13 @@ MOST_OF_CLIENT, LARGEST_OF_CLIENT = 256, 2**26
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """What is audited: the mechanism as configured, in one frame, for ``rounds`` rounds; and what is ``stated`` of it.
+    """What is audited: the mechanism as configured, in one frame, for ``rounds`` rounds; and what
+    is ``stated`` of it.
 
-    What runs: ``mechanism`` with one client's noise, or the server's; ``local`` training; ``sums`` of secure sums;
-    ``unit`` of privacy, and ``adaptive`` of an adaptive clip. Of these only the clip norm, the clip and the local steps
-    are taken as stated: how much noise there must be follows from ``stated`` alone.
+    What runs: ``mechanism`` with one client's noise, or the server's; ``local`` training; ``sums``
+    of secure sums; ``unit`` of privacy, and ``adaptive`` of an adaptive clip. Of these only the
+    clip norm, the clip and the local steps are taken as stated: how much noise there must be
+    follows from ``stated`` alone.
     """
 
     model: nn.Module
@@ -61,13 +69,17 @@ class Setting:
 
     @property
     def sensitivity(self) -> float:
-        """How far one unit may move the sum of one step: C, or C sqrt(G) where each of G blocks is clipped to C."""
+        """How far one unit may move the sum of one step: C, or C sqrt(G) where each of G blocks is
+        clipped to C.
+        """
         blocks = len(self.frame.blocks) if self.mechanism.clip == "per-block" else 1
         return self.mechanism.clip_norm * math.sqrt(blocks)
 
     @property
     def weights(self) -> list[float]:
-        """How often each local step counts in an output, the first one first; at client level there is one release."""
+        """How often each local step counts in an output, the first one first; at client level there
+        is one release.
+        """
         if self.stated.whole:
             return [1.0]
         return step_weights(self.local)
@@ -84,7 +96,9 @@ def step_weights(local: LocalTraining) -> list[float]:
 
 
 def ratio(setting: Setting) -> float:
-    """The largest share of the claimed deviation that should be found: one client's noise less, or ``RATIO``."""
+    """The largest share of the claimed deviation that should be found: one client's noise less, or
+    ``RATIO``.
+    """
     h = setting.stated.honest
     return max(RATIO, math.sqrt((h - 1) / h)) if h > 1 else RATIO
 
@@ -115,22 +129,29 @@ def canaries(setting: Setting) -> int:
 
 
 def most_units(setting: Setting) -> int | None:
-    """Units in one output at the most: the honest clients of a secure sum at client level; None without a limit."""
+    """Units in one output at the most: the honest clients of a secure sum at client level; None
+    without a limit.
+    """
     return setting.stated.honest if setting.stated.whole and setting.sums is not None else None
 
 
 def alike_units(setting: Setting) -> int:
-    """Equal units in one output: no more than a sum is planned for, and at client level one each honest client."""
+    """Equal units in one output: no more than a sum is planned for, and at client level one each
+    honest client.
+    """
     stated, room = setting.stated, max(1, LARGEST // setting.frame.kept)
     if setting.sums is None:
         return min(MOST_ALIKE, room)
     if most_units(setting):
         return stated.honest
-    return max(1, min(MOST_ALIKE, room, math.floor(setting.sums.expected_examples / stated.sample_rate)))
+    return max(
+        1, min(MOST_ALIKE, room, math.floor(setting.sums.expected_examples / stated.sample_rate))
+    )
 
 
 def spread(count: int, kept: int, *, most: int | None = None) -> list[int]:
-    """Canaries of each client: as few clients as hold them, each at most half of the frame's directions.
+    """Canaries of each client: as few clients as hold them, each at most half of the frame's
+    directions.
 
     ``most``: canaries in one series of outputs, where fewer fit.
     """

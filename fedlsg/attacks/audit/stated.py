@@ -1,10 +1,12 @@
-"""What an output must hide: from what the user states, and from who reads it. A second opinion, in code of its own.
+"""What an output must hide: from what the user states, and from who reads it. A second opinion, in
+code of its own.
 
-Nothing here comes from the plan that is audited: no accountant, mechanism or ledger is imported. Whoever plans noise
-for the wrong number of clients, or at the wrong epsilon, is contradicted here.
+Nothing here comes from the plan that is audited: no accountant, mechanism or ledger is imported.
+Whoever plans noise for the wrong number of clients, or at the wrong epsilon, is contradicted here.
 
-Symbols: K clients in a round, m the fewest in a sum, t clients that read along with the server, h = m - t, q the
-Poisson rate, T steps, sigma noise over the distance by which one unit moves an output, L privacy loss of one step.
+Symbols: K clients in a round, m the fewest in a sum, t clients that read along with the server, h =
+m - t, q the Poisson rate, T steps, sigma noise over the distance by which one unit moves an output,
+L privacy loss of one step.
 """
 
 import math
@@ -27,7 +29,9 @@ SampleRate = Annotated[float, Setting(above=0, at_most=1)]
 Steps = Annotated[int, Setting(at_least=1)]
 
 ERROR = 1e-3
-"""Relative error of ``least_noise``, which is taken off: a correct mechanism is not accused because of it."""
+"""Relative error of ``least_noise``, which is taken off: a correct mechanism is not accused because
+of it.
+"""
 CELLS, MOST_CELLS = 40, 2**22
 """Cells of the loss grid in one deviation of L, and its largest size."""
 TILT, RARE = 200.0, 1e-18
@@ -42,8 +46,8 @@ SMALLEST, LARGEST = 1e-3, 1e6
 class Stated:
     """The threat model and the claim, as a user states them.
 
-    ``clients``: K. ``min_survivors``: m. ``colluders``: t. ``epsilon`` at ``delta``: claimed for ``steps`` releases, in
-    each of which a unit takes part with probability ``sample_rate``.
+    ``clients``: K. ``min_survivors``: m. ``colluders``: t. ``epsilon`` at ``delta``: claimed for
+    ``steps`` releases, in each of which a unit takes part with probability ``sample_rate``.
     Raises ValueError without a claim, or without a client whose noise is unknown to the readers.
     """
 
@@ -61,8 +65,8 @@ class Stated:
         check_declared(self)
         if not 1 <= self.members <= self.clients or self.honest < 1:
             raise ValueError(
-                f"expected {self.readers} < min_survivors={self.min_survivors} <= {self.clients} clients: of "
-                f"{self.readers} clients the reader knows the noise"
+                f"expected {self.readers} < min_survivors={self.min_survivors} <= {self.clients} "
+                f"clients: of {self.readers} clients the reader knows the noise"
             )
 
     @property
@@ -72,7 +76,9 @@ class Stated:
 
     @property
     def readers(self) -> int:
-        """t: clients whose noise the reader knows. Of a sum at least one: each client gets the weights."""
+        """t: clients whose noise the reader knows. Of a sum at least one: each client gets the
+        weights.
+        """
         if self.trust == "secure":
             return max(1, self.colluders)
         return int(self.trust == "aggregate" and self.members > 1)
@@ -106,13 +112,17 @@ class Stated:
 
 @lru_cache(maxsize=64)
 def least_noise(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    """The least noise multiplier at which T releases are (epsilon, delta)-private, less its own error, by bisection.
+    """The least noise multiplier at which T releases are (epsilon, delta)-private, less its own
+    error, by bisection.
 
     Raises ValueError where no multiplier that is searched is enough.
     """
     low, high = math.log(SMALLEST), math.log(LARGEST)
     if delta_of(epsilon, sample_rate, LARGEST, steps) > delta:
-        raise ValueError(f"no noise multiplier up to {LARGEST:g} gives {epsilon=} at {delta=} after {steps} steps")
+        raise ValueError(
+            f"no noise multiplier up to {LARGEST:g} gives {epsilon=} at {delta=} after {steps} "
+            "steps"
+        )
     while high - low > ERROR / 10:
         middle = (low + high) / 2
         private = delta_of(epsilon, sample_rate, math.exp(middle), steps) <= delta
@@ -121,14 +131,17 @@ def least_noise(epsilon: float, delta: float, sample_rate: float, steps: int) ->
 
 
 def delta_of(epsilon: float, sample_rate: float, noise_multiplier: float, steps: int) -> float:
-    """delta at epsilon of T Poisson-subsampled Gaussian releases, the larger of adding and removing one unit.
+    """delta at epsilon of T Poisson-subsampled Gaussian releases, the larger of adding and removing
+    one unit.
 
-    q = 1 in closed form (Balle and Wang 2018, Theorem 8), at mu = sqrt(T) / sigma. Else the law of L on a grid, to the
-    T-th power by Fourier: an estimate, and no bound.
+    q = 1 in closed form (Balle and Wang 2018, Theorem 8), at mu = sqrt(T) / sigma. Else the law of
+    L on a grid, to the T-th power by Fourier: an estimate, and no bound.
     """
     if sample_rate == 1:
         mu = math.sqrt(steps) / noise_multiplier
-        return float(ndtr(mu / 2 - epsilon / mu)) - math.exp(min(epsilon, 700)) * float(ndtr(-mu / 2 - epsilon / mu))
+        return float(ndtr(mu / 2 - epsilon / mu)) - math.exp(min(epsilon, 700)) * float(
+            ndtr(-mu / 2 - epsilon / mu)
+        )
     edges = np.linspace(-REACH, REACH + 1 / noise_multiplier, 30_001)
     centre = (edges[1:] + edges[:-1]) / 2
     without = np.diff(ndtr(edges))
@@ -139,21 +152,29 @@ def delta_of(epsilon: float, sample_rate: float, noise_multiplier: float, steps:
     return max(_composed(loss, removed, steps, epsilon), _composed(-loss, without, steps, epsilon))
 
 
-def _composed(loss: Float[np.ndarray, " n"], law: Float[np.ndarray, " n"], steps: int, epsilon: float) -> float:
-    """E[(1 - e^(epsilon - S))_+] for the sum S of T losses with this law, on a grid around its mean.
+def _composed(
+    loss: Float[np.ndarray, " n"], law: Float[np.ndarray, " n"], steps: int, epsilon: float
+) -> float:
+    """E[(1 - e^(epsilon - S))_+] for the sum S of T losses with this law, on a grid around its
+    mean.
 
-    The law is tilted by e^(theta L) first, so that S is near epsilon: the Fourier transform has absolute errors, which
-    would hide a small delta.
+    The law is tilted by e^(theta L) first, so that S is near epsilon: the Fourier transform has
+    absolute errors, which would hide a small delta.
     """
     law = law / law.sum()
 
     def log_mgf(theta: float) -> float:
         return float(logsumexp(theta * loss, b=law))
 
-    theta = float(minimize_scalar(lambda x: steps * log_mgf(x) - x * epsilon, bounds=(0, TILT), method="bounded").x)
+    theta = float(
+        minimize_scalar(
+            lambda x: steps * log_mgf(x) - x * epsilon, bounds=(0, TILT), method="bounded"
+        ).x
+    )
     scale = log_mgf(theta)
     with np.errstate(divide="ignore"):
-        law = np.exp(np.log(law) + theta * loss - scale)  # not a product: 0 times infinity is no number
+        # not a product: 0 times infinity is no number
+        law = np.exp(np.log(law) + theta * loss - scale)
     mean = float(law @ loss)
     spread = math.sqrt(float(law @ np.square(loss - mean)))
     if spread == 0:
@@ -164,7 +185,9 @@ def _composed(loss: Float[np.ndarray, " n"], law: Float[np.ndarray, " n"], steps
     place = np.clip((loss - mean) / width, -size / 2, size / 2 - 2)
     below = np.floor(place).astype(np.int64)
     upper = place - below  # shared between two cells, so that the mean stays
-    cells = np.bincount(below % size, law * (1 - upper), size) + np.bincount((below + 1) % size, law * upper, size)
+    cells = np.bincount(below % size, law * (1 - upper), size) + np.bincount(
+        (below + 1) % size, law * upper, size
+    )
     powers = np.clip(np.fft.irfft(np.fft.rfft(cells) ** steps, n=size), 0, None)
     sums = steps * mean + width * np.fft.fftfreq(size, 1 / size)
     beyond = sums > epsilon

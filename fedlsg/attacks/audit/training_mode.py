@@ -1,8 +1,10 @@
-"""The training mode of the audit: canary examples in a real run, scored from the payloads that were recorded.
+"""The training mode of the audit: canary examples in a real run, scored from the payloads that were
+recorded.
 
-A canary is an example with a wrong label: its gradient stays long and unlike the others'. The auditor knows the
-public state of every round, every payload, and every example of the data but which canaries are in it. It subtracts
-the expected sum of the rest, and filters for each canary's clipped gradient, by the client's own code.
+A canary is an example with a wrong label: its gradient stays long and unlike the others'. The
+auditor knows the public state of every round, every payload, and every example of the data but
+which canaries are in it. It subtracts the expected sum of the rest, and filters for each canary's
+clipped gradient, by the client's own code.
 """
 
 from collections.abc import Sequence
@@ -26,16 +28,19 @@ from fedlsg.training import per_unit
 
 COMPARED = 256
 MASKED = 1.5
-"""Mean square of residuals, in that of the noise, above which used noise no longer brings two of them together."""
+"""Mean square of residuals, in that of the noise, above which used noise no longer brings two of
+them together.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Payload:
     """One payload looked at.
 
-    components: (m,) along each canary, in what it adds; lengths: (m,) of what it adds; residual: (kept,) payload less
-    the expected sum, over the deviation of the noise. With the way that the included canaries move the sum, in the same
-    unit: ``moved`` is the product of residual and way, ``expected`` of the way with itself, and ``variance`` that
+    components: (m,) along each canary, in what it adds; lengths: (m,) of what it adds; residual:
+    (kept,) payload less the expected sum, over the deviation of the noise. With the way that the
+    included canaries move the sum, in the same unit: ``moved`` is the product of residual and way,
+    ``expected`` of the way with itself, and ``variance`` that
     of the first if the claim is true, given the past: from the noise, and from who took part.
     """
 
@@ -47,29 +52,52 @@ class Payload:
     variance: float
 
 
-def clipped_rows(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Tensor, "batch kept"]:
-    """What each example adds to the sum, on the CPU: the client's own gradients, block weights and clip, row by row."""
+def clipped_rows(
+    observation: Observation, inputs: Batch, targets: Tensor
+) -> Float[Tensor, "batch kept"]:
+    """What each example adds to the sum, on the CPU: the client's own gradients, block weights and
+    clip, row by row.
+    """
     precision, device = observation.local.precision, observation.values.device
     inputs, targets = each(inputs, lambda t: t.to(device)), targets.to(device)
     gradients = per_example_gradients(
-        observation.model, observation.loss_fn, inputs, targets, observation.frame, precision=precision
+        observation.model,
+        observation.loss_fn,
+        inputs,
+        targets,
+        observation.frame,
+        precision=precision,
     )
     units = per_unit(gradients, observation.frame, 1)
-    rows = [clipped_sum([unit[i : i + 1] for unit in units], observation.mechanism) for i in range(len(targets))]
+    rows = [
+        clipped_sum([unit[i : i + 1] for unit in units], observation.mechanism)
+        for i in range(len(targets))
+    ]
     return torch.stack(rows).cpu() if rows else torch.zeros(0, observation.frame.kept)
 
 
 def look(
-    observation: Observation, canaries: tuple[Batch, Tensor], rest: tuple[Batch, Tensor], included: Tensor
+    observation: Observation,
+    canaries: tuple[Batch, Tensor],
+    rest: tuple[Batch, Tensor],
+    included: Tensor,
 ) -> Payload:
     """One payload of the client that may hold these canaries, and holds ``rest``.
 
-    With q the sample rate and w the step weights, the expected sum is q w times the sum of the rest and half of the
-    canaries; each canary's own half is given back to its component. A component holds what other canaries add along
-    this one, too. ``included`` (m,) is in the last three numbers, and in nothing that a canary is scored by.
+    With q the sample rate and w the step weights, the expected sum is q w times the sum of the rest
+    and half of the canaries; each canary's own half is given back to its component. A component
+    holds what other canaries add along this one, too. ``included`` (m,) is in the last three
+    numbers, and in nothing that a canary is scored by.
     """
-    own, others = clipped_rows(observation, *canaries).double(), clipped_rows(observation, *rest).double()
-    q, weights, std = observation.local.sample_rate, step_weights(observation.local), observation.noise_std
+    own, others = (
+        clipped_rows(observation, *canaries).double(),
+        clipped_rows(observation, *rest).double(),
+    )
+    q, weights, std = (
+        observation.local.sample_rate,
+        step_weights(observation.local),
+        observation.noise_std,
+    )
     drift = q * sum(weights)
     residual = observation.values.cpu().double() - drift * (others.sum(0) + own.sum(0) / 2)
     lengths = own.norm(dim=1).clamp_min(1e-12)
@@ -87,69 +115,100 @@ def look(
 
 
 def scored(rounds: Sequence[Payload], noise_std: float, sample_rate: float) -> Float[Tensor, " m"]:
-    """Log likelihood ratio of each canary of one client over all its payloads, of one local step each."""
+    """Log likelihood ratio of each canary of one client over all its payloads, of one local step
+    each.
+    """
     components = torch.stack([one.components for one in rounds])
     lengths = torch.stack([one.lengths for one in rounds])
     return log_ratios(components, lengths, noise_std=noise_std, sample_rate=sample_rate)
 
 
 def payload_checks(rounds: Sequence[Payload]) -> list[Check]:
-    """All checks of payloads: further moved by canaries than is claimed, noise that is missing, or used twice."""
+    """All checks of payloads: further moved by canaries than is claimed, noise that is missing, or
+    used twice.
+    """
     residuals = [one.residual.numpy() for one in rounds]
     columns = np.array([(one.moved, one.expected, one.variance) for one in rounds]).reshape(-1, 3)
     return [sensitivity(*columns.T), enough(residuals), unlike(residuals)]
 
 
 def sensitivity(
-    moved: Float[np.ndarray, " n"], expected: Float[np.ndarray, " n"], variance: Float[np.ndarray, " n"]
+    moved: Float[np.ndarray, " n"],
+    expected: Float[np.ndarray, " n"],
+    variance: Float[np.ndarray, " n"],
 ) -> Check:
-    """Canaries that are in move the payloads no further than the claimed clip and sample rate let them.
+    """Canaries that are in move the payloads no further than the claimed clip and sample rate let
+    them.
 
-    The slope of ``moved`` on ``expected`` is 1 where the claim is true: given the past, a payload's own noise and batch
-    are all that separates the two. The errors of payloads are therefore uncorrelated, whatever their canaries have in
-    common, and their variances are known. A normal test, whose significance is as good as that approximation is; the
-    spread of the payloads themselves would be a poor guide, since a few of them may decide the slope.
+    The slope of ``moved`` on ``expected`` is 1 where the claim is true: given the past, a payload's
+    own noise and batch are all that separates the two. The errors of payloads are therefore
+    uncorrelated, whatever their canaries have in common, and their variances are known. A normal
+    test, whose significance is as good as that approximation is; the spread of the payloads
+    themselves would be a poor guide, since a few of them may decide the slope.
     """
     if not expected.sum() > 0:
         return Check(name="sensitivity", passed=True, says="no payload with canaries to tell")
     slope = float(moved.sum() / expected.sum())
     error = float(np.sqrt(variance.sum()) / expected.sum())
-    says = f"canaries move the payloads by {slope:.3f} of what is claimed (standard error {error:.3f})"
-    return Check(name="sensitivity", passed=bool(norm.sf((slope - 1) / error) >= SIGNIFICANCE), says=says)
+    says = (
+        f"canaries move the payloads by {slope:.3f} of what is claimed (standard error {error:.3f})"
+    )
+    return Check(
+        name="sensitivity", passed=bool(norm.sf((slope - 1) / error) >= SIGNIFICANCE), says=says
+    )
 
 
 def enough(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
-    """Payloads vary at least as much as their noise: whatever the sum is, its distance from any guess only grows.
+    """Payloads vary at least as much as their noise: whatever the sum is, its distance from any
+    guess only grows.
 
-    What the batches add hides missing noise: no power against half of it where it is as long as the noise or longer.
+    What the batches add hides missing noise: no power against half of it where it is as long as the
+    noise or longer.
     """
     squares = sum(float(np.square(one).sum()) for one in residuals)
     count = sum(len(one) for one in residuals)
-    says = f"payloads lie {np.sqrt(squares / count):.4f} noise deviations from what is expected, at least 1 is claimed"
-    return Check(name="noise deviation", passed=bool(chi2.cdf(squares, count) >= SIGNIFICANCE), says=says)
+    says = (
+        f"payloads lie {np.sqrt(squares / count):.4f} noise deviations from what is expected, at "
+        "least 1 is claimed"
+    )
+    return Check(
+        name="noise deviation", passed=bool(chi2.cdf(squares, count) >= SIGNIFICANCE), says=says
+    )
 
 
 def unlike(residuals: Sequence[Float[np.ndarray, " kept"]]) -> Check:
-    """No two of the last payloads are closer than fresh noise lets them be; those of equally many values are compared.
+    """No two of the last payloads are closer than fresh noise lets them be; those of equally many
+    values are compared.
 
-    Of two payloads let b be the later, or another client's. Given all but its noise, r_b - r_a is that noise and a
-    constant, whatever the examples add to either: its squared length is noncentral chi-squared, so that central
-    chi-squared bounds its lower tail; the same for r_b + r_a. All pairs and both signs are tested at once.
-    Noise used twice cancels, and leaves the difference of what the two batches add: twice a payload's own, on average.
-    No power where that is no shorter than noise: residuals of a mean square above ``MASKED``, which ``says`` reports.
-    Noise of half the claimed deviation fails here, too, where it is not masked: two such payloads are as close.
+    Of two payloads let b be the later, or another client's. Given all but its noise, r_b - r_a is
+    that noise and a constant, whatever the examples add to either: its squared length is noncentral
+    chi-squared, so that central chi-squared bounds its lower tail; the same for r_b + r_a. All
+    pairs and both signs are tested at once. Noise used twice cancels, and leaves the difference of
+    what the two batches add: twice a payload's own, on average.
+    No power where that is no shorter than noise: residuals of a mean square above ``MASKED``, which
+    ``says`` reports. Noise of half the claimed deviation fails here, too, where it is not masked:
+    two such payloads are as close.
     """
     chosen = list(residuals)[-COMPARED:]
-    groups = [np.stack([one for one in chosen if len(one) == kept]) for kept in sorted({len(one) for one in chosen})]
+    groups = [
+        np.stack([one for one in chosen if len(one) == kept])
+        for kept in sorted({len(one) for one in chosen})
+    ]
     pairs = sum(len(rows) * (len(rows) - 1) // 2 for rows in groups)
     if not pairs:
         return Check(name="fresh noise", passed=True, says="no two payloads to compare")
     found = [(nearest(rows), rows.shape[1]) for rows in groups if len(rows) > 1]
     p = min(float(chi2.cdf(square, kept)) for square, kept in found) * 2 * pairs
     apart = min(np.sqrt(square / kept) for square, kept in found)
-    says = f"the nearest of {pairs} pairs of payloads are {apart:.3f} noise deviations apart, about 1 is the least"
+    says = (
+        f"the nearest of {pairs} pairs of payloads are {apart:.3f} noise deviations apart, about 1 "
+        "is the least"
+    )
     if np.mean([np.square(one).mean() for one in chosen]) > MASKED:
-        says += "; no power here: what the batches add would keep payloads of the same noise as far apart"
+        says += (
+            "; no power here: what the batches add would keep payloads of the same noise as far "
+            "apart"
+        )
     return Check(name="fresh noise", passed=bool(p >= SIGNIFICANCE), says=says)
 
 

@@ -1,8 +1,9 @@
-"""The unit mode of the audit: canary units through every round of a schedule, in one frame, on shipped code.
+"""The unit mode of the audit: canary units through every round of a schedule, in one frame, on
+shipped code.
 
-A unit is an example, or at client level a client. The auditor may do the most that the claim allows: it
-chooses the gradients (or updates), sees every output of ``shipped`` before anything is made of it, and knows mask,
-clip, sigma and q. Which canaries are in, and the noise, are secret.
+A unit is an example, or at client level a client. The auditor may do the most that the claim
+allows: it chooses the gradients (or updates), sees every output of ``shipped`` before anything is
+made of it, and knows mask, clip, sigma and q. Which canaries are in, and the noise, are secret.
 """
 
 import math
@@ -19,7 +20,9 @@ from fedlsg.attacks.audit.shipped import Output, make_canaries, output
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
 
 SILENT = {"one": 1, "many": 64}
-"""Outputs without anything but noise: of so many units that have gradients, or updates, of zeros."""
+"""Outputs without anything but noise: of so many units that have gradients, or updates, of
+zeros.
+"""
 ALIKE_ROUNDS = 16
 """Outputs with equal units, for ``checks.length``."""
 Tick = Callable[[], None]
@@ -27,12 +30,15 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """What the outputs say of each canary, which are ``included``, and the outputs of silent units by name.
+    """What the outputs say of each canary, which are ``included``, and the outputs of silent units
+    by name.
 
-    scores: (m,) higher for canaries that were in. moves: (m,) how far the outputs went along the canary, over what a
+    scores: (m,) higher for canaries that were in. moves: (m,) how far the outputs went along the
+    canary, over what a
     canary that is in may add on average: 1 is expected of those in and 0 of those out.
     grid: the silent outputs of a secure sum as they are added up, before the rotation is undone.
-    alike: outputs in which ``units`` equal units took part, at the sample rate; way: the clipped gradient of one.
+    alike: outputs in which ``units`` equal units took part, at the sample rate; way: the clipped
+    gradient of one.
     """
 
     scores: Float[np.ndarray, " m"]
@@ -52,14 +58,19 @@ def ticks(setting: Setting, canaries: int) -> int:
 
 
 def federations(setting: Setting, canaries: int) -> list[int]:
-    """Canaries in each series of outputs: at client level each of a secure sum's honest clients is one."""
+    """Canaries in each series of outputs: at client level each of a secure sum's honest clients is
+    one.
+    """
     return spread(canaries, setting.frame.kept, most=most_units(setting))
 
 
-def record(setting: Setting, canaries: int, *, seed: int | None, tick: Tick = lambda: None) -> Recording:
+def record(
+    setting: Setting, canaries: int, *, seed: int | None, tick: Tick = lambda: None
+) -> Recording:
     """Draw which canaries are in, run every round, score each canary from the outputs.
 
-    A ``seed`` repeats an audit with all of its draws and noise. Raises ValueError for fewer than 10 canaries.
+    A ``seed`` repeats an audit with all of its draws and noise. Raises ValueError for fewer than 10
+    canaries.
     """
     if canaries < 10:
         raise ValueError(f"expected {canaries=} >= 10")
@@ -70,7 +81,9 @@ def record(setting: Setting, canaries: int, *, seed: int | None, tick: Tick = la
     for series, count in enumerate(counts):
         inside = _stream(seed, "coins", series).bernoulli(count, 0.5)
         rows, clipped = made.gradients[:count], made.clipped[:count]
-        outputs = values_of(rounds_of(setting, rows[inside], f"series {series}", seed, setting.rounds, tick))
+        outputs = values_of(
+            rounds_of(setting, rows[inside], f"series {series}", seed, setting.rounds, tick)
+        )
         components = along(outputs, clipped)
         found.append(score(setting, components, clipped))
         moved.append(components.mean(0) / (setting.stated.sample_rate * sum(setting.weights)))
@@ -78,12 +91,20 @@ def record(setting: Setting, canaries: int, *, seed: int | None, tick: Tick = la
     scores, moves, chosen = (torch.cat(parts).numpy() for parts in (found, moved, included))
     units = alike_units(setting)
     one = make_canaries(setting, 1, generator)
-    alike = values_of(rounds_of(setting, one.gradients.expand(units, -1), "alike", seed, ALIKE_ROUNDS, tick))
+    alike = values_of(
+        rounds_of(setting, one.gradients.expand(units, -1), "alike", seed, ALIKE_ROUNDS, tick)
+    )
     silent, grid = silence(setting, seed, tick)
     return Recording(
-        scores=scores, moves=moves, included=chosen, silent=silent, grid=grid, alike=alike.numpy(), units=units,
+        scores=scores,
+        moves=moves,
+        included=chosen,
+        silent=silent,
+        grid=grid,
+        alike=alike.numpy(),
+        units=units,
         way=one.clipped[0].numpy(),
-    )  # fmt: skip
+    )
 
 
 Outputs = dict[str, Float[np.ndarray, "rounds kept"]]
@@ -98,7 +119,9 @@ def silence(setting: Setting, seed: int | None, tick: Tick) -> tuple[Outputs, Ou
     for name, count in SILENT.items():
         count = min(count, most_units(setting) or count)
         what = f"{name} {setting.stated.unit}{'s' if name == 'many' else ''}"
-        outputs = rounds_of(setting, torch.zeros(count, setting.frame.kept), what, seed, times, tick)
+        outputs = rounds_of(
+            setting, torch.zeros(count, setting.frame.kept), what, seed, times, tick
+        )
         values[what] = values_of(outputs).numpy()
         if setting.sums is not None:
             grids[what] = torch.stack([one.grid for one in outputs if one.grid is not None]).numpy()
@@ -112,12 +135,20 @@ def score(
     if len(setting.weights) > 1:
         return components.sum(0)
     return log_ratios(
-        components, clipped.norm(dim=1), noise_std=setting.noise_std, sample_rate=setting.stated.sample_rate
+        components,
+        clipped.norm(dim=1),
+        noise_std=setting.noise_std,
+        sample_rate=setting.stated.sample_rate,
     )
 
 
 def rounds_of(
-    setting: Setting, rows: Float[Tensor, "n kept"], name: str, seed: int | None, rounds: int, tick: Tick
+    setting: Setting,
+    rows: Float[Tensor, "n kept"],
+    name: str,
+    seed: int | None,
+    rounds: int,
+    tick: Tick,
 ) -> list[Output]:
     """Outputs with these units, one a round, on the CPU; the steps are on the model's device."""
     outputs, rows = [], rows.to(next(setting.model.parameters()).device)
@@ -140,20 +171,29 @@ def _stream(seed: int | None, *labels: str | int) -> SecretStream:
     return secret_stream() if seed is None else reproducible_stream(seed, "audit", *labels)
 
 
-def along(outputs: Float[Tensor, "rounds kept"], clipped: Float[Tensor, "m kept"]) -> Float[Tensor, "rounds m"]:
-    """Each output's component along each canary, in units of what the canary adds when it takes part."""
+def along(
+    outputs: Float[Tensor, "rounds kept"], clipped: Float[Tensor, "m kept"]
+) -> Float[Tensor, "rounds m"]:
+    """Each output's component along each canary, in units of what the canary adds when it takes
+    part.
+    """
     products: Tensor = (outputs @ clipped.T).double()
     return products / clipped.double().square().sum(1)
 
 
 def log_ratios(
-    components: Float[Tensor, "rounds m"], lengths: Float[Tensor, " m"], *, noise_std: float, sample_rate: float
+    components: Float[Tensor, "rounds m"],
+    lengths: Float[Tensor, " m"],
+    *,
+    noise_std: float,
+    sample_rate: float,
 ) -> Float[Tensor, " m"]:
-    """Score of each canary, in against out, from the claimed parameters: its log likelihood ratio over all rounds.
+    """Score of each canary, in against out, from the claimed parameters: its log likelihood ratio
+    over all rounds.
 
-    With s = length / noise_std the component y is N(b, 1 / s^2) where b says whether the canary took part, and the
-    ratio is the sum over rounds of log(1 - q + q exp(s^2 (y - 1/2))). No score is better for one local step if the
-    canaries are orthogonal and the claim is true.
+    With s = length / noise_std the component y is N(b, 1 / s^2) where b says whether the canary
+    took part, and the ratio is the sum over rounds of log(1 - q + q exp(s^2 (y - 1/2))). No score
+    is better for one local step if the canaries are orthogonal and the claim is true.
     """
     exponent = (lengths.double() / noise_std).square() * (components - 0.5)
     if sample_rate == 1:

@@ -1,6 +1,8 @@
-"""The audit's judgement: recorded outputs and a claim in, figures and a verdict out. It reads nothing else.
+"""The audit's judgement: recorded outputs and a claim in, figures and a verdict out. It reads
+nothing else.
 
-A verdict is "falsified" or "not falsified", never "verified": an audit finds what its canaries and checks can show.
+A verdict is "falsified" or "not falsified", never "verified": an audit finds what its canaries and
+checks can show.
 """
 
 from collections.abc import Sequence
@@ -37,7 +39,9 @@ STRONGEST, WEAKEST = 5.0, 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the ledger says of each client: ``epsilon`` at ``delta`` for ``steps`` of Poisson rate q at sigma_eff."""
+    """What the ledger says of each client: ``epsilon`` at ``delta`` for ``steps`` of Poisson rate q
+    at sigma_eff.
+    """
 
     epsilon: Epsilon
     delta: Delta
@@ -52,15 +56,20 @@ class Claim:
 def claim_of(event: Event, epsilon: float, delta: float) -> Claim:
     """The claim of one event."""
     q, sigma = event.sample_rate, event.noise_multiplier
-    return Claim(epsilon=epsilon, delta=delta, sample_rate=q, noise_multiplier=sigma, steps=event.steps)
+    return Claim(
+        epsilon=epsilon, delta=delta, sample_rate=q, noise_multiplier=sigma, steps=event.steps
+    )
 
 
 def stated_claim(stated: Stated) -> Claim:
     """The claim as it is stated, at the least noise multiplier at which it is true."""
     return Claim(
-        epsilon=stated.epsilon, delta=stated.delta, sample_rate=stated.sample_rate,
-        noise_multiplier=stated.noise_multiplier, steps=stated.steps,
-    )  # fmt: skip
+        epsilon=stated.epsilon,
+        delta=stated.delta,
+        sample_rate=stated.sample_rate,
+        noise_multiplier=stated.noise_multiplier,
+        steps=stated.steps,
+    )
 
 
 def training_event(events: Sequence[Event]) -> Event:
@@ -70,7 +79,9 @@ def training_event(events: Sequence[Event]) -> Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A lower bound on epsilon at the claim's delta, with the guesses that gave it; ``refutes`` the claim or not."""
+    """A lower bound on epsilon at the claim's delta, with the guesses that gave it; ``refutes`` the
+    claim or not.
+    """
 
     epsilon: float
     refutes: bool
@@ -80,7 +91,9 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """mu of Gaussian differential privacy from the AUC of the scores, and its epsilon: an estimate and no bound."""
+    """mu of Gaussian differential privacy from the AUC of the scores, and its epsilon: an estimate
+    and no bound.
+    """
 
     mu: Rate
     epsilon: Rate
@@ -117,9 +130,14 @@ class Verdict:
 
 
 def judge(
-    scores: Float[np.ndarray, " m"], included: Bool[np.ndarray, " m"], claim: Claim, checks: tuple[Check, ...] = ()
+    scores: Float[np.ndarray, " m"],
+    included: Bool[np.ndarray, " m"],
+    claim: Claim,
+    checks: tuple[Check, ...] = (),
 ) -> Verdict:
-    """Figures from a score of each canary and whether it is ``included``. Scores may depend on outputs only."""
+    """Figures from a score of each canary and whether it is ``included``. Scores may depend on
+    outputs only.
+    """
     guesses = [guess(scores, included, share) for share in GUESSED]
     return Verdict(
         claim=claim,
@@ -131,7 +149,9 @@ def judge(
 
 
 def one_run(guesses: list[Guesses], claim: Claim) -> Bound:
-    """The best of the bounds of Steinke et al. over the numbers of guesses, which share the significance."""
+    """The best of the bounds of Steinke et al. over the numbers of guesses, which share the
+    significance.
+    """
     level = SIGNIFICANCE / len(guesses)
     bounds = [(one_run_epsilon(one, claim.delta, level), one) for one in guesses]
     epsilon, best = max(bounds, key=lambda bound: bound[0])
@@ -139,15 +159,21 @@ def one_run(guesses: list[Guesses], claim: Claim) -> Bound:
 
 
 def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
-    """The best f-DP bound over the numbers of guesses: what the claimed steps have at the largest refuted noise.
+    """The best f-DP bound over the numbers of guesses: what the claimed steps have at the largest
+    refuted noise.
 
-    The curves tested are those of the claimed mechanism (q, steps) at more or less noise than claimed; ``epsilon`` is
-    that of the least private curve which the guesses refute.
+    The curves tested are those of the claimed mechanism (q, steps) at more or less noise than
+    claimed; ``epsilon`` is that of the least private curve which the guesses refute.
     """
     level = SIGNIFICANCE / len(guesses)
 
     def curve(noise: float) -> tuple[Least, float]:
-        return subsampled(noise_multiplier=noise, sample_rate=claim.sample_rate, steps=claim.steps, delta=claim.delta)
+        return subsampled(
+            noise_multiplier=noise,
+            sample_rate=claim.sample_rate,
+            steps=claim.steps,
+            delta=claim.delta,
+        )
 
     def refuting(weakness: float) -> list[Guesses]:
         least, _ = curve(noise_at(weakness, claim))
@@ -159,9 +185,12 @@ def f_dp(guesses: list[Guesses], claim: Claim) -> Bound:
     weakness = largest(lambda tried: bool(refuting(tried)), WEAKEST, tolerance=2e-3)
     best = (refuting(weakness) or guesses)[0]
     epsilon = curve(noise_at(weakness, claim))[1] if weakness else 0.0
-    # The ledger's epsilon is rounded up and this one's grid is its own: the verdict is the test of the claim itself.
+    # The ledger's epsilon is rounded up and this one's grid is its own: the verdict is the test of
+    # the claim itself.
     epsilon = max(epsilon, claim.epsilon) if refutes else min(epsilon, claim.epsilon)
-    return Bound(epsilon=epsilon, refutes=refutes, guesses=best, p_value=min(1.0, min(values) * len(guesses)))
+    return Bound(
+        epsilon=epsilon, refutes=refutes, guesses=best, p_value=min(1.0, min(values) * len(guesses))
+    )
 
 
 def noise_at(weakness: float, claim: Claim) -> float:
@@ -169,20 +198,30 @@ def noise_at(weakness: float, claim: Claim) -> float:
     return claim.noise_multiplier * 2 ** (STRONGEST - weakness)
 
 
-def estimate(members: Float[np.ndarray, " i"], others: Float[np.ndarray, " o"], delta: float) -> Estimate:
-    """mu = sqrt(2) Phi^-1(AUC), exact for Gaussian scores, and epsilon(delta) of mu-GDP; intervals at 95 %.
+def estimate(
+    members: Float[np.ndarray, " i"], others: Float[np.ndarray, " o"], delta: float
+) -> Estimate:
+    """mu = sqrt(2) Phi^-1(AUC), exact for Gaussian scores, and epsilon(delta) of mu-GDP; intervals
+    at 95 %.
 
     An AUC of 1 counts as one wrong pair in twice as many as there are.
     """
     if not len(members) or not len(others):
-        raise ValueError("expected canaries of both kinds: all are in or all are out, take more canaries")
+        raise ValueError(
+            "expected canaries of both kinds: all are in or all are out, take more canaries"
+        )
     area = auc(members, others)
     edge = 1 / (2 * len(members) * len(others))
     areas = (min(max(x, edge), 1 - edge) for x in (area.low, area.value, area.high))
     low, value, high = (max(0.0, float(np.sqrt(2) * ndtri(x))) for x in areas)
     return Estimate(
         mu=Rate(value=value, low=low, high=high),
-        epsilon=Rate(**{k: gaussian_epsilon(x, delta) for k, x in {"value": value, "low": low, "high": high}.items()}),
+        epsilon=Rate(
+            **{
+                k: gaussian_epsilon(x, delta)
+                for k, x in {"value": value, "low": low, "high": high}.items()
+            }
+        ),
     )
 
 

@@ -1,16 +1,21 @@
-"""Closed forms of single linear layers: the input of the first one, labels and inputs of the classifier.
+"""Closed forms of single linear layers: the input of the first one, labels and inputs of the
+classifier.
 
 Symbols: g (m,) gradient at the layer's output, x (n,) its input, v = L^T g (r,), s noise deviation.
-    right = v x^T, bias = g    =>    x = right^T v / |v|^2      (Phong et al. 2018 for dense gradients, where v = g)
-A clip factor, a learning rate and several local steps on the same example multiply v and cancel. Masked columns of
-``right`` are not in the equation. Without a bias right = v x^T is the same for (v / t, t x). The other layers are not:
-of all t x, replayed through the client's own step under a label, the one that gives what was received is the input.
+    right = v x^T, bias = g    =>    x = right^T v / |v|^2      (Phong et al. 2018 for dense
+                               gradients, where v = g)
+A clip factor, a learning rate and several local steps on the same example multiply v and cancel.
+Masked columns of ``right`` are not in the equation. Without a bias right = v x^T is the same for (v
+/ t, t x). The other layers are not: of all t x, replayed through the client's own step under a
+label, the one that gives what was received is the input.
 
-The classifier, which methods send dense: c classes, p (B, c) softmax outputs, f (B, h) its inputs ("penultimate
+The classifier, which methods send dense: c classes, p (B, c) softmax outputs, f (B, h) its inputs
+("penultimate
 features"), y labels.
-    db = sum_i w_i (p_i - e_y_i)          dW = sum_i w_i (p_i - e_y_i) f_i^T          w_i clip factors
-Cross-entropy makes the entry of an example's own label negative and all others positive (iDLG, Zhao et al. 2020): other
-losses of classes are tried, and refused where they do not.
+    db = sum_i w_i (p_i - e_y_i)          dW = sum_i w_i (p_i - e_y_i) f_i^T          w_i clip
+                                          factors
+Cross-entropy makes the entry of an example's own label negative and all others positive (iDLG, Zhao
+et al. 2020): other losses of classes are tried, and refused where they do not.
 """
 
 import itertools
@@ -37,11 +42,15 @@ from fedlsg.attacks.replay import replay
 from fedlsg.carriers import find_output_layer
 
 DECADES, STEP = 2.0, 0.1
-"""Powers of ten within which a scale is searched, and the distance of those that are tried first."""
+"""Powers of ten within which a scale is searched, and the distance of those that are tried
+first.
+"""
 
 
 def output_gradient(layer: ReceivedLayer) -> Float[Tensor, " m"] | None:
-    """g from the bias, frozen entries filled in from left = g u^T, NaN where neither was sent; None without a bias."""
+    """g from the bias, frozen entries filled in from left = g u^T, NaN where neither was sent; None
+    without a bias.
+    """
     bias, left = layer.bias, layer.left
     if bias is None or not layer.scaled_alike or not bool((bias.values != 0).any()):
         return None
@@ -55,34 +64,51 @@ def output_gradient(layer: ReceivedLayer) -> Float[Tensor, " m"] | None:
 def input_of_linear(observation: Observation, prior: Prior) -> Guess:
     """The input of the first linear layer as (1, *prior.shape).
 
-    Guarantee: for one example, no noise, and a bias that was sent, every kept column of x is exact to rounding,
-    whatever the joint clip, the clip's weights or the mask; a frozen column is NaN, unless R (which multiplies all
-    columns into dL) has rank enough to solve for all of them. Without a bias, under per-block clipping, or where too
-    little of the bias was sent, the direction is exact and the prior's range settles sign and scale. For several
-    examples it is a mean of theirs, weighted by v. With noise x is clamped to the prior's range.
+    Guarantee: for one example, no noise, and a bias that was sent, every kept column of x is exact
+    to rounding, whatever the joint clip, the clip's weights or the mask; a frozen column is NaN,
+    unless R (which multiplies all columns into dL) has rank enough to solve for all of them.
+    Without a bias, under per-block clipping, or where too little of the bias was sent, the
+    direction is exact and the prior's range settles sign and scale. For several examples it is a
+    mean of theirs, weighted by v. With noise x is clamped to the prior's range.
     ``objective``: the residual of right = v x^T.
-    Raises DoesNotApply where no linear layer is first, its inputs are not those of the prior, or nothing was sent.
+    Raises DoesNotApply where no linear layer is first, its inputs are not those of the prior, or
+    nothing was sent.
     """
     layer = received_first_layer(observation, prior.size)
     g = output_gradient(layer)
     v = None if g is None else layer.outer(g)
     if g is None or v is None or bool(v.isnan().all()):
         x, residual = direction(layer.right)
-        x, note = fit_range(x, prior), "direction from the gradient, sign and scale from the prior's range"
-        return Guess(inputs=x.reshape(1, *prior.shape), objective=residual, scale_open=True, note=note)
+        x, note = (
+            fit_range(x, prior),
+            "direction from the gradient, sign and scale from the prior's range",
+        )
+        return Guess(
+            inputs=x.reshape(1, *prior.shape), objective=residual, scale_open=True, note=note
+        )
     if not bool(v.nan_to_num(0.0).any()):
-        raise DoesNotApply("L^T db is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)")
+        raise DoesNotApply(
+            "L^T db is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)"
+        )
     found = ratio(layer.right, v)
     x = frozen_columns(layer, found.x, g)
     if layer.right.noise_std > 0:
         x = clamp(x, prior)
     unknown = int(x.isnan().sum())
-    note = f"v^T right / |v|^2; {unknown} of {layer.inputs} inputs unknown" if unknown else "v^T right / |v|^2"
+    note = (
+        f"v^T right / |v|^2; {unknown} of {layer.inputs} inputs unknown"
+        if unknown
+        else "v^T right / |v|^2"
+    )
     return Guess(inputs=x.reshape(1, *prior.shape), objective=found.residual, note=note)
 
 
-def frozen_columns(layer: ReceivedLayer, x: Float[Tensor, " n"], g: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
-    """x with its unknown entries solved from left = g (R x)^T where that determines them, NaN where it does not."""
+def frozen_columns(
+    layer: ReceivedLayer, x: Float[Tensor, " n"], g: Float[Tensor, " m"]
+) -> Float[Tensor, " n"]:
+    """x with its unknown entries solved from left = g (R x)^T where that determines them, NaN where
+    it does not.
+    """
     frozen = x.isnan()
     if layer.left is None or layer.R is None or not 0 < int(frozen.sum()) <= len(layer.R):
         return x
@@ -98,9 +124,11 @@ def frozen_columns(layer: ReceivedLayer, x: Float[Tensor, " n"], g: Float[Tensor
 
 
 def fit_range(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
-    """x with the sign and the largest scale that keep it in the prior's range; its middle value where it cannot be.
+    """x with the sign and the largest scale that keep it in the prior's range; its middle value
+    where it cannot be.
 
-    Of both signs the one that allows the larger scale, which for images in [0, 1] is the positive one.
+    Of both signs the one that allows the larger scale, which for images in [0, 1] is the positive
+    one.
     """
     low, high = (end.flatten() for end in prior.bounds)
 
@@ -119,14 +147,18 @@ def clamp(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
 
 
 def settle_scale(observation: Observation, guess: Guess, label: int) -> Guess:
-    """``guess`` of one input, known up to sign and scale, at the sign and scale that explain the payload best.
+    """``guess`` of one input, known up to sign and scale, at the sign and scale that explain the
+    payload best.
 
-    Scales within ``DECADES`` powers of ten around the guess's own are tried on a grid, and the best one of either sign
-    refined. ``objective``: |replay - received| / |received|; without noise it is 0 at the input, to about 1e-8.
+    Scales within ``DECADES`` powers of ten around the guess's own are tried on a grid, and the best
+    one of either sign refined. ``objective``: |replay - received| / |received|; without noise it is
+    0 at the input, to about 1e-8.
     Raises DoesNotApply for several inputs, or one with unknown entries.
     """
     if len(guess.inputs) != 1 or not bool(guess.inputs.isfinite().all()):
-        raise DoesNotApply("the scale is searched for one input whose entries are all known up to it")
+        raise DoesNotApply(
+            "the scale is searched for one input whose entries are all known up to it"
+        )
     target, size = torch.tensor([label]), float(observation.values.norm())
     start = guess.inputs.to(observation.values)
 
@@ -137,10 +169,18 @@ def settle_scale(observation: Observation, guess: Guess, label: int) -> Guess:
     tried = itertools.product((1.0, -1.0), np.arange(-DECADES, DECADES + STEP / 2, STEP).tolist())
     _, sign, power = min((off(sign, power), sign, power) for sign, power in tried)
     found = minimize_scalar(
-        lambda p: off(sign, p), bounds=(power - STEP, power + STEP), method="bounded", options={"xatol": 1e-12}
+        lambda p: off(sign, p),
+        bounds=(power - STEP, power + STEP),
+        method="bounded",
+        options={"xatol": 1e-12},
     )
     inputs = _scaled(start, sign, float(found.x)).to(guess.inputs)
-    return Guess(inputs=inputs, labels=target, objective=float(found.fun), note="direction exact, scale from a replay")
+    return Guess(
+        inputs=inputs,
+        labels=target,
+        objective=float(found.fun),
+        note="direction exact, scale from a replay",
+    )
 
 
 def _scaled(start: Tensor, sign: float, power: float) -> Tensor:
@@ -150,10 +190,13 @@ def _scaled(start: Tensor, sign: float, power: float) -> Tensor:
 def head_of(observation: Observation) -> ReceivedLayer:
     """The classifier's equations.
 
-    Raises DoesNotApply for a model that has none, or sent nothing of it, and where the targets are no classes.
+    Raises DoesNotApply for a model that has none, or sent nothing of it, and where the targets are
+    no classes.
     """
     if not observation.class_targets:
-        raise DoesNotApply("label rules read the number of a class, and these targets are no classes")
+        raise DoesNotApply(
+            "label rules read the number of a class, and these targets are no classes"
+        )
     path = find_output_layer(observation.model)
     if not isinstance(observation.model.get_submodule(path), nn.Linear):
         raise DoesNotApply(f"{path or 'the model'} is no linear layer: label rules read one")
@@ -164,10 +207,12 @@ def head_of(observation: Observation) -> ReceivedLayer:
 
 
 def label_of_one(observation: Observation) -> int:
-    """The label of one example: the negative entry of db (iDLG), without a whole db the largest row of dW.
+    """The label of one example: the negative entry of db (iDLG), without a whole db the largest row
+    of dW.
 
-    Both are exact for one example without noise, whatever the clip: the entries of p - e_y sum to zero and only that
-    of y is negative, so that it is also the largest. With masked entries of dW its row factors are fitted first.
+    Both are exact for one example without noise, whatever the clip: the entries of p - e_y sum to
+    zero and only that of y is negative, so that it is also the largest. With masked entries of dW
+    its row factors are fitted first.
     """
     layer = head_of(observation)
     _check_signs(observation, layer.right.values.shape[0])
@@ -180,7 +225,9 @@ def label_of_one(observation: Observation) -> int:
 
 
 def _check_signs(observation: Observation, classes: int) -> None:
-    """Raise DoesNotApply unless the loss pulls the output of the own class up, and more than any other down."""
+    """Raise DoesNotApply unless the loss pulls the output of the own class up, and more than any
+    other down.
+    """
     outputs = (
         torch.randn(classes, classes, generator=torch.Generator().manual_seed(0))
         .to(observation.values)
@@ -190,18 +237,26 @@ def _check_signs(observation: Observation, classes: int) -> None:
         losses = observation.loss_fn(outputs, torch.arange(classes, device=outputs.device))
         (d,) = torch.autograd.grad(losses.sum(), outputs)
     except Exception as error:  # a loss of a user's own may raise anything
-        raise DoesNotApply(f"label rules need a loss of (outputs, classes): {type(error).__name__}: {error}") from error
+        raise DoesNotApply(
+            f"label rules need a loss of (outputs, classes): {type(error).__name__}: {error}"
+        ) from error
     own, others = d.diagonal(), d.detach().clone().fill_diagonal_(0)
-    if not bool((own < 0).all() and (others >= 0).all() and (others.amax(1) <= -own * (1 + 1e-5)).all()):
-        raise DoesNotApply("the gradient of this loss does not point to the label: label rules need cross-entropy")
+    if not bool(
+        (own < 0).all() and (others >= 0).all() and (others.amax(1) <= -own * (1 + 1e-5)).all()
+    ):
+        raise DoesNotApply(
+            "the gradient of this loss does not point to the label: label rules need cross-entropy"
+        )
 
 
 def label_counts(observation: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " c"]:
-    """How often each class is in the batch, from db (after LLG, Wainakh et al. 2022, with W_t known).
+    """How often each class is in the batch, from db (after LLG, Wainakh et al. 2022, with W_t
+    known).
 
-    The expected input of the prior is sent through the client's own step once with each class as label: u_c is the db
-    that one example of class c would leave, clipped. db = sum_c n_c u_c is solved for n >= 0, and rounded to sum to B
-    where B is granted, one by one where not. Where entries of db are masked, what was sent of dW is used, too.
+    The expected input of the prior is sent through the client's own step once with each class as
+    label: u_c is the db that one example of class c would leave, clipped. db = sum_c n_c u_c is
+    solved for n >= 0, and rounded to sum to B where B is granted, one by one where not. Where
+    entries of db are masked, what was sent of dW is used, too.
     An estimate: it takes outputs p and clip factors for alike, and features where dW is needed.
     Raises DoesNotApply where nothing was sent of the bias.
     """
@@ -209,11 +264,21 @@ def label_counts(observation: Observation, prior: Prior, known: Knowledge) -> In
     if layer.bias is None or not bool(layer.bias.kept.any()):
         raise DoesNotApply("label counts need the gradient of the classifier's bias")
     classes, whole = len(layer.bias.values), layer.bias.whole
-    U = torch.stack([_sent(one_example(observation, prior, label, layer.path), whole) for label in range(classes)], 1)
+    U = torch.stack(
+        [
+            _sent(one_example(observation, prior, label, layer.path), whole)
+            for label in range(classes)
+        ],
+        1,
+    )
     n = torch.from_numpy(nnls(U.numpy(), _sent(layer, whole).numpy())[0])
     if known.examples is None:
         return n.round().long()
-    n = n * known.examples / n.sum() if float(n.sum()) > 0 else torch.full_like(n, known.examples / classes)
+    n = (
+        n * known.examples / n.sum()
+        if float(n.sum()) > 0
+        else torch.full_like(n, known.examples / classes)
+    )
     counts = n.floor().long()
     rest = (n - counts).argsort(descending=True, stable=True)[: known.examples - int(counts.sum())]
     counts[rest] += 1
@@ -237,7 +302,9 @@ def one_example(observation: Observation, prior: Prior, label: int, path: str) -
 
 
 def labels_of(observation: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " batch"]:
-    """The batch's labels, ascending: iDLG for one example, counts for more. Raises DoesNotApply as those do."""
+    """The batch's labels, ascending: iDLG for one example, counts for more. Raises DoesNotApply as
+    those do.
+    """
     if known.examples == 1:
         return torch.tensor([label_of_one(observation)])
     counts = label_counts(observation, prior, known)
@@ -245,26 +312,41 @@ def labels_of(observation: Observation, prior: Prior, known: Knowledge) -> Int[T
 
 
 def features(observation: Observation, prior: Prior, known: Knowledge) -> Guess:
-    """Inputs of the classifier, one a class that is in the batch, (present, h), with that class as label.
+    """Inputs of the classifier, one a class that is in the batch, (present, h), with that class as
+    label.
 
-    One example: exact with a bias (f = dW^T db / |db|^2), up to sign and scale without. More: the row of a class over
-    its db, a mean of features in which examples of that class weigh most; exact in the limit of confident outputs.
-    Entries of dW that were not sent are left out, a column without any is NaN. ``objective``: residual of one example.
+    One example: exact with a bias (f = dW^T db / |db|^2), up to sign and scale without. More: the
+    row of a class over its db, a mean of features in which examples of that class weigh most; exact
+    in the limit of confident outputs. Entries of dW that were not sent are left out, a column
+    without any is NaN. ``objective``: residual of one example.
     """
     layer = head_of(observation)
     labels = labels_of(observation, prior, known).unique()
     if layer.bias is None or not layer.scaled_alike:
         if known.examples != 1:
-            raise DoesNotApply("features of several examples need the gradient of the classifier's bias")
+            raise DoesNotApply(
+                "features of several examples need the gradient of the classifier's bias"
+            )
         f, residual = direction(layer.right)
         note = "up to sign and scale"
-        return Guess(inputs=f.unsqueeze(0), labels=labels, objective=residual, scale_open=True, note=note)
+        return Guess(
+            inputs=f.unsqueeze(0), labels=labels, objective=residual, scale_open=True, note=note
+        )
     db = torch.where(layer.bias.kept, layer.bias.values, torch.nan)
     if known.examples == 1:
         found = ratio(layer.right, db)
-        return Guess(inputs=found.x.unsqueeze(0), labels=labels, objective=found.residual, note="dW^T db / |db|^2")
+        return Guess(
+            inputs=found.x.unsqueeze(0),
+            labels=labels,
+            objective=found.residual,
+            note="dW^T db / |db|^2",
+        )
     rows = [_row(layer.right, db, int(label)) for label in labels]
-    return Guess(inputs=torch.stack(rows), labels=labels, note="a class's row of dW over its db: means, not examples")
+    return Guess(
+        inputs=torch.stack(rows),
+        labels=labels,
+        note="a class's row of dW over its db: means, not examples",
+    )
 
 
 def _row(right: Received, db: Float[Tensor, " c"], label: int) -> Float[Tensor, " h"]:

@@ -1,18 +1,21 @@
 """Matching attacks on images: find the batch whose update is nearest to what was received.
 
-    dlg                  L-BFGS on the Euclidean distance (Zhu et al. 2019); with labels: iDLG (Zhao et al. 2020)
+    dlg                  L-BFGS on the Euclidean distance (Zhu et al. 2019); with labels: iDLG (Zhao
+                         et al. 2020)
     inverting-gradients  signed Adam on the cosine plus total variation (Geiping et al. 2020)
-    smooth-relu          the same with a cosine for each block, and a smooth second derivative of ReLU that gets sharper
-    map                  L-BFGS on the likelihood of the noise plus the prior: the most probable batch, for sigma > 0
-Each is adaptive by default (see ``replay``), and several local steps are replayed (the surrogate model extension).
-Unknown are the pixels, in the prior's range; labels that the threat model does not give are optimised with them, as
-soft ones, or inferred before (``linear.labels_of``).
+    smooth-relu          the same with a cosine for each block, and a smooth second derivative of
+                         ReLU that gets sharper
+    map                  L-BFGS on the likelihood of the noise plus the prior: the most probable
+                         batch, for sigma > 0
+Each is adaptive by default (see ``replay``), and several local steps are replayed (the surrogate
+model extension). Unknown are the pixels, in the prior's range; labels that the threat model does
+not give are optimised with them, as soft ones, or inferred before (``linear.labels_of``).
 
-A gradient of ReLU networks depends on the input through the slopes 1[z > 0], too. Their derivative is 0 almost
-everywhere, so autograd tells a matching attack nothing about them, and its search stops far from the image. Under
-``SmoothRelus`` the values and the first derivative are those of ReLU; only the derivative of the slope is replaced, by
-that of the sigmoid s(b z) of sharpness b: the surrogate gradient of spiking networks (Neftci et al. 2019), applied to
-the second derivative.
+A gradient of ReLU networks depends on the input through the slopes 1[z > 0], too. Their derivative
+is 0 almost everywhere, so autograd tells a matching attack nothing about them, and its search stops
+far from the image. Under ``SmoothRelus`` the values and the first derivative are those of ReLU;
+only the derivative of the slope is replaced, by that of the sigmoid s(b z) of sharpness b: the
+surrogate gradient of spiking networks (Neftci et al. 2019), applied to the second derivative.
 """
 
 import math
@@ -48,13 +51,16 @@ class _Relu(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
         (z,) = ctx.saved_tensors
         soft = torch.sigmoid(ctx.sharpness * z)
-        return outer[0] * ((z > 0).to(z) + (soft - soft.detach())), None  # the last is 0, and has the derivative
+        # the last is 0, and has the derivative
+        return outer[0] * ((z > 0).to(z) + (soft - soft.detach())), None
 
 
 def smooth_relu(z: Float[Tensor, "*shape"], sharpness: float) -> Float[Tensor, "*shape"]:
-    """ReLU whose second derivative is b s(b z) (1 - s(b z)), of integral 1 like that of the exact one.
+    """ReLU whose second derivative is b s(b z) (1 - s(b z)), of integral 1 like that of the exact
+    one.
 
-    Guarantee: the values and the first derivative are those of ``torch.relu``. Raises ValueError for b <= 0.
+    Guarantee: the values and the first derivative are those of ``torch.relu``. Raises ValueError
+    for b <= 0.
     """
     if not sharpness > 0:
         raise ValueError(f"expected {sharpness=} > 0")
@@ -63,7 +69,8 @@ def smooth_relu(z: Float[Tensor, "*shape"], sharpness: float) -> Float[Tensor, "
 
 
 class SmoothRelus(TorchFunctionMode):
-    """While it is entered, every ReLU of a forward pass is ``smooth_relu``; models stay as they are.
+    """While it is entered, every ReLU of a forward pass is ``smooth_relu``; models stay as they
+    are.
 
     ``sharpness`` is that for a z of root mean square 1: it is divided by the one of each layer's z.
     ``nn.ReLU`` and ``F.relu`` also when in place. Not the method ``x.relu_()``: it stays exact.
@@ -90,7 +97,9 @@ class SmoothRelus(TorchFunctionMode):
 
 Optimizer = Literal["lbfgs", "signed-adam", "adam"]
 START_SPREAD = 0.05
-"""Share of the range by which the first start differs from the expected images: equal images would stay equal."""
+"""Share of the range by which the first start differs from the expected images: equal images would
+stay equal.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +107,10 @@ class Matching(Search):
     """A matching attack on images.
 
     total_variation: its weight in the objective.
-    sharpness: of the second derivative of ReLU at the first and at the last evaluation (``smooth_relu``), in between
-        geometric; None: exact, which is 0.
-    settled: a step of L-BFGS that lowers an objective above 1 by no more than this share of it ends the restart.
+    sharpness: of the second derivative of ReLU at the first and at the last evaluation
+        (``smooth_relu``), in between geometric; None: exact, which is 0.
+    settled: a step of L-BFGS that lowers an objective above 1 by no more than this share of it ends
+    the restart.
     """
 
     optimizer: Optimizer = "lbfgs"
@@ -110,7 +120,10 @@ class Matching(Search):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sharpness is not None and not 0 < min(self.sharpness) <= max(self.sharpness) < math.inf:
+        if (
+            self.sharpness is not None
+            and not 0 < min(self.sharpness) <= max(self.sharpness) < math.inf
+        ):
             raise ValueError(f"expected sharpness={self.sharpness} > 0, or None for the exact ReLU")
 
 
@@ -126,7 +139,9 @@ SMOOTH = Matching(
 ATTACKS: Mapping[str, Matching] = MappingProxyType(
     {
         "dlg": Matching(tolerance=1e-16),
-        "inverting-gradients": Matching(optimizer="signed-adam", distance="cosine", total_variation=1e-3),
+        "inverting-gradients": Matching(
+            optimizer="signed-adam", distance="cosine", total_variation=1e-3
+        ),
         "smooth-relu": SMOOTH,
         "map": Matching(distance="likelihood", evaluations=150, restarts=2, settled=1e-8),
     }
@@ -136,12 +151,18 @@ ATTACKS: Mapping[str, Matching] = MappingProxyType(
 class Pixels:
     """Images and, where they are not known, logits of soft labels, as one flat vector."""
 
-    def __init__(self, observation: Observation, knowledge: Knowledge, prior: Prior, examples: int) -> None:
+    def __init__(
+        self, observation: Observation, knowledge: Knowledge, prior: Prior, examples: int
+    ) -> None:
         like = observation.values
         self.shape = (examples, *prior.shape)
         self.labels = None if knowledge.labels is None else knowledge.labels.to(like.device)
         self.expected = prior.expected(examples, knowledge.labels).to(like)
-        self.means = prior.mean.to(like) if prior.mean is not None and prior.mean.shape != prior.shape else None
+        self.means = (
+            prior.mean.to(like)
+            if prior.mean is not None and prior.mean.shape != prior.shape
+            else None
+        )
         low, high = (end.to(like).expand(self.shape).flatten() for end in prior.bounds)
         self.classes = 0 if self.labels is not None else _classes(observation, self.expected)
         free = like.new_full((examples * self.classes,), math.inf)
@@ -149,9 +170,17 @@ class Pixels:
         self.spans = torch.cat([high - low, torch.ones_like(free)])
 
     def start(self, restart: int, generator: torch.Generator) -> Tensor:
-        """The expected images with a little noise, so that they differ, for restart 1; then anything in the range."""
-        draw = torch.rand(self.shape, generator=generator, dtype=torch.float64).to(self.expected).flatten()
-        logits = torch.randn(self.shape[0] * self.classes, generator=generator, dtype=torch.float64).to(draw)
+        """The expected images with a little noise, so that they differ, for restart 1; then
+        anything in the range.
+        """
+        draw = (
+            torch.rand(self.shape, generator=generator, dtype=torch.float64)
+            .to(self.expected)
+            .flatten()
+        )
+        logits = torch.randn(
+            self.shape[0] * self.classes, generator=generator, dtype=torch.float64
+        ).to(draw)
         low, span = self.box.low[: len(draw)], self.spans[: len(draw)]
         images = low + span * draw
         if restart == 1:
@@ -159,7 +188,9 @@ class Pixels:
         return torch.cat([images.clamp(low, low + span), logits])
 
     def expected_under(self, targets: Tensor) -> Tensor:
-        """The expected images: with soft labels, the means of the classes by their probabilities."""
+        """The expected images: with soft labels, the means of the classes by their
+        probabilities.
+        """
         if self.means is None or self.labels is not None:
             return self.expected
         expected: Tensor = torch.tensordot(targets, self.means, dims=1)
@@ -175,17 +206,22 @@ class Pixels:
 
 
 def _classes(observation: Observation, images: Tensor) -> int:
-    """Width of the model's output. Raises DoesNotApply where soft labels have no loss, or targets are no classes."""
+    """Width of the model's output. Raises DoesNotApply where soft labels have no loss, or targets
+    are no classes.
+    """
     if not observation.class_targets:
         raise DoesNotApply(
-            "the targets are no classes, which a search knows as soft labels: grant them, labels='known'"
+            "the targets are no classes, which a search knows as soft labels: grant them, "
+            "labels='known'"
         )
     with torch.no_grad():
         outputs = observation.model(images)
         try:
             observation.loss_fn(outputs, outputs.softmax(-1))
         except Exception as error:  # a loss of a user's own may raise anything
-            raise DoesNotApply("the loss takes no soft labels: grant the labels, or infer them first") from error
+            raise DoesNotApply(
+                "the loss takes no soft labels: grant the labels, or infer them first"
+            ) from error
     return int(outputs.shape[-1])
 
 
@@ -198,24 +234,38 @@ def match(
     generator: torch.Generator,
     progress: Progress = lambda done, total, text: None,
 ) -> Guess:
-    """The batch of lowest objective over all starting points, with every value in the prior's range.
+    """The batch of lowest objective over all starting points, with every value in the prior's
+    range.
 
-    Where the number of examples is not known, the declared expected batch is used. Works in the precision and on the
-    device of ``observation`` (``in_float64()`` for all digits that are there); draws and the guess are on the CPU.
-    Guarantee: the same observation, knowledge, prior, attack and generator state give the same guess, unless
-    ``seconds`` cuts it off.
-    Raises DoesNotApply where ``objective`` does, and for a loss that takes no soft labels where none are known.
+    Where the number of examples is not known, the declared expected batch is used. Works in the
+    precision and on the device of ``observation`` (``in_float64()`` for all digits that are there);
+    draws and the guess are on the CPU.
+    Guarantee: the same observation, knowledge, prior, attack and generator state give the same
+    guess, unless ``seconds`` cuts it off.
+    Raises DoesNotApply where ``objective`` does, and for a loss that takes no soft labels where
+    none are known.
     """
-    pixels = Pixels(observation, knowledge, prior, knowledge.examples or observation.expected_examples)
+    pixels = Pixels(
+        observation, knowledge, prior, knowledge.examples or observation.expected_examples
+    )
     distance = objective(observation, distance=attack.distance, compare=attack.compare)
     energy = partial(_energy, attack, prior, pixels, distance)
-    found = search(observation, attack, partial(_minimum, attack, pixels, energy, generator), pixels.split, progress)
+    found = search(
+        observation,
+        attack,
+        partial(_minimum, attack, pixels, energy, generator),
+        pixels.split,
+        progress,
+    )
     inputs, targets = pixels.split(found.point)
     labels = targets if knowledge.labels is not None else targets.argmax(1)
     return Guess(
-        inputs=inputs.cpu(), labels=labels.cpu(), objective=found.objective, unexplained=found.unexplained,
+        inputs=inputs.cpu(),
+        labels=labels.cpu(),
+        objective=found.objective,
+        unexplained=found.unexplained,
         note=_note(attack, knowledge, len(inputs), found.restarts),
-    )  # fmt: skip
+    )
 
 
 def _minimum(
@@ -226,16 +276,29 @@ def _minimum(
     energy = _smoothed(energy, attack)
     if attack.optimizer == "lbfgs":
         return lbfgs(
-            energy, start, pixels.box, evaluations=attack.evaluations, settled=attack.settled, go_on=watch.go_on
+            energy,
+            start,
+            pixels.box,
+            evaluations=attack.evaluations,
+            settled=attack.settled,
+            go_on=watch.go_on,
         )
     return adam(
-        energy, start, pixels.box, evaluations=attack.evaluations, step_size=attack.step_size * pixels.spans,
-        signed=attack.optimizer == "signed-adam", go_on=watch.go_on, spent=spent,
-    )  # fmt: skip
+        energy,
+        start,
+        pixels.box,
+        evaluations=attack.evaluations,
+        step_size=attack.step_size * pixels.spans,
+        signed=attack.optimizer == "signed-adam",
+        go_on=watch.go_on,
+        spent=spent,
+    )
 
 
 def _smoothed(energy: Energy, attack: Matching) -> Energy:
-    """The same energy with a smooth second derivative of ReLU, sharper at each evaluation; its values do not change."""
+    """The same energy with a smooth second derivative of ReLU, sharper at each evaluation; its
+    values do not change.
+    """
     if attack.sharpness is None:
         return energy
     first, last = attack.sharpness
@@ -248,8 +311,12 @@ def _smoothed(energy: Energy, attack: Matching) -> Energy:
     return smoothed
 
 
-def _energy(attack: Matching, prior: Prior, pixels: Pixels, distance: Objective, point: Tensor) -> Tensor:
-    """The distance, the weight of total variation, and -log prior where the distance is a -log likelihood."""
+def _energy(
+    attack: Matching, prior: Prior, pixels: Pixels, distance: Objective, point: Tensor
+) -> Tensor:
+    """The distance, the weight of total variation, and -log prior where the distance is a -log
+    likelihood.
+    """
     inputs, targets = pixels.split(point)
     value = distance(inputs, targets)
     if attack.total_variation:
@@ -261,5 +328,12 @@ def _energy(attack: Matching, prior: Prior, pixels: Pixels, distance: Objective,
 
 def _note(attack: Matching, knowledge: Knowledge, examples: int, restarts: int) -> str:
     labels = "granted" if knowledge.labels is not None else "searched for as soft ones"
-    size = "granted" if knowledge.examples is not None else f"taken as {examples}, the declared expected batch"
-    return f"{attack.compare} {attack.distance}, {restarts} restarts; labels {labels}; number of examples {size}"
+    size = (
+        "granted"
+        if knowledge.examples is not None
+        else f"taken as {examples}, the declared expected batch"
+    )
+    return (
+        f"{attack.compare} {attack.distance}, {restarts} restarts; labels {labels}; number of "
+        f"examples {size}"
+    )

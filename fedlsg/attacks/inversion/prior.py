@@ -1,10 +1,11 @@
-"""What the adversary knows about images before it sees a payload, and whether a payload can be enough without it.
+"""What the adversary knows about images before it sees a payload, and whether a payload can be
+enough without it.
 
-Symbols: B examples, C channels, d numbers of one image.
-A prior is made of public constants and public examples only: shape, value range, statistics of public images.
-The unknowns of a batch are its B d inputs, d numbers each, and B labels where these are not known. At least as many
-equations as unknowns is necessary to know the batch without a prior, and not sufficient: equations repeat each other.
-Noise is not counted.
+Symbols: B examples, C channels, d numbers of one image. A prior is made of public constants and
+public examples only: shape, value range, statistics of public images. The unknowns of a batch are
+its B d inputs, d numbers each, and B labels where these are not known. At least as many equations
+as unknowns is necessary to know the batch without a prior, and not sufficient: equations repeat
+each other. Noise is not counted.
 """
 
 import math
@@ -26,8 +27,10 @@ class Prior:
 
     shape: (C, height, width) for images; total variation is taken over the last two axes.
     low, high: ends of the range of values, one number or one a channel.
-    mean: the image to expect, (*shape), or one for each class, (classes, *shape); None: the middle of the range.
-    precision: (d, d) inverse covariance of images around their mean; None: nothing is known but the range.
+    mean: the image to expect, (*shape), or one for each class, (classes, *shape); None: the middle
+    of the range.
+    precision: (d, d) inverse covariance of images around their mean; None: nothing is known but the
+    range.
     """
 
     shape: tuple[int, ...]
@@ -38,17 +41,30 @@ class Prior:
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
-            raise ValueError(f"expected the shape of one input without its batch, got {self.shape=}")
+            raise ValueError(
+                f"expected the shape of one input without its batch, got {self.shape=}"
+            )
         for name in ("low", "high"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != self.shape[0]:
-                raise ValueError(f"expected {name} as one number or {self.shape[0]}, one a channel, got {value}")
+                raise ValueError(
+                    f"expected {name} as one number or {self.shape[0]}, one a channel, got {value}"
+                )
         if not bool((self.bounds[0] < self.bounds[1]).all()):
             raise ValueError(f"expected {self.low=} < {self.high=} everywhere")
-        if self.mean is not None and self.mean.shape not in (self.shape, (len(self.mean), *self.shape)):
-            raise ValueError(f"expected a mean of shape {self.shape}, or one a class, got {tuple(self.mean.shape)}")
+        if self.mean is not None and self.mean.shape not in (
+            self.shape,
+            (len(self.mean), *self.shape),
+        ):
+            raise ValueError(
+                f"expected a mean of shape {self.shape}, or one a class, got "
+                f"{tuple(self.mean.shape)}"
+            )
         if self.precision is not None and self.precision.shape != (self.size, self.size):
-            raise ValueError(f"expected a precision of {(self.size, self.size)}, got {tuple(self.precision.shape)}")
+            raise ValueError(
+                f"expected a precision of {(self.size, self.size)}, got "
+                f"{tuple(self.precision.shape)}"
+            )
 
     @property
     def size(self) -> int:
@@ -59,7 +75,9 @@ class Prior:
     def bounds(self) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """Least and greatest value of every number of one input, float64."""
         low, high = (
-            torch.tensor(end, dtype=torch.float64).reshape(-1, *[1] * (len(self.shape) - 1)).expand(self.shape)
+            torch.tensor(end, dtype=torch.float64)
+            .reshape(-1, *[1] * (len(self.shape) - 1))
+            .expand(self.shape)
             for end in (self.low, self.high)
         )
         return low, high
@@ -70,8 +88,11 @@ class Prior:
         low, high = self.bounds
         return float((high - low).max())
 
-    def expected(self, examples: int, labels: Int[Tensor, " batch"] | None = None) -> Float[Tensor, "batch *shape"]:
-        """The images to expect before any payload, float64: those of the classes where both are known.
+    def expected(
+        self, examples: int, labels: Int[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, "batch *shape"]:
+        """The images to expect before any payload, float64: those of the classes where both are
+        known.
 
         Raises ValueError for a label that the mean of classes does not have.
         """
@@ -82,7 +103,10 @@ class Prior:
         if labels is None:
             return mean.mean(0).expand(examples, *self.shape).clone()
         if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < len(mean):
-            raise ValueError(f"expected labels in 0..{len(mean) - 1}, got {labels.tolist()}: the prior has {len(mean)}")
+            raise ValueError(
+                f"expected labels in 0..{len(mean) - 1}, got {labels.tolist()}: the prior has "
+                f"{len(mean)}"
+            )
         return mean[labels.cpu()]
 
 
@@ -93,11 +117,12 @@ def prior_from(
     low: float | tuple[float, ...],
     high: float | tuple[float, ...],
 ) -> Prior:
-    """The Gaussian prior that public images give: their mean (of each class), and their covariance around it.
+    """The Gaussian prior that public images give: their mean (of each class), and their covariance
+    around it.
 
-    The covariance is mixed with SHRINKAGE times the mean variance on the diagonal, so that pixels which never
-    change in public may still change. It has d^2 numbers: for small images. Raises ValueError for a class without
-    an image, and for fewer than two images.
+    The covariance is mixed with SHRINKAGE times the mean variance on the diagonal, so that pixels
+    which never change in public may still change. It has d^2 numbers: for small images. Raises
+    ValueError for a class without an image, and for fewer than two images.
     """
     if len(images) < 2:
         raise ValueError(f"expected two public images or more, got {len(images)}")
@@ -113,37 +138,58 @@ def prior_from(
     covariance = centred.mT @ centred / len(flat)
     level = covariance.diagonal().mean()
     if not bool(level > 0):
-        raise ValueError("expected public images that differ: nothing can be said about their spread")
-    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * level * torch.eye(len(covariance), dtype=torch.float64)
+        raise ValueError(
+            "expected public images that differ: nothing can be said about their spread"
+        )
+    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * level * torch.eye(
+        len(covariance), dtype=torch.float64
+    )
     shape = tuple(images.shape[1:])
     return Prior(
-        shape=shape, low=low, high=high,
-        mean=mean.reshape(*mean.shape[:-1], *shape), precision=torch.linalg.inv(covariance),
-    )  # fmt: skip
+        shape=shape,
+        low=low,
+        high=high,
+        mean=mean.reshape(*mean.shape[:-1], *shape),
+        precision=torch.linalg.inv(covariance),
+    )
 
 
 def blind_guess(prior: Prior, knowledge: Knowledge, *, examples: int | None = None) -> Guess:
-    """The expected image of the prior for every example: of its class where labels are granted and classes have one.
+    """The expected image of the prior for every example: of its class where labels are granted and
+    classes have one.
 
-    It has the least mean squared error of all guesses without a payload, so nothing blind does better. What an attack
-    scores above it was in the payload; a PSNR without it says nothing (a grey image has 10 dB).
-    ``examples`` is their number where none is granted. Raises ValueError where neither says how many.
+    It has the least mean squared error of all guesses without a payload, so nothing blind does
+    better. What an attack scores above it was in the payload; a PSNR without it says nothing (a
+    grey image has 10 dB). ``examples`` is their number where none is granted. Raises ValueError
+    where neither says how many.
     """
     count = knowledge.examples or examples
     if count is None or count < 1:
-        raise ValueError("expected the number of examples, granted or given as examples=...: none is known")
-    by_class = prior.mean is not None and prior.mean.shape != prior.shape and knowledge.labels is not None
+        raise ValueError(
+            "expected the number of examples, granted or given as examples=...: none is known"
+        )
+    by_class = (
+        prior.mean is not None and prior.mean.shape != prior.shape and knowledge.labels is not None
+    )
     note = "expected image of the class" if by_class else "expected image of the prior"
-    return Guess(inputs=prior.expected(count, knowledge.labels), labels=knowledge.labels, note=f"no payload: {note}")
+    return Guess(
+        inputs=prior.expected(count, knowledge.labels),
+        labels=knowledge.labels,
+        note=f"no payload: {note}",
+    )
 
 
 def total_variation(images: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
-    """Mean absolute difference of neighbours, down plus across, of each image (Geiping et al. 2020, Eq. 4)."""
+    """Mean absolute difference of neighbours, down plus across, of each image (Geiping et al. 2020,
+    Eq. 4).
+    """
     down, across = images.diff(dim=-2).abs(), images.diff(dim=-1).abs()
     return down.flatten(1).mean(1) + across.flatten(1).mean(1)
 
 
-def surprise(prior: Prior, images: Float[Tensor, "batch *shape"], expected: Tensor) -> Float[Tensor, " batch"]:
+def surprise(
+    prior: Prior, images: Float[Tensor, "batch *shape"], expected: Tensor
+) -> Float[Tensor, " batch"]:
     """-log density of each image under the Gaussian around ``expected``, up to a constant.
 
     Without a precision the pixels are independent with the variance of their range, span^2 / 12.
@@ -157,7 +203,8 @@ def surprise(prior: Prior, images: Float[Tensor, "batch *shape"], expected: Tens
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Numbers of one observation: received, sent twice among them, and unknown under a threat model.
+    """Numbers of one observation: received, sent twice among them, and unknown under a threat
+    model.
 
     examples: B, the expected batch where the threat model does not grant it.
     """
@@ -180,22 +227,32 @@ class Count:
 
     @property
     def enough(self) -> bool:
-        """Whether there are as many equations as unknowns: without it no attack can be exact without a prior."""
+        """Whether there are as many equations as unknowns: without it no attack can be exact
+        without a prior.
+        """
         return self.equations >= self.unknowns
 
 
 def count(observation: Observation, prior: Prior, threat: ThreatModel, known: Knowledge) -> Count:
     """Received numbers against unknowns.
 
-    Raises ValueError where ``known`` holds less than the threat model grants, or ``threat`` is for one client and the
-    observation is of several.
+    Raises ValueError where ``known`` holds less than the threat model grants, or ``threat`` is for
+    one client and the observation is of several.
     """
     if threat.labels == "known" and known.labels is None:
-        raise ValueError("the threat model grants labels, and none are there: choose labels='unknown', or give them")
+        raise ValueError(
+            "the threat model grants labels, and none are there: choose labels='unknown', or give "
+            "them"
+        )
     if threat.examples == "known" and known.examples is None:
-        raise ValueError("the threat model grants the number of examples: choose examples='unknown', or give it")
+        raise ValueError(
+            "the threat model grants the number of examples: choose examples='unknown', or give it"
+        )
     if threat.view == "client" and len(observation.clients) != 1:
-        raise ValueError(f"view='client' is of one payload, this one is the sum of {len(observation.clients)} clients")
+        raise ValueError(
+            f"view='client' is of one payload, this one is the sum of {len(observation.clients)} "
+            "clients"
+        )
     granted = known.examples if threat.examples == "known" else None
     examples = granted or observation.expected_examples
     return Count(
@@ -212,5 +269,11 @@ def count(observation: Observation, prior: Prior, threat: ThreatModel, known: Kn
 
 
 def _sent_twice(observation: Observation, parameter: str, rank: int) -> int:
-    """r^2 numbers of L^T dW R^T are in dL R^T and in L^T dR; a mask on either leaves the other one alone."""
-    return rank**2 if all(b.kept == b.size for b in observation.frame.blocks if b.parameter == parameter) else 0
+    """r^2 numbers of L^T dW R^T are in dL R^T and in L^T dR; a mask on either leaves the other one
+    alone.
+    """
+    return (
+        rank**2
+        if all(b.kept == b.size for b in observation.frame.blocks if b.parameter == parameter)
+        else 0
+    )

@@ -1,11 +1,13 @@
 """What was received of one linear layer, as one pair of equations whatever the method.
 
-Symbols: G (m, B) gradients at the layer's outputs, one column an example; X (n, B) its inputs, one column an example.
-    right = L^T G X^T    (r, n)    dR of carriers, dA of LoRA; dW itself with L = identity where the gradient is dense
+Symbols: G (m, B) gradients at the layer's outputs, one column an example; X (n, B) its inputs, one
+    column an example.
+    right = L^T G X^T    (r, n)    dR of carriers, dA of LoRA; dW itself with L = identity where the
+                         gradient is dense
     left  = G (R X)^T    (m, r)    dL of carriers, dB of LoRA; absent where the gradient is dense
     bias  = G 1          (m,)      db
-Clip factors and local steps on the same batch scale the columns of G and change nothing else, under a joint clip.
-Everything is float64, public or received.
+Clip factors and local steps on the same batch scale the columns of G and change nothing else, under
+a joint clip. Everything is float64, public or received.
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ SWEEPS = 200
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Received:
-    """One matrix or vector as received: zero where it was not sent, and the deviation of the noise on each number."""
+    """One matrix or vector as received: zero where it was not sent, and the deviation of the noise
+    on each number.
+    """
 
     values: Float[Tensor, "*shape"]
     kept: Bool[Tensor, "*shape"]
@@ -49,9 +53,11 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReceivedLayer:
-    """The equations of one layer; L and R are None where the gradient is dense, R alone where nothing came of dL.
+    """The equations of one layer; L and R are None where the gradient is dense, R alone where
+    nothing came of dL.
 
-    scaled_alike: whether the same clip factor is on all three, so that their ratios are those of the gradients.
+    scaled_alike: whether the same clip factor is on all three, so that their ratios are those of
+    the gradients.
     """
 
     path: str
@@ -73,7 +79,9 @@ class ReceivedLayer:
 
 
 def first_layer(observation: Observation) -> str:
-    """Path of the layer that sees the model's input. Raises DoesNotApply unless it is a trained linear layer."""
+    """Path of the layer that sees the model's input. Raises DoesNotApply unless it is a trained
+    linear layer.
+    """
     path, module = "", observation.model
     for path, module in observation.model.named_modules():
         if isinstance(module, Adapted | nn.Linear):
@@ -81,13 +89,17 @@ def first_layer(observation: Observation) -> str:
         if next(module.parameters(recurse=False), None) is not None:
             break
     kind = type(module).__name__
-    raise DoesNotApply(f"the input goes into {path or 'the model'} ({kind}) first: closed forms need a linear layer")
+    raise DoesNotApply(
+        f"the input goes into {path or 'the model'} ({kind}) first: closed forms need a linear "
+        "layer"
+    )
 
 
 def received_layer(observation: Observation, path: str | None = None) -> ReceivedLayer:
     """The equations of the linear layer at ``path``, of the first layer without one.
 
-    Raises DoesNotApply where the module is not linear, or its weight's gradient was sent as a core, or not at all.
+    Raises DoesNotApply where the module is not linear, or its weight's gradient was sent as a core,
+    or not at all.
     """
     path = first_layer(observation) if path is None else path
     module = observation.model.get_submodule(path)
@@ -105,26 +117,49 @@ def received_layer(observation: Observation, path: str | None = None) -> Receive
         weight = f"{prefix}weight"
         own = next((c for c in observation.frame.coordinates if c.name == weight), None)
         if own is not None and own.carried and own.form is not TANGENT:
-            raise DoesNotApply(f"{weight} was sent as a core, L^T G (R X)^T: closed forms need L^T G X^T")
-        L, R = (None, None) if own is None or own.L is None or own.R is None else (own.L.double(), own.R.double())
-        keys = ((weight, "absent"), (weight, "dense")) if L is None else ((weight, "L"), (weight, "R"))
+            raise DoesNotApply(
+                f"{weight} was sent as a core, L^T G (R X)^T: closed forms need L^T G X^T"
+            )
+        L, R = (
+            (None, None)
+            if own is None or own.L is None or own.R is None
+            else (own.L.double(), own.R.double())
+        )
+        keys = (
+            ((weight, "absent"), (weight, "dense")) if L is None else ((weight, "L"), (weight, "R"))
+        )
         bias = f"{prefix}bias"
     else:
-        raise DoesNotApply(f"{path or 'the model'} is a {type(module).__name__}: closed forms need a linear layer")
+        raise DoesNotApply(
+            f"{path or 'the model'} is a {type(module).__name__}: closed forms need a linear layer"
+        )
     left, right = (_received(observation, key) for key in keys)
     if right is None or not bool(right.kept.any()):
-        raise DoesNotApply(f"nothing was sent of the gradient of {path or 'the model'}.weight (frozen, or masked away)")
+        raise DoesNotApply(
+            f"nothing was sent of the gradient of {path or 'the model'}.weight (frozen, or masked "
+            "away)"
+        )
     alike = not (observation.mechanism.clips and observation.mechanism.clip == "per-block")
     return ReceivedLayer(
-        path=path, right=right, left=left, bias=_received(observation, (bias, "dense")), L=L, R=R, scaled_alike=alike
+        path=path,
+        right=right,
+        left=left,
+        bias=_received(observation, (bias, "dense")),
+        L=L,
+        R=R,
+        scaled_alike=alike,
     )
 
 
 def received_first_layer(observation: Observation, size: int) -> ReceivedLayer:
-    """The equations of the first layer. Raises DoesNotApply as above, and where it does not take ``size`` numbers."""
+    """The equations of the first layer. Raises DoesNotApply as above, and where it does not take
+    ``size`` numbers.
+    """
     layer = received_layer(observation)
     if size != layer.inputs:
-        raise DoesNotApply(f"the first layer takes {layer.inputs} numbers, an input has {size}: it sees positions")
+        raise DoesNotApply(
+            f"the first layer takes {layer.inputs} numbers, an input has {size}: it sees positions"
+        )
     return layer
 
 
@@ -142,8 +177,8 @@ def _received(observation: Observation, key: tuple[str, str]) -> Received | None
 class Ratio:
     """Least squares of every column of right = v x^T in x alone, v being known.
 
-    x: NaN where no coordinate with v in it was sent. residual: norm of right - v x^T over norm of right: 0 for one
-    example without noise, larger for several examples.
+    x: NaN where no coordinate with v in it was sent. residual: norm of right - v x^T over norm of
+    right: 0 for one example without noise, larger for several examples.
     """
 
     x: Float[Tensor, " n"]
@@ -163,10 +198,12 @@ def ratio(right: Received, v: Float[Tensor, " rows"]) -> Ratio:
 
 
 def direction(right: Received) -> tuple[Float[Tensor, " n"], float]:
-    """Unit x of the rank-one matrix that fits what was sent of ``right`` best, NaN in empty columns, and the residual.
+    """Unit x of the rank-one matrix that fits what was sent of ``right`` best, NaN in empty
+    columns, and the residual.
 
-    The leading singular vector where whole columns were sent, refined by alternating least squares where single
-    entries were: exact for one example without noise once the sent entries tie all rows and columns together.
+    The leading singular vector where whole columns were sent, refined by alternating least squares
+    where single entries were: exact for one example without noise once the sent entries tie all
+    rows and columns together.
     """
     v: Tensor = torch.linalg.svd(right.values, full_matrices=False)[0][:, 0]
     for _ in range(1 if right.all_or_none(0) else SWEEPS):

@@ -1,14 +1,16 @@
-"""Whole batches from a first linear layer followed by ReLU: SPEAR (Dimitrov et al. 2024) on carriers.
+"""Whole batches from a first linear layer followed by ReLU: SPEAR (Dimitrov et al. 2024) on
+carriers.
 
-Symbols as in ``received_layer``: G (m, B) gradients at the layer's outputs, X (n, B) inputs.
-    left = G (R X)^T (m, r) for carriers, right = G X^T for dense gradients: both have the columns of G as their range
-    P (m, B) a basis of that range, so that G = P A for one invertible A (B, B)
-ReLU sets G[k, i] = 0 where example i leaves neuron k off. B - 1 rows of P that are off for example i are orthogonal to
-column i of A, which is recognized by the many other zeros that P a then has. Rows are drawn at random: where half of G
-is zero, a draw hits one of the columns about B times in 2^(B - 1). db = G 1 gives every column its scale, and
-X^T = (L^T G)^+ right.
-Differs from the source: the range comes from dL, whose rank r bounds the batch, so that the (m, n) gradient is never
-needed; a column is solved for again from all of its zeros, which takes rounding from 1e-9 to 1e-15.
+Symbols as in ``received_layer``: G (m, B) gradients at the layer's outputs, X (n, B) inputs. left =
+    G (R X)^T (m, r) for carriers, right = G X^T for dense gradients: both have the columns of G as
+    their range P (m, B) a basis of that range, so that G = P A for one invertible A (B, B)
+ReLU sets G[k, i] = 0 where example i leaves neuron k off. B - 1 rows of P that are off for example
+i are orthogonal to column i of A, which is recognized by the many other zeros that P a then has.
+Rows are drawn at random: where half of G is zero, a draw hits one of the columns about B times in
+2^(B - 1). db = G 1 gives every column its scale, and X^T = (L^T G)^+ right.
+Differs from the source: the range comes from dL, whose rank r bounds the batch, so that the (m, n)
+gradient is never needed; a column is solved for again from all of its zeros, which takes rounding
+from 1e-9 to 1e-15.
 """
 
 from collections.abc import Callable
@@ -24,8 +26,8 @@ from fedlsg.attacks.inversion.received_layer import ReceivedLayer, received_firs
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 
 DRAWS, MOST_DRAWS = 2048, 100_000
-"""Subsets of B - 1 rows in one go, so that memory stays small; at the most: 2^B times a few are enough while half of
-the neurons are on."""
+"""Subsets of B - 1 rows in one go, so that memory stays small; at the most: 2^B times a few are
+enough while half of the neurons are on."""
 
 INDEPENDENT = 1e-3
 """What a unit vector must have outside of the span of others to count as independent of them."""
@@ -34,9 +36,9 @@ INDEPENDENT = 1e-3
 class Tolerances(NamedTuple):
     """What counts as zero.
 
-    rank: singular values below this share of the largest are noise; zero: entries of P a below this share
-    of its largest are zeros; sharp: rows whose least singular value is below this share of the largest are too close to
-    dependent for their null vector.
+    rank: singular values below this share of the largest are noise; zero: entries of P a below this
+    share of its largest are zeros; sharp: rows whose least singular value is below this share of
+    the largest are too close to dependent for their null vector.
     """
 
     rank: float
@@ -48,16 +50,22 @@ WIDE, NARROW = Tolerances(1e-10, 1e-7, 1e-6), Tolerances(1e-6, 2e-4, 3e-2)
 """Of payloads in float64, and in float32."""
 
 
-def relu_batch(observation: Observation, prior: Prior, known: Knowledge, generator: torch.Generator) -> Guess:
+def relu_batch(
+    observation: Observation, prior: Prior, known: Knowledge, generator: torch.Generator
+) -> Guess:
     """All inputs of a batch, (B, *prior.shape), in no particular order; frozen columns are NaN.
 
-    Guarantee: for distinct examples, no noise, B <= r (carriers) or B < min(m, n) (dense), whole rows of dL or all of
-    them, and enough neurons whose zeros distinguish the examples, the inputs are exact to rounding, whatever the joint
-    clip. B is the rank of what was received; where the threat model grants another number the attack refuses.
-    ``objective``: the share of (neuron, example) pairs where W x + b of the recovered input contradicts a gradient that
-    is not zero, plus the residual of ``right``: near 0 says that the batch was found, and needs no truth.
-    Raises DoesNotApply, saying why: noise, no bias, per-block clipping, single masked entries, frozen rows
-    together with frozen columns, a batch of more than r, no sparse columns (another activation).
+    Guarantee: for distinct examples, no noise, B <= r (carriers) or B < min(m, n) (dense), whole
+    rows of dL or all of them, and enough neurons whose zeros distinguish the examples, the inputs
+    are exact to rounding, whatever the joint clip. B is the rank of what was received; where the
+    threat model grants another number the attack refuses.
+    ``objective``: the share of (neuron, example) pairs where W x + b of the recovered input
+    contradicts a gradient that
+    is not zero, plus the residual of ``right``: near 0 says that the batch was found, and needs no
+    truth.
+    Raises DoesNotApply, saying why: noise, no bias, per-block clipping, single masked entries,
+    frozen rows together with frozen columns, a batch of more than r, no sparse columns (another
+    activation).
     """
     layer = received_first_layer(observation, prior.size)
     near = WIDE if observation.values.dtype == torch.float64 else NARROW
@@ -66,8 +74,8 @@ def relu_batch(observation: Observation, prior: Prior, known: Knowledge, generat
     batch = P.shape[1]
     if known.examples not in (None, batch):
         raise DoesNotApply(
-            f"what was received has rank {batch}, not {known.examples} as the batch: examples are repeated, their "
-            "gradient vanishes, or they are more than the carriers have rank"
+            f"what was received has rank {batch}, not {known.examples} as the batch: examples are "
+            "repeated, their gradient vanishes, or they are more than the carriers have rank"
         )
     found: list[Guess] = []
 
@@ -97,30 +105,46 @@ def _guess(
     wrong = _contradictions(observation, layer, X, G != 0, rows)
     note = f"{batch} examples from the zeros of their ReLUs"
     if wrong:
-        note += f"; {wrong:.1%} of the signs of W x + b contradict them: not all of the columns are those of examples"
+        note += (
+            f"; {wrong:.1%} of the signs of W x + b contradict them: not all of the columns are "
+            "those of examples"
+        )
     return Guess(inputs=X.mT.reshape(batch, *prior.shape), objective=wrong + residual, note=note)
 
 
 def _check(observation: Observation, layer: ReceivedLayer) -> None:
     if observation.noise_std > 0:
-        raise DoesNotApply("noise fills the zeros that ReLU leaves: no column of G is sparse any more")
+        raise DoesNotApply(
+            "noise fills the zeros that ReLU leaves: no column of G is sparse any more"
+        )
     if layer.bias is None or not layer.bias.whole or not layer.scaled_alike:
-        raise DoesNotApply("the scale of each example comes from a whole db, clipped by the same factor as dL and dR")
+        raise DoesNotApply(
+            "the scale of each example comes from a whole db, clipped by the same factor as dL and "
+            "dR"
+        )
     if not bool(layer.right.values.any()):
-        raise DoesNotApply("L^T dW is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)")
+        raise DoesNotApply(
+            "L^T dW is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)"
+        )
     left = layer.right if layer.left is None else layer.left
     if not left.all_or_none(1):
-        raise DoesNotApply("single entries of G's range are masked: its rank is not that of the batch")
+        raise DoesNotApply(
+            "single entries of G's range are masked: its rank is not that of the batch"
+        )
     if not layer.right.all_or_none(0):
-        raise DoesNotApply("single entries of L^T G X^T are masked: its columns cannot be solved for")
+        raise DoesNotApply(
+            "single entries of L^T G X^T are masked: its columns cannot be solved for"
+        )
     if layer.left is not None and not layer.left.whole and not layer.right.whole:
         raise DoesNotApply(
-            "frozen rows of dL hide G there, and frozen columns of dR hide what would make up for it: B^2 - B numbers "
-            "that mix the examples stay unknown (one example is not affected)"
+            "frozen rows of dL hide G there, and frozen columns of dR hide what would make up for "
+            "it: B^2 - B numbers that mix the examples stay unknown (one example is not affected)"
         )
 
 
-def _range_of(layer: ReceivedLayer, near: Tolerances) -> tuple[Float[Tensor, "rows batch"], Bool[Tensor, " m"]]:
+def _range_of(
+    layer: ReceivedLayer, near: Tolerances
+) -> tuple[Float[Tensor, "rows batch"], Bool[Tensor, " m"]]:
     received = layer.right if layer.left is None else layer.left
     assert layer.bias is not None
     rows = received.kept.any(1)
@@ -130,18 +154,26 @@ def _range_of(layer: ReceivedLayer, near: Tolerances) -> tuple[Float[Tensor, "ro
     rank = int((near.rank * S[0] < S).sum()) if S[0] > 0 else 0
     limit = min(layer.right.values.shape[0], layer.inputs, int(rows.sum()) - 1)
     if not 1 <= rank <= limit:
-        raise DoesNotApply(f"what was received has rank {rank}, and at most {limit} examples can be distinguished")
+        raise DoesNotApply(
+            f"what was received has rank {rank}, and at most {limit} examples can be distinguished"
+        )
     return U[:, :rank], rows
 
 
 def _inputs(
     layer: ReceivedLayer, G: Float[Tensor, "rows batch"], rows: Bool[Tensor, " m"]
 ) -> tuple[Float[Tensor, "n batch"], float]:
-    """X from G: through L^T G, or, where rows of dL are frozen, through R X = left^T G^+^T and the rows of dR."""
+    """X from G: through L^T G, or, where rows of dL are frozen, through R X = left^T G^+^T and the
+    rows of dR.
+    """
     right = layer.right
     if layer.left is None or bool(rows.all()):
         V = G if layer.left is None else layer.outer(G)
-        right = right if layer.left is not None else replace(right, values=right.values[rows], kept=right.kept[rows])
+        right = (
+            right
+            if layer.left is not None
+            else replace(right, values=right.values[rows], kept=right.kept[rows])
+        )
         X = torch.linalg.lstsq(V, right.values).solution
     else:
         assert layer.R is not None
@@ -161,7 +193,9 @@ def _contradictions(
     on: Bool[Tensor, "rows batch"],
     rows: Tensor,
 ) -> float:
-    """Share of neurons with G != 0 where W x + b <= 0; 0 where columns of x are unknown (nothing can be said)."""
+    """Share of neurons with G != 0 where W x + b <= 0; 0 where columns of x are unknown (nothing
+    can be said).
+    """
     if bool(X.isnan().any()):
         return 0.0
     module = observation.model.get_submodule(layer.path)
@@ -178,10 +212,11 @@ def sparse_columns(
 ) -> Float[Tensor, "batch batch"]:
     """A, whose columns make P A as sparse as ReLU made G, up to order and scale.
 
-    Sums of two columns have zeros, too, where both examples are off, but mostly fewer than either, so that the sparsest
-    independent columns are those of G: greedy search finds them (linear independence is a matroid). Whenever as many
-    draws again have brought nothing sparser, ``accept`` is called; draws go on until it returns True. After the last
-    draw it is called once more, and A is returned in any case.
+    Sums of two columns have zeros, too, where both examples are off, but mostly fewer than either,
+    so that the sparsest independent columns are those of G: greedy search finds them (linear
+    independence is a matroid). Whenever as many draws again have brought nothing sparser,
+    ``accept`` is called; draws go on until it returns True. After the last draw it is called once
+    more, and A is returned in any case.
     Raises DoesNotApply where a column has no more zeros than chance.
     """
     batch = P.shape[1]
@@ -203,20 +238,26 @@ def sparse_columns(
         accept(A := _refined(live, zeros))
         return A
     raise DoesNotApply(
-        f"no {batch} sparse columns in {drawn} draws: another activation than ReLU, too few neurons that tell the "
-        "examples apart, or too large a batch"
+        f"no {batch} sparse columns in {drawn} draws: another activation than ReLU, too few "
+        "neurons that tell the examples apart, or too large a batch"
     )
 
 
-def _refined(P: Float[Tensor, "rows batch"], zeros: Bool[Tensor, "batch rows"]) -> Float[Tensor, "batch batch"]:
+def _refined(
+    P: Float[Tensor, "rows batch"], zeros: Bool[Tensor, "batch rows"]
+) -> Float[Tensor, "batch batch"]:
     """Columns of A from all rows where each is zero, instead of the B - 1 that found it."""
     if P.shape[1] == 1:
         return P.new_ones(1, 1)
     return torch.stack([torch.linalg.svd(P[off])[2][-1] for off in zeros], 1)
 
 
-def _null_vectors(rows: Float[Tensor, "draws fewer batch"], near: Tolerances) -> Float[Tensor, "k batch"]:
-    """The vector that is orthogonal to all rows of a draw, of the draws whose rows are independent."""
+def _null_vectors(
+    rows: Float[Tensor, "draws fewer batch"], near: Tolerances
+) -> Float[Tensor, "k batch"]:
+    """The vector that is orthogonal to all rows of a draw, of the draws whose rows are
+    independent.
+    """
     if rows.shape[1] == 0:
         return rows.new_ones(1, 1)
     _, S, Vh = torch.linalg.svd(rows)
@@ -227,7 +268,9 @@ def _null_vectors(rows: Float[Tensor, "draws fewer batch"], near: Tolerances) ->
 def _sparsest(
     P: Float[Tensor, "rows batch"], directions: Float[Tensor, "k batch"], near: Tolerances
 ) -> tuple[Float[Tensor, "independent batch"], Bool[Tensor, "independent rows"]]:
-    """Of the directions the independent ones with most zeros in P a, sparsest first, and where these zeros are."""
+    """Of the directions the independent ones with most zeros in P a, sparsest first, and where
+    these zeros are.
+    """
     response = (directions @ P.mT).abs()
     zeros = response < near.zero * response.amax(1, keepdim=True)
     order = zeros.sum(1).argsort(descending=True, stable=True)

@@ -1,11 +1,13 @@
-"""The carriers of a probe: a function of the weights at a refresh, the public seed and the probe's source.
+"""The carriers of a probe: a function of the weights at a refresh, the public seed and the probe's
+source.
 
-Symbols: A (n, n), B (m, m) second moments of the probes' gradients of a weight W (m, n), lambda and nu their
-eigenvalues; L (m, r) the top eigenvectors of B, R (s, n) those of A. In the form preconditioned they are (B / mean +
-damping I)^-power and the same of A, where mean is that of the eigenvalues.
+Symbols: A (n, n), B (m, m) second moments of the probes' gradients of a weight W (m, n), lambda and
+nu their eigenvalues; L (m, r) the top eigenvectors of B, R (s, n) those of A. In the form
+preconditioned they are (B / mean + damping I)^-power and the same of A, where mean is that of the
+eigenvalues.
 
-For checkpoints and messages a basis is one flat vector: L, R and both energies of every carried weight. The round is
-not in it: it follows from that of the state or message.
+For checkpoints and messages a basis is one flat vector: L, R and both energies of every carried
+weight. The round is not in it: it follows from that of the state or message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +33,9 @@ NORM = 0.5
 class Pair:
     """Carriers of one weight, and the energy that the probe predicts along them.
 
-    Shares of the trace of B and of A: of their eigenvectors in L and R, (r,) and (s,), descending; in the form
-    ``tangent`` of the rows of dL, (m,), and of the columns of dR, (n,), or a kernel's in channels, (c,).
+    Shares of the trace of B and of A: of their eigenvectors in L and R, (r,) and (s,), descending;
+    in the form ``tangent`` of the rows of dL, (m,), and of the columns of dR, (n,), or a kernel's
+    in channels, (c,).
     """
 
     L: Float[Tensor, "m r"]
@@ -60,19 +63,25 @@ class Basis:
 
 
 def refresh_of(round: int, carrier: Carrier) -> int:
-    """The round whose weights were probed for the carriers of ``round``: 1, 1 + refresh, 1 + 2 refresh, ..."""
+    """The round whose weights were probed for the carriers of ``round``: 1, 1 + refresh, 1 + 2
+    refresh, ...
+    """
     return round - (round - 1) % carrier.refresh
 
 
 def probe_basis(carrier: Probe, public: Public, source: ProbeSource) -> Basis:
     """Probe the public weights W_t of ``public``, at the round that it is about.
 
-    Guarantee: deterministic in the weights, the public seed, the round and the source, on one kind of processor.
-    Raises ValueError, naming the source, for inputs or targets on which the model or the loss fails.
+    Guarantee: deterministic in the weights, the public seed, the round and the source, on one kind
+    of processor.
+    Raises ValueError, naming the source, for inputs or targets on which the model or the loss
+    fails.
     """
     model = public.model()
     generator = public.generator("probe", public.time.round)
-    inputs, targets = source.batch(model, carrier.probes, trained=public.updates > 0, generator=generator)
+    inputs, targets = source.batch(
+        model, carrier.probes, trained=public.updates > 0, generator=generator
+    )
     moments: Mapping[str, Moments] = {}
     anchors: Mapping[str, Tensor] = {}
     try:
@@ -93,14 +102,19 @@ def probe_basis(carrier: Probe, public: Public, source: ProbeSource) -> Basis:
             L, energy = anchor_basis(anchors[name], sizes.r, generator=generator)
             pairs[name] = Pair(L, torch.ones(1, 1).to(L), energy, torch.ones(1).to(L))
             continue
-        pairs[name] = make_pair(moments[name], sizes, carrier, generator, columns=public.weights[name].shape[1])
+        pairs[name] = make_pair(
+            moments[name], sizes, carrier, generator, columns=public.weights[name].shape[1]
+        )
         if carrier.splits:
             check_orthonormal(pairs[name].L, pairs[name].R, f"carriers of a probe for {name}")
     return Basis(round=public.time.round, pairs=pairs)
 
 
-def make_pair(moments: Moments, sizes: Sizes, carrier: Probe, generator: torch.Generator, *, columns: int) -> Pair:
-    """L and R of one weight; in the other forms than tangent, they are scaled by the predicted spectrum.
+def make_pair(
+    moments: Moments, sizes: Sizes, carrier: Probe, generator: torch.Generator, *, columns: int
+) -> Pair:
+    """L and R of one weight; in the other forms than tangent, they are scaled by the predicted
+    spectrum.
 
     ``columns``: in units of the weight, n, or the in channels of a kernel.
     """
@@ -115,7 +129,9 @@ def make_pair(moments: Moments, sizes: Sizes, carrier: Probe, generator: torch.G
 
 
 def unit_shares(moment: Float[Tensor, "k k"], units: int) -> Float[Tensor, " units"]:
-    """The share of the trace that lies in each unit: its diagonal entry, or the sum of those of a channel's taps."""
+    """The share of the trace that lies in each unit: its diagonal entry, or the sum of those of a
+    channel's taps.
+    """
     diagonal = moment.diagonal().reshape(units, -1).sum(1)
     return diagonal / diagonal.sum().clamp_min(torch.finfo(diagonal.dtype).tiny)
 
@@ -123,17 +139,22 @@ def unit_shares(moment: Float[Tensor, "k k"], units: int) -> Float[Tensor, " uni
 def energies(
     moment: Float[Tensor, "k k"], count: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, " c"], Float[Tensor, "k c"]]:
-    """Top eigenvalues as shares of the trace, and the eigenvectors. A moment of zeros has shares of zero."""
+    """Top eigenvalues as shares of the trace, and the eigenvectors. A moment of zeros has shares of
+    zero.
+    """
     values, vectors = top_eigenvectors(moment, count, generator=generator)
     return values / moment.trace().clamp_min(torch.finfo(values.dtype).tiny), vectors
 
 
-def scaled(vectors: Float[Tensor, "k c"], energy: Float[Tensor, " c"], carrier: Probe) -> Float[Tensor, "k c"]:
-    """The eigenvectors X times their scales D; in the form preconditioned X D X^T, the power of the whole moment.
+def scaled(
+    vectors: Float[Tensor, "k c"], energy: Float[Tensor, " c"], carrier: Probe
+) -> Float[Tensor, "k c"]:
+    """The eigenvectors X times their scales D; in the form preconditioned X D X^T, the power of the
+    whole moment.
 
-    In the form core D has a factor by which both sides together halve the predicted norm of a carried weight's
-    gradient. So the weight's share in the joint clip does not depend on D; one half measured best
-    (docs/results/probe.md). With ``power=0`` carriers are orthonormal.
+    In the form core D has a factor by which both sides together halve the predicted norm of a
+    carried weight's gradient. So the weight's share in the joint clip does not depend on D; one
+    half measured best (docs/results/probe.md). With ``power=0`` carriers are orthonormal.
     """
     if not carrier.power:
         return vectors @ vectors.mT if carrier.form is PRECONDITIONED else vectors
@@ -152,7 +173,9 @@ def scales(energy: Float[Tensor, " c"], units: int, carrier: Probe) -> Float[Ten
 def flatten(basis: Basis) -> Float[Tensor, " numbers"]:
     """All numbers of a basis in the order of its weights, float32."""
     pairs = basis.pairs.values()
-    return torch.cat([X.flatten() for pair in pairs for X in (pair.L, pair.R, pair.out_energy, pair.in_energy)])
+    return torch.cat(
+        [X.flatten() for pair in pairs for X in (pair.L, pair.R, pair.out_energy, pair.in_energy)]
+    )
 
 
 def unflatten(
@@ -169,12 +192,20 @@ def unflatten(
     """
     shapes = [shape for name in carried for shape in _shapes(carrier, weights[name])]
     sizes = [torch.Size(shape).numel() for shape in shapes]
-    if flat.shape != (sum(sizes),) or flat.dtype != torch.float32 or not bool(flat.isfinite().all()):
+    if (
+        flat.shape != (sum(sizes),)
+        or flat.dtype != torch.float32
+        or not bool(flat.isfinite().all())
+    ):
         raise ValueError(
-            f"expected {sum(sizes)} finite float32 numbers of a basis, got {tuple(flat.shape)} {flat.dtype}"
+            f"expected {sum(sizes)} finite float32 numbers of a basis, got {tuple(flat.shape)} "
+            f"{flat.dtype}"
         )
     device = next(iter(weights.values())).device
-    parts = [part.reshape(shape) for part, shape in zip(flat.to(device).split(sizes), shapes, strict=True)]
+    parts = [
+        part.reshape(shape)
+        for part, shape in zip(flat.to(device).split(sizes), shapes, strict=True)
+    ]
     fours = [Pair(*(part.clone() for part in parts[i : i + 4])) for i in range(0, len(parts), 4)]
     return Basis(round=round, pairs=dict(zip(carried, fours, strict=True)))
 

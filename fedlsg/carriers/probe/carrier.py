@@ -22,20 +22,24 @@ from fedlsg.setting import Setting, check_declared
 from fedlsg.setting.rules import idle_unless
 
 Draw = Callable[[int, torch.Generator], Any]
-"""``draw(count, generator)``: ``count`` public inputs as the model takes them, or a pair (inputs, targets)."""
+"""``draw(count, generator)``: ``count`` public inputs as the model takes them, or a pair (inputs,
+targets).
+"""
 
 
 class CannotDrawError(ValueError):
-    """This process must not, or cannot, make the inputs of a probe: what it would derive has to be sent to it."""
+    """This process must not, or cannot, make the inputs of a probe: what it would derive has to be
+    sent to it.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProbeSource:
     """Public inputs of a probe, and the loss of the workload.
 
-    ``name`` is what a report prints. ``draw`` is deterministic in its generator, and reads public values only; it is
-    None where this process cannot draw.
-    ``num_classes`` is None where ``draw`` gives targets; otherwise targets are drawn here.
+    ``name`` is what a report prints. ``draw`` is deterministic in its generator, and reads public
+    values only; it is None where this process cannot draw. ``num_classes`` is None where ``draw``
+    gives targets; otherwise targets are drawn here.
     """
 
     name: str
@@ -46,7 +50,9 @@ class ProbeSource:
     def drawn(self, count: int, generator: torch.Generator) -> Any:
         """What ``draw`` gives. Raises CannotDrawError where this process cannot draw."""
         if self.draw is None:
-            raise CannotDrawError(f"the inputs of probe source {self.name!r} are not here: the carriers must be sent")
+            raise CannotDrawError(
+                f"the inputs of probe source {self.name!r} are not here: the carriers must be sent"
+            )
         return self.draw(count, generator)
 
     def inputs(self, count: int, generator: torch.Generator) -> Any:
@@ -54,66 +60,95 @@ class ProbeSource:
         found = self.drawn(count, generator)
         return found[0] if isinstance(found, tuple) else found
 
-    def batch(self, model: nn.Module, count: int, *, trained: bool, generator: torch.Generator) -> tuple[Any, Any]:
-        """``count`` inputs with targets: uniform classes at the start, from the model's own prediction once trained.
+    def batch(
+        self, model: nn.Module, count: int, *, trained: bool, generator: torch.Generator
+    ) -> tuple[Any, Any]:
+        """``count`` inputs with targets: uniform classes at the start, from the model's own
+        prediction once trained.
 
-        Raises ValueError where nothing gives targets, CannotDrawError where this process cannot draw.
+        Raises ValueError where nothing gives targets, CannotDrawError where this process cannot
+        draw.
         """
         drawn = self.drawn(count, generator)
         if self.num_classes is None:
             if not isinstance(drawn, tuple) or len(drawn) != 2:
-                raise ValueError(f"probe source {self.name!r} must give (inputs, targets): the targets are no classes")
+                raise ValueError(
+                    f"probe source {self.name!r} must give (inputs, targets): the targets are no "
+                    "classes"
+                )
             return on_device_of(model, drawn[0]), on_device_of(model, drawn[1])
         inputs = on_device_of(model, drawn[0] if isinstance(drawn, tuple) else drawn)
         if not trained:
-            return inputs, on_device_of(model, torch.randint(self.num_classes, (count,), generator=generator))
+            return inputs, on_device_of(
+                model, torch.randint(self.num_classes, (count,), generator=generator)
+            )
         with torch.no_grad():
             outputs: Tensor = model(**inputs) if isinstance(inputs, dict) else model(inputs)
         chances = outputs.double().softmax(-1).cpu()
-        return inputs, on_device_of(model, torch.multinomial(chances, 1, generator=generator).squeeze(1))
+        return inputs, on_device_of(
+            model, torch.multinomial(chances, 1, generator=generator).squeeze(1)
+        )
 
 
 def on_device_of(model: nn.Module, part: Any) -> Any:
     """Inputs or targets, a tensor or tensors by keyword, where the model computes."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    return {name: value.to(device) for name, value in part.items()} if isinstance(part, dict) else part.to(device)
+    return (
+        {name: value.to(device) for name, value in part.items()}
+        if isinstance(part, dict)
+        else part.to(device)
+    )
 
 
 CarrierRefresh = Annotated[
-    int, Setting("Rounds until carriers are probed again.", "rounds", at_least=1, name="refresh_rounds")
+    int,
+    Setting("Rounds until carriers are probed again.", "rounds", at_least=1, name="refresh_rounds"),
 ]
 ProbeInputs = Annotated[
     str,
-    Setting("Public inputs of a probe: auto, leaves, pink, tokens, data:, FILE.py:NAME.", name="source"),
+    Setting(
+        "Public inputs of a probe: auto, leaves, pink, tokens, data:, FILE.py:NAME.", name="source"
+    ),
 ]
-Probes = Annotated[int, Setting("Number of inputs that a probe pushes through the model.", "examples", at_least=1)]
+Probes = Annotated[
+    int, Setting("Number of inputs that a probe pushes through the model.", "examples", at_least=1)
+]
 Power = Annotated[
-    float, Setting("S is divided by (predicted spectrum + damping) to this power.", at_least=0, at_most=1)
+    float,
+    Setting("S is divided by (predicted spectrum + damping) to this power.", at_least=0, at_most=1),
 ]
 Damping = Annotated[
-    float, Setting("Added to the predicted spectrum, whose mean is 1, before the power.", above=0, below=math.inf)
+    float,
+    Setting(
+        "Added to the predicted spectrum, whose mean is 1, before the power.",
+        above=0,
+        below=math.inf,
+    ),
 ]
 ResidualClip = Annotated[
     float,
     Setting(
-        "Clip norm of what embeddings leave, as a share of the embeddings'.", above=0, below=math.inf,
+        "Clip norm of what embeddings leave, as a share of the embeddings'.",
+        above=0,
+        below=math.inf,
         rules=(idle_unless("biased=false"),),
     ),
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe(Carrier):
-    """The top eigenvectors of the second moments of gradients of public inputs, made again every ``refresh`` rounds
-    from ``probes`` inputs of ``source``.
+    """The top eigenvectors of the second moments of gradients of public inputs, made again every
+    ``refresh`` rounds from ``probes`` inputs of ``source``.
 
-    In the form ``core`` carriers are scaled by (lambda / mean + ``damping``)^-``power``, where lambda is the spectrum
-    that is predicted, times a constant. In the form ``preconditioned`` both are symmetric: the eigenvectors, scaled so,
-    and turned back. In the form ``embedding`` every parameter, flattened (m,), has a basis L (m, r) of anchor
-    gradients, r at most ``rank``. An example sends w = L^T g, clipped to C / sqrt(2), and g - L w, clipped to
-    ``residual_clip`` times that; ``embedding-only`` sends w alone (biased).
-    Raises ValueError for another form, for ``out_rank`` in another form than core, and for a rank of 0 where there is
-    one.
+    In the form ``core`` carriers are scaled by (lambda / mean + ``damping``)^-``power``, where
+    lambda is the spectrum that is predicted, times a constant. In the form ``preconditioned`` both
+    are symmetric: the eigenvectors, scaled so, and turned back. In the form ``embedding`` every
+    parameter, flattened (m,), has a basis L (m, r) of anchor gradients, r at most ``rank``. An
+    example sends w = L^T g, clipped to C / sqrt(2), and g - L w, clipped to ``residual_clip`` times
+    that; ``embedding-only`` sends w alone (biased).
+    Raises ValueError for another form, for ``out_rank`` in another form than core, and for a rank
+    of 0 where there is one.
     """
 
     kind: ClassVar[str] = "probe"
@@ -130,7 +165,9 @@ class Probe(Carrier):
 
     def __post_init__(self) -> None:
         check_declared(self)
-        object.__setattr__(self, "form", find_form(self.form, self.rank, self.out_rank, tuple(FORMS)))
+        object.__setattr__(
+            self, "form", find_form(self.form, self.rank, self.out_rank, tuple(FORMS))
+        )
 
     def sizes(self, W: Tensor) -> Sizes:
         """With the rank of either side."""
@@ -139,26 +176,44 @@ class Probe(Carrier):
 
     def carried(self, model: nn.Module, *, classifier: str | None) -> tuple[str, ...]:
         """All parameters, where they are embedded."""
-        return tuple(trainable(model)) if self.form.embeds else super().carried(model, classifier=classifier)
+        return (
+            tuple(trainable(model))
+            if self.form.embeds
+            else super().carried(model, classifier=classifier)
+        )
 
     def coordinates(self, public: Public) -> tuple[Coordinates, ...]:
         """In the carriers of the last refresh, in the weights' own type."""
         weights = public.weights
-        pairs = {name: (L.to(weights[name]), R.to(weights[name])) for name, (L, R) in public.pairs.items()}
+        pairs = {
+            name: (L.to(weights[name]), R.to(weights[name]))
+            for name, (L, R) in public.pairs.items()
+        }
         return of_pairs(weights, pairs, self.form)
 
-    def weigh(self, blocks: tuple[Block, ...], mechanism: Mechanism) -> tuple[tuple[Block, ...], float | None]:
+    def weigh(
+        self, blocks: tuple[Block, ...], mechanism: Mechanism
+    ) -> tuple[tuple[Block, ...], float | None]:
         """Rests are clipped to their share: to the same norm after this weight."""
         if self.form is not EMBEDDING:
             return blocks, None
-        share, norm = self.residual_clip, mechanism.clip_norm / math.sqrt(2) if mechanism.clips else None
-        return tuple(replace(b, weight=b.weight / share) if b.part == "rest" else b for b in blocks), norm
+        share, norm = (
+            self.residual_clip,
+            mechanism.clip_norm / math.sqrt(2) if mechanism.clips else None,
+        )
+        return tuple(
+            replace(b, weight=b.weight / share) if b.part == "rest" else b for b in blocks
+        ), norm
 
     def needs_one_shape(self, where: Sequence[Coordinates]) -> bool:
         """Where rests, or large scales, are."""
-        if self.form is PRECONDITIONED:  # the largest possible one, as L and R are powers of whole moments
+        # the largest possible one, as L and R are powers of whole moments
+        if self.form is PRECONDITIONED:
             return bool(self.damping**-self.power > EVEN)
         return self.form is EMBEDDING or (
             self.form is CORE
-            and any(c.L is not None and c.R is not None and longest(c.L, 0) * longest(c.R, 1) > EVEN**2 for c in where)
+            and any(
+                c.L is not None and c.R is not None and longest(c.L, 0) * longest(c.R, 1) > EVEN**2
+                for c in where
+            )
         )

@@ -1,13 +1,15 @@
-"""Directions of a probe: top eigenvectors of a symmetric matrix, or a basis of anchor gradients by the power method.
+"""Directions of a probe: top eigenvectors of a symmetric matrix, or a basis of anchor gradients by
+the power method.
 
-Eigenvectors have signs that do not depend on the solver. Symbols: A (k, k) a sum of g^T g, c the eigenvectors wanted,
-Q (k, c + EXTRA) orthonormal columns. A small matrix is decomposed whole. A large one of which few vectors are wanted,
-by subspace iteration: Q from a Gaussian start, STEPS times Q = qr(A Q), then the eigenvectors of Q^T A Q (Halko,
-Martinsson and Tropp 2011, Alg. 4.4).
+Eigenvectors have signs that do not depend on the solver. Symbols: A (k, k) a sum of g^T g, c the
+eigenvectors wanted, Q (k, c + EXTRA) orthonormal columns. A small matrix is decomposed whole. A
+large one of which few vectors are wanted, by subspace iteration: Q from a Gaussian start, STEPS
+times Q = qr(A Q), then the eigenvectors of Q^T A Q (Halko, Martinsson and Tropp 2011, Alg. 4.4).
 
-Anchors (GEP: Yu et al. 2021): G (N, m) gradients of public inputs in one parameter, flattened; L (m, k) their basis.
-Differs from the source: a group is one parameter, and has at most k vectors; there all parameters are cut into groups
-of equal length. Targets are those of every probe (``ProbeSource.batch``).
+Anchors (GEP: Yu et al. 2021): G (N, m) gradients of public inputs in one parameter, flattened; L
+(m, k) their basis.
+Differs from the source: a group is one parameter, and has at most k vectors; there all parameters
+are cut into groups of equal length. Targets are those of every probe (``ProbeSource.batch``).
 """
 
 import torch
@@ -22,9 +24,13 @@ from fedlsg.gradients.isolation import per_example_gradients
 WHOLE_UP_TO = 256
 """Sides up to which the whole decomposition takes less than 5 ms on a CPU."""
 FEW = 0.4
-"""Subspace iteration is for fewer vectors than this share of the side: at 1,152 and c = 128, 8 times as fast."""
+"""Subspace iteration is for fewer vectors than this share of the side: at 1,152 and c = 128, 8
+times as fast.
+"""
 EXTRA, STEPS = 16, 4
-"""Columns in addition to c, and multiplications by A. With eigenvalues i^-1.4, c = 128 lose 5e-4 of their energy."""
+"""Columns in addition to c, and multiplications by A. With eigenvalues i^-1.4, c = 128 lose 5e-4 of
+their energy.
+"""
 
 
 def top_eigenvectors(
@@ -32,16 +38,23 @@ def top_eigenvectors(
 ) -> tuple[Float[Tensor, " c"], Float[Tensor, "k c"]]:
     """The ``count`` largest eigenvalues of A, descending, and their eigenvectors as columns.
 
-    ``A`` is positive semidefinite. ``generator`` is public and on the CPU; it is used where A is large and ``count``
-    small. The eigenvectors are then approximate, by STEPS: their energy is within 1e-3 of the largest possible
-    for spectra such as i^-1.4, and closer for those that fall faster.
-    Guarantee: the columns are orthonormal to rounding, also where rank(A) < ``count`` or A = 0, and the largest entry
-    of each in magnitude is positive. The same A, generator state and build of LAPACK give the same bits.
+    ``A`` is positive semidefinite. ``generator`` is public and on the CPU; it is used where A is
+    large and ``count`` small. The eigenvectors are then approximate, by STEPS: their energy is
+    within 1e-3 of the largest possible for spectra such as i^-1.4, and closer for those that fall
+    faster.
+    Guarantee: the columns are orthonormal to rounding, also where rank(A) < ``count`` or A = 0, and
+    the largest entry of each in magnitude is positive. The same A, generator state and build of
+    LAPACK give the same bits.
     Raises ValueError for an A that is not finite.
     """
     if not bool(A.isfinite().all()):
-        raise ValueError(f"expected a finite matrix of second moments, got NaN or infinity in shape {tuple(A.shape)}")
-    start = torch.randn(len(A), count + EXTRA, generator=generator) if is_large(len(A), count) else None
+        raise ValueError(
+            "expected a finite matrix of second moments, got NaN or infinity in shape "
+            f"{tuple(A.shape)}"
+        )
+    start = (
+        torch.randn(len(A), count + EXTRA, generator=generator) if is_large(len(A), count) else None
+    )
     values, vectors = whole(A) if start is None else subspace(A, start.to(A))
     values, vectors = values.flip(0)[:count].clamp_min(0), vectors.flip(1)[:, :count]
     largest = vectors.abs().argmax(0)
@@ -60,7 +73,9 @@ def whole(A: Float[Tensor, "k k"]) -> tuple[Float[Tensor, " k"], Float[Tensor, "
     return values, vectors
 
 
-def subspace(A: Float[Tensor, "k k"], Q: Float[Tensor, "k w"]) -> tuple[Float[Tensor, " w"], Float[Tensor, "k w"]]:
+def subspace(
+    A: Float[Tensor, "k k"], Q: Float[Tensor, "k w"]
+) -> tuple[Float[Tensor, " w"], Float[Tensor, "k w"]]:
     """Approximate largest eigenvalues, ascending, and eigenvectors, in float64, from the start Q.
 
     Householder QR gives orthonormal columns for any A Q, of any rank.
@@ -80,28 +95,35 @@ AT_ONCE, LARGEST = 64, 2**29
 def anchor_gradients(
     model: nn.Module, loss_fn: LossFunction, inputs: Batch, targets: Batch
 ) -> dict[str, Float[Tensor, "anchors m"]]:
-    """Every anchor's gradient of every trainable parameter, in float32, by name. The model is not changed.
+    """Every anchor's gradient of every trainable parameter, in float32, by name. The model is not
+    changed.
 
-    An anchor whose gradient is not finite is left out. Raises ValueError if none is left, or for too many numbers.
+    An anchor whose gradient is not finite is left out. Raises ValueError if none is left, or for
+    too many numbers.
     """
-    coordinates = tuple(Coordinates(name=name, shape=tuple(W.shape)) for name, W in trainable(model).items())
+    coordinates = tuple(
+        Coordinates(name=name, shape=tuple(W.shape)) for name, W in trainable(model).items()
+    )
     frame = Frame(coordinates=coordinates, blocks=make_blocks(coordinates))
     count = batch_size(inputs, targets)
     if count * frame.size > LARGEST:
         raise ValueError(
-            f"probes={count} anchor gradients of {frame.size:,} parameters are too many to hold: choose probes of at "
-            f"most {LARGEST // frame.size}, or freeze a part of the model"
+            f"probes={count} anchor gradients of {frame.size:,} parameters are too many to hold: "
+            f"choose probes of at most {LARGEST // frame.size}, or freeze a part of the model"
         )
     checked = check(model, frame)
     found: list[list[Tensor]] = []
     for start in range(0, count, AT_ONCE):
         x, y = (part_of(batch, start, start + AT_ONCE) for batch in (inputs, targets))
-        found.append([g.float() for g in per_example_gradients(model, loss_fn, x, y, frame, checked=checked)])
+        found.append(
+            [g.float() for g in per_example_gradients(model, loss_fn, x, y, frame, checked=checked)]
+        )
     each = [torch.cat(parts) for parts in zip(*found, strict=True)]
     finite = torch.stack([g.isfinite().all(1) for g in each]).all(0)
     if not bool(finite.any()):
         raise ValueError(
-            f"none of the {count} anchors has a finite gradient: check the weights and the source's inputs"
+            f"none of the {count} anchors has a finite gradient: check the weights and the "
+            "source's inputs"
         )
     return {c.name: g[finite] for c, g in zip(coordinates, each, strict=True)}
 
@@ -109,10 +131,12 @@ def anchor_gradients(
 def anchor_basis(
     G: Float[Tensor, "anchors m"], count: int, *, generator: torch.Generator
 ) -> tuple[Float[Tensor, "m k"], Float[Tensor, " k"]]:
-    """An orthonormal basis of k = ``count`` columns near the top of G^T G, and the shares of |G|^2 along them.
+    """An orthonormal basis of k = ``count`` columns near the top of G^T G, and the shares of |G|^2
+    along them.
 
-    L = qr(G^T G L), from a Gaussian start. Where G has fewer directions than k, the others are what is left of the
-    start. Guarantee: the columns are orthonormal to rounding for any G, zero included.
+    L = qr(G^T G L), from a Gaussian start. Where G has fewer directions than k, the others are what
+    is left of the start. Guarantee: the columns are orthonormal to rounding for any G, zero
+    included.
     """
     start = torch.randn(G.shape[1], count, generator=generator).to(G)
     L = torch.linalg.qr(start)[0]

@@ -1,15 +1,18 @@
 """Second moments of the probes' gradients, layer by layer.
 
-Symbols: g (m, n) the gradient of one example in a weight, divided by the norm of its gradient in all parameters.
-The probes pass in microbatches. Of each, every layer keeps what its sums need until the norms are known.
+Symbols: g (m, n) the gradient of one example in a weight, divided by the norm of its gradient in
+all parameters. The probes pass in microbatches. Of each, every layer keeps what its sums need until
+the norms are known.
 
-Those of one layer are taken by the cheaper of two ways. Symbols: T positions of one example, X (T, n) and G (T, m) the
+Those of one layer are taken by the cheaper of two ways. Symbols: T positions of one example, X (T,
+n) and G (T, m) the
 factors of its gradient dW = G^T X, w its weight.
     dense   dW is formed:        A = sum w dW^T dW             B = sum w dW dW^T
-    gram    dW is never formed:  A = sum w X^T (G G^T) X       B = sum w G^T (X X^T) G      |dW|^2 = <G G^T, X X^T>
-Multiplications of an example: m n (T + m + n) in the first way, T (2 T (m + n) + m^2 + n^2) in the second. Their speeds
-are alike on a CPU (100 to 200 GFLOP/s), so that the smaller count decides.
-The weight needs the example's norm in all layers. So each way first gives squared norms, then the sums.
+    gram    dW is never formed:  A = sum w X^T (G G^T) X       B = sum w G^T (X X^T) G      |dW|^2 =
+            <G G^T, X X^T>
+Multiplications of an example: m n (T + m + n) in the first way, T (2 T (m + n) + m^2 + n^2) in the
+second. Their speeds are alike on a CPU (100 to 200 GFLOP/s), so that the smaller count decides. The
+weight needs the example's norm in all layers. So each way first gives squared norms, then the sums.
 """
 
 import itertools
@@ -34,9 +37,13 @@ from fedlsg.gradients import (
 )
 
 CANCELLED = 1e-3
-"""Lower bound on |dW| as a share of |G| |X|: below that the Gram matrices in float32 have no digits of it left."""
+"""Lower bound on |dW| as a share of |G| |X|: below that the Gram matrices in float32 have no digits
+of it left.
+"""
 BLOCKS, BLOCKED_FROM = 4, 256
-"""A symmetric matrix of so many rows is computed in so many block rows, from the diagonal on: 5/8 of the products."""
+"""A symmetric matrix of so many rows is computed in so many block rows, from the diagonal on: 5/8
+of the products.
+"""
 
 SPARSE = 0.75
 """Share of positions with a gradient from which selecting them costs more than it saves."""
@@ -61,11 +68,15 @@ class Dense(Examples):
         norms: Tensor = torch.linalg.vector_norm(self.each.flatten(1), dim=1, dtype=torch.float64)
         return norms.square()
 
-    def sums(self, weights: Float[Tensor, " batch"]) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
+    def sums(
+        self, weights: Float[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
         """A and B."""
         scaled = self.each * weights.view(-1, 1, 1)
         rows, columns = (t.flatten(0, 1) for t in (scaled, scaled.mT))
-        return symmetric_product(rows, self.each.flatten(0, 1)), symmetric_product(columns, self.each.mT.flatten(0, 1))
+        return symmetric_product(rows, self.each.flatten(0, 1)), symmetric_product(
+            columns, self.each.mT.flatten(0, 1)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +91,14 @@ class Gram(Examples):
     def squares(self) -> Float[Tensor, " batch"]:
         """Squared norms, in float64, at least CANCELLED^2 |G|^2 |X|^2."""
         lengths = [K.diagonal(dim1=1, dim2=2).double().sum(1) for K in (self.GG, self.XX)]
-        squares: Tensor = torch.linalg.vecdot(self.GG.flatten(1).double(), self.XX.flatten(1).double())
+        squares: Tensor = torch.linalg.vecdot(
+            self.GG.flatten(1).double(), self.XX.flatten(1).double()
+        )
         return torch.maximum(squares, CANCELLED**2 * lengths[0] * lengths[1])
 
-    def sums(self, weights: Float[Tensor, " batch"]) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
+    def sums(
+        self, weights: Float[Tensor, " batch"]
+    ) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
         """A and B."""
         pairs = ((self.GG, self.X), (self.XX, self.G))
         reached = self.GG.diagonal(dim1=1, dim2=2).flatten() != 0
@@ -125,7 +140,8 @@ def weighted(
 ) -> Float[Tensor, "k k"]:
     """The sum of F^T K F over the examples, K symmetric.
 
-    Positions that no gradient has ``reached``, such as padding, have a zero row in K or in F, and are left out.
+    Positions that no gradient has ``reached``, such as padding, have a zero row in K or in F, and
+    are left out.
     """
     KF = K * F if F.shape[1] == 1 else K @ F
     rows, others = KF.flatten(0, 1), F.flatten(0, 1)
@@ -134,8 +150,12 @@ def weighted(
     return symmetric_product(rows, others)
 
 
-def symmetric_product(Y: Float[Tensor, "rows k"], X: Float[Tensor, "rows k"]) -> Float[Tensor, "k k"]:
-    """Y^T X, which the caller knows to be symmetric: only the blocks above the diagonal are computed."""
+def symmetric_product(
+    Y: Float[Tensor, "rows k"], X: Float[Tensor, "rows k"]
+) -> Float[Tensor, "k k"]:
+    """Y^T X, which the caller knows to be symmetric: only the blocks above the diagonal are
+    computed.
+    """
     size = X.shape[1]
     if size < BLOCKED_FROM:
         return Y.mT @ X
@@ -151,14 +171,18 @@ def symmetric_product(Y: Float[Tensor, "rows k"], X: Float[Tensor, "rows k"]) ->
 FIRST = 2
 """Examples of the first microbatch, which shows how much one example needs."""
 MOST, KEPT = 128, 2**25
-"""Examples of every other microbatch at most, and numbers that all layers keep of it at most (134 MB)."""
+"""Examples of every other microbatch at most, and numbers that all layers keep of it at most (134
+MB).
+"""
 
 SMALLEST = 1e-30
 """Squared norms below that count as zero: their products are too small for float32."""
 
 
 class Moments(NamedTuple):
-    """A = sum g^T g (n, n) and B = sum g g^T (m, m) of one weight, in float32; a kernel is flattened."""
+    """A = sum g^T g (n, n) and B = sum g g^T (m, m) of one weight, in float32; a kernel is
+    flattened.
+    """
 
     A: Float[Tensor, "n n"]
     B: Float[Tensor, "m m"]
@@ -169,20 +193,27 @@ def second_moments(
 ) -> dict[str, Moments]:
     """A and B of every carried weight over a batch of probes, by name, on the weight's device.
 
-    ``inputs`` and ``targets`` as in ``per_example_gradients``; the model is in evaluation mode. Products and sums are
-    in float32, norms in float64. A probe whose gradient is zero or not finite adds nothing.
-    Guarantees: A and B have one trace. The same arguments give the same bits on one kind of processor with one number
-    of threads. The model is not changed. Memory does not grow with the number of probes.
-    Raises ValueError if no probe has a finite gradient other than zero, and what ``per_example_gradients`` raises.
+    ``inputs`` and ``targets`` as in ``per_example_gradients``; the model is in evaluation mode.
+    Products and sums are in float32, norms in float64. A probe whose gradient is zero or not finite
+    adds nothing.
+    Guarantees: A and B have one trace. The same arguments give the same bits on one kind of
+    processor with one number of threads. The model is not changed. Memory does not grow with the
+    number of probes.
+    Raises ValueError if no probe has a finite gradient other than zero, and what
+    ``per_example_gradients`` raises.
     """
-    coordinates = tuple(Coordinates(name=name, shape=tuple(W.shape)) for name, W in trainable(model).items())
+    coordinates = tuple(
+        Coordinates(name=name, shape=tuple(W.shape)) for name, W in trainable(model).items()
+    )
     frame = Frame(coordinates=coordinates, blocks=make_blocks(coordinates))
     checked = check(model, frame)
     found = {name: _zeros(W) for name, W in checked.items() if name in carried}
     count, start, size, used = batch_size(inputs, targets), 0, FIRST, 0
     while start < count:
         x, y = (part_of(batch, start, start + size) for batch in (inputs, targets))
-        gradients = factored_gradients(model, loss_fn, x, y, frame, factored=carried, checked=checked)
+        gradients = factored_gradients(
+            model, loss_fn, x, y, frame, factored=carried, checked=checked
+        )
         named = dict(zip(checked, gradients, strict=True))
         del gradients
         start += size
@@ -190,8 +221,9 @@ def second_moments(
         used += _add(found, named)
     if not used:
         raise ValueError(
-            f"none of the {count} probes has a finite gradient other than zero: the carriers would be arbitrary; check "
-            "the weights (did training diverge?), the probe's inputs and the loss"
+            f"none of the {count} probes has a finite gradient other than zero: the carriers would "
+            "be arbitrary; check the weights (did training diverge?), the probe's inputs and the "
+            "loss"
         )
     return found
 
@@ -207,8 +239,12 @@ def part_of(batch: Batch, start: int, stop: int) -> Batch:
     return {name: tensor[start:stop] for name, tensor in batch.items()}
 
 
-def _add(found: Mapping[str, Moments], gradients: dict[str, Tensor | GhostGradients | Factors]) -> int:
-    """Add the sums of one microbatch to ``found``; how many examples were used. Empties ``gradients``."""
+def _add(
+    found: Mapping[str, Moments], gradients: dict[str, Tensor | GhostGradients | Factors]
+) -> int:
+    """Add the sums of one microbatch to ``found``; how many examples were used. Empties
+    ``gradients``.
+    """
     layers: dict[str, Kept] = {}
     squares = []
     for name in list(gradients):
@@ -224,7 +260,9 @@ def _add(found: Mapping[str, Moments], gradients: dict[str, Tensor | GhostGradie
     whole = bool(usable.all())
     weights = total[usable].reciprocal().float()
     for name, layer in layers.items():
-        for into, sums in zip(found[name], (layer if whole else layer.of(usable)).sums(weights), strict=True):
+        for into, sums in zip(
+            found[name], (layer if whole else layer.of(usable)).sums(weights), strict=True
+        ):
             into += sums
     return len(weights)
 

@@ -1,4 +1,6 @@
-"""Layers whose per-example gradients are a function of one call: built in, by torch.func, or registered by a user."""
+"""Layers whose per-example gradients are a function of one call: built in, by torch.func, or
+registered by a user.
+"""
 
 from fedlsg.gradients.calls.registry import (
     CallGradients,
@@ -12,6 +14,12 @@ from fedlsg.gradients.calls.registry import (
 from fedlsg.gradients.calls.torch_func import by_torch_func
 
 __all__ = [
-    "CallGradients", "Kind", "UnsupportedLayerError", "by_torch_func", "kind_of", "register_layer",
-    "registered_layers", "unsupported",
-]  # fmt: skip
+    "CallGradients",
+    "Kind",
+    "UnsupportedLayerError",
+    "by_torch_func",
+    "kind_of",
+    "register_layer",
+    "registered_layers",
+    "unsupported",
+]

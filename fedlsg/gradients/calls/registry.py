@@ -1,11 +1,13 @@
-"""How each trainable parameter gets its per-example gradients, by the modules that own it; the error where none has.
+"""How each trainable parameter gets its per-example gradients, by the modules that own it; the
+error where none has.
 
-A layer whose gradients come from one call is built in, or registered by a user. It is looked up by its exact type: a
-subclass may compute something else. torch.func computes what has no entry.
+A layer whose gradients come from one call is built in, or registered by a user. It is looked up by
+its exact type: a subclass may compute something else. torch.func computes what has no entry.
 
 layer   the five types of ``LAYERS``, hooked as in ``plan``
 call    a module that ``kind_of`` knows; it answers for the modules inside it, too
-use     every other parameter (a class token, a scale, a shared weight, one that is read next to its layer): ``uses``
+use     every other parameter (a class token, a scale, a shared weight, one that is read next to its
+        layer): ``uses``
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,24 +33,30 @@ from fedlsg.gradients.formulas.layers import LAYERS, has_formulas
 
 
 class UnsupportedLayerError(ValueError):
-    """A layer or parameter has no per-example gradient; the message says which, why, and what to do."""
+    """A layer or parameter has no per-example gradient; the message says which, why, and what to
+    do.
+    """
 
 
 class ReadElsewhereError(UnsupportedLayerError):
-    """Parameters whose gradient came next to their layers' calls, where it cannot be split by example."""
+    """Parameters whose gradient came next to their layers' calls, where it cannot be split by
+    example.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
         super().__init__(
-            f"{', '.join(names)}: used outside of its own layer's call, where its gradient cannot be split by "
-            "example; call the layer instead of reading its weight (F.linear(x, layer.weight), layer.forward(x), a "
-            "penalty in the loss), or freeze it"
+            f"{', '.join(names)}: used outside of its own layer's call, where its gradient cannot "
+            "be split by example; call the layer instead of reading its weight (F.linear(x, "
+            "layer.weight), layer.forward(x), a penalty in the loss), or freeze it"
         )
 
 
 def unsupported(path: str, module: nn.Module, reason: str) -> UnsupportedLayerError:
     """The error that names a module, its type, and the reason with its fix."""
-    return UnsupportedLayerError(f"{path or 'the model itself'} ({type(module).__name__}): {reason}")
+    return UnsupportedLayerError(
+        f"{path or 'the model itself'} ({type(module).__name__}): {reason}"
+    )
 
 
 CallGradients = Callable[[Any, tuple[Any, ...], Any], Mapping[str, Tensor]]
@@ -58,7 +66,9 @@ CallGradients = Callable[[Any, tuple[Any, ...], Any], Mapping[str, Tensor]]
 SHARED = (nn.Linear, nn.Embedding)
 """Layers whose weight may be shared or read by a subclass' own code: by its uses (``ways``)."""
 USED_ALONE = (nn.ParameterList, nn.ParameterDict)
-"""Modules of torch without a layer's computation: their parameters are used elsewhere (``uses``)."""
+"""Modules of torch without a layer's computation: their parameters are used elsewhere
+(``uses``).
+"""
 STATISTICS = (_BatchNorm, _InstanceNorm)
 """Layers that may mix examples: only a formula is right for them."""
 
@@ -67,10 +77,12 @@ STATISTICS = (_BatchNorm, _InstanceNorm)
 class Kind:
     """How the gradients of a type of layer are found.
 
-    least: fewest dimensions of its first input. axes: the axis of the examples in each tensor of the inputs; by default
-    the first one of the first tensor is checked. size: the number of examples where no axis shows it; None where one
-    does. refusal: why a module of this type is refused, with the fix. positions: an input without a batch may get one.
-    by_torch_func: whether torch.func computes them, so that their share of the time is worth reporting.
+    least: fewest dimensions of its first input. axes: the axis of the examples in each tensor of
+    the inputs; by default the first one of the first tensor is checked. size: the number of
+    examples where no axis shows it; None where one does. refusal: why a module of this type is
+    refused, with the fix. positions: an input without a batch may get one.
+    by_torch_func: whether torch.func computes them, so that their share of the time is worth
+    reporting.
     """
 
     gradients: Callable[[Any, tuple[Any, ...], Any], Mapping[str, Any]]
@@ -89,12 +101,18 @@ def shown(type: type[nn.Module]) -> str:
 
 def _table_refusal(module: nn.Embedding | nn.EmbeddingBag) -> str | None:
     if module.scale_grad_by_freq:
-        return "scale_grad_by_freq counts rows over the batch, which mixes examples; set it to False"
+        return (
+            "scale_grad_by_freq counts rows over the batch, which mixes examples; set it to False"
+        )
     return None
 
 
 def _statistics_refusal(module: Any) -> str | None:
-    return "running statistics are of the batch; set track_running_stats=False" if module.track_running_stats else None
+    return (
+        "running statistics are of the batch; set track_running_stats=False"
+        if module.track_running_stats
+        else None
+    )
 
 
 def _bag_axes(module: nn.EmbeddingBag, inputs: tuple[Any, ...]) -> Axes:
@@ -115,72 +133,104 @@ def _dimensions(module: nn.Module) -> int:
 
 
 _CONVOLUTION = Kind(gradients=rows.convolution, least=_dimensions)
-_INSTANCE_NORM = Kind(gradients=rows.instance_norm, least=lambda module: module._get_no_batch_dim() + 1,
-                      refusal=_statistics_refusal)  # fmt: skip
+_INSTANCE_NORM = Kind(
+    gradients=rows.instance_norm,
+    least=lambda module: module._get_no_batch_dim() + 1,
+    refusal=_statistics_refusal,
+)
 _RECURRENT = Kind(
-    gradients=recurrent.gradients, least=lambda module: 3, axes=recurrent.axes, size=recurrent.size,
-    refusal=recurrent.refusal, by_torch_func=True,
-)  # fmt: skip
+    gradients=recurrent.gradients,
+    least=lambda module: 3,
+    axes=recurrent.axes,
+    size=recurrent.size,
+    refusal=recurrent.refusal,
+    by_torch_func=True,
+)
 _CELL = Kind(gradients=recurrent.cell, least=lambda module: 2, by_torch_func=True)
 GENERAL = Kind(gradients=by_torch_func, least=_dimensions, by_torch_func=True)
 BUILT_IN: Mapping[type[nn.Module], Kind] = {
     nn.Embedding: Kind(gradients=rows.embedding, refusal=_table_refusal),
-    nn.EmbeddingBag: Kind(gradients=rows.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal),
+    nn.EmbeddingBag: Kind(
+        gradients=rows.embedding_bag, axes=_bag_axes, size=_bags, refusal=_table_refusal
+    ),
     nn.RMSNorm: Kind(
-        gradients=rows.rms_norm, least=lambda module: 1 + len(module.normalized_shape), positions=True
+        gradients=rows.rms_norm,
+        least=lambda module: 1 + len(module.normalized_shape),
+        positions=True,
     ),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _INSTANCE_NORM),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _CONVOLUTION),
     **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _CONVOLUTION),
     nn.MultiheadAttention: Kind(
-        gradients=attention_gradients, least=lambda module: 3, axes=attention_axes, refusal=attention_refusal,
+        gradients=attention_gradients,
+        least=lambda module: 3,
+        axes=attention_axes,
+        refusal=attention_refusal,
         by_torch_func=True,
     ),
     **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _RECURRENT),
     **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _CELL),
-}  # fmt: skip
-"""Layers with a function of their call. Convolutions that ``LAYERS`` has formulas for are not looked up here."""
+}
+"""Layers with a function of their call. Convolutions that ``LAYERS`` has formulas for are not
+looked up here.
+"""
 OWN_AXES = (nn.RNNBase, nn.MultiheadAttention, nn.RNNCellBase)
-"""Layers with examples on an axis of their own choice, or that torch.func cannot follow: a subclass with another
-``forward`` is refused."""
+"""Layers with examples on an axis of their own choice, or that torch.func cannot follow: a subclass
+with another ``forward`` is refused."""
 _registered: dict[type[nn.Module], CallGradients] = {}
 
 
 def register_layer(type: type[nn.Module], gradients: CallGradients = by_torch_func) -> None:
     """Make the gradients of a layer of your own known, for this process.
 
-    ``gradients(module, inputs, output_gradient)`` returns the gradient of each example's loss with respect to each
-    trainable parameter of the module, and of the modules inside it: a dict from the names of
-    ``module.named_parameters()`` to tensors (B, *parameter shape).
-    ``inputs``: the arguments of the call in the order of ``forward``, detached; B is the first dimension of the first
-    tensor. ``output_gradient``: the gradient of the losses at the output, in the output's own structure; zeros where
-    none arrived. It runs in backward, without gradient recording. Floating-point tensors have the type of the module's
-    first trainable parameter.
-    Without ``gradients``, torch.func computes them (``by_torch_func``): every tensor of the call has the examples on
-    its first dimension, and the module draws no random numbers.
-    What the function returns is clipped and made noisy as it is. Row b must be a function of example b alone: if it is
-    wrong, training is worse, but C bounds it all the same; if it mixes examples, the epsilon is false.
+    ``gradients(module, inputs, output_gradient)`` returns the gradient of each example's loss with
+    respect to each trainable parameter of the module, and of the modules inside it: a dict from the
+    names of ``module.named_parameters()`` to tensors (B, *parameter shape).
+    ``inputs``: the arguments of the call in the order of ``forward``, detached; B is the first
+    dimension of the first
+    tensor. ``output_gradient``: the gradient of the losses at the output, in the output's own
+    structure; zeros where none arrived. It runs in backward, without gradient recording.
+    Floating-point tensors have the type of the module's first trainable parameter. Without
+    ``gradients``, torch.func computes them (``by_torch_func``): every tensor of the call has the
+    examples on its first dimension, and the module draws no random numbers. What the function
+    returns is clipped and made noisy as it is. Row b must be a function of example b alone: if it
+    is wrong, training is worse, but C bounds it all the same; if it mixes examples, the epsilon is
+    false.
     Types are exact: a subclass is another layer.
-    Raises ValueError for a type that is built in or registered already, TypeError for what is no module type.
+    Raises ValueError for a type that is built in or registered already, TypeError for what is no
+    module type.
     """
     if not isinstance(type, _Type) or not issubclass(type, nn.Module):
-        raise TypeError(f"expected a subclass of torch.nn.Module, got {type!r}: give the type, not a module")
+        raise TypeError(
+            f"expected a subclass of torch.nn.Module, got {type!r}: give the type, not a module"
+        )
     if not callable(gradients):
-        raise TypeError(f"expected a function gradients(module, inputs, output_gradient), got {gradients!r}")
+        raise TypeError(
+            f"expected a function gradients(module, inputs, output_gradient), got {gradients!r}"
+        )
     if type in LAYERS or type in BUILT_IN or type.__module__ == "transformers.pytorch_utils":
-        raise ValueError(f"{type.__name__} has built-in gradients; register a subclass of it under a name of its own")
+        raise ValueError(
+            f"{type.__name__} has built-in gradients; register a subclass of it under a name of "
+            "its own"
+        )
     if type in _registered:
-        raise ValueError(f"{type.__name__} is registered already; register a type once, next to its class")
+        raise ValueError(
+            f"{type.__name__} is registered already; register a type once, next to its class"
+        )
     _registered[type] = gradients
 
 
 def registered_layers() -> dict[type[nn.Module], CallGradients]:
-    """What users registered in this process: gradient functions by type, in the order of registration."""
+    """What users registered in this process: gradient functions by type, in the order of
+    registration.
+    """
     return dict(_registered)
 
 
 def kind_of(module: nn.Module) -> Kind | None:
-    """How a module's gradients are found from its call; None for formulas of ``LAYERS``, uses, and no parameters."""
+    """How a module's gradients are found from its call; None for formulas of ``LAYERS``, uses, and
+    no parameters.
+    """
     own = type(module)
     if own in _registered:
         return Kind(gradients=_registered[own], by_torch_func=_registered[own] is by_torch_func)
@@ -192,13 +242,21 @@ def kind_of(module: nn.Module) -> Kind | None:
 
 
 def _without_formula(module: nn.Module) -> Kind | None:
-    """torch.func, for layers of torch without an entry above, subclasses, and layers with parametrized weights."""
+    """torch.func, for layers of torch without an entry above, subclasses, and layers with
+    parametrized weights.
+    """
     own: Any = type(module)
-    if isinstance(module, (*STATISTICS, *USED_ALONE)) or not any(p.requires_grad for p in module.parameters()):
+    if isinstance(module, (*STATISTICS, *USED_ALONE)) or not any(
+        p.requires_grad for p in module.parameters()
+    ):
         return None
     if isinstance(module, OWN_AXES):
         base: Any = next(kind for kind in own.__mro__ if kind in BUILT_IN)
-        return BUILT_IN[base] if own.forward is base.forward and "forward" not in vars(module) else None
+        return (
+            BUILT_IN[base]
+            if own.forward is base.forward and "forward" not in vars(module)
+            else None
+        )
     known = isinstance(module, (*LAYERS, *BUILT_IN)) and not isinstance(module, SHARED)
     return GENERAL if known or own.__module__.startswith("torch.nn.") else None
 
@@ -212,7 +270,9 @@ Place = tuple[nn.Module, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Ways:
-    """Names of trainable parameters: of each call by the path of its module, and with all places of each use."""
+    """Names of trainable parameters: of each call by the path of its module, and with all places of
+    each use.
+    """
 
     calls: Mapping[str, list[str]] = field(default_factory=dict)
     uses: Mapping[str, list[Place]] = field(default_factory=dict)
@@ -224,7 +284,9 @@ class Ways:
 
 
 def ways_of(model: nn.Module, read: Collection[str] = ()) -> Ways:
-    """The way of every trainable parameter; a shared one under its first name. Those in ``read`` are by their uses."""
+    """The way of every trainable parameter; a shared one under its first name. Those in ``read``
+    are by their uses.
+    """
     if not read and _by_layers(model, set()):
         return BY_LAYERS
     places: dict[nn.Parameter, list[tuple[str, str | None, Place]]] = {}
@@ -246,7 +308,9 @@ BY_LAYERS = Ways()
 
 
 def _by_layers(module: nn.Module, seen: set[int]) -> bool:
-    """Whether all parameters are by layers, and none is shared: the answer for most models, in little time."""
+    """Whether all parameters are by layers, and none is shared: the answer for most models, in
+    little time.
+    """
     own, children = module._parameters, module._modules
     if not own and not children:
         return True
@@ -261,8 +325,12 @@ def _by_layers(module: nn.Module, seen: set[int]) -> bool:
     return all(_by_layers(child, seen) for child in children.values() if child is not None)
 
 
-def _places(module: nn.Module, path: str, call: str | None) -> Iterator[tuple[str, str | None, Place]]:
-    """Name, path of the call that answers for it, and place of each trainable parameter; a shared one repeatedly."""
+def _places(
+    module: nn.Module, path: str, call: str | None
+) -> Iterator[tuple[str, str | None, Place]]:
+    """Name, path of the call that answers for it, and place of each trainable parameter; a shared
+    one repeatedly.
+    """
     if call is None and kind_of(module) is not None:
         call = path
     prefix = f"{path}." if path else ""

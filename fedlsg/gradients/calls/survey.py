@@ -1,9 +1,11 @@
-"""Where the examples are in what layers and tables read: runs over one example and over three say it.
+"""Where the examples are in what layers and tables read: runs over one example and over three say
+it.
 
-Inputs (T, n) of positions and (B, n) of the batch look alike where T = B, and so do (T, B, n) and (B, T, n). An axis
-that has length 1 for one example and 3 for three has the examples; a value that keeps its shape belongs to no example.
-Examples that share their axis with positions must come one after another: each third is compared with one of the runs
-over one example. Taking positions for examples would clip parts of an example one by one.
+Inputs (T, n) of positions and (B, n) of the batch look alike where T = B, and so do (T, B, n) and
+(B, T, n). An axis that has length 1 for one example and 3 for three has the examples; a value that
+keeps its shape belongs to no example. Examples that share their axis with positions must come one
+after another: each third is compared with one of the runs over one example. Taking positions for
+examples would clip parts of an example one by one.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -24,20 +26,34 @@ SCALES = (1.0, 0.5, 0.25)
 """Factors of the copies of one example, so that they differ (``vary``)."""
 FLAT, UNKNOWN = -1, -2
 Axis = int | None
-"""The axis of the examples; None for no axis, FLAT for the first one that they share with positions, in their order."""
+"""The axis of the examples; None for no axis, FLAT for the first one that they share with
+positions, in their order.
+"""
 Axes = tuple[Axis, ...]
 UNEVEN = {
-    "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "tolist", "item", "numpy", "__index__",
+    "nonzero",
+    "argwhere",
+    "masked_select",
+    "unique",
+    "unique_consecutive",
+    "tolist",
+    "item",
+    "numpy",
+    "__index__",
     "__int__",
-}  # fmt: skip
-"""Operations whose results have shapes by values, or give values to Python. Examples may then have different shapes."""
+}
+"""Operations whose results have shapes by values, or give values to Python. Examples may then have
+different shapes.
+"""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The axis of the examples by the name of a table and the path of a layer, for each time that it is read.
+    """The axis of the examples by the name of a table and the path of a layer, for each time that
+    it is read.
 
-    ``tiles``: whether everything that the model repeats along its first dimension is repeated for each example.
+    ``tiles``: whether everything that the model repeats along its first dimension is repeated for
+    each example.
     ``failure``: why the model could not be surveyed.
     """
 
@@ -58,7 +74,8 @@ def survey(
     kind: Hashable,
     answers: dict[Hashable, Any],
 ) -> Survey:
-    """The survey of a model, kept in ``answers``. ``run(scales)`` calls it on copies of one example times these.
+    """The survey of a model, kept in ``answers``. ``run(scales)`` calls it on copies of one example
+    times these.
 
     A model that refuses varied numbers, such as a code that must be whole, is run on equal copies.
     ``kind``: of the inputs; those of another kind are surveyed anew.
@@ -75,25 +92,37 @@ def survey(
     return Survey(failure=failure)
 
 
-def _look(model: nn.Module, run: Callable[[tuple[float, ...]], Any], scales: tuple[float, ...]) -> Survey:
+def _look(
+    model: nn.Module, run: Callable[[tuple[float, ...]], Any], scales: tuple[float, ...]
+) -> Survey:
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     with _evaluating(model), torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
         seen = _runs(model, run, scales, {})
-        axes = {key: _axes([reads.ids.get(key, []) for reads, _ in seen], flat=False) for key in seen[-1][0].ids}
+        axes = {
+            key: _axes([reads.ids.get(key, []) for reads, _ in seen], flat=False)
+            for key in seen[-1][0].ids
+        }
         if axes:
             seen = _runs(model, run, scales, axes)
     flat = not any(reads.uneven for reads, _ in seen)
     tables = {name: axes[key] for name, key in _tables(model) if axes.get(key)}
-    layers = {path: _axes([inputs.get(path, []) for _, inputs in seen], flat=flat) for path in seen[-1][1]}
+    layers = {
+        path: _axes([inputs.get(path, []) for _, inputs in seen], flat=flat) for path in seen[-1][1]
+    }
     repeats = [reads.repeats for reads, _ in seen]
     tiles = bool(repeats[0]) and [len(scales) * n for n in repeats[0]] == repeats[-1]
     return Survey(tables, layers, tiles)
 
 
 def _runs(
-    model: nn.Module, run: Callable[[tuple[float, ...]], Any], scales: tuple[float, ...], axes: Mapping[int, Axes]
+    model: nn.Module,
+    run: Callable[[tuple[float, ...]], Any],
+    scales: tuple[float, ...],
+    axes: Mapping[int, Axes],
 ) -> list[tuple["_Reads", dict[str, list[Tensor]]]]:
-    """What is read in a run over each copy alone, and in one over all; rows of tables vary along ``axes``."""
+    """What is read in a run over each copy alone, and in one over all; rows of tables vary along
+    ``axes``.
+    """
     seen = []
     for some in (*((scale,) for scale in scales), scales):
         with _Reads(some, axes) as reads, _inputs(model) as inputs:
@@ -103,14 +132,18 @@ def _runs(
 
 
 def _tables(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Names and identities of what may be read by rows; an empty name for tables that parameters give."""
+    """Names and identities of what may be read by rows; an empty name for tables that parameters
+    give.
+    """
     yield "", 0
     for name, p in model.named_parameters():
         yield name, id(p)
 
 
 def _axes(reads: list[list[Tensor]], *, flat: bool) -> Axes:
-    """The axis in each read: of the runs over one example each, and of that over all; FLAT only if that is ``flat``."""
+    """The axis in each read: of the runs over one example each, and of that over all; FLAT only if
+    that is ``flat``.
+    """
     return tuple(_axis(one, many, flat=flat) for *one, many in zip(*reads, strict=False))
 
 
@@ -119,7 +152,10 @@ def _axis(one: list[Tensor], many: Tensor, *, flat: bool) -> Axis:
         return UNKNOWN
     grown = [k for k, (a, b) in enumerate(zip(one[0].shape, many.shape, strict=True)) if a != b]
     if not grown:
-        same = all(torch.allclose(one[0], t, rtol=1e-5, atol=1e-7, equal_nan=True) for t in (*one[1:], many))
+        same = all(
+            torch.allclose(one[0], t, rtol=1e-5, atol=1e-7, equal_nan=True)
+            for t in (*one[1:], many)
+        )
         return None if same else UNKNOWN
     if len(grown) > 1:
         return UNKNOWN
@@ -128,7 +164,11 @@ def _axis(one: list[Tensor], many: Tensor, *, flat: bool) -> Axis:
     if not flat:
         return UNKNOWN
     whole = torch.cat(one)
-    alike = grown == [0] and whole.shape == many.shape and torch.allclose(whole, many, rtol=1e-3, atol=1e-6)
+    alike = (
+        grown == [0]
+        and whole.shape == many.shape
+        and torch.allclose(whole, many, rtol=1e-3, atol=1e-6)
+    )
     return FLAT if alike and not torch.allclose(one[0], one[1], rtol=1e-2, atol=1e-4) else UNKNOWN
 
 
@@ -147,16 +187,24 @@ def copies_of(t: Tensor, scales: tuple[float, ...]) -> Tensor:
 
 
 def vary(copies: Tensor, scales: tuple[float, ...]) -> Tensor:
-    """Means of each copy and of a ramp from 0 to 1, so that also copies of zeros differ, within their range."""
-    share = torch.tensor(scales, dtype=copies.dtype, device=copies.device).view(-1, *[1] * (copies.ndim - 1))
-    ramp = torch.linspace(0, 1, copies[0].numel(), dtype=copies.dtype, device=copies.device).view(copies.shape[1:])
+    """Means of each copy and of a ramp from 0 to 1, so that also copies of zeros differ, within
+    their range.
+    """
+    share = torch.tensor(scales, dtype=copies.dtype, device=copies.device).view(
+        -1, *[1] * (copies.ndim - 1)
+    )
+    ramp = torch.linspace(0, 1, copies[0].numel(), dtype=copies.dtype, device=copies.device).view(
+        copies.shape[1:]
+    )
     return copies * share + (1 - share) * ramp
 
 
 class _Reads(TorchFunctionMode):
-    """Row numbers of each read, by the identity of the table; rows of examples are varied along their ``axes``.
+    """Row numbers of each read, by the identity of the table; rows of examples are varied along
+    their ``axes``.
 
-    ``uneven``: whether values may have decided on shapes, so that copies of one example show less than examples.
+    ``uneven``: whether values may have decided on shapes, so that copies of one example show less
+    than examples.
     """
 
     def __init__(self, scales: tuple[float, ...], axes: Mapping[int, Axes]) -> None:
@@ -213,7 +261,9 @@ def is_row_numbers(index: Any) -> bool:
 
 @contextmanager
 def _inputs(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
-    """The first inputs of all layers whose formulas take examples in other places, by path, call after call."""
+    """The first inputs of all layers whose formulas take examples in other places, by path, call
+    after call.
+    """
     found: dict[str, list[Tensor]] = {}
     handles = []
     for path, module in model.named_modules():

@@ -1,1 +1,3 @@
-"""Formulas of one layer: gradients of each example from the layer's input and the gradient at its output."""
+"""Formulas of one layer: gradients of each example from the layer's input and the gradient at its
+output.
+"""

@@ -1,10 +1,12 @@
 """The gradient of a convolution's kernel for each example, as one batched product.
 
-Symbols: x (batch, c, h, w) input, g (batch, k, oh, ow) gradient at the output or its projection v = L^T g,
+Symbols: x (batch, c, h, w) input, g (batch, k, oh, ow) gradient at the output or its projection v =
+    L^T g,
     gradient[k, c, i, j] = sum over outputs (y, z) of
         g[k, y, z] * x[c, y * stride + i * dilation - padding, z * stride + j * dilation - padding]
-Either side can be unfolded into patches: those of x have c * taps * oh * ow values, those of g have k * taps * h * w.
-The cheaper side is unfolded. A carried kernel has k = r, so this is mostly g: 7 times cheaper if c is 8 r.
+Either side can be unfolded into patches: those of x have c * taps * oh * ow values, those of g have
+k * taps * h * w. The cheaper side is unfolded. A carried kernel has k = r, so this is mostly g: 7
+times cheaper if c is 8 r.
 """
 
 import math
@@ -19,29 +21,44 @@ from torch import Tensor, nn
 from fedlsg.tensors import batch_times_transposed
 
 CACHED, UNCACHED = 2**18, 2**28
-"""Values unfolded at once. On a CPU they fit in its cache: 4 times as fast as all at once for B = 1000."""
+"""Values unfolded at once. On a CPU they fit in its cache: 4 times as fast as all at once for B =
+1000.
+"""
 
 
 def kernel_gradient(
     g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d
 ) -> Float[Tensor, "batch k c taps"]:
-    """Gradient of each example's loss with respect to the kernel between the channels of x and those of g.
+    """Gradient of each example's loss with respect to the kernel between the channels of x and
+    those of g.
 
-    ``conv`` gives kernel size, stride, padding and dilation; x and g may have any channels. Examples are processed in
-    tiles, which bounds the memory. The result keeps the memory order of the product, which need not be its own.
+    ``conv`` gives kernel size, stride, padding and dilation; x and g may have any channels.
+    Examples are processed in tiles, which bounds the memory. The result keeps the memory order of
+    the product, which need not be its own.
     """
     if by_example(g, x, conv):
-        return torch.stack([own_gradient(*pair, conv) for pair in zip(g.split(1), x.split(1), strict=True)])
-    output_patch, input_patch = g.shape[1] * math.prod(x.shape[2:]), x.shape[1] * math.prod(g.shape[2:])
+        return torch.stack(
+            [own_gradient(*pair, conv) for pair in zip(g.split(1), x.split(1), strict=True)]
+        )
+    output_patch, input_patch = (
+        g.shape[1] * math.prod(x.shape[2:]),
+        x.shape[1] * math.prod(g.shape[2:]),
+    )
     unfolding = unfolding_output if output_patch <= input_patch else unfolding_input
     patch = min(output_patch, input_patch) * math.prod(conv.kernel_size)
-    return unfolding(g, x, conv, max(1, (CACHED if x.device.type == "cpu" else UNCACHED) // max(1, patch)))
+    return unfolding(
+        g, x, conv, max(1, (CACHED if x.device.type == "cpu" else UNCACHED) // max(1, patch))
+    )
 
 
-def by_example(g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d) -> bool:
-    """Whether calling the convolution's own backward kernel for each example is faster: both sides wide, on a CPU.
+def by_example(
+    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d
+) -> bool:
+    """Whether calling the convolution's own backward kernel for each example is faster: both sides
+    wide, on a CPU.
 
-    It unfolds nothing: for k >= 64 it takes 0.4 to 0.9 of the time. A GPU would idle between the calls.
+    It unfolds nothing: for k >= 64 it takes 0.4 to 0.9 of the time. A GPU would idle between the
+    calls.
     """
     return (
         x.device.type == "cpu"
@@ -57,7 +74,17 @@ def own_gradient(
     """Kernel gradient of one example, by the kernel that autograd calls."""
     like = g.new_empty(g.shape[1], x.shape[1], *conv.kernel_size)
     _, gradient, _ = torch.ops.aten.convolution_backward(
-        g, x, like, None, conv.stride, conv.padding, conv.dilation, False, [0, 0], 1, [False, True, False]
+        g,
+        x,
+        like,
+        None,
+        conv.stride,
+        conv.padding,
+        conv.dilation,
+        False,
+        [0, 0],
+        1,
+        [False, True, False],
     )
     taps: Tensor = gradient.flatten(2)
     return taps
@@ -78,7 +105,9 @@ def unfolding_input(
 def output_patches(
     x: Float[Tensor, "batch c h w"], conv: nn.Conv2d, size: Sequence[int]
 ) -> Float[Tensor, "batch c kh kw oh ow"]:
-    """View of x, padded: [..., i, j, y, z] is the pixel that tap (i, j) reads for output (y, z) of ``size``."""
+    """View of x, padded: [..., i, j, y, z] is the pixel that tap (i, j) reads for output (y, z) of
+    ``size``.
+    """
     axes = zip(size, conv.stride, conv.dilation, conv.kernel_size, strict=True)
     spans = [(o - 1) * s + d * (k - 1) + 1 for o, s, d, k in axes]
     return windows(pad_to(x, padding_before(conv), spans), conv, conv.stride, size)
@@ -87,10 +116,11 @@ def output_patches(
 def unfolding_output(
     g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d, tile: int
 ) -> Float[Tensor, "batch k c taps"]:
-    """Kernel gradient as the patches of g, spread by the stride, times x, ``tile`` examples at a time.
+    """Kernel gradient as the patches of g, spread by the stride, times x, ``tile`` examples at a
+    time.
 
-    Tap i sends x[y] to output y + padding - i * dilation, so patches run opposite to the taps: the rows of the product
-    are in order from the last tap to the first.
+    Tap i sends x[y] to output y + padding - i * dilation, so patches run opposite to the taps: the
+    rows of the product are in order from the last tap to the first.
     """
     reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
     before = [d - p for d, p in zip(reach, padding_before(conv), strict=True)]
@@ -100,7 +130,9 @@ def unfolding_output(
     rows = last_tap_first(k, taps, g.device)
     out = x.new_empty(batch, k * taps, x.shape[1])
     whole = (patches, x.flatten(2), out)
-    for part, own, into in zip(*(t.split(tile) for t in whole), strict=True) if batch > tile else (whole,):
+    for part, own, into in (
+        zip(*(t.split(tile) for t in whole), strict=True) if batch > tile else (whole,)
+    ):
         batch_times_transposed(part.reshape(part.shape[0], k * taps, -1), own, rows, out=into)
     return out.view(batch, k, taps, -1).transpose(2, 3)
 
@@ -118,7 +150,9 @@ def padding_before(conv: nn.Conv2d) -> tuple[int, ...]:
     return (0, 0) if isinstance(conv.padding, str) else conv.padding
 
 
-def spread(g: Float[Tensor, "batch k oh ow"], stride: Sequence[int]) -> Float[Tensor, "batch k h w"]:
+def spread(
+    g: Float[Tensor, "batch k oh ow"], stride: Sequence[int]
+) -> Float[Tensor, "batch k h w"]:
     """g with stride - 1 zeros between neighbouring outputs."""
     if max(stride) == 1:
         return g
@@ -131,7 +165,9 @@ def spread(g: Float[Tensor, "batch k oh ow"], stride: Sequence[int]) -> Float[Te
 def pad_to(
     t: Float[Tensor, "batch k h w"], before: Sequence[int], spans: Sequence[int]
 ) -> Float[Tensor, "batch k h2 w2"]:
-    """t after ``before`` zeros, then cut or padded with zeros to ``spans``; a negative ``before`` cuts."""
+    """t after ``before`` zeros, then cut or padded with zeros to ``spans``; a negative ``before``
+    cuts.
+    """
     (top, left), (height, width) = before, spans
     return F.pad(t, (left, width - left - t.shape[3], top, height - top - t.shape[2]))
 
@@ -139,8 +175,16 @@ def pad_to(
 def windows(
     t: Float[Tensor, "batch k h w"], conv: nn.Conv2d, step: Sequence[int], size: Sequence[int]
 ) -> Float[Tensor, "batch k kh kw oh ow"]:
-    """View of t whose entry [..., i, j, y, z] is t[..., y * step + i * dilation, z * step + j * dilation]."""
+    """View of t whose entry [..., i, j, y, z] is t[..., y * step + i * dilation, z * step + j *
+    dilation].
+    """
     down, right = t.stride()[2:]
     (dilation_y, dilation_x), (step_y, step_x) = conv.dilation, step
-    strides = (*t.stride()[:2], down * dilation_y, right * dilation_x, down * step_y, right * step_x)
+    strides = (
+        *t.stride()[:2],
+        down * dilation_y,
+        right * dilation_x,
+        down * step_y,
+        right * step_x,
+    )
     return t.as_strided((*t.shape[:2], *conv.kernel_size, *size), strides)

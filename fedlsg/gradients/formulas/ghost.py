@@ -1,20 +1,23 @@
-"""Ghost clipping: norms and the clipped sum of dense weight gradients that are never formed for each example.
+"""Ghost clipping: norms and the clipped sum of dense weight gradients that are never formed for
+each example.
 
-Symbols: x (B, T, n) input, g (B, T, m) gradient at the output, f factors of the clip; u rounding unit of W's type.
-The gradient of example b is G_b = g_b^T x_b. Its squared norm is a sum over pairs of positions (ghost norm, Goodfellow
+Symbols: x (B, T, n) input, g (B, T, m) gradient at the output, f factors of the clip; u rounding
+unit of W's type. The gradient of example b is G_b = g_b^T x_b. Its squared norm is a sum over pairs
+of positions (ghost norm, Goodfellow
 2015; Li et al. 2022), and sum_b f_b G_b is one product (book-keeping, Bu et al. 2023):
     |G_b|^2 = sum_st <g_s, g_t> <x_s, x_t>        sum_b f_b G_b = (f g)^T x
-For a convolution x_t is the patch under output t, and patches of pixels p, q have <x_s, x_t> = sum over taps of the
-pixels' own products, so nothing is unfolded.
+For a convolution x_t is the patch under output t, and patches of pixels p, q have <x_s, x_t> = sum
+over taps of the pixels' own products, so nothing is unfolded.
 
-Why the clip bounds each contribution by C. Norms are computed in float64 from the very g and x that are summed. The
-largest loss that rounding can cause in their squares, (m + n + T^2) 2^-52 |g_b|^2 |x_b|^2, is added. Rounding f g in
-the type of g would move the contribution of b by at most u f_b sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|. This is added,
-too (patches overlap: taps times the squares of x).
-Why the sum is safe. If G_b were formed first, no summand would be longer than C. Here the sum runs over positions.
-If those of one example cancel, its summands are as long as C |g_b| |x_b| / |G_b| and would round away what others have
-added: one example could move the sum by many C. ``norms`` therefore never falls below CANCELLED |g_b| |x_b|, so that no
-summand is longer than C / CANCELLED. And the sum is in float64, which rounds such summands by far less than 1e-4 C.
+Why the clip bounds each contribution by C. Norms are computed in float64 from the very g and x that
+are summed. The largest loss that rounding can cause in their squares, (m + n + T^2) 2^-52 |g_b|^2
+|x_b|^2, is added. Rounding f g in the type of g would move the contribution of b by at most u f_b
+sum_t |g_t| |x_t| <= u f_b |g_b| |x_b|. This is added, too (patches overlap: taps times the squares
+of x). Why the sum is safe. If G_b were formed first, no summand would be longer than C. Here the
+sum runs over positions. If those of one example cancel, its summands are as long as C |g_b| |x_b| /
+|G_b| and would round away what others have added: one example could move the sum by many C.
+``norms`` therefore never falls below CANCELLED |g_b| |x_b|, so that no summand is longer than C /
+CANCELLED. And the sum is in float64, which rounds such summands by far less than 1e-4 C.
 """
 
 import math
@@ -35,14 +38,18 @@ PAIRS = 32
 MEMORY = 64
 """Cost of writing a number of G_b once and reading it twice, in multiplications."""
 CANCELLED = 1e-3
-"""Lower bound on |G_b| that ``norms`` assumes, as a share of |g_b| |x_b|; orthogonal positions have T^-1/2."""
+"""Lower bound on |G_b| that ``norms`` assumes, as a share of |g_b| |x_b|; orthogonal positions have
+T^-1/2.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class GhostGradients:
-    """The factors g and x of a batch's gradients of one weight, in place of the gradients. Not private.
+    """The factors g and x of a batch's gradients of one weight, in place of the gradients. Not
+    private.
 
-    g and x may have fewer bits than the weight: they are widened, which is exact, before anything is computed.
+    g and x may have fewer bits than the weight: they are widened, which is exact, before anything
+    is computed.
     """
 
     layer: nn.Linear | nn.Conv2d
@@ -61,24 +68,37 @@ class GhostGradients:
         return len(self.g), self.layer.weight.numel()
 
     def norms(self) -> Float[Tensor, " batch"]:
-        """An upper bound on the norm of what each example adds to ``weighted_sum`` with factor 1, in float64.
+        """An upper bound on the norm of what each example adds to ``weighted_sum`` with factor 1,
+        in float64.
 
-        It is above the norm if positions cancel to a thousandth: such an example is clipped to less than C.
+        It is above the norm if positions cancel to a thousandth: such an example is clipped to less
+        than C.
         """
-        lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (self.g, self.x)]
+        lengths = [
+            torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64)
+            for t in (self.g, self.x)
+        ]
         overlap = math.prod(self.layer.kernel_size) if isinstance(self.layer, nn.Conv2d) else 1
         positions = lengths[0] * lengths[1] * math.sqrt(overlap)
         pairs = (self.g[0].numel() // len(self.layer.weight)) ** 2
         single = pairs == 1 and not isinstance(self.layer, nn.Conv2d)  # a product of two vectors
         squares = positions.square() if single else squared_norms(self.layer, self.g, self.x)
-        lost = (sum(self.layer.weight.flatten(1).shape) + pairs) * torch.finfo(torch.float64).eps * positions.square()
-        bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(self.dtype).eps * positions
+        lost = (
+            (sum(self.layer.weight.flatten(1).shape) + pairs)
+            * torch.finfo(torch.float64).eps
+            * positions.square()
+        )
+        bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(
+            self.dtype
+        ).eps * positions
         return torch.maximum(bound, CANCELLED * positions)
 
     def weighted_sums(
         self, factors: Float[Tensor, "slots each"], finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, "slots size"]:
-        """``weighted_sum`` of each of some slots of as many examples, by one product where the layer is one."""
+        """``weighted_sum`` of each of some slots of as many examples, by one product where the
+        layer is one.
+        """
         each = factors.shape[1]
         if type(self) is not GhostGradients or isinstance(self.layer, nn.Conv2d):
             places = range(0, len(self.x), each)
@@ -104,9 +124,11 @@ class GhostGradients:
     def weighted_sum(
         self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
-        """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight; in float64.
+        """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight;
+        in float64.
 
-        In float32, 32 examples whose positions cancel to a thousandth moved the sum of the others by 3e-4 C.
+        In float32, 32 examples whose positions cancel to a thousandth moved the sum of the others
+        by 3e-4 C.
         """
         assert self.g._version == self.version  # autograd's tensor was not written to since
         g, x, factors = self.g.double(), self.x.double(), factors.double()
@@ -119,15 +141,25 @@ class GhostGradients:
         conv = self.layer
         padding = list(padding_before(conv))
         _, total, _ = torch.ops.aten.convolution_backward(
-            scaled, x, conv.weight.detach().double(), None, conv.stride, padding, conv.dilation, False, [0, 0], 1,
+            scaled,
+            x,
+            conv.weight.detach().double(),
+            None,
+            conv.stride,
+            padding,
+            conv.dilation,
+            False,
+            [0, 0],
+            1,
             [False, True, False],
-        )  # fmt: skip
+        )
         flat: Tensor = total.flatten()
         return flat
 
 
 def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
-    """Whether norms over pairs of positions cost less than one gradient for each example, and are as exact.
+    """Whether norms over pairs of positions cost less than one gradient for each example, and are
+    as exact.
 
     Products in float64 count twice.
     """
@@ -160,13 +192,16 @@ def product_is_cheaper(weight: Float[Tensor, "m c"], g: Float[Tensor, "batch *t 
 
 
 def keeps_float32_digits(device_type: str) -> bool:
-    """Whether products of float32 keep its digits. TF32 or bfloat16 would round g and x more than ``norms`` covers.
+    """Whether products of float32 keep its digits. TF32 or bfloat16 would round g and x more than
+    ``norms`` covers.
 
     With matmul precision "high" or "medium", CPUs that have bfloat16 units use them, too.
     """
     if not keeps_digits(device_type):
         return False
-    conv = getattr(torch.backends.mkldnn if device_type == "cpu" else torch.backends.cudnn, "conv", None)
+    conv = getattr(
+        torch.backends.mkldnn if device_type == "cpu" else torch.backends.cudnn, "conv", None
+    )
     if conv is not None:  # from torch 2.9 on
         return getattr(conv, "fp32_precision", "none") in ("none", "ieee")
     return device_type == "cpu" or not torch.backends.cudnn.allow_tf32
@@ -182,13 +217,17 @@ def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " bat
     return row_products(G @ G.mT, X @ X.mT)
 
 
-def row_products(A: Float[Tensor, "batch *any"], B: Float[Tensor, "batch *other"]) -> Float[Tensor, " batch"]:
+def row_products(
+    A: Float[Tensor, "batch *any"], B: Float[Tensor, "batch *other"]
+) -> Float[Tensor, " batch"]:
     """Inner product of A and B for each example."""
     products: Tensor = torch.linalg.vecdot(A.flatten(1), B.flatten(1))
     return products
 
 
-def padded(x: Float[Tensor, "batch c h w"], padding: Sequence[int]) -> Float[Tensor, "batch c h2 w2"]:
+def padded(
+    x: Float[Tensor, "batch c h w"], padding: Sequence[int]
+) -> Float[Tensor, "batch c h2 w2"]:
     """x with the zeros of a convolution's padding around it."""
     return nn.functional.pad(x, (padding[1], padding[1], padding[0], padding[0]))
 
@@ -203,7 +242,9 @@ def pixel_products(x: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch h w 
 def sum_over_taps(
     products: Float[Tensor, "batch h w h w"], out: torch.Size, kernel: tuple[int, ...]
 ) -> Float[Tensor, "batch oh ow oh ow"]:
-    """<patch_s, patch_t> of a convolution of stride 1: the products of the pixels under every tap, summed."""
+    """<patch_s, patch_t> of a convolution of stride 1: the products of the pixels under every tap,
+    summed.
+    """
     (height, width), total = out, None
     for i in range(kernel[0]):
         for j in range(kernel[1]):

@@ -1,13 +1,16 @@
-"""Formulas for the gradients of each example in one layer, from its input x and the gradient g at its output.
+"""Formulas for the gradients of each example in one layer, from its input x and the gradient g at
+its output.
 
-Symbols: B examples, T positions of one example (tokens or pixels), all sums over the positions of one example
-    W (m, n) weight; a kernel (m, c, kh, kw) has n = c * kh * kw      L (m, r), R (r, n) its carriers
+Symbols: B examples, T positions of one example (tokens or pixels), all sums over the positions of
+    one example
+    W (m, n) weight; a kernel (m, c, kh, kw) has n = c * kh * kw      L (m, r), R (r, n) its
+                                                                      carriers
     u = x R^T (B, T, r)      dL = g^T u       (Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2)
     v = g L   (B, T, r)      dR = v^T x           S = L^T dW R^T = v^T u, (r, s) where R has s rows
-The (m, n) gradient of a carried weight is never formed: one side of every product has r columns.
-A new layer type is one more class here and one more entry in LAYERS.
-``Factors`` are for callers that need products of one weight's gradients and not each of them. X (T, n) are an
-example's inputs (patches, for a convolution), G (T, m) the gradients at its outputs: dW = G^T X, a kernel flattened.
+The (m, n) gradient of a carried weight is never formed: one side of every product has r columns. A
+new layer type is one more class here and one more entry in LAYERS. ``Factors`` are for callers that
+need products of one weight's gradients and not each of them. X (T, n) are an example's inputs
+(patches, for a convolution), G (T, m) the gradients at its outputs: dW = G^T X, a kernel flattened.
 """
 
 import sys
@@ -23,16 +26,21 @@ from torch import Tensor, nn
 from fedlsg.frame import Keep
 from fedlsg.gradients.formulas.conv import kernel_gradient, output_patches
 from fedlsg.gradients.formulas.norm import GroupNormGradients, LayerNormGradients, NormGradients
-from fedlsg.gradients.formulas.standardized import StandardizedConv2d, pull_back, scales, standardize
+from fedlsg.gradients.formulas.standardized import (
+    StandardizedConv2d,
+    pull_back,
+    scales,
+    standardize,
+)
 
 
 @runtime_checkable
 class LayerGradients(Protocol):
     """Gradients of a layer's two parameters; for norm layers see ``NormGradients``.
 
-    A layer whose weight can be carried (CARRIED) adds ``inner(x, R)`` and ``outer(g, L)``, which give u and v in the
-    layout of activations; ``left(g, u)``, which gives dL for the out units in g; and ``right(v, x)``, which gives dR
-    for the in units in x.
+    A layer whose weight can be carried (CARRIED) adds ``inner(x, R)`` and ``outer(g, L)``, which
+    give u and v in the layout of activations; ``left(g, u)``, which gives dL for the out units in
+    g; and ``right(v, x)``, which gives dR for the in units in x.
     """
 
     @property
@@ -41,7 +49,9 @@ class LayerGradients(Protocol):
 
     @property
     def selects_late(self) -> bool:
-        """Whether kept in units are selected in backward: if autograd keeps x anyway, an earlier copy only costs."""
+        """Whether kept in units are selected in backward: if autograd keeps x anyway, an earlier
+        copy only costs.
+        """
 
     def batch_first(self, x: Tensor) -> bool:
         """Whether x has a batch dimension before the dimensions that the layer needs."""
@@ -64,19 +74,29 @@ class LinearGradients:
     def batch_first(self, x: Tensor) -> bool:
         return x.ndim >= 2
 
-    def inner(self, x: Float[Tensor, "batch *t n"], R: Float[Tensor, "r n"]) -> Float[Tensor, "batch *t r"]:
+    def inner(
+        self, x: Float[Tensor, "batch *t n"], R: Float[Tensor, "r n"]
+    ) -> Float[Tensor, "batch *t r"]:
         return times_rows(x, R)
 
-    def outer(self, g: Float[Tensor, "batch *t m"], L: Float[Tensor, "m r"]) -> Float[Tensor, "batch *t r"]:
+    def outer(
+        self, g: Float[Tensor, "batch *t m"], L: Float[Tensor, "m r"]
+    ) -> Float[Tensor, "batch *t r"]:
         return times_rows(g, L.mT)
 
-    def left(self, g: Float[Tensor, "batch *t m"], u: Float[Tensor, "batch *t r"]) -> Float[Tensor, "batch m r"]:
+    def left(
+        self, g: Float[Tensor, "batch *t m"], u: Float[Tensor, "batch *t r"]
+    ) -> Float[Tensor, "batch m r"]:
         return torch.bmm(sequence(u).mT, sequence(g)).transpose(1, 2)  # 3 times as fast as g^T u
 
-    def right(self, v: Float[Tensor, "batch *t r"], x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch r n"]:
+    def right(
+        self, v: Float[Tensor, "batch *t r"], x: Float[Tensor, "batch *t n"]
+    ) -> Float[Tensor, "batch r n"]:
         return self.weight(v, x)
 
-    def weight(self, g: Float[Tensor, "batch *t m"], x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch m n"]:
+    def weight(
+        self, g: Float[Tensor, "batch *t m"], x: Float[Tensor, "batch *t n"]
+    ) -> Float[Tensor, "batch m n"]:
         return torch.bmm(sequence(g).mT, sequence(x))
 
     def bias(self, g: Float[Tensor, "batch *t m"]) -> Float[Tensor, "batch m"]:
@@ -94,15 +114,23 @@ class ConvGradients:
     def batch_first(self, x: Tensor) -> bool:
         return x.ndim == 4
 
-    def inner(self, x: Float[Tensor, "batch c h w"], R: Float[Tensor, "r n"]) -> Float[Tensor, "batch r oh ow"]:
+    def inner(
+        self, x: Float[Tensor, "batch c h w"], R: Float[Tensor, "r n"]
+    ) -> Float[Tensor, "batch r oh ow"]:
         conv = self.layer
         kernels = R.reshape(R.shape[0], conv.in_channels, *conv.kernel_size)
         return F.conv2d(x, kernels, None, conv.stride, conv.padding, conv.dilation)
 
-    def outer(self, g: Float[Tensor, "batch m oh ow"], L: Float[Tensor, "m r"]) -> Float[Tensor, "batch r oh ow"]:
-        return torch.bmm(L.mT.expand(g.shape[0], -1, -1), g.flatten(2)).view(g.shape[0], -1, *g.shape[2:])
+    def outer(
+        self, g: Float[Tensor, "batch m oh ow"], L: Float[Tensor, "m r"]
+    ) -> Float[Tensor, "batch r oh ow"]:
+        return torch.bmm(L.mT.expand(g.shape[0], -1, -1), g.flatten(2)).view(
+            g.shape[0], -1, *g.shape[2:]
+        )
 
-    def left(self, g: Float[Tensor, "batch m oh ow"], u: Float[Tensor, "batch r oh ow"]) -> Float[Tensor, "batch m r"]:
+    def left(
+        self, g: Float[Tensor, "batch m oh ow"], u: Float[Tensor, "batch r oh ow"]
+    ) -> Float[Tensor, "batch m r"]:
         return torch.bmm(u.flatten(2), g.flatten(2).mT).transpose(1, 2)
 
     def right(
@@ -125,14 +153,18 @@ class StandardizedConvGradients(ConvGradients):
 
     layer: StandardizedConv2d
 
-    def outer(self, g: Float[Tensor, "batch m oh ow"], L: Float[Tensor, "m r"]) -> Float[Tensor, "batch r oh ow"]:
+    def outer(
+        self, g: Float[Tensor, "batch m oh ow"], L: Float[Tensor, "m r"]
+    ) -> Float[Tensor, "batch r oh ow"]:
         return super().outer(g, scales(self.layer.weight.detach().flatten(1)).unsqueeze(1) * L)
 
     def weight(
         self, g: Float[Tensor, "batch m oh ow"], x: Float[Tensor, "batch c h w"]
     ) -> Float[Tensor, "batch m c taps"]:
         G = super().weight(g, x)
-        return pull_back(G.flatten(2), standardize(self.layer.weight.detach().flatten(1))).reshape(G.shape)
+        return pull_back(G.flatten(2), standardize(self.layer.weight.detach().flatten(1))).reshape(
+            G.shape
+        )
 
 
 class TransposedLinear(nn.Module):
@@ -159,14 +191,17 @@ CARRIED = (nn.Linear, nn.Conv2d, StandardizedConv2d)
 
 
 def is_turned(module: nn.Module) -> bool:
-    """Whether a module stores the weight of a linear layer as (n, m): Conv1D of transformers, not imported for this."""
+    """Whether a module stores the weight of a linear layer as (n, m): Conv1D of transformers, not
+    imported for this.
+    """
     home = sys.modules.get("transformers.pytorch_utils")
     kind = type(module)
     return kind is TransposedLinear or (home is not None and kind is getattr(home, "Conv1D", None))
 
 
 def has_formulas(module: nn.Module) -> bool:
-    """Whether a module's gradients come from the formulas here: convolutions have one group and padding with zeros.
+    """Whether a module's gradients come from the formulas here: convolutions have one group and
+    padding with zeros.
 
     A module whose own ``forward`` was replaced may compute anything.
     """
@@ -174,7 +209,9 @@ def has_formulas(module: nn.Module) -> bool:
         return False
     if type(module) not in LAYERS:
         return is_turned(module)
-    return not isinstance(module, nn.Conv2d) or (module.groups == 1 and module.padding_mode == "zeros")
+    return not isinstance(module, nn.Conv2d) or (
+        module.groups == 1 and module.padding_mode == "zeros"
+    )
 
 
 def formulas_of(module: nn.Module) -> LayerGradients | NormGradients:
@@ -188,7 +225,9 @@ def can_be_carried(module: nn.Module) -> bool:
 
 
 def times_rows(x: Float[Tensor, "*t n"], A: Float[Tensor, "r n"]) -> Float[Tensor, "*t r"]:
-    """x A^T, computed as the wide product A x^T: the tall one, r columns wide, takes up to 3 times as long."""
+    """x A^T, computed as the wide product A x^T: the tall one, r columns wide, takes up to 3 times
+    as long.
+    """
     wide: Tensor = A @ x.reshape(-1, x.shape[-1]).mT
     tall: Tensor = wide.mT.unflatten(0, x.shape[:-1])
     return tall
@@ -202,8 +241,8 @@ def sequence(t: Float[Tensor, "batch *t units"]) -> Float[Tensor, "batch positio
 def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:
     """The units ``index`` of t along ``axis``; t itself if ``index`` is None.
 
-    Units that are contiguous in memory are selected from a matrix: with more dimensions torch takes 3 to 16 times as
-    long.
+    Units that are contiguous in memory are selected from a matrix: with more dimensions torch takes
+    3 to 16 times as long.
     """
     if index is None:
         return t
@@ -214,8 +253,12 @@ def units(t: Tensor, axis: int, index: Int[Tensor, " kept"] | None) -> Tensor:
     return kept.movedim(-1, axis)
 
 
-def kept_values(gradient: Float[Tensor, "batch *shape"], keep: Keep) -> Float[Tensor, "batch *kept"]:
-    """Kept coordinates of each example's gradient, in ascending position order once it is flattened."""
+def kept_values(
+    gradient: Float[Tensor, "batch *shape"], keep: Keep
+) -> Float[Tensor, "batch *kept"]:
+    """Kept coordinates of each example's gradient, in ascending position order once it is
+    flattened.
+    """
     if keep.index is None:
         return gradient
     if keep.axis is None:
@@ -252,8 +295,13 @@ class Factors:
         return self.formulas.weight(self.g, self.x).flatten(2)
 
     def __add__(self, other: "Factors") -> "Factors":
-        """The factors of the sum: the positions of both. Of linear layers, whose positions are a product's."""
-        g, x = (torch.cat([sequence(t) for t in pair], 1) for pair in ((self.g, other.g), (self.x, other.x)))
+        """The factors of the sum: the positions of both. Of linear layers, whose positions are a
+        product's.
+        """
+        g, x = (
+            torch.cat([sequence(t) for t in pair], 1)
+            for pair in ((self.g, other.g), (self.x, other.x))
+        )
         return Factors(formulas=self.formulas, g=g, x=x, version=g._version)
 
     def rows(self) -> tuple[Float[Tensor, "batch t m"], Float[Tensor, "batch t n"]]:

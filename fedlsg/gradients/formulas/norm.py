@@ -1,6 +1,7 @@
 """Gradients of the scale and shift of GroupNorm and LayerNorm for each example.
 
-Symbols: g gradient at the output, x input, mean and rstd of each group as the forward pass found them; sums over the
+Symbols: g gradient at the output, x input, mean and rstd of each group as the forward pass found
+them; sums over the
 positions of one example
     d scale = sum g (x - mean) rstd        d shift = sum g
 Mean and rstd are read from the node of the forward pass: computing them again would cost a pass.
@@ -35,7 +36,9 @@ class GroupNormGradients:
             return node._saved_result1.detach(), node._saved_result2.detach()  # type: ignore[attr-defined]
         batch, channels, groups = x.shape[0], x.shape[1], self.layer.num_groups
         positions = x[0, 0].numel()
-        _, mean, rstd = torch.native_group_norm(x, None, None, batch, channels, positions, groups, self.layer.eps)
+        _, mean, rstd = torch.native_group_norm(
+            x, None, None, batch, channels, positions, groups, self.layer.eps
+        )
         return mean, rstd
 
     def bias(self, g: Float[Tensor, "batch c *t"]) -> Float[Tensor, "batch c"]:
@@ -48,12 +51,21 @@ class GroupNormGradients:
         mean, rstd = (s.to(x.dtype) for s in statistics)
         batch, channels = x.shape[:2]
         if g.is_contiguous() and x.is_contiguous():
-            # One call of autograd's own kernel. It sums over the batch, so the examples are passed as channels.
+            # One call of autograd's own kernel. It sums over the batch, so the examples are passed
+            # as channels.
             rows, positions = batch * channels, x.numel() // (batch * channels)
             _, scale, shift = torch.ops.aten.native_group_norm_backward(
-                g.view(1, rows, -1), x.view(1, rows, -1), mean.reshape(1, -1), rstd.reshape(1, -1), x.new_ones(rows),
-                1, rows, positions, mean.numel(), [False, True, True],
-            )  # fmt: skip
+                g.view(1, rows, -1),
+                x.view(1, rows, -1),
+                mean.reshape(1, -1),
+                rstd.reshape(1, -1),
+                x.new_ones(rows),
+                1,
+                rows,
+                positions,
+                mean.numel(),
+                [False, True, True],
+            )
             return scale.view(batch, channels), shift.view(batch, channels)
         mean, rstd = (s.repeat_interleave(channels // s.shape[1], 1) for s in (mean, rstd))
         shift = g.flatten(2).sum(2)
@@ -75,7 +87,9 @@ class LayerNormGradients:
         """Mean and rstd of every position, from the node of the output if it has them."""
         if node is not None and node.name() == "NativeLayerNormBackward0":
             return node._saved_result1.detach(), node._saved_result2.detach()  # type: ignore[attr-defined]
-        _, mean, rstd = torch.native_layer_norm(x, self.layer.normalized_shape, None, None, self.layer.eps)
+        _, mean, rstd = torch.native_layer_norm(
+            x, self.layer.normalized_shape, None, None, self.layer.eps
+        )
         return mean, rstd
 
     def bias(self, g: Float[Tensor, "batch *t"]) -> Float[Tensor, "batch *normalised"]:

@@ -1,20 +1,26 @@
-"""Per-example gradients that need not be formed: of a table of rows (an embedding), a product, and both at once.
+"""Per-example gradients that need not be formed: of a table of rows (an embedding), a product, and
+both at once.
 
-Symbols: W (V, d) table; ids (B, T) row numbers of each example; g (B, T, d) gradient at the rows that were read. The
-gradient of example b is zero except in the rows that it read: G_b[v] = sum over t with ids[b, t] = v of g[b, t]. So at
-most T of V rows are stored for an example, and the (B, V, d) gradient is never formed.
-Privacy: equal rows are added in float64 and rounded once to the type of W. The norms and the sum read these very
-numbers, so nothing cancels later, and a clipped gradient has a norm of at most C.
+Symbols: W (V, d) table; ids (B, T) row numbers of each example; g (B, T, d) gradient at the rows
+that were read. The gradient of example b is zero except in the rows that it read: G_b[v] = sum over
+t with ids[b, t] = v of g[b, t]. So at most T of V rows are stored for an example, and the (B, V, d)
+gradient is never formed.
+Privacy: equal rows are added in float64 and rounded once to the type of W. The norms and the sum
+read these very numbers, so nothing cancels later, and a clipped gradient has a norm of at most C.
 
-A weight that an embedding and a linear layer share, as in a language model, has both. Symbols: P_b = g_b^T x_b the
-gradient of the linear use, R_b that of the table (few rows), both (V, d). Neither P_b, which has no zeros, nor the sum
+A weight that an embedding and a linear layer share, as in a language model, has both. Symbols: P_b
+= g_b^T x_b the gradient of the linear use, R_b that of the table (few rows), both (V, d). Neither
+P_b, which has no zeros, nor the sum
 P_b + R_b is formed for an example:
-    |P + R|^2 = |P|^2 + |R|^2 + 2 <P, R>        <P, R> = sum over rows v of R of <R[v], sum_t g_t[v] x_t>
-The rounding that may be lost in <P, R> is at most (d + T) 2^-52 |g| |x| |R|, because the rows of R are distinct. It is
-added, as ``GhostGradients`` adds that of |P|^2.
+    |P + R|^2 = |P|^2 + |R|^2 + 2 <P, R>        <P, R> = sum over rows v of R of <R[v], sum_t g_t[v]
+                                                x_t>
+The rounding that may be lost in <P, R> is at most (d + T) 2^-52 |g| |x| |R|, because the rows of R
+are distinct. It is added, as ``GhostGradients`` adds that of |P|^2.
 
-Below are formulas in the form that ``register_layer`` takes: of tables, which give rows, and of other layers that are a
-function of one call. x is its input, g the gradient at its output; sums over the positions of one example.
+Below are formulas in the form that ``register_layer`` takes: of tables, which give rows, and of
+other layers that are a
+function of one call. x is its input, g the gradient at its output; sums over the positions of one
+    example.
     Embedding    G[v] = sum of g where the row v was read          (``RowGradients``)
     convolutions of 1 to 3 dimensions, groups: examples as groups of one call
     EmbeddingBag as Embedding, g over T for a mean, at the largest for a maximum
@@ -40,7 +46,8 @@ from fedlsg.gradients.formulas.ghost import CANCELLED, GhostGradients, product_i
 
 @dataclass(frozen=True, eq=False)
 class RowGradients(GhostGradients):
-    """``GhostGradients`` of an embedding: x holds the row numbers (B, *t), g the gradient at the rows (B, *t, d).
+    """``GhostGradients`` of an embedding: x holds the row numbers (B, *t), g the gradient at the
+    rows (B, *t, d).
 
     Rows of the number ``padding`` get no gradient.
     """
@@ -60,7 +67,9 @@ class RowGradients(GhostGradients):
             real = ids != self.padding
             ids, example, g = ids[real], example[real], g[real]
         keys, place = torch.unique(example * size + ids, return_inverse=True)
-        total = g.new_zeros(len(keys), g.shape[1], dtype=torch.float64).index_add_(0, place, g.double())
+        total = g.new_zeros(len(keys), g.shape[1], dtype=torch.float64).index_add_(
+            0, place, g.double()
+        )
         return keys // size, keys % size, total.to(self.dtype)
 
     def norms(self) -> Float[Tensor, " batch"]:
@@ -73,7 +82,9 @@ class RowGradients(GhostGradients):
     def weighted_sum(
         self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
-        """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight; in float64."""
+        """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight;
+        in float64.
+        """
         example, number, rows = self.rows
         if finite is not None:
             kept = finite[example]
@@ -87,7 +98,11 @@ class RowGradients(GhostGradients):
 
     def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch rows d"]:
         """The gradients with all rows, zeros included; of the given columns only."""
-        some = self if columns is None else replace(self, g=self.g.index_select(-1, columns.to(self.g.device)))
+        some = (
+            self
+            if columns is None
+            else replace(self, g=self.g.index_select(-1, columns.to(self.g.device)))
+        )
         example, number, rows = some.rows
         out = rows.new_zeros(len(self.x), self.layer.weight.shape[0], some.g.shape[-1])
         out[example, number] = rows
@@ -96,10 +111,12 @@ class RowGradients(GhostGradients):
 
 @dataclass(frozen=True, eq=False)
 class ProductGradients(GhostGradients):
-    """``GhostGradients`` of a product: G_b = g_b^T x_b for any two factors (B, *t, m) and (B, *t, n).
+    """``GhostGradients`` of a product: G_b = g_b^T x_b for any two factors (B, *t, m) and (B, *t,
+    n).
 
-    For y = x W^T they are as the names say. For y = x W, as in GPT-2, they have changed places. ``layer`` is any object
-    with the weight (m, n). Both factors must stay as they are; ``seen`` is the in-place version of x.
+    For y = x W^T they are as the names say. For y = x W, as in GPT-2, they have changed places.
+    ``layer`` is any object with the weight (m, n). Both factors must stay as they are; ``seen`` is
+    the in-place version of x.
     """
 
     seen: int = 0
@@ -142,10 +159,17 @@ class TiedGradients(GhostGradients):
     def norms(self) -> Float[Tensor, " batch"]:
         """An upper bound on the norm of what each example adds, as for all ``GhostGradients``."""
         linear, table = self.linear.norms(), self.table.norms()
-        lengths = [torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64) for t in (self.g, self.x)]
+        lengths = [
+            torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64)
+            for t in (self.g, self.x)
+        ]
         positions, eps = lengths[0] * lengths[1], torch.finfo(torch.float64).eps
-        lost = 2 * (self.x.shape[-1] + self.g[0].numel() // self.g.shape[-1]) * eps * positions * table
-        bound: Tensor = (linear.square() + table.square() + 2 * self.products() + lost).clamp(min=0).sqrt()
+        lost = (
+            2 * (self.x.shape[-1] + self.g[0].numel() // self.g.shape[-1]) * eps * positions * table
+        )
+        bound: Tensor = (
+            (linear.square() + table.square() + 2 * self.products() + lost).clamp(min=0).sqrt()
+        )
         bound = bound + torch.finfo(self.dtype).eps * positions
         return torch.maximum(bound, CANCELLED * (positions + table))
 
@@ -189,9 +213,11 @@ def embedding(module: nn.Embedding, inputs: tuple[Tensor, ...], g: Tensor) -> Fo
 
 
 def convolution(module: _ConvNd, inputs: tuple[Tensor, ...], g: Tensor) -> Found:
-    """Convolutions, transposed ones too, of 1 to 3 dimensions, with any groups and padding: one call of autograd's own.
+    """Convolutions, transposed ones too, of 1 to 3 dimensions, with any groups and padding: one
+    call of autograd's own.
 
-    With B times the groups, the channels of example b are groups of their own, so that its kernel has its own gradient.
+    With B times the groups, the channels of example b are groups of their own, so that its kernel
+    has its own gradient.
     """
     x, padding, batch = inputs[0], module.padding, len(g)
     if module.padding_mode != "zeros" or isinstance(padding, str):
@@ -199,25 +225,45 @@ def convolution(module: _ConvNd, inputs: tuple[Tensor, ...], g: Tensor) -> Found
         x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode), (0,) * (g.ndim - 2)
     beyond = [0] * len(padding)
     if module.transposed:
-        sizes = zip(g.shape[2:], x.shape[2:], module.stride, padding, module.dilation, module.kernel_size, strict=True)
+        sizes = zip(
+            g.shape[2:],
+            x.shape[2:],
+            module.stride,
+            padding,
+            module.dilation,
+            module.kernel_size,
+            strict=True,
+        )
         beyond = [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
     _, weight, _ = torch.ops.aten.convolution_backward(
-        g.reshape(1, -1, *g.shape[2:]), x.reshape(1, -1, *x.shape[2:]),
-        g.new_empty(batch * len(module.weight), *module.weight.shape[1:]), None, module.stride, padding,
-        module.dilation, module.transposed, beyond, batch * module.groups, [False, True, False],
-    )  # fmt: skip
+        g.reshape(1, -1, *g.shape[2:]),
+        x.reshape(1, -1, *x.shape[2:]),
+        g.new_empty(batch * len(module.weight), *module.weight.shape[1:]),
+        None,
+        module.stride,
+        padding,
+        module.dilation,
+        module.transposed,
+        beyond,
+        batch * module.groups,
+        [False, True, False],
+    )
     return {"weight": weight.view(batch, *module.weight.shape), "bias": g.flatten(2).sum(2)}
 
 
 def embedding_bag(module: nn.EmbeddingBag, inputs: tuple[Any, ...], g: Tensor) -> Found:
-    """The rows of each bag: of row numbers (B, T), or (all,) with the place where each bag starts."""
+    """The rows of each bag: of row numbers (B, T), or (all,) with the place where each bag
+    starts.
+    """
     ids, weights = inputs[0], inputs[2] if len(inputs) > 2 else None
     outside = torch.full_like(ids, False, dtype=torch.bool)
     if ids.ndim == 1:
         ends = [*inputs[1].tolist(), *([] if module.include_last_offset else [len(ids)])]
         sizes = [stop - start for start, stop in pairwise(ends)]
         outside = pad_sequence(list(outside.split(sizes)), batch_first=True, padding_value=True)
-        weights = None if weights is None else pad_sequence(list(weights.split(sizes)), batch_first=True)
+        weights = (
+            None if weights is None else pad_sequence(list(weights.split(sizes)), batch_first=True)
+        )
         ids = pad_sequence(list(ids.split(sizes)), batch_first=True)
     if module.padding_idx is not None:
         outside = outside | (ids == module.padding_idx)

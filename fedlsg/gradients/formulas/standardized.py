@@ -1,11 +1,13 @@
 """A convolution with standardized filters, and the gradient of its stored weight.
 
 Symbols: W (m, n) weight as stored, n = c * kh * kw, one filter a row; sums over one row
-    v = sum (W - mean)^2     s = 1 / sqrt(max(v, eps))     K = s (W - mean): the kernel that the convolution uses
+    v = sum (W - mean)^2     s = 1 / sqrt(max(v, eps))     K = s (W - mean): the kernel that the
+                             convolution uses
     G (m, n) gradient of a loss with respect to K    S = G 1 (m,)     A_i = <G_i, K_i> (m,)
     dW = diag(s) (G - S 1^T / n - diag(A) K),  without the last term in a row where v < eps
-(Brock et al. 2021, "Characterizing signal propagation", and De et al. 2022, without their gain of each filter.)
-Both S and A are sums over the positions t of one example, and the layer has their terms: with g the gradient at the
+(Brock et al. 2021, "Characterizing signal propagation", and De et al. 2022, without their gain of
+each filter.) Both S and A are sums over the positions t of one example, and the layer has their
+terms: with g the gradient at the
 output, y the output without its bias, and p the sum of the input under the kernel,
     S = sum_t g(t) p(t)        A = sum_t g(t) y(t)
 so the r-sized gradients of a carried weight need no (m, n) gradient of an example:
@@ -25,9 +27,11 @@ EPS = 1e-4
 
 
 class StandardizedConv2d(nn.Conv2d):
-    """Conv2d whose filters have mean 0 and norm 1 for any stored weights; the bias is added unchanged.
+    """Conv2d whose filters have mean 0 and norm 1 for any stored weights; the bias is added
+    unchanged.
 
-    A scaled or shifted filter gives the same output, so its gradient is orthogonal to the filter and to constants.
+    A scaled or shifted filter gives the same output, so its gradient is orthogonal to the filter
+    and to constants.
     Differs from De et al. 2022: no gain.
     """
 
@@ -60,7 +64,9 @@ def scales(W: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
     return norms.square().clamp(min=EPS).rsqrt()
 
 
-def pull_back(G: Float[Tensor, "batch m n"], standardized: Standardized) -> Float[Tensor, "batch m n"]:
+def pull_back(
+    G: Float[Tensor, "batch m n"], standardized: Standardized
+) -> Float[Tensor, "batch m n"]:
     """dW of each example from its gradient G with respect to the kernel: dense, linear in G."""
     K, s = standardized.kernel, standardized.scale
     A = torch.einsum("bmn,mn->bm", G, K) * standardized.counts
@@ -69,7 +75,8 @@ def pull_back(G: Float[Tensor, "batch m n"], standardized: Standardized) -> Floa
 
 @dataclass(eq=False)
 class OutputNote:
-    """What the r-sized gradients need of a call in addition to u and x: y (with the bias), p, and y's in-place version.
+    """What the r-sized gradients need of a call in addition to u and x: y (with the bias), p, and
+    y's in-place version.
 
     Usually y costs no memory: the norm after the convolution keeps its input anyway.
     """
@@ -86,8 +93,12 @@ class OutputNote:
         """Whether y was changed in place after the call."""
         return self.y._version != self.version
 
-    def sums(self, g: Float[Tensor, "batch m oh ow"]) -> tuple[Float[Tensor, "batch m"], Float[Tensor, "batch m"]]:
-        """s S / n and s A of each example; A is zero where the norm does not count. Computed once."""
+    def sums(
+        self, g: Float[Tensor, "batch m oh ow"]
+    ) -> tuple[Float[Tensor, "batch m"], Float[Tensor, "batch m"]]:
+        """s S / n and s A of each example; A is zero where the norm does not count. Computed
+        once.
+        """
         if self._sums is None:
             K = self.standardized
             flat = g.flatten(2)
@@ -106,7 +117,9 @@ def note_output(
     ones = x.new_ones(1, 1, *conv.kernel_size)
     return OutputNote(
         y=y,
-        patch_sums=F.conv2d(x.sum(1, keepdim=True), ones, None, conv.stride, conv.padding, conv.dilation),
+        patch_sums=F.conv2d(
+            x.sum(1, keepdim=True), ones, None, conv.stride, conv.padding, conv.dilation
+        ),
         bias=None if conv.bias is None else conv.bias.detach(),
         standardized=standardize(conv.weight.detach().flatten(1)),
         version=y._version,

@@ -103,7 +103,8 @@ FIX = (
     f"over dimension 0, the batch, and without a memory of earlier batches; {NO_SEEDS}"
 )
 WRONG = (
-    "a step takes another {} of one example than torch.autograd: correct the function that register_layer got for it"
+    "a step takes another {} of one example than torch.autograd: correct the function that "
+    "register_layer got for it"
 )
 NO_GRADIENT = (
     "its losses have no gradient of any trained parameter, so that a step would be noise alone; "
@@ -319,7 +320,9 @@ class Check:
         """Whether a tensor of an example differs from its tensor alone."""
         now, own = (t.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0) for t in (now, own))
         noise = ROUNDINGS * max(row.rounding for row in self.alone.values()) * own.numel() ** 0.5
-        return bool(float((now - own).norm()) > tolerance * max(float(own.norm()), self.floor) + noise)
+        return bool(
+            float((now - own).norm()) > tolerance * max(float(own.norm()), self.floor) + noise
+        )
 
     def trace(self, members: Sequence[int]) -> Trace:
         """What passes through the modules, under the sum of the losses."""

@@ -13,19 +13,26 @@ from fedlsg.tensors import each
 
 
 def gradients_of_rows(given: Given) -> list[Tensor]:
-    """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
+    """Kept coordinates of each example's gradient, one tensor a block, in the order of
+    ``frame.blocks``.
 
     Autograd differentiates the losses of batches of one: no layer is hooked.
     """
     frame, parameters, like = given.frame, given.parameters, given.like
     blocks = [like.new_zeros(given.batch, block.kept) for block in frame.blocks]
     for row in range(given.batch):
-        inputs, targets = (each(part, partial(row_of, number=row)) for part in (given.inputs, given.targets))
+        inputs, targets = (
+            each(part, partial(row_of, number=row)) for part in (given.inputs, given.targets)
+        )
         with forgetting(given.model), torch.enable_grad():
-            losses = losses_of(given.model, given.loss_fn, inputs, targets, given.precision, batch=1, like=like)
+            losses = losses_of(
+                given.model, given.loss_fn, inputs, targets, given.precision, batch=1, like=like
+            )
             if not losses.requires_grad:
                 continue
-            gradients = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+            gradients = torch.autograd.grad(
+                losses.sum(), list(parameters.values()), allow_unused=True
+            )
         of = dict(zip(parameters, gradients, strict=True))
         for coordinates in frame.coordinates:
             if (gradient := of[coordinates.name]) is None:

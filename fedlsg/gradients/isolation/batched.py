@@ -1,7 +1,8 @@
 """From inside of ``vmap`` to the tensors of the batch and back, in some 30 microseconds a layer.
 
-torch offers the same as ``torch.autograd.Function.vmap``, at twenty times the cost of a call. These names of torch's
-``functorch`` are not public: ``tests/fedlsg/gradients/isolation`` fails where a version of torch changes them.
+torch offers the same as ``torch.autograd.Function.vmap``, at twenty times the cost of a call. These
+names of torch's ``functorch`` are not public: ``tests/fedlsg/gradients/isolation`` fails where a
+version of torch changes them.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,14 +21,20 @@ from fedlsg.user_code.library import own_code
 
 
 def for_each_example(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a batch that calls ``function`` on the tensors of one example; random draws differ.
+    """The function of a batch that calls ``function`` on the tensors of one example; random draws
+    differ.
 
-    Raises RuntimeError where torch has no rule for its code under ``vmap``, and for a rule of a user's own, the
-    ``vmap`` of an ``autograd.Function``: it would get the tensors of the batch.
+    Raises RuntimeError where torch has no rule for its code under ``vmap``, and for a rule of a
+    user's own, the ``vmap`` of an ``autograd.Function``: it would get the tensors of the batch.
     """
-    mapped, by_rule = vmap(function, randomness="different"), autograd_function.custom_function_call_vmap_helper
+    mapped, by_rule = (
+        vmap(function, randomness="different"),
+        autograd_function.custom_function_call_vmap_helper,
+    )
 
-    def by_own_rule(interpreter: Any, rule: Callable[..., Any], operator: Any, *given: Any, **named: Any) -> Any:
+    def by_own_rule(
+        interpreter: Any, rule: Callable[..., Any], operator: Any, *given: Any, **named: Any
+    ) -> Any:
         if own := _own_code(rule):
             raise RuntimeError(f"a rule for vmap of one's own sees all examples: {own}")
         return by_rule(interpreter, rule, operator, *given, **named)
@@ -61,7 +68,9 @@ def outside() -> Iterator[int]:
 
 
 def of_batch(t: Tensor, *, level: int, size: int) -> Tensor:
-    """The tensor of the batch, (B, *example), of one example's; copies of a value that all examples share."""
+    """The tensor of the batch, (B, *example), of one example's; copies of a value that all examples
+    share.
+    """
     if _functorch.maybe_get_level(t) != level or not _functorch.is_batchedtensor(t):
         return t.expand(size, *t.shape)
     batch: Tensor = _functorch.get_unwrapped(t)

@@ -44,7 +44,8 @@ def refuse(what: str) -> NoReturn:
 
 @contextmanager
 def own_seeds_refused() -> Iterator[None]:
-    """Inside, code of this thread that seeds torch, python or numpy, or sets a state, gets OwnDrawsError.
+    """Inside, code of this thread that seeds torch, python or numpy, or sets a state, gets
+    OwnDrawsError.
 
     To be entered after the secret seeds are set, around forward, loss and backward of a pass.
     """

@@ -17,12 +17,14 @@ __all__ = ["LEVELS", "Isolation", "resolve", "slow_word"]
 SLOW = 2.0
 
 
-def resolve(model: nn.Module, loss: object, wanted: Wanted, trial: Callable[[], Isolation]) -> Isolation:
+def resolve(
+    model: nn.Module, loss: object, wanted: Wanted, trial: Callable[[], Isolation]
+) -> Isolation:
     """The level of ``model`` and ``loss``: what is ``wanted``, or that of the rule for "auto".
 
-    ``trial`` runs own code on made-up or public rows: ``isolated`` where torch has a rule for it under ``vmap``, else
-    ``rows``. At both levels a model of libraries runs on the batch, and a user's own loss on the outputs of one
-    example.
+    ``trial`` runs own code on made-up or public rows: ``isolated`` where torch has a rule for it
+    under ``vmap``, else ``rows``. At both levels a model of libraries runs on the batch, and a
+    user's own loss on the outputs of one example.
     """
     if wanted not in ("auto", *LEVELS):
         raise ValueError(f"expected isolation in {('auto', *LEVELS)}, got {wanted!r}")

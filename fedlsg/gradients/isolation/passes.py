@@ -39,27 +39,39 @@ def per_example_gradients(
     precision: Precision = FLOAT32,
     isolation: Isolation = "checked",
 ) -> list[Float[Tensor, "batch kept"]]:
-    """Kept coordinates of each example's gradient, one tensor a block, in the order of ``frame.blocks``.
+    """Kept coordinates of each example's gradient, one tensor a block, in the order of
+    ``frame.blocks``.
 
-    ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)`` must give one
-    loss an example, shape (B,): a mean would scale every gradient by 1 / B.
-    Guarantee: row i is a function of example i alone. At ``isolated`` and ``rows`` for every model and loss; left to
-    the one check (``independence``) are traces in global variables, closures and objects of other classes. At
-    ``checked`` for a model and a loss that treat examples independently, which that check tries.
-    The (m, n) gradient of a carried weight is never formed. No parameter's ``.grad`` or ``requires_grad`` changes, even
-    if an error is raised. A layer that the forward pass does not reach gives zeros. An empty batch gives tensors of
-    shape (0, kept), and the model is not called. A loss that is not finite affects its own row only. The gradients of
-    several calls of a layer are added, and the sum is clipped.
-    Raises UnsupportedLayerError for what ``check`` refuses, and for a layer whose input is not batch first or changes
-    in place after the call; OwnDrawsError for a model or loss that seeds random draws itself (``draws``); ValueError
-    for losses of another shape; at ``isolated``, what torch raises for code that it has no rule for under ``vmap``.
-    ``checked``: the result of ``check(model, frame)``, if neither has changed since; by default it is called here.
-    ``precision``: the precision of the pass. The blocks have the type of the parameters in any case.
+    ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)``
+    must give one loss an example, shape (B,): a mean would scale every gradient by 1 / B.
+    Guarantee: row i is a function of example i alone. At ``isolated`` and ``rows`` for every model
+    and loss; left to the one check (``independence``) are traces in global variables, closures and
+    objects of other classes. At ``checked`` for a model and a loss that treat examples
+    independently, which that check tries. The (m, n) gradient of a carried weight is never formed.
+    No parameter's ``.grad`` or ``requires_grad`` changes, even if an error is raised. A layer that
+    the forward pass does not reach gives zeros. An empty batch gives tensors of shape (0, kept),
+    and the model is not called. A loss that is not finite affects its own row only. The gradients
+    of several calls of a layer are added, and the sum is clipped.
+    Raises UnsupportedLayerError for what ``check`` refuses, and for a layer whose input is not
+    batch first or changes in place after the call; OwnDrawsError for a model or loss that seeds
+    random draws itself (``draws``); ValueError for losses of another shape; at ``isolated``, what
+    torch raises for code that it has no rule for under ``vmap``.
+    ``checked``: the result of ``check(model, frame)``, if neither has changed since; by default it
+    is called here.
+    ``precision``: the precision of the pass. The blocks have the type of the parameters in any
+    case.
     """
     blocks = block_gradients(
-        model, loss_fn, inputs, targets, frame,
-        ghost=False, checked=checked, precision=precision, isolation=isolation,
-    )  # fmt: skip
+        model,
+        loss_fn,
+        inputs,
+        targets,
+        frame,
+        ghost=False,
+        checked=checked,
+        precision=precision,
+        isolation=isolation,
+    )
     return [block.flatten(1) for block in blocks if isinstance(block, Tensor)]
 
 
@@ -75,9 +87,11 @@ def block_gradients(
     precision: Precision = FLOAT32,
     isolation: Isolation = "checked",
 ) -> list[Float[Tensor, "batch *kept"] | GhostGradients]:
-    """As ``per_example_gradients``, but not flattened: each block has the memory order that its product gave it.
+    """As ``per_example_gradients``, but not flattened: each block has the memory order that its
+    product gave it.
 
-    With ``ghost=True``, blocks for which ghost clipping is cheaper are returned as ``GhostGradients``.
+    With ``ghost=True``, blocks for which ghost clipping is cheaper are returned as
+    ``GhostGradients``.
     """
     given = Given(
         model=model,
@@ -132,14 +146,18 @@ def forget_loss(loss_fn: LossFunction) -> None:
 
 
 def run_on_batch(step: Pass, given: Given, read: Collection[str]) -> None:
-    """One pass of a model of a library over the batch; a user's loss sees the outputs of one example."""
+    """One pass of a model of a library over the batch; a user's loss sees the outputs of one
+    example.
+    """
     if own_loss(given.loss_fn):
         given = replace(given, loss_fn=partial(vmapped.losses_on_outputs, given.loss_fn))
     run_pass(step, given, read)
 
 
 def patched_layers(prepared: Prepared) -> set[str]:
-    """Parameters of known layers whose class was patched: their code is a user's, and may not see the batch."""
+    """Parameters of known layers whose class was patched: their code is a user's, and may not see
+    the batch.
+    """
     answers, names = prepared.known.answers, set[str]()
     for layer in vmapped.layers_of(prepared):
         kind = type(layer.module)
@@ -151,7 +169,9 @@ def patched_layers(prepared: Prepared) -> set[str]:
 
 
 def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
-    """One pass of a model whose code sees one example; parameters ``read`` are copied for each example."""
+    """One pass of a model whose code sees one example; parameters ``read`` are copied for each
+    example.
+    """
     prepared = prepare(given.model, given.frame, given.precision, read)
     step.ways, step.parameters = prepared.ways, prepared.parameters
     places = vmapped.copied_places(prepared)

@@ -1,4 +1,6 @@
-"""What a forward pass writes into a model is put back after the pass: no example can read another one's trace."""
+"""What a forward pass writes into a model is put back after the pass: no example can read another
+one's trace.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,10 +16,12 @@ TABLES = ("_parameters", "_buffers", "_modules")
 
 @contextmanager
 def forgetting(model: nn.Module) -> Iterator[None]:
-    """Inside, forward passes may write to the model; afterwards its attributes and buffers are as they were.
+    """Inside, forward passes may write to the model; afterwards its attributes and buffers are as
+    they were.
 
-    Put back are attributes of all modules, the members of lists, dicts and sets that are attributes, and the values
-    of buffers. Not put back: what forward writes to global variables, closures and objects of other classes.
+    Put back are attributes of all modules, the members of lists, dicts and sets that are
+    attributes, and the values of buffers. Not put back: what forward writes to global variables,
+    closures and objects of other classes.
     """
     spaces = [(vars(module), dict(vars(module))) for module in model.modules()]
     members = [(c, list(c.items() if isinstance(c, dict) else c)) for c in _containers(spaces)]
@@ -26,7 +30,9 @@ def forgetting(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for space, before in spaces:
-            if len(space) != len(before) or any(space.get(k, space) is not v for k, v in before.items()):
+            if len(space) != len(before) or any(
+                space.get(k, space) is not v for k, v in before.items()
+            ):
                 space.clear()
                 space.update(before)
         for container, held in members:

@@ -1,4 +1,6 @@
-"""Whether torch can run a model's code under ``vmap``, and how much slower a pass then is: on made-up rows."""
+"""Whether torch can run a model's code under ``vmap``, and how much slower a pass then is: on
+made-up rows.
+"""
 
 import random
 import time
@@ -24,14 +26,18 @@ LONG, GROWS = 0.02, 4
 MOST_PASSES, ENOUGH = 5, 0.2
 """Passes that are timed, at most, and seconds after which there is no other one."""
 CLOSE = 5e-3
-"""Largest difference of two gradients of a row, in float32, relative to their length: a ReLU may flip."""
+"""Largest difference of two gradients of a row, in float32, relative to their length: a ReLU may
+flip.
+"""
 
 
-def level_of_own_code(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> Isolation:
+def level_of_own_code(
+    model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any
+) -> Isolation:
     """``isolated``, if the isolated pass runs and gives the gradients of rows alone; else ``rows``.
 
-    ``inputs``, ``targets``: made-up or public rows. Draws of the model are not compared, only made. Raises what model
-    and loss raise on rows alone.
+    ``inputs``, ``targets``: made-up or public rows. Draws of the model are not compared, only made.
+    Raises what model and loss raise on rows alone.
     """
     frame = dense_frame(model, kept=COMPARED)
     gradients = partial(per_example_gradients, model, loss_fn, inputs, targets, frame)
@@ -49,7 +55,8 @@ def level_of_own_code(model: nn.Module, loss_fn: LossFunction, inputs: Any, targ
 def slowdown(
     model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, level: Isolation, most: int
 ) -> float | None:
-    """The time of a pass at a level over that of one over the batch; None where the batch cannot be passed at once.
+    """The time of a pass at a level over that of one over the batch; None where the batch cannot be
+    passed at once.
 
     Of these rows, repeated until a pass takes ``LONG`` or has ``most`` examples.
     """
@@ -62,10 +69,14 @@ def slowdown(
             return None
         if at_once >= LONG or batch_size(inputs, targets) >= most:
             return at_level / at_once
-        inputs, targets = (each_field(part, lambda t: torch.cat([t] * GROWS)[:most]) for part in (inputs, targets))
+        inputs, targets = (
+            each_field(part, lambda t: torch.cat([t] * GROWS)[:most]) for part in (inputs, targets)
+        )
 
 
-def _seconds(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, frame: Frame, level: Any) -> float:
+def _seconds(
+    model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, frame: Frame, level: Any
+) -> float:
     """The shortest of some passes: others of the machine make them longer, never shorter."""
     spent: list[float] = []
     while len(spent) < MOST_PASSES and sum(spent) < ENOUGH:
@@ -76,17 +87,23 @@ def _seconds(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any,
 
 
 def dense_frame(model: nn.Module, kept: int | None = None) -> Frame:
-    """The frame of all trainable parameters, none carried; of each, ``kept`` coordinates at most."""
-    coordinates = tuple(Coordinates(name=n, shape=tuple(p.shape)) for n, p in trainable(model).items())
+    """The frame of all trainable parameters, none carried; of each, ``kept`` coordinates at
+    most.
+    """
+    coordinates = tuple(
+        Coordinates(name=n, shape=tuple(p.shape)) for n, p in trainable(model).items()
+    )
     blocks = make_blocks(coordinates)
     if kept is not None:
         blocks = tuple(
             type(block)(
-                parameter=block.parameter, part=block.part, shape=block.shape,
+                parameter=block.parameter,
+                part=block.part,
+                shape=block.shape,
                 keep=Keep(axis=None, index=spaced(block.size, kept)),
             )
             for block in blocks
-        )  # fmt: skip
+        )
     return Frame(coordinates=coordinates, blocks=blocks)
 
 
@@ -94,4 +111,9 @@ def _generators() -> tuple[Any, ...]:
     """The states of the generators of torch, python and numpy on the CPU."""
     words: Any = np.random.get_state(legacy=False)
     state: Tensor = torch.get_rng_state()
-    return random.getstate(), words["state"]["pos"], words["state"]["key"].tobytes(), state.numpy().tobytes()
+    return (
+        random.getstate(),
+        words["state"]["pos"],
+        words["state"]["key"].tobytes(),
+        state.numpy().tobytes(),
+    )

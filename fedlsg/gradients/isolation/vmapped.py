@@ -1,10 +1,13 @@
-"""The pass of a model whose code sees one example: ``vmap`` runs it on a batch of one, once for all examples.
+"""The pass of a model whose code sees one example: ``vmap`` runs it on a batch of one, once for all
+examples.
 
-Under ``vmap`` a module, hook or loss gets the tensors of ONE example: a mean over dimension 0 is the mean of one row,
-whatever the code does. Autograd records the pass outside of ``vmap``, so that hooks and formulas of ``gradients.hooks``
-get the inputs and output gradients of known layers as they get them in a pass over the batch.
+Under ``vmap`` a module, hook or loss gets the tensors of ONE example: a mean over dimension 0 is
+the mean of one row, whatever the code does. Autograd records the pass outside of ``vmap``, so that
+hooks and formulas of ``gradients.hooks`` get the inputs and output gradients of known layers as
+they get them in a pass over the batch.
 
-known layers      (``KNOWN``: their code is torch's) run on the batch itself, at the cost of a pass over the batch
+known layers      (``KNOWN``: their code is torch's) run on the batch itself, at the cost of a pass
+                  over the batch
 other parameters  are copied for each example: autograd gives the gradient of each copy
 attributes        that forward writes are put back after the pass (``state``)
 """
@@ -25,7 +28,13 @@ from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.torch_func import map_tensors
 from fedlsg.gradients.hooks import Pass, freeze
 from fedlsg.gradients.isolation.alone import row_of
-from fedlsg.gradients.isolation.batched import examples_alone, for_each_example, of_batch, of_example, outside
+from fedlsg.gradients.isolation.batched import (
+    examples_alone,
+    for_each_example,
+    of_batch,
+    of_example,
+    outside,
+)
 from fedlsg.gradients.isolation.state import forgetting
 from fedlsg.gradients.known import Prepared
 from fedlsg.gradients.per_example import Given
@@ -64,8 +73,9 @@ def known_layers(step: Pass, prepared: Prepared) -> Iterator[None]:
 def _forward(step: Pass, layer: Layer | CallLayer) -> Callable[..., Any]:
     """What stands in for the ``forward`` of a known layer: it runs on the tensors of the batch.
 
-    Raises ReadElsewhereError, so that the parameters are copied in another pass, where that is not possible: of a
-    value that all examples share, inside another ``vmap``, or of several images of one example.
+    Raises ReadElsewhereError, so that the parameters are copied in another pass, where that is not
+    possible: of a value that all examples share, inside another ``vmap``, or of several images of
+    one example.
     """
     names = [slot.block.parameter for slot in slots_of(layer)]
 
@@ -75,7 +85,9 @@ def _forward(step: Pass, layer: Layer | CallLayer) -> Callable[..., Any]:
             raise ReadElsewhereError(names)
         with outside() as level:
             batch = partial(of_batch, level=level, size=step.batch)
-            made = _on_batch(step, layer, names, map_tensors(batch, args), map_tensors(batch, kwargs))
+            made = _on_batch(
+                step, layer, names, map_tensors(batch, args), map_tensors(batch, kwargs)
+            )
             return map_tensors(partial(of_example, level=level), made)
 
     return forward
@@ -85,8 +97,12 @@ def slots_of(layer: Layer | CallLayer) -> Sequence[Any]:
     return layer.slots if isinstance(layer, Layer) else list(layer.slots.values())
 
 
-def _on_batch(step: Pass, layer: Layer | CallLayer, names: list[str], args: Any, kwargs: Any) -> Any:
-    """The outputs of a layer, (B, *output of one example), from its inputs, (B, *input of one example)."""
+def _on_batch(
+    step: Pass, layer: Layer | CallLayer, names: list[str], args: Any, kwargs: Any
+) -> Any:
+    """The outputs of a layer, (B, *output of one example), from its inputs, (B, *input of one
+    example).
+    """
     module = layer.module
     freeze(layer)
     if isinstance(module, RECURRENT):
@@ -94,7 +110,8 @@ def _on_batch(step: Pass, layer: Layer | CallLayer, names: list[str], args: Any,
         return _recurrent(step, layer, *args, **kwargs)
     x = args[0] if args else kwargs["input"]
     alone = has_batch_of_one(module, x.shape[1:])
-    if alone is None:  # an example became several images: each copy of the weight sees those of its own
+    # an example became several images: each copy of the weight sees those of its own
+    if alone is None:
         _unfreeze(layer)
         raise ReadElsewhereError(names)
     given = x.squeeze(1) if alone else x
@@ -103,7 +120,8 @@ def _on_batch(step: Pass, layer: Layer | CallLayer, names: list[str], args: Any,
 
 
 def has_batch_of_one(module: nn.Module, example: torch.Size) -> bool | None:
-    """Whether the first dimension of one example's input is a batch of one; None for a batch of several images.
+    """Whether the first dimension of one example's input is a batch of one; None for a batch of
+    several images.
 
     Layers on positions take any dimensions before their last ones.
     """
@@ -143,8 +161,8 @@ def _recurrent(step: Pass, layer: CallLayer, x: Tensor, hx: Any = None) -> Any:
     if x.ndim != 4 or x.shape[example] != 1:
         _unfreeze(layer)
         raise ValueError(
-            f"{layer.path} ({type(module).__name__}): expected one example with a batch dimension, got shape "
-            f"{tuple(x.shape[1:])}; set isolation='rows'"
+            f"{layer.path} ({type(module).__name__}): expected one example with a batch dimension, "
+            f"got shape {tuple(x.shape[1:])}; set isolation='rows'"
         )
     rows = x.squeeze(example)
     rows = rows if module.batch_first else rows.transpose(0, 1)
@@ -169,7 +187,9 @@ def copied_places(prepared: Prepared) -> dict[str, list[Place]]:
 
 
 def read_with(prepared: Prepared, places: Mapping[str, list[Place]]) -> set[str]:
-    """Other parameters of known layers of which one is copied: such a layer does not run on the batch."""
+    """Other parameters of known layers of which one is copied: such a layer does not run on the
+    batch.
+    """
     copied = {id(module) for found in places.values() for module, _ in found}
     known: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
     layers = [layer for layer in known if id(layer.module) in copied]
@@ -178,8 +198,14 @@ def read_with(prepared: Prepared, places: Mapping[str, list[Place]]) -> set[str]
 
 @contextmanager
 def own_copies(places: Mapping[str, list[Place]], batch: int) -> Iterator[dict[str, Tensor]]:
-    """Copies (B, *shape) of parameters, leaves of the graph; inside, the modules may hold one example's copy."""
-    saved = [(module, name, module._parameters[name]) for found in places.values() for module, name in found]
+    """Copies (B, *shape) of parameters, leaves of the graph; inside, the modules may hold one
+    example's copy.
+    """
+    saved = [
+        (module, name, module._parameters[name])
+        for found in places.values()
+        for module, name in found
+    ]
     copies = {}
     for name, found in places.items():
         p = found[0][0]._parameters[found[0][1]]
@@ -197,8 +223,8 @@ def isolated_losses(
 ) -> Tensor:
     """The loss of each example, (B,), from passes of one example each.
 
-    ``own_loss``: whether the loss is a user's code, which sees one example as well. torch's own losses get the outputs
-    of the batch where these are one tensor with the batch first.
+    ``own_loss``: whether the loss is a user's code, which sees one example as well. torch's own
+    losses get the outputs of the batch where these are one tensor with the batch first.
     """
     model, loss_fn = given.model, given.loss_fn
     whole: list[bool] = []
@@ -235,8 +261,8 @@ def _one_loss(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, target: Any) 
     losses = loss_fn(outputs, target)
     if losses.shape != (1,):
         raise ValueError(
-            f"expected one loss an example, got shape {tuple(losses.shape)} for one example: use reduction='none', "
-            "and average within an example only"
+            f"expected one loss an example, got shape {tuple(losses.shape)} for one example: use "
+            "reduction='none', and average within an example only"
         )
     return losses.squeeze(0)
 
@@ -248,16 +274,16 @@ _by_rows: WeakSet[Any] = WeakSet()
 def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targets: Any) -> Tensor:
     """The loss of each example, (B,), of a user's loss that sees the outputs of one example.
 
-    Under ``vmap``, or of one row after the other where torch has no rule for the loss. Raises ValueError for outputs
-    that are not tensors with the batch first.
+    Under ``vmap``, or of one row after the other where torch has no rule for the loss. Raises
+    ValueError for outputs that are not tensors with the batch first.
     """
     leaves, spec = tree_flatten(outputs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     count = len(next(iter(fields_of(targets).values())))
     if not tensors or any(t.ndim == 0 or len(t) != count for t in tensors):
         raise ValueError(
-            "expected outputs of the model with the examples on their first dimension, so that the loss can get those "
-            "of one example: set isolation='rows'"
+            "expected outputs of the model with the examples on their first dimension, so that the "
+            "loss can get those of one example: set isolation='rows'"
         )
 
     def of_one(rows: list[Tensor], y: Any) -> Tensor:
@@ -272,5 +298,8 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
             return made
         except RuntimeError:
             _by_rows.add(loss_fn)
-    rows = [([row_of(t, b) for t in tensors], each(targets, partial(row_of, number=b))) for b in range(count)]
+    rows = [
+        ([row_of(t, b) for t in tensors], each(targets, partial(row_of, number=b)))
+        for b in range(count)
+    ]
     return torch.stack([of_one(*row) for row in rows])

@@ -22,7 +22,10 @@ def kept_of_whole(
     parts: dict[str, Tensor] = {"dense": gradients}
     if c.L is not None and c.R is not None:
         sent = [c.form.project(flatten_kernel(g), c.L, c.R) for g in gradients]
-        parts = {part: torch.stack(list(of)) for part, of in zip(c.parts, zip(*sent, strict=True), strict=True)}
+        parts = {
+            part: torch.stack(list(of))
+            for part, of in zip(c.parts, zip(*sent, strict=True), strict=True)
+        }
     for position, block in enumerate(frame.blocks):
         if block.parameter == c.name:
             yield position, kept_values(parts[block.part].reshape(count, *block.shape), block.keep)

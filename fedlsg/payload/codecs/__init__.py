@@ -1,7 +1,8 @@
 """What a codec is, and which there are: each file of this folder with a module-level ``CODEC``.
 
-A new codec is one new file here. Nothing outside its own file names it. ``CODEC`` is an instance of a subclass of
-``Codec``. Fields that it declares with a ``Setting`` are settings of its own; a run gives them like any other setting:
+A new codec is one new file here. Nothing outside its own file names it. ``CODEC`` is an instance of
+a subclass of ``Codec``. Fields that it declares with a ``Setting`` are settings of its own; a run
+gives them like any other setting:
 
     @dataclass(frozen=True, kw_only=True)
     class Coarse(Codec):
@@ -11,7 +12,8 @@ A new codec is one new file here. Nothing outside its own file names it. ``CODEC
 
     CODEC = Coarse(name="coarse", wire_id=100)
 
-Codecs work on values that the mechanism has already made noisy: post-processing, epsilon is untouched.
+Codecs work on values that the mechanism has already made noisy: post-processing, epsilon is
+untouched.
 """
 
 import math
@@ -28,7 +30,7 @@ from torch import Tensor
 
 from fedlsg.method import Method
 from fedlsg.payload.codecs.values import Dither
-from fedlsg.setting import Declared, Setting, agreed, check_declared, declared
+from fedlsg.setting import Declared, Setting, agreed, check_declared, declared, summary_of
 from fedlsg.setting.choices import did_you_mean
 
 DEFAULT_CODEC = "float32"
@@ -72,7 +74,8 @@ class Codec(ABC):
         return dict(_own_settings(type(self)))
 
     def with_settings(self, given: Mapping[str, Any]) -> Self:
-        """This codec with its own settings among those given; what is missing or None stays as it is.
+        """This codec with its own settings among those given; what is missing or None stays as it
+        is.
 
         Raises ValueError for a value out of range.
         """
@@ -81,7 +84,9 @@ class Codec(ABC):
 
     @property
     def added_variance(self) -> float:
-        """Variance of the codec's error in units of the noise's; 0 if it does not follow from the noise."""
+        """Variance of the codec's error in units of the noise's; 0 if it does not follow from the
+        noise.
+        """
         return 0.0
 
     def received_noise(self, noise_std: float) -> float:
@@ -93,7 +98,9 @@ class Codec(ABC):
         return {name: getattr(self, name) for name in self.settings}
 
     def check(self, method: Method) -> None:  # noqa: B027, most codecs suit every method
-        """Raise ValueError, naming the reason, for a method whose values this codec does not suit."""
+        """Raise ValueError, naming the reason, for a method whose values this codec does not
+        suit.
+        """
 
     def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:
         """By how much ``count`` values of norm ``max_norm`` at most may become longer."""
@@ -101,9 +108,14 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(
-        self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int
+        self,
+        values: Float[Tensor, " kept"],
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
     ) -> bytes | memoryview:
-        """Bytes of finite float32 values, ``counts`` of them in each block: at most 16 a value and 4 a block.
+        """Bytes of finite float32 values, ``counts`` of them in each block: at most 16 a value and
+        4 a block.
 
         They may be the memory of ``values`` itself: copy them before those change.
         Raises ValueError for values out of range.
@@ -111,12 +123,19 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(
-        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+        self,
+        body: bytes | memoryview,
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
+        *,
+        max_norm: float,
     ) -> Float[Tensor, " kept"]:
         """The float32 values that ``encode`` wrote, to within rounding.
 
-        Guarantee: ``body`` may come from a hostile client. Bytes that no encoder makes raise ValueError, and what is
-        allocated is in proportion to ``counts``. The caller checks that values are finite, and their norm.
+        Guarantee: ``body`` may come from a hostile client. Bytes that no encoder makes raise
+        ValueError, and what is allocated is in proportion to ``counts``. The caller checks that
+        values are finite, and their norm.
         """
 
 
@@ -130,7 +149,9 @@ def check_length(body: bytes | memoryview, length: int) -> None:
 def _own_settings(codec: type[Codec]) -> Mapping[str, Declared]:
     hints = get_type_hints(codec, include_extras=True)
     notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    common = [name for name, own in notes.items() if not any(isinstance(note, Setting) for note in own)]
+    common = [
+        name for name, own in notes.items() if not any(isinstance(note, Setting) for note in own)
+    ]
     return declared(codec, without=common)
 
 
@@ -143,36 +164,46 @@ def find_codec(codec: Codec | str) -> Codec:
         return codec
     if codec not in all_codecs():
         known = tuple(all_codecs())
-        raise ValueError(f"expected codec in {known}, got {codec!r}{did_you_mean(str(codec), known)}")
+        raise ValueError(
+            f"expected codec in {known}, got {codec!r}{did_you_mean(str(codec), known)}"
+        )
     return all_codecs()[codec]
 
 
 def codec_settings() -> dict[str, Declared]:
-    """Settings that codecs declare, by name. Raises ValueError if two codecs declare one name differently."""
+    """Settings that codecs declare, by name. Raises ValueError if two codecs declare one name
+    differently.
+    """
     return agreed((f"codec {codec.name}", codec.settings) for codec in all_codecs().values())
 
 
 @cache
 def all_codecs() -> Mapping[str, Codec]:
-    """All codecs by name, in the order of their wire ids. A file without ``CODEC`` is a helper, and no codec.
+    """All codecs by name, in the order of their wire ids. A file without ``CODEC`` is a helper, and
+    no codec.
 
-    Raises ValueError for two codecs of one name or one wire id: a receiver could not distinguish their payloads.
+    Raises ValueError for two codecs of one name or one wire id: a receiver could not distinguish
+    their payloads.
     """
     found = [module.CODEC for module in _files()]
     by_name, by_id = dict[str, Codec](), dict[int, Codec]()
     for codec in sorted(found, key=lambda codec: codec.wire_id):
-        for other in (by_name.setdefault(codec.name, codec), by_id.setdefault(codec.wire_id, codec)):
+        for other in (
+            by_name.setdefault(codec.name, codec),
+            by_id.setdefault(codec.wire_id, codec),
+        ):
             if other is not codec:
                 raise ValueError(
-                    f"codec {codec.name!r} with wire_id={codec.wire_id} cannot be distinguished from codec "
-                    f"{other.name!r} with wire_id={other.wire_id}: give the new one another name or wire_id"
+                    f"codec {codec.name!r} with wire_id={codec.wire_id} cannot be distinguished "
+                    f"from codec {other.name!r} with wire_id={other.wire_id}: give the new one "
+                    "another name or wire_id"
                 )
     return by_name
 
 
 def summaries() -> dict[str, str]:
     """The first line of each codec's file, by name, in the order of ``all_codecs``."""
-    lines = {module.CODEC.name: (module.__doc__ or "").partition("\n")[0] for module in _files()}
+    lines = {module.CODEC.name: summary_of(module.__doc__) for module in _files()}
     return {name: lines[name] for name in all_codecs()}
 
 
@@ -182,12 +213,18 @@ def _files() -> list[Any]:
 
 
 def keeps_memory(method: Method, codec: Codec) -> bool:
-    """Whether clients remember what they left out: by recipe, or because the codec needs it without noise."""
-    return method.compression.error_feedback or (codec.needs_feedback and method.mechanism.of_kind.plain)
+    """Whether clients remember what they left out: by recipe, or because the codec needs it without
+    noise.
+    """
+    return method.compression.error_feedback or (
+        codec.needs_feedback and method.mechanism.of_kind.plain
+    )
 
 
 def check_fits(codec: Codec, method: Method) -> None:
-    """Raise ValueError for a codec that does not suit the method's values; the message lists the codecs that do."""
+    """Raise ValueError for a codec that does not suit the method's values; the message lists the
+    codecs that do.
+    """
     reason = misfit(codec, method)
     if reason:
         others = [repr(other.name) for other in all_codecs().values() if not misfit(other, method)]

@@ -18,22 +18,38 @@ class FloatCodec(Codec):
     dtype: torch.dtype
 
     def encode(
-        self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int
+        self,
+        values: Float[Tensor, " kept"],
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
     ) -> memoryview:
         """Their memory: that of ``values`` itself if the type is the same."""
         encoded = values.to(self.dtype).contiguous()
         if not self.exact and not bool(encoded.isfinite().all()):
             largest = torch.finfo(self.dtype).max
-            raise ValueError(f"values are not finite as {self.name} (largest {largest:g}): take a wider codec")
+            raise ValueError(
+                f"values are not finite as {self.name} (largest {largest:g}): take a wider codec"
+            )
         memory: memoryview = encoded.view(torch.uint8).numpy().data
         return memory
 
     def decode(
-        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+        self,
+        body: bytes | memoryview,
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
+        *,
+        max_norm: float,
     ) -> Float[Tensor, " kept"]:
         """Raises ValueError for another length."""
         check_length(body, sum(counts) * self.dtype.itemsize)
-        return torch.frombuffer(bytearray(body), dtype=self.dtype).float() if len(body) else torch.zeros(0)
+        return (
+            torch.frombuffer(bytearray(body), dtype=self.dtype).float()
+            if len(body)
+            else torch.zeros(0)
+        )
 
 
 CODEC = FloatCodec(name="float32", wire_id=1, bytes_each=4, exact=True, dtype=torch.float32)

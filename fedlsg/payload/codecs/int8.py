@@ -1,4 +1,5 @@
-"""One byte a value: integers on a dithered grid whose step is the largest magnitude of the block / 126.5.
+"""One byte a value: integers on a dithered grid whose step is the largest magnitude of the block /
+126.5.
 
 grid steps (float32, one a block), then one signed byte a value
 """
@@ -18,26 +19,46 @@ SPAN = 126.5
 class Int8(Codec):
     """The error of a value is uniform within half a grid step of its block."""
 
-    def encode(self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int) -> bytes:
+    def encode(
+        self,
+        values: Float[Tensor, " kept"],
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
+    ) -> bytes:
         """Symbols are clipped to -127, ..., 127, which rounding of the step alone could exceed."""
         levels = require_dither(dither, self.name).draw(round, sum(counts))
-        largest = [float(part.abs().max()) if len(part) else 0.0 for part in values.split(list(counts))]
+        largest = [
+            float(part.abs().max()) if len(part) else 0.0 for part in values.split(list(counts))
+        ]
         widths = np.array(largest).astype(np.float32) / np.float32(SPAN)
         if not np.isfinite(widths).all():
             raise ValueError("payload values: not finite")
         each = np.repeat(widths, counts).astype(np.float64)
         symbols = quantize(values.numpy(), np.where(each > 0, each, 1.0), levels)
-        body: bytes = widths.astype("<f4").tobytes() + np.clip(symbols, -127, 127).astype(np.int8).tobytes()
+        body: bytes = (
+            widths.astype("<f4").tobytes() + np.clip(symbols, -127, 127).astype(np.int8).tobytes()
+        )
         return body
 
     def decode(
-        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+        self,
+        body: bytes | memoryview,
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
+        *,
+        max_norm: float,
     ) -> Float[Tensor, " kept"]:
-        """Raises ValueError for another length, a grid step that is negative or too large, or the symbol -128."""
+        """Raises ValueError for another length, a grid step that is negative or too large, or the
+        symbol -128.
+        """
         check_length(body, 4 * len(counts) + sum(counts))
         with np.errstate(invalid="ignore"):  # converting a signalling NaN to float64 warns
             widths = np.frombuffer(body, "<f4", len(counts)).astype(np.float64)
-        if not (np.isfinite(widths).all() and (widths >= 0).all() and (widths * 126 <= max_norm).all()):
+        if not (
+            np.isfinite(widths).all() and (widths >= 0).all() and (widths * 126 <= max_norm).all()
+        ):
             raise ValueError("payload grid step: not one of values within the norm bound")
         symbols = np.frombuffer(body, np.int8, sum(counts), 4 * len(counts)).astype(np.int64)
         if (symbols == -128).any():

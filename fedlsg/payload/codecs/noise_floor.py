@@ -1,9 +1,11 @@
-"""About three bits a value: integers on a dithered grid as coarse as the noise allows, entropy-coded.
+"""About three bits a value: integers on a dithered grid as coarse as the noise allows,
+entropy-coded.
 
 Symbols: a = ``noise_floor_step``     s deviation of the noise on every value     D = a s grid step
 The error has variance a^2 / 12 in units of the noise's: 2 % at a = 1/2.
 
-    grid step (float32), one scale code a block that has values, then the coded integers (see ``values``)
+    grid step (float32), one scale code a block that has values, then the coded integers (see
+    ``values``)
 """
 
 import math
@@ -32,7 +34,10 @@ class NoiseFloor(Codec):
     """The grid step follows from the noise, so values without noise cannot be sent."""
 
     noise_floor_step: Annotated[
-        float, Setting("Grid step of codec noise-floor.", unit="noise deviations", above=0, below=math.inf)
+        float,
+        Setting(
+            "Grid step of codec noise-floor.", unit="noise deviations", above=0, below=math.inf
+        ),
     ] = 0.5
 
     @property
@@ -51,8 +56,8 @@ class NoiseFloor(Codec):
             width = float(np.float32(self.noise_floor_step * noise_std))
         if not 0 < width < math.inf:
             raise ValueError(
-                f"codec {self.name!r} takes its grid step from the noise, and {noise_std=} x {self.noise_floor_step=} "
-                "gives none: choose a codec that needs no noise"
+                f"codec {self.name!r} takes its grid step from the noise, and {noise_std=} x "
+                f"{self.noise_floor_step=} gives none: choose a codec that needs no noise"
             )
         return width
 
@@ -60,32 +65,53 @@ class NoiseFloor(Codec):
         """Every value must carry the mechanism's noise."""
         if not method.mechanism.adds_noise:
             raise ValueError(
-                f"codec {self.name!r} takes its grid from the noise, and mechanism {method.mechanism.kind!r} adds none"
+                f"codec {self.name!r} takes its grid from the noise, and mechanism "
+                f"{method.mechanism.kind!r} adds none"
             )
         if not method.carrier.adds_up:
             raise ValueError(
-                f"codec {self.name!r} needs values that all carry the mechanism's noise, and {method.name!r} sends "
-                "factors of the noisy update"
+                f"codec {self.name!r} needs values that all carry the mechanism's noise, and "
+                f"{method.name!r} sends factors of the noisy update"
             )
 
     def rounding_bound(self, dither: Dither | None, count: int, max_norm: float) -> float:
         """Half a grid step a value."""
         return self.width(dither) / 2 * math.sqrt(count) if dither is not None else 0.0
 
-    def encode(self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int) -> bytes:
+    def encode(
+        self,
+        values: Float[Tensor, " kept"],
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
+    ) -> bytes:
         """Raises ValueError for values more than 2^53 steps large."""
         levels = require_dither(dither, self.name).draw(round, sum(counts))
         width = self.width(dither)
         grid = quantize(values.numpy(), width, levels)
         if len(grid) and not np.abs(grid).max() < LARGEST_SYMBOL:
-            raise ValueError(f"values of more than 2^53 grid steps of {width:g}: choose a codec of floats")
+            raise ValueError(
+                f"values of more than 2^53 grid steps of {width:g}: choose a codec of floats"
+            )
         parts = [part for part in values.double().split(list(counts)) if len(part)]
-        codes = np.array([coding.scale_code(float((part / width).square().mean())) for part in parts], np.uint8)
+        codes = np.array(
+            [coding.scale_code(float((part / width).square().mean())) for part in parts], np.uint8
+        )
         each = np.repeat(codes, [len(part) for part in parts])
-        return STEP.pack(width) + codes.tobytes() + coding.encode(grid.astype(np.int64), each, dither_classes(levels))
+        return (
+            STEP.pack(width)
+            + codes.tobytes()
+            + coding.encode(grid.astype(np.int64), each, dither_classes(levels))
+        )
 
     def decode(
-        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+        self,
+        body: bytes | memoryview,
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
+        *,
+        max_norm: float,
     ) -> Float[Tensor, " kept"]:
         """Raises ValueError for another grid step than the expected one, or a malformed stream."""
         body, lengths = bytes(body), np.array([count for count in counts if count], dtype=np.int64)
@@ -98,7 +124,9 @@ class NoiseFloor(Codec):
         codes = np.repeat(np.frombuffer(body, np.uint8, len(lengths), STEP.size), lengths)
         levels = require_dither(dither, self.name).draw(round, int(lengths.sum()))
         stream = body[STEP.size + len(lengths) :]
-        symbols = coding.decode(stream, codes, dither_classes(levels), largest=symbol_bound(max_norm, width))
+        symbols = coding.decode(
+            stream, codes, dither_classes(levels), largest=symbol_bound(max_norm, width)
+        )
         return dequantize(symbols, width, levels)
 
 

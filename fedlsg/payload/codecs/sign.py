@@ -1,13 +1,16 @@
-"""One bit a value: its sign, and one scale a block, the mean magnitude (scaled sign; Karimireddy et al. 2019, sec. 4).
+"""One bit a value: its sign, and one scale a block, the mean magnitude (scaled sign; Karimireddy et
+al. 2019, sec. 4).
 
-    a scale (float32) of every block that has values, then a bit a value, the first in a byte's highest bit
+    a scale (float32) of every block that has values, then a bit a value, the first in a byte's
+    highest bit
 
 Symbols: x the n values of a block      s = mean |x|, float32      received: s where x >= 0, else -s
-The received block is never longer than x: s sqrt(n) <= |x|. It is biased, and differently in each coordinate: where x
-is a signal m plus Gaussian noise of deviation d, alike in the whole block, its mean is s erf(m / (d sqrt 2)). For
-m << d that is (2 / pi) m, with deviation s = d sqrt(2 / pi): the noise counts as if its variance were pi / 2 times as
-large, and the signal arrives at 0.64 of its size. A signal well above the block's mean magnitude is clipped to it.
-Without noise the bias does not vanish by averaging: error feedback sends later what was left out.
+The received block is never longer than x: s sqrt(n) <= |x|. It is biased, and differently in each
+coordinate: where x is a signal m plus Gaussian noise of deviation d, alike in the whole block, its
+mean is s erf(m / (d sqrt 2)). For m << d that is (2 / pi) m, with deviation s = d sqrt(2 / pi): the
+noise counts as if its variance were pi / 2 times as large, and the signal arrives at 0.64 of its
+size. A signal well above the block's mean magnitude is clipped to it. Without noise the bias does
+not vanish by averaging: error feedback sends later what was left out.
 """
 
 from collections.abc import Sequence
@@ -23,19 +26,29 @@ from fedlsg.payload.codecs.values import Dither
 
 
 class Sign(Codec):
-    """Keeps no magnitudes: neither rankings nor products of factors can be made from what arrives."""
+    """Keeps no magnitudes: neither rankings nor products of factors can be made from what
+    arrives.
+    """
 
     def check(self, method: Method) -> None:
         """Values must mean something by their sign alone."""
         if not method.carrier.adds_up:
             raise ValueError(
-                f"codec {self.name!r} keeps no magnitudes, and {method.name!r} sends factors, whose product would be "
-                "longer than the update"
+                f"codec {self.name!r} keeps no magnitudes, and {method.name!r} sends factors, "
+                "whose product would be longer than the update"
             )
         if method.mask.ranking == "gradients" or method.prune.reads_data:
-            raise ValueError(f"codec {self.name!r} keeps no magnitudes, and {method.name!r} ranks by them")
+            raise ValueError(
+                f"codec {self.name!r} keeps no magnitudes, and {method.name!r} ranks by them"
+            )
 
-    def encode(self, values: Float[Tensor, " kept"], counts: Sequence[int], dither: Dither | None, round: int) -> bytes:
+    def encode(
+        self,
+        values: Float[Tensor, " kept"],
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
+    ) -> bytes:
         """0 counts as positive."""
         parts = [part for part in values.split(list(counts)) if len(part)]
         means = np.array([float(part.abs().mean(dtype=torch.float64)) for part in parts])
@@ -43,9 +56,17 @@ class Sign(Codec):
         return body
 
     def decode(
-        self, body: bytes | memoryview, counts: Sequence[int], dither: Dither | None, round: int, *, max_norm: float
+        self,
+        body: bytes | memoryview,
+        counts: Sequence[int],
+        dither: Dither | None,
+        round: int,
+        *,
+        max_norm: float,
     ) -> Float[Tensor, " kept"]:
-        """Raises ValueError for another length, a scale that is negative or not finite, or spare bits set."""
+        """Raises ValueError for another length, a scale that is negative or not finite, or spare
+        bits set.
+        """
         lengths, total = [count for count in counts if count], sum(counts)
         check_length(body, 4 * len(lengths) + (total + 7) // 8)
         scales = np.frombuffer(body, "<f4", len(lengths))

@@ -3,20 +3,24 @@
 Subtractive dither: values become integers on a grid, with an error that does not depend on them.
 
 Symbols: x a value     D grid step     u dither, uniform in [-1/2, 1/2), public     q integer sent
-    q = floor(x / D + u + 1/2)        the receiver takes (q - u) D: x plus an error uniform in (-D/2, D/2]
-The error does not depend on x (Roberts 1962; Schuchman 1964): it has zero mean whatever x is and variance D^2 / 12.
-The dither has 2^24 levels: "uniform" holds up to 2^-25 of a step.
+    q = floor(x / D + u + 1/2)        the receiver takes (q - u) D: x plus an error uniform in
+                                      (-D/2, D/2]
+The error does not depend on x (Roberts 1962; Schuchman 1964): it has zero mean whatever x is and
+variance D^2 / 12. The dither has 2^24 levels: "uniform" holds up to 2^-25 of a step.
 
-Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) of the library constriction.
+Entropy coding of integers under a Gaussian, one scale a block: range ANS (Duda 2015) of the library
+constriction.
 
-Symbols: q integers on the grid     s Gaussian scale in grid steps     u dither in [-1/2, 1/2), known to both sides
-    P(q | u) = Phi((q + 1/2 - u) / s) - Phi((q - 1/2 - u) / s),  u rounded to the middle of one of ``CLASSES`` classes
+Symbols: q integers on the grid     s Gaussian scale in grid steps     u dither in [-1/2, 1/2),
+                                    known to both sides
+    P(q | u) = Phi((q + 1/2 - u) / s) - Phi((q - 1/2 - u) / s),  u rounded to the middle of one of
+                                                                 ``CLASSES`` classes
     s = 2^(code / 8 - 4) for a code of one byte: an error of at most 4.4 %, or 0.003 bits a value
 
-Both sides must build the same model on any processor. So its weights come from integer arithmetic (no libm, no rounding
-of a float), and with ``perfect=False`` the library applies one IEEE division, sums and products in order, and
-truncation to them.
-A symbol beyond 4.5 s is sent as the outermost one; its excess is sent separately, as a LEB128 number.
+Both sides must build the same model on any processor. So its weights come from integer arithmetic
+(no libm, no rounding of a float), and with ``perfect=False`` the library applies one IEEE division,
+sums and products in order, and truncation to them. A symbol beyond 4.5 s is sent as the outermost
+one; its excess is sent separately, as a LEB128 number.
 """
 
 from dataclasses import dataclass
@@ -36,9 +40,11 @@ LEVELS = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Dither:
-    """What both sides know of the rounding of one client's values: the public seed, whose values, and their noise.
+    """What both sides know of the rounding of one client's values: the public seed, whose values,
+    and their noise.
 
-    noise_std: deviation of the noise on every value as it is sent, over all local steps (see ``accumulated_noise``).
+    noise_std: deviation of the noise on every value as it is sent, over all local steps (see
+    ``accumulated_noise``).
     """
 
     seed: int
@@ -46,7 +52,9 @@ class Dither:
     noise_std: float = 0.0
 
     def draw(self, round: int, count: int) -> np.ndarray:
-        """Levels d of the dither u = (d + 1/2) / 2^24 - 1/2, int64: one a value, new in every round."""
+        """Levels d of the dither u = (d + 1/2) / 2^24 - 1/2, int64: one a value, new in every
+        round.
+        """
         generator = public_generator(self.seed, "dither", round, self.client)
         return torch.randint(LEVELS, (count,), generator=generator, dtype=torch.int64).numpy()
 
@@ -63,24 +71,34 @@ def quantize(values: np.ndarray, width: np.ndarray | float, levels: np.ndarray) 
     return np.floor(values.astype(np.float64) / width + (levels + 0.5) / LEVELS)
 
 
-def dequantize(symbols: np.ndarray, width: np.ndarray | float, levels: np.ndarray) -> Float[Tensor, " kept"]:
-    """(q - u) D in float64, rounded once to float32: only IEEE operations, the same bits on every machine."""
+def dequantize(
+    symbols: np.ndarray, width: np.ndarray | float, levels: np.ndarray
+) -> Float[Tensor, " kept"]:
+    """(q - u) D in float64, rounded once to float32: only IEEE operations, the same bits on every
+    machine.
+    """
     with np.errstate(over="ignore"):  # the receiver refuses infinite values
-        return torch.from_numpy(((symbols + 0.5 - (levels + 0.5) / LEVELS) * width).astype(np.float32))
+        return torch.from_numpy(
+            ((symbols + 0.5 - (levels + 0.5) / LEVELS) * width).astype(np.float32)
+        )
 
 
 CLASSES = 8
 """Classes of the dither: a power of two, so that a class is the dither's first bits."""
 
 CODES, LARGEST = 256, 4095
-"""Scale codes; and the outermost symbol of any table, which bounds what a hostile scale can allocate."""
+"""Scale codes; and the outermost symbol of any table, which bounds what a hostile scale can
+allocate.
+"""
 
 _PER_UNIT, _REACH, _BITS = 64, 8, 32
 MALFORMED = "payload values: "
 
 
 def scale_code(mean_square: float) -> int:
-    """The code whose scale is nearest (in the logarithm) to the root of a mean square, in grid steps."""
+    """The code whose scale is nearest (in the logarithm) to the root of a mean square, in grid
+    steps.
+    """
     if not mean_square > 0:
         return 0
     return int(np.clip(round(8 * (np.log2(mean_square) / 2 + 4)), 0, CODES - 1))
@@ -100,7 +118,9 @@ def _outermost() -> np.ndarray:
 
 @cache
 def _knots() -> np.ndarray:
-    """2^32 times the integral of exp(-t^2 / 2) from 0 to k / 64, for k = 0, ..., 513, by its series in integers."""
+    """2^32 times the integral of exp(-t^2 / 2) from 0 to k / 64, for k = 0, ..., 513, by its series
+    in integers.
+    """
     values = []
     for k in range(_REACH * _PER_UNIT + 2):
         term, total, n = (k << 160) // _PER_UNIT, 0, 0
@@ -114,7 +134,9 @@ def _knots() -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def weights(code: int, dither_class: int) -> np.ndarray:
-    """Integer weights (int64, positive) of the symbols -T, ..., T for one scale and one dither class."""
+    """Integer weights (int64, positive) of the symbols -T, ..., T for one scale and one dither
+    class.
+    """
     octave, part = divmod(code, 8)
     inverse = isqrt(isqrt(isqrt(2 ** (240 - part))))  # 2^(30 - part / 8)
     top = outermost(code)
@@ -138,13 +160,20 @@ def _model(code: int, dither_class: int) -> Any:
     return constriction.stream.model.Categorical(table, perfect=False)
 
 
-def _groups(codes: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int, int]]]:
-    """A stable order by (code, class), and (code, class, start, end) of every group in it, ascending."""
+def _groups(
+    codes: np.ndarray, classes: np.ndarray
+) -> tuple[np.ndarray, list[tuple[int, int, int, int]]]:
+    """A stable order by (code, class), and (code, class, start, end) of every group in it,
+    ascending.
+    """
     keys = codes.astype(np.uint16) * CLASSES + classes
     order = np.argsort(keys, kind="stable")
     counts = np.bincount(keys, minlength=1)
     ends = np.cumsum(counts)
-    found = [(*divmod(int(key), CLASSES), int(ends[key] - counts[key]), int(ends[key])) for key in counts.nonzero()[0]]
+    found = [
+        (*divmod(int(key), CLASSES), int(ends[key] - counts[key]), int(ends[key]))
+        for key in counts.nonzero()[0]
+    ]
     return order, found
 
 
@@ -169,7 +198,8 @@ def encode(symbols: np.ndarray, codes: np.ndarray, classes: np.ndarray) -> bytes
 
 
 def decode(stream: bytes, codes: np.ndarray, classes: np.ndarray, *, largest: int) -> np.ndarray:
-    """The int64 symbols of ``encode``; allocates in proportion to ``codes``, whatever the stream claims.
+    """The int64 symbols of ``encode``; allocates in proportion to ``codes``, whatever the stream
+    claims.
 
     Raises ValueError for a stream that ``encode`` does not make, or a symbol beyond ``largest``.
     """
@@ -214,7 +244,9 @@ def leb128(number: int) -> bytes:
 
 
 def read_leb128(stream: bytes, place: int) -> tuple[int, int]:
-    """A number below 2^63 and the place behind it. Raises ValueError for one cut short, too long or padded."""
+    """A number below 2^63 and the place behind it. Raises ValueError for one cut short, too long or
+    padded.
+    """
     number = 0
     for i in range(9):
         if place + i >= len(stream):

@@ -1,11 +1,14 @@
-"""How far a sum of discrete Gaussians is from a randomised rounding of a Gaussian (docs/discrete-noise.md).
+"""How far a sum of discrete Gaussians is from a randomised rounding of a Gaussian
+(docs/discrete-noise.md).
 
-Symbols: s_k deviations of the clients whose noise counts, s^2 their sum of squares, r deviation of the rounding, all
+Symbols: s_k deviations of the clients whose noise counts, s^2 their sum of squares, r deviation of
+the rounding, all
 in grid steps. For a family of laws P, D with P = D (1 + eta) / E_D[1 + eta] and |eta| <= e < 1:
     total variation of P and D <= e / (2 (1 - e))        |log(P / D)| <= log((1 + e) / (1 - e))
-Lemma 1: P is the law of the sum, D the discrete Gaussian of deviation s around the sum of the centres, e is
-``sum_ripple``. Lemma 2: P is N(c, s^2 - r^2) rounded by a discrete Gaussian of deviation r, D is as before, e is
-``rounding_ripple``. Both hold for all real centres.
+Lemma 1: P is the law of the sum, D the discrete Gaussian of deviation s around the sum of the
+centres, e is
+``sum_ripple``. Lemma 2: P is N(c, s^2 - r^2) rounded by a discrete Gaussian of deviation r, D is as
+before, e is ``rounding_ripple``. Both hold for all real centres.
 All numbers are upper bounds: floating-point results are raised by more than their errors.
 """
 
@@ -17,15 +20,19 @@ import numpy as np
 
 CELLS = 2**15
 ROUNDED_UP = 1 + 1e-6
-"""Factor that covers the rounding errors of float64 here: logarithms of at most 1e8, so errors of at most 1e-8."""
+"""Factor that covers the rounding errors of float64 here: logarithms of at most 1e8, so errors of
+at most 1e-8.
+"""
 SMALLEST = 1e-300
 """Added to every result, so that an underflow to 0 cannot pass as an exact sum."""
 
 
 def ripple(deviation: float) -> float:
-    """Largest relative deviation of sum over integers x of exp(-(x - c)^2 / (2 s^2)) from s sqrt(2 pi), over real c.
+    """Largest relative deviation of sum over integers x of exp(-(x - c)^2 / (2 s^2)) from s sqrt(2
+    pi), over real c.
 
-    By Poisson summation it is at most 2 sum over k >= 1 of y^(k^2), y = exp(-2 pi^2 s^2), and k^2 >= 1 + 3 (k - 1).
+    By Poisson summation it is at most 2 sum over k >= 1 of y^(k^2), y = exp(-2 pi^2 s^2), and k^2
+    >= 1 + 3 (k - 1).
     """
     _check(deviation)
     y = math.exp(-2 * (math.pi * deviation) ** 2)
@@ -33,14 +40,18 @@ def ripple(deviation: float) -> float:
 
 
 def sum_ripple(deviations: Sequence[float]) -> float:
-    """e of Lemma 1: sum over integer vectors n, not all equal, modulo equal shifts, of exp(-2 pi^2 V(n)).
+    """e of Lemma 1: sum over integer vectors n, not all equal, modulo equal shifts, of exp(-2 pi^2
+    V(n)).
 
-    V(n) = sum_k s_k^2 (n_k - mean)^2 with the mean weighted by s_k^2. The sum of all classes, 1 + e, is
-        s sqrt(2 pi) times the integral over |u| <= 1/2 of prod_k theta_k(u), theta_k(u) = sum_n exp(-a_k (n - u)^2)
+    V(n) = sum_k s_k^2 (n_k - mean)^2 with the mean weighted by s_k^2. The sum of all classes, 1 +
+        e, is s sqrt(2 pi) times the integral over |u| <= 1/2 of prod_k theta_k(u), theta_k(u) =
+        sum_n exp(-a_k (n - u)^2)
     with a_k = 2 pi^2 s_k^2. And theta_k(u) <= exp(-a_k u^2) (1 + x_k(u)), where
         x_k(u) = 2 exp(-a_k) cosh(2 a_k u) / (1 - exp(-2 a_k)).
-    The integral is bounded in cells: the Gaussian at the inner end, the product of all 1 + x_k at the outer end.
-    Measured against the exact sum: at most 1.16 times it for equal s_k of 0.5 to 2.5 and 2 to 50 clients.
+    The integral is bounded in cells: the Gaussian at the inner end, the product of all 1 + x_k at
+    the outer end.
+    Measured against the exact sum: at most 1.16 times it for equal s_k of 0.5 to 2.5 and 2 to 50
+    clients.
     """
     if not len(deviations):
         raise ValueError("expected at least one client's share of the noise")
@@ -62,14 +73,18 @@ def sum_ripple(deviations: Sequence[float]) -> float:
 
 
 def rounding_ripple(rounding: float, deviation: float) -> float:
-    """e of Lemma 2 for r = ``rounding`` and s = ``deviation``; infinite where ``ripple(r)`` is 1 or more.
+    """e of Lemma 2 for r = ``rounding`` and s = ``deviation``; infinite where ``ripple(r)`` is 1 or
+    more.
 
-    The first order of the normaliser's ripple is averaged over the Gaussian that is rounded, given the result: its
-    variance is t^2 = r^2 (1 - r^2 / s^2). The rest is of second order. About 6 exp(-4 pi^2 r^2) for r far below s.
+    The first order of the normaliser's ripple is averaged over the Gaussian that is rounded, given
+    the result: its variance is t^2 = r^2 (1 - r^2 / s^2). The rest is of second order. About 6
+    exp(-4 pi^2 r^2) for r far below s.
     """
     _check(rounding, deviation)
     if rounding >= deviation:
-        raise ValueError(f"expected {rounding=} below the deviation of the sum: nothing is left for the Gaussian")
+        raise ValueError(
+            f"expected {rounding=} below the deviation of the sum: nothing is left for the Gaussian"
+        )
     own = ripple(rounding)
     if own >= 1:
         return math.inf
@@ -78,18 +93,30 @@ def rounding_ripple(rounding: float, deviation: float) -> float:
 
 
 def log_ratio(deviations: Sequence[float], rounding: float) -> float:
-    """lambda: bound on |log of the ratio| of the two laws of one coordinate, at every integer; infinite if e >= 1."""
-    ratios = (math.log1p(2 * e / (1 - e)) if e < 1 else math.inf for e in _both(deviations, rounding))
+    """lambda: bound on |log of the ratio| of the two laws of one coordinate, at every integer;
+    infinite if e >= 1.
+    """
+    ratios = (
+        math.log1p(2 * e / (1 - e)) if e < 1 else math.inf for e in _both(deviations, rounding)
+    )
     return math.fsum(ratios) * ROUNDED_UP
 
 
 def rounding_deviation(
-    deviations: Sequence[float], *, values: int, steps: int, epsilon: float, delta: float, fraction: float = 1e-6
+    deviations: Sequence[float],
+    *,
+    values: int,
+    steps: int,
+    epsilon: float,
+    delta: float,
+    fraction: float = 1e-6,
 ) -> float:
-    """The smallest r whose term in delta is below ``fraction`` times ``delta``, for d = ``values``, T = ``steps``.
+    """The smallest r whose term in delta is below ``fraction`` times ``delta``, for d = ``values``,
+    T = ``steps``.
 
     The term is (1 + e^epsilon) T d tau. "Smallest" is up to a relative 2^-40, by bisection.
-    Raises ValueError if the shares are so small that Lemma 1 alone exceeds the term, or r would reach s.
+    Raises ValueError if the shares are so small that Lemma 1 alone exceeds the term, or r would
+    reach s.
     """
     _check_release(values, steps, epsilon, delta)
     if not 0 < fraction < 1:
@@ -100,12 +127,14 @@ def rounding_deviation(
     low, high = 0.0, s * (1 - 1e-9)
     if left <= 0 or _variation(rounding_ripple(high, s)) > left:
         raise ValueError(
-            f"shares of deviation {min(deviations):g} grid steps are too small for {values} values, {steps} steps,"
-            f" {epsilon=} and {delta=}: take a finer grid"
+            f"shares of deviation {min(deviations):g} grid steps are too small for {values} "
+            f"values, {steps} steps, {epsilon=} and {delta=}: take a finer grid"
         )
     while high - low > high * 2.0**-40:
         middle = (low + high) / 2
-        low, high = (low, middle) if _variation(rounding_ripple(middle, s)) <= left else (middle, high)
+        low, high = (
+            (low, middle) if _variation(rounding_ripple(middle, s)) <= left else (middle, high)
+        )
     return high
 
 
@@ -114,7 +143,9 @@ def _variation(e: float) -> float:
 
 
 def _both(deviations: Sequence[float], rounding: float) -> tuple[float, float]:
-    return sum_ripple(deviations), rounding_ripple(rounding, math.sqrt(math.fsum(s * s for s in deviations)))
+    return sum_ripple(deviations), rounding_ripple(
+        rounding, math.sqrt(math.fsum(s * s for s in deviations))
+    )
 
 
 def _check(*deviations: float) -> None:
@@ -124,4 +155,6 @@ def _check(*deviations: float) -> None:
 
 def _check_release(values: int, steps: int, epsilon: float, delta: float) -> None:
     if values < 1 or steps < 1 or not 0 < delta < 1 or not 0 <= epsilon < math.inf:
-        raise ValueError(f"expected {values=} >= 1, {steps=} >= 1, 0 < {delta=} < 1 and a finite {epsilon=} >= 0")
+        raise ValueError(
+            f"expected {values=} >= 1, {steps=} >= 1, 0 < {delta=} < 1 and a finite {epsilon=} >= 0"
+        )

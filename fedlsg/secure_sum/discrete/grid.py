@@ -1,17 +1,22 @@
-"""The grid of a secure sum: its step, its modulus, each client's share of the noise, and the rotation before it.
+"""The grid of a secure sum: its step, its modulus, each client's share of the noise, and the
+rotation before it.
 
-Symbols: D step, b bits, K clients, h the clients whose noise counts, s_k deviation of one client's noise in steps,
-r deviation of the rounding in steps (``bound``), C largest norm of an example, d values.
-A sender draws a discrete Gaussian of deviation s_k around x / D and sends it modulo 2^b. The receiver adds modulo 2^b,
-and multiplies by D. Both are post-processing of the sum: what wraps around is wrong and costs accuracy, never privacy.
+Symbols: D step, b bits, K clients, h the clients whose noise counts, s_k deviation of one client's
+noise in steps, r deviation of the rounding in steps (``bound``), C largest norm of an example, d
+values. A sender draws a discrete Gaussian of deviation s_k around x / D and sends it modulo 2^b.
+The receiver adds modulo 2^b, and multiplies by D. Both are post-processing of the sum: what wraps
+around is wrong and costs accuracy, never privacy.
 
-A public random rotation spreads a vector evenly, so that the largest |value| is small next to the norm. p is the
-largest power of two <= d, H the Walsh-Hadamard matrix of order p over sqrt(p), S and S' diagonal matrices of random
-signs. The first p values become H S x. If p < d, the last p values then become H S' of themselves. The two windows
-overlap, so every value is in one, and nothing is padded: the rotated vector has d values.
+A public random rotation spreads a vector evenly, so that the largest |value| is small next to the
+norm. p is the largest power of two <= d, H the Walsh-Hadamard matrix of order p over sqrt(p), S and
+S' diagonal matrices of random signs. The first p values become H S x. If p < d, the last p values
+then become H S' of themselves. The two windows overlap, so every value is in one, and nothing is
+padded: the rotated vector has d values.
 
-Source: randomised Hadamard transform of Ailon and Chazelle 2009, as in Kairouz, Liu and Steinke 2021 (arXiv
-2102.06387), sec. 4. Differs: overlapping windows in place of padding to a power of two (up to twice the values).
+Source: randomised Hadamard transform of Ailon and Chazelle 2009, as in Kairouz, Liu and Steinke
+2021 (arXiv
+2102.06387), sec. 4. Differs: overlapping windows in place of padding to a power of two (up to twice
+the values).
 The signs are public: they hide nothing, and only save bits.
 """
 
@@ -38,7 +43,9 @@ SHARE_PARTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteGrid:
-    """Public constants of a sum: ``share`` is s_k, equal for all; ``contributors`` is h, ``clients`` is K >= h."""
+    """Public constants of a sum: ``share`` is s_k, equal for all; ``contributors`` is h,
+    ``clients`` is K >= h.
+    """
 
     step: float
     bits: int
@@ -50,9 +57,14 @@ class DiscreteGrid:
         if not 0 < self.step < math.inf:
             raise ValueError(f"expected a finite step={self.step} > 0")
         if not 1 < self.bits <= MOST_BITS:
-            raise ValueError(f"expected 2 to {MOST_BITS} bits, got bits={self.bits}: take fewer steps in the share")
+            raise ValueError(
+                f"expected 2 to {MOST_BITS} bits, got bits={self.bits}: take fewer steps in the "
+                "share"
+            )
         if not SMALLEST_DEVIATION <= self.share <= LARGEST_DEVIATION:
-            raise ValueError(f"expected a share of 1/4 to 4096 steps, got share={float(self.share):g}")
+            raise ValueError(
+                f"expected a share of 1/4 to 4096 steps, got share={float(self.share):g}"
+            )
         check_counts(self.contributors, self.clients)
 
     @property
@@ -61,7 +73,9 @@ class DiscreteGrid:
         return 1 << self.bits
 
     def noise_std(self, rounding: float = 0.0) -> float:
-        """Deviation sqrt(h s_k^2 - r^2) D of the noise of the h clients, without the part that rounding takes."""
+        """Deviation sqrt(h s_k^2 - r^2) D of the noise of the h clients, without the part that
+        rounding takes.
+        """
         left = self.contributors * self.share**2 - Fraction(rounding) ** 2
         if left <= 0:
             raise ValueError(f"expected {rounding=} below the deviation of the sum in steps")
@@ -72,7 +86,8 @@ def check_counts(contributors: int, clients: int) -> None:
     """Raise ValueError unless 1 <= contributors <= clients."""
     if not 1 <= contributors <= clients:
         raise ValueError(
-            f"expected 1 <= {contributors=} <= {clients=}: the honest clients that surely answer, of all that may"
+            f"expected 1 <= {contributors=} <= {clients=}: the honest clients that surely answer, "
+            "of all that may"
         )
 
 
@@ -88,45 +103,61 @@ def plan_grid(
     failure: float = 1e-9,
     least_bits: int = 2,
 ) -> DiscreteGrid:
-    """The grid with the fewest bits, but ``least_bits``, at which each share has ``floor`` steps at least, and of those
-    the finest.
+    """The grid with the fewest bits, but ``least_bits``, at which each share has ``floor`` steps at
+    least, and of those the finest.
 
-    ``noise_std``: deviation that the noise of the sum must have, in the values' unit, after r^2 is subtracted.
-    ``contributors``: h = m - t, the honest survivors that are certain; nobody else's noise counts. ``clients``: K, the
-    most that may be summed: their noise needs room. ``largest_sum``: largest |sum| of the values without noise
-    (``largest_rotated``).
-    Guarantee: ``grid.noise_std(rounding) >= noise_std``. If no value of the sum is above ``largest_sum``, some
-    coordinate wraps around with probability ``failure`` at most. The noise of K clients has the tail
-        P(|noise| > a) <= 2 ((1 + e) / (1 - e))^K exp(-a^2 / (2 K s_k^2)),    e = ``ripple(s_k)``, for every centre.
+    ``noise_std``: deviation that the noise of the sum must have, in the values' unit, after r^2 is
+    subtracted.
+    ``contributors``: h = m - t, the honest survivors that are certain; nobody else's noise counts.
+    ``clients``: K, the
+    most that may be summed: their noise needs room. ``largest_sum``: largest |sum| of the values
+    without noise (``largest_rotated``).
+    Guarantee: ``grid.noise_std(rounding) >= noise_std``. If no value of the sum is above
+    ``largest_sum``, some
+    coordinate wraps around with probability ``failure`` at most. The noise of K clients has the
+        tail
+        P(|noise| > a) <= 2 ((1 + e) / (1 - e))^K exp(-a^2 / (2 K s_k^2)),    e = ``ripple(s_k)``,
+                                                                              for every centre.
     Raises ValueError for settings out of range, or more than 52 bits.
     """
     check_counts(contributors, clients)
     if not (0 < noise_std < math.inf and 0 <= largest_sum < math.inf):
         raise ValueError(f"expected a finite {noise_std=} > 0 and a finite {largest_sum=} >= 0")
     if not (0 < failure < 1 and values >= 1 and 0 <= rounding**2 < contributors * floor**2):
-        raise ValueError(f"expected 0 < {failure=} < 1, {values=} >= 1 and {rounding=} below the noise of the sum")
+        raise ValueError(
+            f"expected 0 < {failure=} < 1, {values=} >= 1 and {rounding=} below the noise of the "
+            "sum"
+        )
     e = ripple(float(floor))
     widest = noise_std / math.sqrt(contributors * floor**2 - Fraction(rounding) ** 2)
     tails = math.log(2 * values / failure) + clients * math.log1p(2 * e / (1 - e))
     reach = largest_sum + widest * float(floor) * math.sqrt(2 * clients * tails)
     bits = max(least_bits, math.ceil(math.log2(2 * reach / widest + 2)))
     if bits > MOST_BITS:
-        raise ValueError(f"a sum of up to {largest_sum:g} at noise {noise_std:g} needs {bits} bits, above {MOST_BITS}")
+        raise ValueError(
+            f"a sum of up to {largest_sum:g} at noise {noise_std:g} needs {bits} bits, above "
+            f"{MOST_BITS}"
+        )
     finest = 2 * reach / (2**bits - 2)
-    parts = math.floor(math.sqrt(((noise_std / finest) ** 2 + rounding**2) / contributors) * SHARE_PARTS)
+    parts = math.floor(
+        math.sqrt(((noise_std / finest) ** 2 + rounding**2) / contributors) * SHARE_PARTS
+    )
     share = max(Fraction(floor), Fraction(parts, SHARE_PARTS))
     precision = contributors * share**2 - Fraction(rounding) ** 2
     step = noise_std / math.sqrt(precision)
     while Fraction(step) ** 2 * precision < Fraction(noise_std) ** 2 * (1 + Fraction(1, 2**50)):
         step = math.nextafter(step, math.inf)
-    return DiscreteGrid(step=step, bits=bits, share=share, contributors=contributors, clients=clients)
+    return DiscreteGrid(
+        step=step, bits=bits, share=share, contributors=contributors, clients=clients
+    )
 
 
 def most_examples(expected: float, limit: int, failure: float) -> int:
-    """The number of examples that Poisson batches with ``expected`` in all exceed with probability ``failure`` at most.
+    """The number of examples that Poisson batches with ``expected`` in all exceed with probability
+    ``failure`` at most.
 
-    Chernoff: P(N >= n) <= exp(-u) (e u / n)^n for the sum N of independent draws with mean u, n > u. Never above
-    ``limit``, the number of examples that there are.
+    Chernoff: P(N >= n) <= exp(-u) (e u / n)^n for the sum N of independent draws with mean u, n >
+    u. Never above ``limit``, the number of examples that there are.
     """
     if not (expected > 0 and 0 < failure < 1 and limit >= 1):
         raise ValueError(f"expected {expected=} > 0, {limit=} >= 1 and 0 < {failure=} < 1")
@@ -137,11 +168,15 @@ def most_examples(expected: float, limit: int, failure: float) -> int:
     return bisect_left(range(1, limit + 1), True, key=rare)
 
 
-def encode(values: Float[Tensor, " d"], grid: DiscreteGrid, stream: SecretStream) -> Int64[Tensor, " d"]:
-    """One client's integers in [0, 2^bits): its values in steps plus its share of the noise, on the grid.
+def encode(
+    values: Float[Tensor, " d"], grid: DiscreteGrid, stream: SecretStream
+) -> Int64[Tensor, " d"]:
+    """One client's integers in [0, 2^bits): its values in steps plus its share of the noise, on the
+    grid.
 
-    Guarantee: the law is that of ``discrete_gaussian`` around values / D as float64 computes it (one rounding, which
-    ``release.charge`` counts). Values are not rounded to the grid before the noise, so the sensitivity stays C.
+    Guarantee: the law is that of ``discrete_gaussian`` around values / D as float64 computes it
+    (one rounding, which ``release.charge`` counts). Values are not rounded to the grid before the
+    noise, so the sensitivity stays C.
     Raises ValueError for values that are not finite, or beyond 2^61 steps.
     """
     whole = discrete_gaussian(values.detach().cpu().double() / grid.step, grid.share, stream)
@@ -159,7 +194,8 @@ def add_modulo(parts: Iterable[Int64[Tensor, " d"]], grid: DiscreteGrid) -> Int6
 
 
 def decode(total: Int64[Tensor, " d"], grid: DiscreteGrid) -> Float64[Tensor, " d"]:
-    """The sum of the clients' values with noise, from the sum of their integers modulo 2^bits; centred around 0.
+    """The sum of the clients' values with noise, from the sum of their integers modulo 2^bits;
+    centred around 0.
 
     Raises ValueError for integers outside of [0, 2^bits).
     """
@@ -180,14 +216,17 @@ def random_signs(values: int, generator: torch.Generator) -> Int8[Tensor, " sign
     """The signs S, and S' where there is a second window, from a public generator."""
     check_cpu(generator)
     p = window(values)
-    return torch.randint(2, (p if p == values else 2 * p,), generator=generator, dtype=torch.int8) * 2 - 1
+    return (
+        torch.randint(2, (p if p == values else 2 * p,), generator=generator, dtype=torch.int8) * 2
+        - 1
+    )
 
 
 def rotate(values: Float[Tensor, " d"], signs: Int8[Tensor, " signs"]) -> Float64[Tensor, " d"]:
     """The rotated vector, in float64.
 
-    Guarantee: it is an orthogonal map up to ``rounding_error`` times the norm. Over the signs each coordinate is
-    sub-Gaussian with variance proxy |x|^2 / p.
+    Guarantee: it is an orthogonal map up to ``rounding_error`` times the norm. Over the signs each
+    coordinate is sub-Gaussian with variance proxy |x|^2 / p.
     Raises ValueError for signs of another length.
     """
     p = _checked_window(values, signs)
@@ -209,7 +248,9 @@ def unrotate(rotated: Float[Tensor, " d"], signs: Int8[Tensor, " signs"]) -> Flo
 
 
 def hadamard(x: Float64[Tensor, " p"]) -> Float64[Tensor, " p"]:
-    """The fast Walsh-Hadamard transform of p = 2^n values over sqrt(p): n passes of sums and differences."""
+    """The fast Walsh-Hadamard transform of p = 2^n values over sqrt(p): n passes of sums and
+    differences.
+    """
     p, half = len(x), 1
     while half < p:
         pairs = x.view(-1, 2, half)
@@ -220,20 +261,24 @@ def hadamard(x: Float64[Tensor, " p"]) -> Float64[Tensor, " p"]:
 
 
 def rounding_error(values: int) -> float:
-    """Largest |error| of ``rotate`` in float64 over the norm of its input, and of one further product.
+    """Largest |error| of ``rotate`` in float64 over the norm of its input, and of one further
+    product.
 
-    Each pass is sqrt(2) times an orthogonal map, and each of its results has a relative error of 2^-53 at most. So a
-    window of 2^n values has n passes of that error, and 2 for the product with 1 / sqrt(p).
+    Each pass is sqrt(2) times an orthogonal map, and each of its results has a relative error of
+    2^-53 at most. So a window of 2^n values has n passes of that error, and 2 for the product with
+    1 / sqrt(p).
     """
     passes = window(values).bit_length() - 1
     return (2 * (passes + 3) + 2) * 2.0**-53 * (1 + 1e-6)
 
 
 def largest_rotated(sensitivity: float, examples: int, values: int, failure: float) -> float:
-    """Bound that no rotated coordinate of a sum of ``examples`` vectors of norm ``sensitivity`` exceeds in size.
+    """Bound that no rotated coordinate of a sum of ``examples`` vectors of norm ``sensitivity``
+    exceeds in size.
 
-    It fails with probability ``failure`` at most over the signs, for every vector chosen without them: Hoeffding's
-    P(|y_i| > a) <= 2 exp(-a^2 p / (2 |x|^2)) for each of d coordinates, with |x| <= ``examples`` times ``sensitivity``.
+    It fails with probability ``failure`` at most over the signs, for every vector chosen without
+    them: Hoeffding's P(|y_i| > a) <= 2 exp(-a^2 p / (2 |x|^2)) for each of d coordinates, with |x|
+    <= ``examples`` times ``sensitivity``.
     """
     if not 0 < failure < 1:
         raise ValueError(f"expected 0 < {failure=} < 1")

@@ -1,8 +1,11 @@
-"""``fedlsg attack --membership``: was this example in the training set? Trains shadow models of a run's settings.
+"""``fedlsg attack --membership``: was this example in the training set? Trains shadow models of a
+run's settings.
 
-Writes membership.json and membership.html: rates next to guessing and to what the claim allows, and assumptions.
+Writes membership.json and membership.html: rates next to guessing and to what the claim allows, and
+assumptions.
 
-shadows  the models      measure  attacks on them      rounds  the game of one round      findings  tables and verdict
+shadows  the models      measure  attacks on them      rounds  the game of one round      findings
+         tables and verdict
 """
 
 import time
@@ -29,7 +32,16 @@ from simulations.plan.plan import Plan
 from simulations.report.chart import GUESSING, Axis, Chart, Series
 from simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
 from simulations.report.figure import interactive
-from simulations.report.page import Badge, Page, Text, data_section, download, facts_of, json_text, sections
+from simulations.report.page import (
+    Badge,
+    Page,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    sections,
+)
 from simulations.report.progress import bar
 from simulations.report.template import render
 from simulations.report.terminal import (
@@ -51,10 +63,21 @@ from simulations.settings.run import Device
 from simulations.settings.settings import Settings, names_given
 
 SHADOWS = 16
-USED = frozenset({
-    "runs", "membership", "shadows", "workload", "method", "epsilon", "noise_multiplier", "seed", "device", "out",
-    "config",
-})  # fmt: skip
+USED = frozenset(
+    {
+        "runs",
+        "membership",
+        "shadows",
+        "workload",
+        "method",
+        "epsilon",
+        "noise_multiplier",
+        "seed",
+        "device",
+        "out",
+        "config",
+    }
+)
 """Options of ``fedlsg attack`` that --membership reads."""
 
 
@@ -70,7 +93,8 @@ def membership_command(
 ) -> None:
     """Train on ``device``, attack, print; write membership.json and membership.html.
 
-    Raises ValueError for a wrong option, settings next to a run, or settings that cannot train on half of the data.
+    Raises ValueError for a wrong option, settings next to a run, or settings that cannot train on
+    half of the data.
     """
     refuse_settings(run, given)
     shadows = SHADOWS if shadows is None else shadows
@@ -81,12 +105,17 @@ def membership_command(
     refuse_shuffled(wanted, "--membership")
     refuse_groups(wanted, "--membership")
     with console.status("loading data, calibrating noise") as status:
-        plan = ready_plan(as_shadow(wanted, device), progress=status.update, given=names_given(given))
+        plan = ready_plan(
+            as_shadow(wanted, device), progress=status.update, given=names_given(given)
+        )
         claim = claimed(plan)
         if run is not None:
             check_own_code(plan, RunDir.open(run))
     rounds = plan.schedule.rounds
-    print_line(f"training {shadows + 1} models of {rounds} rounds each: the target and {shadows} shadows", console)
+    print_line(
+        f"training {shadows + 1} models of {rounds} rounds each: the target and {shadows} shadows",
+        console,
+    )
     with bar(console, "training") as tick:
         models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
     with console.status("attacking"):
@@ -108,24 +137,34 @@ def membership_command(
 
 
 def only(runs: Sequence[str], given: Collection[str]) -> str | None:
-    """The only run, or None. Raises ValueError for several, and for options that --membership does not use."""
+    """The only run, or None. Raises ValueError for several, and for options that --membership does
+    not use.
+    """
     unused = sorted(set(given) - USED)
     if unused:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-        raise ValueError(f"--membership trains models and attacks no recorded update: leave out {names}")
+        raise ValueError(
+            f"--membership trains models and attacks no recorded update: leave out {names}"
+        )
     if len(runs) > 1:
-        raise ValueError(f"--membership attacks one run at a time, got {len(runs)}: {', '.join(runs)}")
+        raise ValueError(
+            f"--membership attacks one run at a time, got {len(runs)}: {', '.join(runs)}"
+        )
     return runs[0] if runs else None
 
 
 def as_shadow(wanted: Settings, device: Device = "auto") -> Settings:
-    """The settings of shadow models: nothing recorded, evaluated at the end only, reproducible noise."""
+    """The settings of shadow models: nothing recorded, evaluated at the end only, reproducible
+    noise.
+    """
     wanted = replace(wanted, engine="local", device=device, record_updates=False)
     return replace(wanted, reproducible=True, evaluate_every=10**6, run_dir=None)
 
 
 def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
-    """Loss threshold of Yu et al. 2021 on the run's last model; None before its first checkpoint."""
+    """Loss threshold of Yu et al. 2021 on the run's last model; None before its first
+    checkpoint.
+    """
     directory = RunDir.open(run)
     if not directory.checkpoint.exists():
         return None
@@ -137,7 +176,9 @@ def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
     with state.evaluated() as model:
         ours, theirs = (
             torch.nn.functional.softplus(
-                -torch.from_numpy(confidences(model, plan.workload, split, split.order(some), device))
+                -torch.from_numpy(
+                    confidences(model, plan.workload, split, split.order(some), device)
+                )
             )
             for split, some in ((train, rows), (test, torch.arange(len(test))))
         )
@@ -147,9 +188,16 @@ def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
 def lead(report: Report, run: str | None) -> str:
     """One line: run, date, shadows, seed, time."""
     s = report.settings
-    of = f"{s.workload}, {s.method}" if run is None else f"{Path(run).resolve().name} ({s.workload}, {s.method})"
+    of = (
+        f"{s.workload}, {s.method}"
+        if run is None
+        else f"{Path(run).resolve().name} ({s.workload}, {s.method})"
+    )
     minutes = duration(report.seconds)
-    return f"{of}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed {report.seed}; {minutes}"
+    return (
+        f"{of}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed "
+        f"{report.seed}; {minutes}"
+    )
 
 
 def show(report: Report, console: Console) -> None:
@@ -166,9 +214,10 @@ def show(report: Report, console: Console) -> None:
 COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": GREEN}
 LIMITS = "An attack that fails proves nothing: a stronger one may exist."
 CAPTION = (
-    "How many members an attack finds (true positive rate) for each share of non-members that it wrongly calls members "
-    "(false positive rate). Both axes are logarithmic; each model is the target in turn. Further up is a stronger "
-    "attack, and the dotted line is guessing. Rates left of the first point cannot be measured with so few non-members."
+    "How many members an attack finds (true positive rate) for each share of non-members that it "
+    "wrongly calls members (false positive rate). Both axes are logarithmic; each model is the "
+    "target in turn. Further up is a stronger attack, and the dotted line is guessing. Rates left "
+    "of the first point cannot be measured with so few non-members."
 )
 DASHED = "Dashed lines are what the claim allows any attacker."
 
@@ -176,11 +225,15 @@ DASHED = "Dashed lines are what the claim allows any attacker."
 def write(folder: Path, report: Report, lead: str) -> None:
     """membership.json and membership.html, each replaced whole."""
     data = json_text(numbers(report))
-    write_private(folder, {"membership.json": data, "membership.html": page(report, lead, data).encode()})
+    write_private(
+        folder, {"membership.json": data, "membership.html": page(report, lead, data).encode()}
+    )
 
 
 def page(report: Report, lead: str, data: bytes) -> str:
-    """membership.html: one file that requests nothing. It shows no example. ``data``: the bytes of membership.json."""
+    """membership.html: one file that requests nothing. It shows no example. ``data``: the bytes of
+    membership.json.
+    """
     caption = f"{CAPTION} {DASHED}" if report.limits else CAPTION
     limits = f"{LIMITS} {bounded(report)}" if report.limits else LIMITS
     return render(
@@ -193,7 +246,10 @@ def page(report: Report, lead: str, data: bytes) -> str:
             sections=sections(
                 ("", [facts_of(facts(report)), interactive(curves(report), caption)]),
                 *((table.title, [replace(table, title="")]) for table in tables(report)),
-                ("What the attacker is granted", [facts_of(granted(report)), Text(words=limits, style="note")]),
+                (
+                    "What the attacker is granted",
+                    [facts_of(granted(report)), Text(words=limits, style="note")],
+                ),
                 data_section(download("membership.json", data, "all numbers of this page")),
             ),
         )
@@ -203,7 +259,9 @@ def page(report: Report, lead: str, data: bytes) -> str:
 def outcome(report: Report) -> tuple[str, Badge]:
     """In a few words, whether members were found."""
     found = [one.in_turn for one in report.found]
-    if over_the_claim(report.found, report.limits) or any(one.tpr[LOW_RATES[0]].low > LOW_RATES[0] for one in found):
+    if over_the_claim(report.found, report.limits) or any(
+        one.tpr[LOW_RATES[0]].low > LOW_RATES[0] for one in found
+    ):
         return "an attack found members", "bad"
     if any(one.auc.low > 0.5 for one in found):
         return f"better than guessing, but not at {100 * LOW_RATES[0]:g} % false alarms", "limited"
@@ -255,18 +313,28 @@ def numbers(report: Report) -> dict[str, Any]:
                 "right_answers": asdict(one.success),
                 "target": _roc(one.target),
                 "in_turn": _roc(one.in_turn),
-                "curve": [[x, y] for x, y in zip(GRID.tolist(), one.curve.tolist(), strict=True) if y == y],
+                "curve": [
+                    [x, y] for x, y in zip(GRID.tolist(), one.curve.tolist(), strict=True) if y == y
+                ],
             }
             for one in report.found
         },
-        "guessing": {"right_answers": 0.5, "auc": 0.5, "tpr": {f"{rate:g}": rate for rate in LOW_RATES}},
+        "guessing": {
+            "right_answers": 0.5,
+            "auc": 0.5,
+            "tpr": {f"{rate:g}": rate for rate in LOW_RATES},
+        },
         "bounds": {
             one.name: {"auc": one.auc, "tpr": {f"{rate:g}": one.bound(rate) for rate in LOW_RATES}}
             for one in report.limits
         },
         "own_model_loss_threshold": None
         if report.own is None
-        else {"right_answers": asdict(report.own.success), "examples": report.own.examples, **_roc(report.own.roc)},
+        else {
+            "right_answers": asdict(report.own.success),
+            "examples": report.own.examples,
+            **_roc(report.own.roc),
+        },
         "one_round": [asdict(one) for one in report.rounds],
         "granted": granted(report),
         "verdict": verdict(report),
@@ -275,4 +343,7 @@ def numbers(report: Report) -> dict[str, Any]:
 
 
 def _roc(found: Roc) -> dict[str, Any]:
-    return {"auc": asdict(found.auc), "tpr": {f"{rate:g}": asdict(tpr) for rate, tpr in found.tpr.items()}}
+    return {
+        "auc": asdict(found.auc),
+        "tpr": {f"{rate:g}": asdict(tpr) for rate, tpr in found.tpr.items()},
+    }

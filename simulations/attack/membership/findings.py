@@ -1,4 +1,6 @@
-"""What a membership attack found: tables, verdict and assumptions, for the terminal and the page."""
+"""What a membership attack found: tables, verdict and assumptions, for the terminal and the
+page.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +18,23 @@ from simulations.report.page import Row, RowKind, Table
 from simulations.settings.settings import Settings
 
 GRANTED = {
-    "candidates": "every example with its label and its client, but not whether it was in the training set; each "
-    "was, with probability 1/2, so guessing is right half of the time",
-    "data": "shadow models train on halves of the same examples; an attacker outside has no data that are as close",
-    "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks, the client of each "
-    "example",
-    "sees": "the outputs of the trained model, once for each example; no payload and no earlier round",
+    "candidates": "every example with its label and its client, but not whether it was in the "
+    "training set; each was, with probability 1/2, so guessing is right half of the "
+    "time",
+    "data": "shadow models train on halves of the same examples; an attacker outside has no data "
+    "that are as close",
+    "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks, the "
+    "client of each example",
+    "sees": "the outputs of the trained model, once for each example; no payload and no earlier "
+    "round",
     "secret": "which examples the target was trained on, its batches and its noise",
 }
 GRANTED_OF_CLIENTS = {
-    "candidates": "every client with all of its examples, but not whether it was in the federation; each was, with "
-    "probability 1/2. A client's score is the mean over its examples",
-    "data": "shadow models train on halves of the same clients; an attacker outside has no data that are as close",
+    "candidates": "every client with all of its examples, but not whether it was in the "
+    "federation; each was, with probability 1/2. A client's score is the mean over "
+    "its examples",
+    "data": "shadow models train on halves of the same clients; an attacker outside has no data "
+    "that are as close",
     "algorithm": "every setting, sigma and the public seed: initial weights, carriers, masks",
     "sees": "the outputs of the trained model on all examples; no payload and no earlier round",
     "secret": "which clients there were, which were drawn in a round, their batches and the noise",
@@ -38,8 +45,10 @@ KNOWS = {
 }
 READS = {
     "client": "one client's payload of one round as it was sent",
-    "aggregate": "the sum of one round's payloads as an ideal secure sum would give it, which nobody provides",
-    "secure": "the sum of one round that the server decodes, and the noise of {readers} of its clients",
+    "aggregate": "the sum of one round's payloads as an ideal secure sum would give it, which "
+    "nobody provides",
+    "secure": "the sum of one round that the server decodes, and the noise of {readers} of its "
+    "clients",
     "server": "the noisy sum that the server releases of one round",
 }
 """What the matched filter sees, by trust."""
@@ -52,9 +61,11 @@ ALL = {
 """What an attacker may see that the claim bounds, by trust."""
 PLAYED = {
     "client": "payloads with and without one {unit} through the clip and the noise of a client",
-    "aggregate": "sums with and without one {unit} through the clip and the noise shares of the clients",
-    "secure": "sums with and without one {unit} through the clip, the rotation, the discrete noise and the decoding of "
-    "a secure sum, without its masks, and less the noise of {readers} clients",
+    "aggregate": "sums with and without one {unit} through the clip and the noise shares of the "
+    "clients",
+    "secure": "sums with and without one {unit} through the clip, the rotation, the discrete noise "
+    "and the decoding of a secure sum, without its masks, and less the noise of "
+    "{readers} clients",
     "server": "sums with and without one {unit} through the clip and the noise of the server",
 }
 """What the game runs, by trust."""
@@ -62,9 +73,11 @@ PLAYED = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """Everything that is reported. own: training against test examples on the run's own model, if there is a run.
+    """Everything that is reported. own: training against test examples on the run's own model, if
+    there is a run.
 
-    test_examples: of the public test split, on which every model's accuracy is measured; 0 if unknown.
+    test_examples: of the public test split, on which every model's accuracy is measured; 0 if
+    unknown.
     """
 
     settings: Settings
@@ -85,15 +98,16 @@ def tables(report: Report) -> list[Table]:
     made = [
         _rates(
             f"{len(report.models.inside)} models, each the target in turn",
-            "In brackets: 95 % intervals over the choice of candidates (bootstrap). They do not cover that the models "
-            f"share their shadows.{_differences(found)}",
+            "In brackets: 95 % intervals over the choice of candidates (bootstrap). They do not "
+            f"cover that the models share their shadows.{_differences(found)}",
             [(one.attack, None, one.in_turn) for one in found],
             _bounds(report.limits),
         ),
         _rates(
             f"One target: {members} members, {len(report.models.rows) - members} others",
-            "In brackets: 95 % intervals, DeLong's for the AUC, exact for rates. Right answers: as in Yu et al. 2021 "
-            "(RGP), Table 5, with a threshold found on half of the examples and counted on the other half.",
+            "In brackets: 95 % intervals, DeLong's for the AUC, exact for rates. Right answers: as "
+            "in Yu et al. 2021 (RGP), Table 5, with a threshold found on half of the examples and "
+            "counted on the other half.",
             [(one.attack, one.success, one.target) for one in found],
             _bounds(report.limits),
         ),
@@ -102,8 +116,9 @@ def tables(report: Report) -> list[Table]:
         made.append(
             _rates(
                 "The run's own model: its training examples against the test split",
-                f"The data of Yu et al. 2021, Table 5, {own.examples} examples. The two splits may differ in more than "
-                "membership. LiRA needs models trained without an example, so it cannot be used here.",
+                f"The data of Yu et al. 2021, Table 5, {own.examples} examples. The two splits may "
+                "differ in more than membership. LiRA needs models trained without an example, so "
+                "it cannot be used here.",
                 [("loss threshold", own.success, own.roc)],
             )
         )
@@ -118,9 +133,14 @@ GUESSING = ("0.5", *(f"{100 * rate:g} %" for rate in LOW_RATES))
 
 
 def _rates(
-    title: str, note: str, found: Sequence[tuple[str, Rate | None, Roc]], bounds: Sequence[tuple[str, ...]] = ()
+    title: str,
+    note: str,
+    found: Sequence[tuple[str, Rate | None, Roc]],
+    bounds: Sequence[tuple[str, ...]] = (),
 ) -> Table:
-    """A row for each attack next to guessing, and what the claim allows; with its right answers where they count."""
+    """A row for each attack next to guessing, and what the claim allows; with its right answers
+    where they count.
+    """
     answers = any(success for _, success, _ in found)
 
     def row(name: str, success: str, *cells: str, style: RowKind = "") -> Row:
@@ -131,7 +151,10 @@ def _rates(
         columns=("attack", *(["right answers"] if answers else []), "AUC", *RATES),
         rows=(
             row("guessing", _percent(0.5), *GUESSING, style="reference"),
-            *(row(name, "" if right is None else _rate(right, 1), *_cells(roc)) for name, right, roc in found),
+            *(
+                row(name, "" if right is None else _rate(right, 1), *_cells(roc))
+                for name, right, roc in found
+            ),
             *(row(name, "", *cells) for name, *cells in bounds),
         ),
         note=note,
@@ -144,19 +167,35 @@ def _differences(found: Sequence[Found]) -> str:
     for one in found[1:]:
         found_rate = paired_difference(one, first)
         if found_rate is not None:
-            value, low, high = (100 * part for part in (found_rate.value, found_rate.low, found_rate.high))
+            value, low, high = (
+                100 * part for part in (found_rate.value, found_rate.low, found_rate.high)
+            )
             words.append(f"{one.attack} {value:+.2f} points [{low:+.2f}, {high:+.2f}]")
     at = f"{100 * LOW_RATES[0]:g} % FPR"
-    return f" TPR at {at} less that of the {first.attack}, paired by candidate: {'; '.join(words)}." if words else ""
+    return (
+        f" TPR at {at} less that of the {first.attack}, paired by candidate: {'; '.join(words)}."
+        if words
+        else ""
+    )
 
 
 def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:
-    """What one round shows: a client's payload or, where only sums have the noise, the sum of all."""
+    """What one round shows: a client's payload or, where only sums have the noise, the sum of
+    all.
+    """
     first = rounds[0]
     trust, unit = settings.trust, settings.unit
     payload = "One payload" if trust == "client" else "The sum of the payloads"
-    what = payload if UNITS[unit].whole or (settings.local_steps or 1) == 1 else f"One local step of {payload.lower()}"
-    unlike = "" if first.clipped else f" The {unit} of this game is shorter than the clip, so it is found less often."
+    what = (
+        payload
+        if UNITS[unit].whole or (settings.local_steps or 1) == 1
+        else f"One local step of {payload.lower()}"
+    )
+    unlike = (
+        ""
+        if first.clipped
+        else f" The {unit} of this game is shorter than the clip, so it is found less often."
+    )
     return Table(
         title=f"{what} of one round, matched filter, sigma_eff {first.sigma:.4g}",
         columns=("guessing (FPR)", "TPR, closed form", "FPR, measured", "TPR, measured"),
@@ -171,8 +210,8 @@ def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:
             )
             for one in rounds
         ),
-        note="Closed form: TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff), for a clipped "
-        f"{unit} that took part. Measured: {_in(settings, PLAYED)}, in the frame of the first round.{unlike}",
+        note=f"Closed form: TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff), for a clipped {unit} that took "
+        f"part. Measured: {_in(settings, PLAYED)}, in the frame of the first round.{unlike}",
     )
 
 
@@ -185,7 +224,10 @@ def _in(settings: Settings, words: Mapping[str, str]) -> str:
 def _bounds(limits: Sequence[Limit]) -> list[tuple[str, ...]]:
     if not limits:
         return [("bound", *["no claim"] * (1 + len(LOW_RATES)))]
-    return [(one.name, f"{one.auc:.3f}", *(_percent(one.bound(rate)) for rate in LOW_RATES)) for one in limits]
+    return [
+        (one.name, f"{one.auc:.3f}", *(_percent(one.bound(rate)) for rate in LOW_RATES))
+        for one in limits
+    ]
 
 
 def _cells(found: Roc) -> list[str]:
@@ -215,30 +257,40 @@ def verdict(report: Report) -> str:
         return f"{text} No epsilon is claimed: nothing bounds a stronger attacker."
     allowed = min(one.bound(LOW_RATES[0]) for one in report.limits)
     bounded = f"for any attacker that sees {_in(report.settings, ALL)}"
-    return text if above else f"{text} The claim allows at most {_percent(allowed)} there, {bounded}."
+    return (
+        text if above else f"{text} The claim allows at most {_percent(allowed)} there, {bounded}."
+    )
 
 
 def _strongest(found: Sequence[Found]) -> str:
-    """The best attack at 1 % false alarms; or whether only the AUC, or nothing, distinguishes it from guessing."""
+    """The best attack at 1 % false alarms; or whether only the AUC, or nothing, distinguishes it
+    from guessing.
+    """
     rate = LOW_RATES[0]
     tprs = {one.attack: one.in_turn.tpr[rate] for one in found}
     aucs = {one.attack: one.in_turn.auc for one in found}
     above, wide = (
-        {name: of[name] for name in of if of[name].low > guess} or of for of, guess in ((tprs, rate), (aucs, 0.5))
+        {name: of[name] for name in of if of[name].low > guess} or of
+        for of, guess in ((tprs, rate), (aucs, 0.5))
     )
     best, widest = (max(of, key=lambda name, of=of: of[name].value) for of in (above, wide))  # type: ignore[misc]
     at = f"at {100 * rate:g} % false alarms (guessing: {100 * rate:g} %)"
     if any(tpr.low > rate for tpr in tprs.values()):
-        plain = "" if best == "loss threshold" else f"; the loss threshold {_rate(tprs['loss threshold'])}"
+        plain = (
+            ""
+            if best == "loss threshold"
+            else f"; the loss threshold {_rate(tprs['loss threshold'])}"
+        )
         return f"{best} finds {_rate(tprs[best])} of the members {at}{plain}."
     if any(auc.low > 0.5 for auc in aucs.values()):
         return (
-            f"{widest} distinguishes members from others better than guessing, AUC {_area(aucs[widest])} (guessing: "
-            f"0.5), but none of these attacks does {at}: the best, {best}, finds {_rate(tprs[best])} of the members."
+            f"{widest} distinguishes members from others better than guessing, AUC "
+            f"{_area(aucs[widest])} (guessing: 0.5), but none of these attacks does {at}: the "
+            f"best, {best}, finds {_rate(tprs[best])} of the members."
         )
     return (
-        f"None of these attacks can be distinguished from guessing: the best, {best}, finds {_rate(tprs[best])} of the "
-        f"members {at}."
+        f"None of these attacks can be distinguished from guessing: the best, {best}, finds "
+        f"{_rate(tprs[best])} of the members {at}."
     )
 
 
@@ -246,10 +298,10 @@ def facts(report: Report) -> dict[str, str]:
     """How the models were made, their accuracy, and the claim, by name."""
     s = report.settings
     found = {
-        "models": f"a target and {len(report.models.inside) - 1} shadows, each trained on a random half of the "
-        f"{'clients' if UNITS[s.unit].whole else 'training set'}",
-        "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} rounds, with the "
-        "sigma and the sample rate of a whole run",
+        "models": f"a target and {len(report.models.inside) - 1} shadows, each trained on a random "
+        f"half of the {'clients' if UNITS[s.unit].whole else 'training set'}",
+        "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} "
+        "rounds, with the sigma and the sample rate of a whole run",
         **_accuracy(report),
     }
     if report.claim is None:
@@ -267,13 +319,18 @@ def _accuracy(report: Report) -> dict[str, str]:
     if report.models.accuracy is None:
         return {}
     accuracy = 100 * np.array(report.models.accuracy)
-    spread = f", standard deviation over the models {accuracy.std(ddof=1):.1f} points" if len(accuracy) > 1 else ""
+    spread = (
+        f", standard deviation over the models {accuracy.std(ddof=1):.1f} points"
+        if len(accuracy) > 1
+        else ""
+    )
     found = {"test accuracy": f"mean {accuracy.mean():.1f} %{spread}"}
     if report.test_examples:
         share = float(accuracy.mean()) / 100
         error = 100 * np.sqrt(share * (1 - share) / report.test_examples)
         found["test set"] = (
-            f"{report.test_examples:,} examples: standard error {error:.1f} points, which all models share"
+            f"{report.test_examples:,} examples: standard error {error:.1f} points, which all "
+            "models share"
         )
     return found
 
@@ -288,6 +345,6 @@ def granted(report: Report) -> dict[str, str]:
 def bounded(report: Report) -> str:
     """Whom the bounds hold for."""
     return (
-        f"The bounds hold for every attacker, even one that sees {_in(report.settings, ALL)}. They follow from the "
-        "claim and were not measured."
+        f"The bounds hold for every attacker, even one that sees {_in(report.settings, ALL)}. They "
+        "follow from the claim and were not measured."
     )

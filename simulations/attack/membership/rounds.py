@@ -1,7 +1,9 @@
-"""Membership in one round: the matched filter's closed form at the run's sigma, and the same game played.
+"""Membership in one round: the matched filter's closed form at the run's sigma, and the same game
+played.
 
-This attacker differs from those on the trained model: it sees one round as its reader does, and knows everybody else
-who takes part. What it sees comes from the shipped path of the run's trust mode and unit (``audit.shipped``).
+This attacker differs from those on the trained model: it sees one round as its reader does, and
+knows everybody else who takes part. What it sees comes from the shipped path of the run's trust
+mode and unit (``audit.shipped``).
 """
 
 from collections.abc import Callable
@@ -37,9 +39,11 @@ CLIPS = 2 * 10**4
 
 @dataclass(frozen=True, kw_only=True)
 class PerRound:
-    """At one false positive rate: the closed form for a unit that is clipped, and the measured rates.
+    """At one false positive rate: the closed form for a unit that is clipped, and the measured
+    rates.
 
-    clipped: whether the unit that was played with is clipped, so that its own prediction is the closed form.
+    clipped: whether the unit that was played with is clipped, so that its own prediction is the
+    closed form.
     """
 
     fpr: float
@@ -50,10 +54,12 @@ class PerRound:
 
 
 def per_round(plan: Plan, *, seed: int) -> list[PerRound]:
-    """The game on the first round's frame at W_0; [] without a noise. One local step, in which all units take part.
+    """The game on the first round's frame at W_0; [] without a noise. One local step, in which all
+    units take part.
 
-    At example level the unit is an example of client 0 in a batch of its first. Of a sum it sees what the reader of
-    the threat model does: that of the fewest clients, without the noise of those who read along.
+    At example level the unit is an example of client 0 in a batch of its first. Of a sum it sees
+    what the reader of the threat model does: that of the fewest clients, without the noise of those
+    who read along.
     """
     mechanism = plan.terms[0].mechanism(plan.method.mechanism)
     if not mechanism.private:
@@ -61,7 +67,10 @@ def per_round(plan: Plan, *, seed: int) -> list[PerRound]:
     setting, units = _setting(plan), _units(plan, seed)
     blocks = len(setting.frame.blocks)
     sigma, length = mechanism.effective_noise_multiplier(blocks), mechanism.sensitivity(blocks)
-    g, others = clipped_sum([unit[:1] for unit in units], mechanism), clipped_sum([u[1:] for u in units], mechanism)
+    g, others = (
+        clipped_sum([unit[:1] for unit in units], mechanism),
+        clipped_sum([u[1:] for u in units], mechanism),
+    )
     scores, std = _played(setting, units, g, others, sigma * length, seed), sigma * length
     return [
         PerRound(
@@ -81,7 +90,9 @@ def _played(
     """Scores with and without the unit; None where an output is too large for enough of them."""
     stated, frame = setting.stated, setting.frame
     weighted = not stated.whole  # an update is clipped as it was sent
-    rows = torch.cat([u / b.weight if weighted else u for u, b in zip(units, frame.blocks, strict=True)], dim=1)
+    rows = torch.cat(
+        [u / b.weight if weighted else u for u, b in zip(units, frame.blocks, strict=True)], dim=1
+    )
     rows = rows.to(next(setting.model.parameters()).device)
     clips = stated.members + (len(rows) if stated.trust == "server" else 1)
     trials = min(TRIALS, WORK // (2 * frame.kept * stated.members), CLIPS // clips)
@@ -98,7 +109,9 @@ def _outputs(setting: Setting, rows: Tensor, seed: int) -> Callable[[bool], Tens
         count[0] += 1
 
         def draw(purpose: str, client: int = 0) -> SecretStream:
-            return reproducible_stream(seed, "membership", "matched filter", purpose, client, count[0])
+            return reproducible_stream(
+                seed, "membership", "matched filter", purpose, client, count[0]
+            )
 
         return output(setting, rows if present else rows[1:], draw, round=1).values
 
@@ -109,7 +122,8 @@ def _setting(plan: Plan) -> Setting:
     """The shipped path of a round in which every unit takes part once."""
     state, unit = plan.server_state(), plan.unit
     mechanism = plan.terms[0].mechanism(plan.method.mechanism)
-    stated = stated_of(plan, epsilon=1.0, delta=0.5, sample_rate=1.0, steps=1)  # nothing is claimed of this game
+    # nothing is claimed of this game
+    stated = stated_of(plan, epsilon=1.0, delta=0.5, sample_rate=1.0, steps=1)
     return Setting(
         model=state.model,
         frame=state.frame(),
@@ -123,7 +137,9 @@ def _setting(plan: Plan) -> Setting:
 
 
 def _units(plan: Plan, seed: int) -> list[Tensor]:
-    """What is clipped of each unit, by blocks, the longest one first: gradients of examples, or updates of clients."""
+    """What is clipped of each unit, by blocks, the longest one first: gradients of examples, or
+    updates of clients.
+    """
     if plan.unit.whole:
         return first_updates(plan, COMPANY, seed)[0]
     state = plan.server_state()
@@ -144,7 +160,8 @@ def _units(plan: Plan, seed: int) -> list[Tensor]:
 
 
 def first_updates(plan: Plan, clients: int, seed: int) -> tuple[list[Tensor], int]:
-    """The updates of some clients in the first round, a row each, by blocks; and the number of blocks.
+    """The updates of some clients in the first round, a row each, by blocks; and the number of
+    blocks.
 
     In the units of the clip: divided by the expected batch. The largest is first.
     """

@@ -1,1 +1,3 @@
-"""A client on a machine of its own: its terms, its folder, its data. A simulated client needs none of this."""
+"""A client on a machine of its own: its terms, its folder, its data. A simulated client needs none
+of this.
+"""

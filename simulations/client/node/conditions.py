@@ -1,4 +1,5 @@
-"""A deployed client compares the settings that the server announces with its own terms, before anything is spent.
+"""A deployed client compares the settings that the server announces with its own terms, before
+anything is spent.
 
 Each refusal names the setting, the run's value, and what the node config allows.
 """
@@ -23,16 +24,21 @@ from simulations.settings.settings import AUTO, Settings
 from simulations.workloads.features.encoders import SCATTERING
 
 ENCODERS = (SCATTERING, *NAMES)
-"""Features that a deployed client makes; of any other name, a folder of this client might be meant."""
+"""Features that a deployed client makes; of any other name, a folder of this client might be
+meant.
+"""
 
 
 def usable(settings: Settings, terms: Terms) -> Settings:
     """The run's settings as this client uses them. Nothing is loaded yet.
 
-    Raises TermsError for settings that no data could make acceptable, SettingsError for an unknown method.
+    Raises TermsError for settings that no data could make acceptable, SettingsError for an unknown
+    method.
     """
     if settings.reproducible:
-        raise TermsError("reproducible=true: a deployed client never draws its noise from a known seed")
+        raise TermsError(
+            "reproducible=true: a deployed client never draws its noise from a known seed"
+        )
     usual = DP.name  # of what fedlsg chooses where nobody names a method
     if settings.method != AUTO:
         try:
@@ -43,55 +49,71 @@ def usable(settings: Settings, terms: Terms) -> Settings:
     check_mechanism(settings.parameters.get("mechanism", usual), settings.method)
     if settings.trust == "server":
         raise TermsError(
-            "trust=server: the server would get this client's update without noise; a deployed client never sends one. "
-            "Take trust=secure"
+            "trust=server: the server would get this client's update without noise; a deployed "
+            "client never sends one. Take trust=secure"
         )
     if settings.trust == "secure" and settings.colluders == 0:
         raise TermsError(
-            "colluders=0: the run would count the noise of every other client, and each of them knows its own; leave "
-            "colluders out of the run config, or give 1 or more"
+            "colluders=0: the run would count the noise of every other client, and each of them "
+            "knows its own; leave colluders out of the run config, or give 1 or more"
         )
     if settings.unit != terms.unit:
         raise TermsError(
-            f"unit={settings.unit}: this client's ledger and its epsilon-max protect one {terms.unit} (set unit="
-            f"{settings.unit!r} in its node config, with a ledger-dir of its own)"
+            f"unit={settings.unit}: this client's ledger and its epsilon-max protect one "
+            f"{terms.unit} (set unit={settings.unit!r} in its node config, with a ledger-dir of "
+            "its own)"
         )
     if TRUST.index(settings.trust) > TRUST.index(terms.trust):
         assumed = " if a secure sum is really there" if settings.trust == "aggregate" else ""
         raise TermsError(
-            f"trust={settings.trust}: alone, this client's payload would carry too little noise; it accepts trust="
-            f"{terms.trust} (set trust={settings.trust!r} in its node config{assumed})"
+            f"trust={settings.trust}: alone, this client's payload would carry too little noise; "
+            f"it accepts trust={terms.trust} (set trust={settings.trust!r} in its node "
+            f"config{assumed})"
         )
     _check_privacy(settings, terms)
     if settings.public_rows is not None:
-        raise TermsError("public_rows replaces the training rows of a simulation: this client trains on its own")
+        raise TermsError(
+            "public_rows replaces the training rows of a simulation: this client trains on its own"
+        )
     own = own_path(terms, settings.workload) is not None
     if own:
         for name in ("train_rows", "holdout"):
             if getattr(settings, name) is not None:
-                raise TermsError(f"{name} chooses among training rows, and this client has data of its own")
+                raise TermsError(
+                    f"{name} chooses among training rows, and this client has data of its own"
+                )
         settings = with_own_columns(settings, terms)
     _refuse_paths(settings)
     settings = _own_weights(settings, terms)
-    settings = replace(settings, isolation=terms.isolation)  # the server's word is in its announcements
-    settings = replace(settings, data_dir=None, data_root=None)  # the server's folders are not this client's
+    # the server's word is in its announcements
+    settings = replace(settings, isolation=terms.isolation)
+    # the server's folders are not this client's
+    settings = replace(settings, data_dir=None, data_root=None)
     return _with_clients(settings, terms, own=own)
 
 
 def _refuse_paths(s: Settings) -> None:
-    """Raise TermsError for a path that the server chose: the reply would reveal which files exist here."""
+    """Raise TermsError for a path that the server chose: the reply would reveal which files exist
+    here.
+    """
     if s.model is not None and s.model.startswith(("/", "~", ".", "\\")):
-        raise TermsError(f"model={s.model!r} is a path: a deployed client takes models by name alone")
+        raise TermsError(
+            f"model={s.model!r} is a path: a deployed client takes models by name alone"
+        )
     if s.features not in (None, *ENCODERS):
-        raise TermsError(f"features={s.features!r}: a deployed client makes features by {', '.join(ENCODERS)} alone")
+        raise TermsError(
+            f"features={s.features!r}: a deployed client makes features by {', '.join(ENCODERS)} "
+            "alone"
+        )
 
 
 def _own_weights(s: Settings, terms: Terms) -> Settings:
     """The settings with this client's own copy of the weights that training starts from.
 
-    No file that the server names is opened, nor a folder here that has the name of a hub repository. A copy must have
-    the digest that the run announces: with other weights in layers that are never sent, a client would train another
-    model. Raises TermsError, whose text names no file of this client.
+    No file that the server names is opened, nor a folder here that has the name of a hub
+    repository. A copy must have the digest that the run announces: with other weights in layers
+    that are never sent, a client would train another model. Raises TermsError, whose text names no
+    file of this client.
     """
     if s.pretrained in (None, RANDOM):
         return s
@@ -102,15 +124,17 @@ def _own_weights(s: Settings, terms: Terms) -> Settings:
             raise TermsError(str(error)) from None
     if terms.pretrained is None or s.pretrained_sha256 is None:
         raise TermsError(
-            f"pretrained={s.pretrained!r} is a file: this client needs a copy of its own (pretrained in its node "
-            "config), and the run config its digest (pretrained-sha256)"
+            f"pretrained={s.pretrained!r} is a file: this client needs a copy of its own "
+            "(pretrained in its node config), and the run config its digest (pretrained-sha256)"
         )
     try:
         same = _digest(terms.pretrained) == s.pretrained_sha256
     except OSError:
         same = False
     if not same:
-        raise TermsError("this client's copy of the pretrained weights is missing, or is not the run's file")
+        raise TermsError(
+            "this client's copy of the pretrained weights is missing, or is not the run's file"
+        )
     return replace(s, pretrained=str(terms.pretrained))
 
 
@@ -123,7 +147,8 @@ def check_mechanism(kind: str, method: str) -> None:
     """Raise TermsError unless the mechanism is private."""
     if kind not in KINDS or not KINDS[kind].private:
         raise TermsError(
-            f"mechanism={kind!r} (method {method!r}) is not private: a deployed client trains under 'dp' alone"
+            f"mechanism={kind!r} (method {method!r}) is not private: a deployed client trains "
+            "under 'dp' alone"
         )
 
 
@@ -134,70 +159,96 @@ def check_base(base: Base, terms: Terms) -> None:
     size = len(base.parts[terms.partition])
     if base.sums is not None and base.sums.colluders < terms.colluders:
         raise TermsError(
-            f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, and this client's "
-            f"node config asks for {terms.colluders}, one at least; set colluders in the run config"
+            f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, "
+            f"and this client's node config asks for {terms.colluders}, one at least; set "
+            "colluders in the run config"
         )
     if base.sums is not None and not base.unit.whole and size > MOST_EXAMPLES:
-        raise TermsError(f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most")
+        raise TermsError(
+            f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most"
+        )
     number, clients = size, base.settings.clients
     words = f"1/N_k = {1 / size:.3g}, with N_k={size} training rows here: such a delta allows a row"
     if base.unit.whole:
         number = clients
-        words = f"1/K = {1 / clients:.3g} of K={clients} clients: such a delta allows all data of one client"
+        words = (
+            f"1/K = {1 / clients:.3g} of K={clients} clients: such a delta allows all data of one "
+            "client"
+        )
     for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
         if delta >= 1 / number:
             raise TermsError(f"{name}={delta:g} is not below {words} to be published")
 
 
 def agreed_level(base: Base, announced: str | None, terms: Terms) -> Base:
-    """The base of a client at the announced level of isolation, where it is no weaker than that of the rule here.
+    """The base of a client at the announced level of isolation, where it is no weaker than that of
+    the rule here.
 
-    None: nothing is announced yet. A level of the node config stays, and ``check_level`` compares it.
+    None: nothing is announced yet. A level of the node config stays, and ``check_level`` compares
+    it.
     """
     free = terms.isolation == "auto" and base.local.isolation != "rows"
-    return base.at_level(cast(Isolation, announced)) if free and announced in ("isolated", "rows") else base
+    return (
+        base.at_level(cast(Isolation, announced))
+        if free and announced in ("isolated", "rows")
+        else base
+    )
 
 
 def check_level(base: Base, announced: str) -> None:
     """Raise TermsError unless the announced level of isolation is the one of this client."""
     if announced != base.local.isolation:
         raise TermsError(
-            f"isolation={announced}: the server runs the model so, and here it is {base.local.isolation} "
-            f"({own_code(base.build_model()) or 'library code alone'}); set isolation={base.local.isolation!r} in the "
-            f"run config, or {announced!r} in this client's node config"
+            f"isolation={announced}: the server runs the model so, and here it is "
+            f"{base.local.isolation} ({own_code(base.build_model()) or 'library code alone'}); set "
+            f"isolation={base.local.isolation!r} in the run config, or {announced!r} in this "
+            "client's node config"
         )
 
 
 def _check_privacy(s: Settings, terms: Terms) -> None:
     if s.delta is not None and s.delta > terms.delta_max:
-        raise TermsError(f"the run's delta={s.delta:g} is weaker than this client's delta-max={terms.delta_max:g}")
+        raise TermsError(
+            f"the run's delta={s.delta:g} is weaker than this client's "
+            f"delta-max={terms.delta_max:g}"
+        )
     if s.epsilon is not None and s.epsilon > terms.epsilon_max:
         raise TermsError(
-            f"the run's epsilon={s.epsilon:g} is more than this client's epsilon-max={terms.epsilon_max:g}: the run "
-            "would claim more than this client gives; set epsilon in the run config"
+            f"the run's epsilon={s.epsilon:g} is more than this client's "
+            f"epsilon-max={terms.epsilon_max:g}: the run would claim more than this client gives; "
+            "set epsilon in the run config"
         )
 
 
 def _with_clients(s: Settings, terms: Terms, *, own: bool) -> Settings:
     """The settings with a number of clients.
 
-    A client with its own data needs it only if its share of the noise, or its replica, depends on it.
+    A client with its own data needs it only if its share of the noise, or its replica, depends on
+    it.
     """
     if s.clients is None and terms.num_partitions is not None:
         s = replace(s, clients=terms.num_partitions)
-    if s.trust != "client" and (terms.num_partitions is None or (s.clients or 0) > terms.num_partitions):
+    if s.trust != "client" and (
+        terms.num_partitions is None or (s.clients or 0) > terms.num_partitions
+    ):
         raise TermsError(
-            f"trust={s.trust} with clients={s.clients}: more clients are a smaller share of the noise for each, and "
-            f"this client's node config says num-partitions={terms.num_partitions}; set the federation's number of "
-            "clients there"
+            f"trust={s.trust} with clients={s.clients}: more clients are a smaller share of the "
+            "noise for each, and this client's node config says "
+            f"num-partitions={terms.num_partitions}; set the federation's number of clients there"
         )
     if s.clients is not None:
         if terms.partition >= s.clients:
-            raise TermsError(f"the run has clients={s.clients}, and this client is partition-id={terms.partition}")
+            raise TermsError(
+                f"the run has clients={s.clients}, and this client is "
+                f"partition-id={terms.partition}"
+            )
         return s
     shared = s.trust != "client" and s.min_survivors is None
     if not own or (s.clients_per_round is None and (shared or s.downlink == "sparse")):
         raise TermsError(
-            "the number of clients is unknown here: set clients in the run config, or num-partitions in the node config"
+            "the number of clients is unknown here: set clients in the run config, or "
+            "num-partitions in the node config"
         )
-    return replace(s, clients=max(s.clients_per_round or 1, s.min_survivors or 1, terms.partition + 1))
+    return replace(
+        s, clients=max(s.clients_per_round or 1, s.min_survivors or 1, terms.partition + 1)
+    )

@@ -1,8 +1,10 @@
-"""The folder that a deployed client's node config names (ledger-dir): its one ledger, its secret, a record of its data.
+"""The folder that a deployed client's node config names (ledger-dir): its one ledger, its secret, a
+record of its data.
 
 ledger.jsonl   the privacy ledger, never restarted: it continues over runs and servers
 secret.key     32 random bytes that never leave this folder
-data.json      a hash of the training rows under that secret, their number, and the end of the ledger
+data.json      a hash of the training rows under that secret, their number, and the end of the
+               ledger
 runs/<run>/    stored payloads and the replica of one run
 cache/         decoded or tokenized rows of the client's own .parquet files: as private as the rows
 
@@ -33,7 +35,14 @@ SECRET_BYTES = 32
 ENTRY_BYTES = 1024
 """Of a line of a ledger, at most."""
 RUN_NAME = re.compile(r"(?!\.)[\w.-]{1,64}", re.ASCII)
-DATA_FIELDS = {"client": int, "form": str, "num_examples": int, "digest": str, "entries": int, "head": str}
+DATA_FIELDS = {
+    "client": int,
+    "form": str,
+    "num_examples": int,
+    "digest": str,
+    "entries": int,
+    "head": str,
+}
 
 Digest = Callable[[bytes], str]
 """A digest of the training rows under a key."""
@@ -50,19 +59,25 @@ class Budget:
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """The folder of a client's terms. Every method raises TermsError or LedgerError, naming the file."""
+    """The folder of a client's terms. Every method raises TermsError or LedgerError, naming the
+    file.
+    """
 
     terms: Terms
 
     @classmethod
     def open(cls, terms: Terms) -> "NodeFolder":
-        """Make the folder if there is none, and check that its ledger is this client's, undamaged and writable."""
+        """Make the folder if there is none, and check that its ledger is this client's, undamaged
+        and writable.
+        """
         folder = cls(terms)
         _make_private(terms.ledger_dir)
         try:
             make_file(folder.path)
         except OSError as error:
-            raise TermsError(f"cannot write {folder.path} (ledger-dir): {error.strerror or error}") from None
+            raise TermsError(
+                f"cannot write {folder.path} (ledger-dir): {error.strerror or error}"
+            ) from None
         with folder._locked():
             folder._checked_ledger()
         return folder
@@ -73,19 +88,25 @@ class NodeFolder:
 
     @property
     def ledger(self) -> Ledger:
-        """The one ledger. Raises TermsError if it is another partition-id's, LedgerError for damage."""
+        """The one ledger. Raises TermsError if it is another partition-id's, LedgerError for
+        damage.
+        """
         owner = load(self.path, None)[0]
         if owner not in (-1, self.terms.partition):
             raise TermsError(
-                f"{self.path} is the ledger of partition-id={owner}, and this client's node config says "
-                f"partition-id={self.terms.partition}: keep the number, because one ledger serves all runs"
+                f"{self.path} is the ledger of partition-id={owner}, and this client's node config "
+                f"says partition-id={self.terms.partition}: keep the number, because one ledger "
+                "serves all runs"
             )
         return Ledger(self.path, client=self.terms.partition)
 
     def run(self, name: str) -> RunDir:
         """The folder for one run's payloads and replica."""
         if not RUN_NAME.fullmatch(name):
-            raise TermsError(f"the server names its run {name[:80]!r}: expected letters, digits, '.', '_' and '-'")
+            raise TermsError(
+                f"the server names its run {name[:80]!r}: expected letters, digits, '.', '_' and "
+                "'-'"
+            )
         return RunDir(self.terms.ledger_dir / "runs" / name)
 
     def news(self, head: str = GENESIS) -> News:
@@ -96,11 +117,14 @@ class NodeFolder:
             return News(lines=lines_since(self.path, client, head), head=head_of(self.path, client))
 
     def admit(self, form: str, num_examples: int, digest: Digest) -> None:
-        """Check that the training rows are those of this ledger; the rows of the first charge are recorded.
+        """Check that the training rows are those of this ledger; the rows of the first charge are
+        recorded.
 
-        ``form``: a public digest of how the rows are read. It is compared first; if it differs, nothing else is: a
-        reply about the rows must not depend on how a server wants them to be read.
-        Raises TermsError for other rows, unless the terms accept them: the ledger then continues at the spent epsilon.
+        ``form``: a public digest of how the rows are read. It is compared first; if it differs,
+        nothing else is: a reply about the rows must not depend on how a server wants them to be
+        read.
+        Raises TermsError for other rows, unless the terms accept them: the ledger then continues at
+        the spent epsilon.
         """
         with self._locked():
             begun = bool(self._checked_ledger().entries)
@@ -122,18 +146,19 @@ class NodeFolder:
         return str(record["digest"])
 
     def charge(self, entry: Entry, budgets: tuple[Budget, ...]) -> None:
-        """Charge an entry if every budget allows it: check and charge under one lock, so nothing is spent twice.
+        """Charge an entry if every budget allows it: check and charge under one lock, so nothing is
+        spent twice.
 
         Only rows that were admitted can be charged for.
-        Raises OverBudgetError, naming the budget, and LedgerError for a ledger that no server would take with one more
-        entry; nothing is charged then.
+        Raises OverBudgetError, naming the budget, and LedgerError for a ledger that no server would
+        take with one more entry; nothing is charged then.
         """
         with self._locked():
             ledger = self._checked_ledger()
             if self.path.exists() and self.path.stat().st_size + ENTRY_BYTES > LARGEST_BYTES:
                 raise LedgerError(
-                    f"{self.path} is full: with one more entry it would pass {LARGEST_BYTES:,} bytes, and no server "
-                    "accepts it; nothing was charged for this round"
+                    f"{self.path} is full: with one more entry it would pass {LARGEST_BYTES:,} "
+                    "bytes, and no server accepts it; nothing was charged for this round"
                 )
             self._record(required=True)
             for budget in budgets:
@@ -147,15 +172,18 @@ class NodeFolder:
         return locked_folder(self.terms.ledger_dir)
 
     def _checked_ledger(self) -> Ledger:
-        """The ledger, if it still begins with all charged entries: its chain cannot show that last lines are lost."""
+        """The ledger, if it still begins with all charged entries: its chain cannot show that last
+        lines are lost.
+        """
         ledger, record = self.ledger, self._record(required=False)
         if record is None:
             return ledger
         heads = (GENESIS, *load(self.path, self.terms.partition)[1].heads[1:])
         if len(heads) <= record["entries"] or heads[record["entries"]] != record["head"]:
             raise LedgerError(
-                f"{self.path}: {len(heads) - 1} entries, not those that were charged ({record['entries']} at least): "
-                "restore the file from a copy; a server that this client trained for holds one"
+                f"{self.path}: {len(heads) - 1} entries, not those that were charged "
+                f"({record['entries']} at least): restore the file from a copy; a server that this "
+                "client trained for holds one"
             )
         return ledger
 
@@ -163,7 +191,10 @@ class NodeFolder:
         path = self.terms.ledger_dir / "data.json"
         try:
             record = json.loads(path.read_bytes())
-            if not isinstance(record, dict) or {name: type(value) for name, value in record.items()} != DATA_FIELDS:
+            if (
+                not isinstance(record, dict)
+                or {name: type(value) for name, value in record.items()} != DATA_FIELDS
+            ):
                 raise ValueError
             if record["client"] != self.terms.partition or record["entries"] < 0:
                 raise ValueError
@@ -173,15 +204,20 @@ class NodeFolder:
             return None
         except (ValueError, OSError):
             raise TermsError(
-                f"{path} is damaged, or another partition-id's: restore it from a copy, or remove it and set "
-                "accept-changed-data=true to continue at the spent epsilon"
+                f"{path} is damaged, or another partition-id's: restore it from a copy, or remove "
+                "it and set accept-changed-data=true to continue at the spent epsilon"
             ) from None
         return record
 
     def _save_record(self, changes: dict[str, Any]) -> None:
         record = self._record(required=False) or {}
         entries, head = self.ledger.snapshot()
-        record |= {"client": self.terms.partition, "entries": entries, "head": head if entries else GENESIS, **changes}
+        record |= {
+            "client": self.terms.partition,
+            "entries": entries,
+            "head": head if entries else GENESIS,
+            **changes,
+        }
         _write(self.terms.ledger_dir / "data.json", (json.dumps(record, indent=1) + "\n").encode())
 
     def _secret(self, *, required: bool) -> bytes:
@@ -197,24 +233,32 @@ class NodeFolder:
         except OSError as error:
             raise TermsError(f"cannot read {path}: {error.strerror or error}") from None
         if len(key) != SECRET_BYTES:
-            raise TermsError(f"{path} is damaged: expected {SECRET_BYTES} bytes; restore it from a copy")
+            raise TermsError(
+                f"{path} is damaged: expected {SECRET_BYTES} bytes; restore it from a copy"
+            )
         return key
 
 
 def _make_private(folder: Path) -> None:
-    """A folder that only its owner can read. Raises TermsError if it cannot be made, or is open to others."""
+    """A folder that only its owner can read. Raises TermsError if it cannot be made, or is open to
+    others.
+    """
     try:
         if not folder.exists():
             make_parents(folder, private=True)
         elif folder.is_dir() and not any(folder.iterdir()):
             folder.chmod(FOLDER)
         if not folder.is_dir():
-            raise TermsError(f"ledger-dir={folder} is not a folder: name a folder of this client's own")
+            raise TermsError(
+                f"ledger-dir={folder} is not a folder: name a folder of this client's own"
+            )
         mode = folder.stat().st_mode & 0o777
     except OSError as error:
         raise TermsError(f"cannot use ledger-dir={folder}: {error.strerror or error}") from None
     if os.name == "posix" and mode & 0o077:
-        raise TermsError(f"ledger-dir={folder} is open to other users (mode {mode:o}): chmod 700 {folder}")
+        raise TermsError(
+            f"ledger-dir={folder} is open to other users (mode {mode:o}): chmod 700 {folder}"
+        )
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -232,30 +276,33 @@ def _compare(record: dict[str, Any], found: dict[str, Any], folder: Path) -> Non
         changed = "other training rows than those that"
     if changed is not None:
         raise TermsError(
-            f"this client has {changed} the ledger in {folder} is for: restore them, take another ledger-dir for other "
-            "people's data, or set accept-changed-data=true to continue at the spent epsilon"
+            f"this client has {changed} the ledger in {folder} is for: restore them, take another "
+            "ledger-dir for other people's data, or set accept-changed-data=true to continue at "
+            "the spent epsilon"
         )
 
 
 def _other_form(folder: Path) -> str:
     return (
-        f"the run reads this client's rows in another form (workload, columns or, for texts, model and max_length) "
-        f"than that of the ledger in {folder}: take that form, or set accept-changed-data=true to continue at the "
-        "spent epsilon"
+        "the run reads this client's rows in another form (workload, columns or, for texts, model "
+        f"and max_length) than that of the ledger in {folder}: take that form, or set "
+        "accept-changed-data=true to continue at the spent epsilon"
     )
 
 
 def _missing(path: Path) -> str:
     return (
-        f"{path} is missing, so the data cannot be compared with those that were trained on: restore it from a copy, "
-        "or set accept-changed-data=true to continue at the spent epsilon"
+        f"{path} is missing, so the data cannot be compared with those that were trained on: "
+        "restore it from a copy, or set accept-changed-data=true to continue at the spent epsilon"
     )
 
 
 def _over(entry: Entry, budget: Budget) -> str:
     if budget.run is None:
         return (
-            f"round {entry.round} would pass epsilon-max={budget.epsilon:g} at delta-max={budget.delta:g}, this "
-            "client's privacy budget over all runs"
+            f"round {entry.round} would pass epsilon-max={budget.epsilon:g} at "
+            f"delta-max={budget.delta:g}, this client's privacy budget over all runs"
         )
-    return f"round {entry.round} would pass the privacy budget epsilon={budget.epsilon:g} of this run"
+    return (
+        f"round {entry.round} would pass the privacy budget epsilon={budget.epsilon:g} of this run"
+    )

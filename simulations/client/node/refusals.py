@@ -1,7 +1,7 @@
 """Why a client does not train.
 
-The text of a ``RefusalError`` may leave a client, because no example was touched before it. Any other error near a
-client's data becomes one constant reply: its type or text may reveal data.
+The text of a ``RefusalError`` may leave a client, because no example was touched before it. Any
+other error near a client's data becomes one constant reply: its type or text may reveal data.
 """
 
 import traceback
@@ -25,13 +25,17 @@ def log_failure() -> None:
 
 
 class RefusalError(RuntimeError):
-    """A client does not train. Its text is about settings, files and public data only; it leaves with ``code``."""
+    """A client does not train. Its text is about settings, files and public data only; it leaves
+    with ``code``.
+    """
 
     code = FAILED
 
 
 class FrameDiffersError(RefusalError):
-    """This machine derives another frame than the server; it must be sent. Nothing was trained or charged."""
+    """This machine derives another frame than the server; it must be sent. Nothing was trained or
+    charged.
+    """
 
     code = FRAME_DIFFERS
 
@@ -67,13 +71,17 @@ class SettingsError(RefusalError):
 
 
 class TermsError(RefusalError):
-    """The client's own terms forbid the request, or are incomplete. Nothing was trained or charged."""
+    """The client's own terms forbid the request, or are incomplete. Nothing was trained or
+    charged.
+    """
 
     code = REFUSED_TERMS
 
 
 class OwnDataError(RefusalError):
-    """The client's own data cannot be loaded or used. The text is always the same: the reason may quote a row."""
+    """The client's own data cannot be loaded or used. The text is always the same: the reason may
+    quote a row.
+    """
 
     def __init__(self) -> None:
         super().__init__("refused: data; only this client's own log says why")

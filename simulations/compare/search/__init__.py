@@ -1,6 +1,8 @@
-"""``fedlsg compare --search``: settings of each method are chosen by trials, then the comparison runs with the best.
+"""``fedlsg compare --search``: settings of each method are chosen by trials, then the comparison
+runs with the best.
 
-space    ranges and lists of values                privacy  rows of the trials, and what choosing costs
+space    ranges and lists of values                privacy  rows of the trials, and what choosing
+         costs
 pickers  what is tried next: TPE, random, grid     output   files, figures and page
 trials   methods and their trials, in turn
 """
@@ -35,7 +37,13 @@ from simulations.compare.search.pickers import (
     combinations,
     open_storage,
 )
-from simulations.compare.search.privacy import as_many_rows, epsilon_of, read_trials, rows_of, statement
+from simulations.compare.search.privacy import (
+    as_many_rows,
+    epsilon_of,
+    read_trials,
+    rows_of,
+    statement,
+)
 from simulations.compare.search.space import make_spaces, read_spec
 from simulations.compare.search.trials import Arm, Job, Runner, bases
 from simulations.compare.table import unfinished
@@ -123,7 +131,8 @@ def search_and_runs(
     view: View,
     yes: bool = False,
 ) -> int:
-    """The search; if it is finished and ``runs`` says so, the comparison with the best settings, in its folder FINAL.
+    """The search; if it is finished and ``runs`` says so, the comparison with the best settings, in
+    its folder FINAL.
 
     The time that the search took counts. Returns the exit status.
     """
@@ -142,10 +151,11 @@ def search_and_runs(
 def search_command(
     job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, yes: bool = False
 ) -> tuple[int, Grid | None]:
-    """Run or continue a search: (exit status, the grid with the best settings); 1 where a method has no finished trial.
+    """Run or continue a search: (exit status, the grid with the best settings); 1 where a method
+    has no finished trial.
 
-    There is no grid before the search is finished. Raises ValueError before anything runs if the folder holds a
-    search of other ranges or trials with other settings.
+    There is no grid before the search is finished. Raises ValueError before anything runs if the
+    folder holds a search of other ranges or trials with other settings.
     """
     budget_seconds = check_limits(jobs, budget_minutes)
     kept: list[Any] = []
@@ -198,7 +208,9 @@ def _run(
         with display.progress:
             finished = runner.run()
         if not finished:
-            console.print("the search is not finished; the same command continues it", style="yellow")
+            console.print(
+                "the search is not finished; the same command continues it", style="yellow"
+            )
     except (KeyboardInterrupt, SystemExit):
         console.print("the same command continues this search", markup=False)
         raise
@@ -221,7 +233,10 @@ def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
     """
     if job.sampler != "grid":
         storage = open_storage(job.folder.path)
-        return {arm.label: MethodStudy(storage, arm.label, arm.space, arm.start, job.sampler) for arm in varied}
+        return {
+            arm.label: MethodStudy(storage, arm.label, arm.space, arm.start, job.sampler)
+            for arm in varied
+        }
     record = job.folder.record()
     found: dict[str, Picker] = {}
     for arm in varied:
@@ -252,7 +267,9 @@ def _after(job: Job, runner: Runner, console: Console) -> None:
     found = describe(job, runner)
     output.write_tables(job.folder.path, found)
     if job.rows.private and len(found.trials) == 1:
-        least = epsilon_of(read_trials(job.folder.path / "cells")[:1] * job.planned, delta=job.delta)
+        least = epsilon_of(
+            read_trials(job.folder.path / "cells")[:1] * job.planned, delta=job.delta
+        )
         print_note(
             f"the epsilon of choosing by {job.planned} trials like this one: "
             f"{epsilon_words(least)} at delta {job.delta:g}",
@@ -260,14 +277,18 @@ def _after(job: Job, runner: Runner, console: Console) -> None:
         )
 
 
-def describe(job: Job, runner: Runner, *, finished: bool = False, ended: bool = False) -> output.Found:
+def describe(
+    job: Job, runner: Runner, *, finished: bool = False, ended: bool = False
+) -> output.Found:
     """The search so far. ``ended``: it ends or stops here, so say what choosing has cost."""
     privacy = [job.rows.cost]
     if job.rows.private and ended:
         charged = read_trials(job.folder.path / "cells")
         targets = [arm.epsilon for arm in job.arms if arm.epsilon is not None]
         privacy = statement(charged, delta=job.delta, final_epsilon=max(targets, default=None))
-        privacy.append("Each further run with chosen settings, of any method, adds its own epsilon once more.")
+        privacy.append(
+            "Each further run with chosen settings, of any method, adds its own epsilon once more."
+        )
     follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", "3"]
     return output.Found(
         job=job,
@@ -281,7 +302,9 @@ def describe(job: Job, runner: Runner, *, finished: bool = False, ended: bool = 
 
 
 def conclude(found: output.Found, folder: Path, console: Console) -> None:
-    """The table, edges, what did not finish, what choosing cost, the page, and the command that follows."""
+    """The table, edges, what did not finish, what choosing cost, the page, and the command that
+    follows.
+    """
     print_table(output.table(found), console)
     for note in found.notes:
         print_note(note, console, style="yellow" if "at the edge" in note else "dim")
@@ -295,7 +318,8 @@ def conclude(found: output.Found, folder: Path, console: Console) -> None:
 
 
 def best_grid(job: Job, found: output.Found) -> Grid | None:
-    """The comparison with the best settings of each method, on all training rows; None if no method has any.
+    """The comparison with the best settings of each method, on all training rows; None if no method
+    has any.
 
     Its note says how its settings were chosen, and what that cost: a comparison shows it.
     """

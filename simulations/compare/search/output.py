@@ -98,7 +98,12 @@ class Found:
     @property
     def notes(self) -> list[str]:
         """Edges, methods without trials, and how much luck is in the best."""
-        found = [words for one in self.outcomes if one.best for words in one.arm.edge_notes(one.best.params)]
+        found = [
+            words
+            for one in self.outcomes
+            if one.best
+            for words in one.arm.edge_notes(one.best.params)
+        ]
         untouched = [arm.label for arm in self.job.arms if not arm.space]
         if untouched:
             found.append(f"{', '.join(untouched)}: no setting to choose, so no trials.")
@@ -210,7 +215,10 @@ def page(found: Found, made: Mapping[str, Charts]) -> str:
     left = unfinished([trial.line for trial in found.trials])
     end = "Every method has its trials." if found.finished else "The search is not finished."
     follow = Code(text=found.command, note="The runs with the best settings:")
-    varied = {arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing" for arm in job.arms}
+    varied = {
+        arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing"
+        for arm in job.arms
+    }
     lead = f"{len(done)} of {job.planned} trials finished, on {job.rows.words}. {end}"
     notes = (*found.notes, *job.notices)
     return render(
@@ -227,7 +235,9 @@ def page(found: Found, made: Mapping[str, Charts]) -> str:
                 ("What choosing costs in privacy", [Text(words=words) for words in found.privacy]),
                 ("Trials that are not finished", [facts_of(left)] if left else []),
                 made_section(done, Code(text=found.made_by), *([follow] if found.command else [])),
-                data_section(download("trials.csv", trials_csv(found).encode(), "a row for each trial")),
+                data_section(
+                    download("trials.csv", trials_csv(found).encode(), "a row for each trial")
+                ),
             ),
         )
     )
@@ -249,7 +259,9 @@ def history(arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
         if not own:
             continue
         numbers = [trial.number + 1 for trial in own]
-        best = [trial.line.height for trial in accumulate(own, lambda *pair: min(pair, key=_deficit))]
+        best = [
+            trial.line.height for trial in accumulate(own, lambda *pair: min(pair, key=_deficit))
+        ]
         colour = shapes[arm.label][0]
         series.append(Series(name=arm.label, x=numbers, y=best, colour=colour, steps=True))
         series.append(_marks(arm.label, numbers, own, shapes[arm.label], filled=False))
@@ -285,7 +297,9 @@ def _over(dimension: Dimension, arms: Sequence[Arm], done: Sequence[Trial]) -> C
     return Chart(title=name, x=x, y=y, series=tuple(series), height=320)
 
 
-def _marks(name: str, places: Sequence[float], own: Sequence[Trial], look: tuple[str, str], *, filled: bool) -> Series:
+def _marks(
+    name: str, places: Sequence[float], own: Sequence[Trial], look: tuple[str, str], *, filled: bool
+) -> Series:
     """Trials as marks; their words are their settings."""
     return Series(
         name=name,
@@ -306,7 +320,9 @@ def _scale(dimension: Dimension, words: bool) -> Axis:
             return Axis(label=name, whole=dimension.whole)
         return Axis(label=name, log=True, low=dimension.low / 1.1, high=dimension.high * 1.1)
     if words:
-        return Axis(label=name, ticks=tuple((float(at), str(v)) for at, v in enumerate(dimension.values)))
+        return Axis(
+            label=name, ticks=tuple((float(at), str(v)) for at, v in enumerate(dimension.values))
+        )
     log = all(value > 0 for value in dimension.values)
     ticks = spaced([(float(value), f"{value:g}") for value in dimension.values], log=log)
     return Axis(label=name, log=log, ticks=ticks)

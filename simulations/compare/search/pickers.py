@@ -1,8 +1,8 @@
 """What is tried next, for each method: ask for settings, tell what they reached, continue later.
 
-Ranges have one Optuna study for each method, in one journal file. Each trial has a sampler of its own, seeded by the
-name of the method and the number of the trial. So a search that was interrupted goes on as one that ran through.
-A grid of lists needs no Optuna, which is imported here alone.
+Ranges have one Optuna study for each method, in one journal file. Each trial has a sampler of its
+own, seeded by the name of the method and the number of the trial. So a search that was interrupted
+goes on as one that ran through. A grid of lists needs no Optuna, which is imported here alone.
 """
 
 import hashlib
@@ -30,7 +30,9 @@ SPACE = "space"
 
 Outcome = Literal["done", "diverged", "failed"]
 STATES = {"COMPLETE": "done", "PRUNED": "diverged", "FAIL": "failed"}
-"""States of Optuna in words. A run that diverged is told as pruned: the sampler then avoids settings like it."""
+"""States of Optuna in words. A run that diverged is told as pruned: the sampler then avoids
+settings like it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +45,21 @@ class Asked:
 
 
 def check_installed() -> None:
-    """Raise ValueError, with the command that installs it and what works without, if Optuna is missing."""
+    """Raise ValueError, with the command that installs it and what works without, if Optuna is
+    missing.
+    """
     try:
         import_module("optuna")
     except ImportError as error:
         raise ValueError(
-            f"--search needs Optuna: pip install 'fedlsg[study]' ({error}); without it, --sampler grid tries all "
-            "combinations of lists such as learning_rate=0.1,0.4,1.6"
+            f"--search needs Optuna: pip install 'fedlsg[study]' ({error}); without it, --sampler "
+            "grid tries all combinations of lists such as learning_rate=0.1,0.4,1.6"
         ) from None
 
 
 def open_storage(folder: Path) -> "BaseStorage":
-    """The journal of a folder, made if there is none. A last line that a crash left incomplete is cut.
+    """The journal of a folder, made if there is none. A last line that a crash left incomplete is
+    cut.
 
     Call it under the folder's lock. Raises ValueError for a journal that is damaged otherwise.
     """
@@ -73,11 +78,15 @@ def open_storage(folder: Path) -> "BaseStorage":
     try:
         return optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{file} is damaged ({error}): restore it from a copy, or choose another --out") from None
+        raise ValueError(
+            f"{file} is damaged ({error}): restore it from a copy, or choose another --out"
+        ) from None
 
 
 class GridPicker:
-    """All combinations of the listed values of one method, in order; ``outcomes``: of the trials that were begun."""
+    """All combinations of the listed values of one method, in order; ``outcomes``: of the trials
+    that were begun.
+    """
 
     def __init__(self, space: Sequence[Dimension], outcomes: Sequence[str | None] = ()) -> None:
         self.points = combinations(space)
@@ -101,53 +110,75 @@ class GridPicker:
 
 
 def combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """Every combination of the listed values. Raises ValueError, naming the setting, for a range."""
+    """Every combination of the listed values. Raises ValueError, naming the setting, for a
+    range.
+    """
     for one in space:
         if not isinstance(one, Choices):
             raise ValueError(
-                f"--sampler grid tries lists, got the range {one.name}={one.words}: give {one.name}=A,B,C, or take "
-                "--sampler tpe or random"
+                f"--sampler grid tries lists, got the range {one.name}={one.words}: give "
+                f"{one.name}=A,B,C, or take --sampler tpe or random"
             )
     return [
-        dict(zip((one.name for one in space), values, strict=True)) for values in product(*(one.ends for one in space))
+        dict(zip((one.name for one in space), values, strict=True))
+        for values in product(*(one.ends for one in space))
     ]
 
 
 class MethodStudy:
-    """The study of one method. ``start``: settings of the first trial, as far as they are in the ranges.
+    """The study of one method. ``start``: settings of the first trial, as far as they are in the
+    ranges.
 
     Raises ValueError if the folder has a study of the same method with other ranges.
     """
 
     def __init__(
-        self, storage: "BaseStorage", name: str, space: Sequence[Dimension], start: Mapping[str, Any],
+        self,
+        storage: "BaseStorage",
+        name: str,
+        space: Sequence[Dimension],
+        start: Mapping[str, Any],
         sampler: str = "tpe",
-    ) -> None:  # fmt: skip
+    ) -> None:
         import optuna
 
         self.name, self.kind = name, sampler
         self._distributions = {dimension.name: distribution(dimension) for dimension in space}
         self._study = optuna.create_study(
-            storage=storage, study_name=name, direction="maximize", load_if_exists=True, sampler=self._sampler(0)
+            storage=storage,
+            study_name=name,
+            direction="maximize",
+            load_if_exists=True,
+            sampler=self._sampler(0),
         )
-        now = {dimension.name: f"{type(dimension).__name__} {dimension.words}" for dimension in space}
+        now = {
+            dimension.name: f"{type(dimension).__name__} {dimension.words}" for dimension in space
+        }
         before = self._study.user_attrs.get(SPACE)
         if before is None:
-            first = {one.name: start[one.name] for one in space if one.name in start and one.holds(start[one.name])}
+            first = {
+                one.name: start[one.name]
+                for one in space
+                if one.name in start and one.holds(start[one.name])
+            }
             if first and not self._study.trials:
                 self._study.enqueue_trial(first)
             self._study.set_user_attr(SPACE, now)
         elif before != now:
-            names = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+            names = sorted(
+                key for key in before.keys() | now.keys() if before.get(key) != now.get(key)
+            )
             raise ValueError(
-                f"the folder holds a search of {name} with other ranges of {', '.join(names)}: give the same ranges, "
-                "or another --out"
+                f"the folder holds a search of {name} with other ranges of {', '.join(names)}: "
+                "give the same ranges, or another --out"
             )
 
     def asked(self) -> list[Asked]:
         """All trials so far, in order; one whose settings a crash cut off is none."""
         return [
-            Asked(number=trial.number, params=dict(trial.params), outcome=STATES.get(trial.state.name))
+            Asked(
+                number=trial.number, params=dict(trial.params), outcome=STATES.get(trial.state.name)
+            )
             for trial in self._study.get_trials(deepcopy=False)
             if trial.params.keys() == self._distributions.keys()
         ]
@@ -159,19 +190,25 @@ class MethodStudy:
         return Asked(number=trial.number, params=dict(trial.params), outcome=None)
 
     def tell(self, number: int, outcome: Outcome, score: float = 0.0) -> None:
-        """The outcome of a trial that was asked for; ``score``: of one that is done, higher is better."""
+        """The outcome of a trial that was asked for; ``score``: of one that is done, higher is
+        better.
+        """
         from optuna.trial import TrialState
 
         if outcome == "done":
             self._study.tell(number, score)
         else:
-            self._study.tell(number, state=TrialState.PRUNED if outcome == "diverged" else TrialState.FAIL)
+            self._study.tell(
+                number, state=TrialState.PRUNED if outcome == "diverged" else TrialState.FAIL
+            )
 
     def _sampler(self, number: int) -> Any:
         from optuna.samplers import RandomSampler, TPESampler
 
         digest = hashlib.sha256(f"{self.name} {number}".encode()).digest()
-        return (RandomSampler if self.kind == "random" else TPESampler)(seed=int.from_bytes(digest[:4]))
+        return (RandomSampler if self.kind == "random" else TPESampler)(
+            seed=int.from_bytes(digest[:4])
+        )
 
 
 Picker = MethodStudy | GridPicker

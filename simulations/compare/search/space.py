@@ -1,4 +1,5 @@
-"""What a search varies: "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2" of ``--search``, or a TOML file.
+"""What a search varies: "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2" of
+``--search``, or a TOML file.
 
 The file has the same words:
 
@@ -28,12 +29,35 @@ from simulations.settings.settings import (
     server_settings,
 )
 
-REFUSED = HARMLESS | {*AXES} | {
-    "preset", "from_preset", "noise_multiplier", "delta", "unit", "trust", "min_survivors", "colluders", "reproducible",
-    "sampling", "mechanism", "dataset", "subset", "input_columns", "label_column", "test_split", "train_rows",
-    "holdout", "public_rows", "isolation",
-}  # fmt: skip
-"""Settings that change what is measured or how private it is: the best accuracy does not choose them."""
+REFUSED = (
+    HARMLESS
+    | {*AXES}
+    | {
+        "preset",
+        "from_preset",
+        "noise_multiplier",
+        "delta",
+        "unit",
+        "trust",
+        "min_survivors",
+        "colluders",
+        "reproducible",
+        "sampling",
+        "mechanism",
+        "dataset",
+        "subset",
+        "input_columns",
+        "label_column",
+        "test_split",
+        "train_rows",
+        "holdout",
+        "public_rows",
+        "isolation",
+    }
+)
+"""Settings that change what is measured or how private it is: the best accuracy does not choose
+them.
+"""
 
 NEAR = 0.05
 """A value is at the edge of a range if it is in its lowest or highest twentieth, on its scale."""
@@ -48,7 +72,9 @@ Spec = dict[tuple[str, str], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """All values from ``low`` to ``high``. ``log``: drawn on a logarithmic scale. ``whole``: integers."""
+    """All values from ``low`` to ``high``. ``log``: drawn on a logarithmic scale. ``whole``:
+    integers.
+    """
 
     name: str
     low: float
@@ -75,7 +101,9 @@ class Span:
     @property
     def words(self) -> str:
         kind = [*(["integers"] if self.whole else []), *(["logarithmic"] if self.log else [])]
-        return f"{shown(self.low)} to {shown(self.high)}" + (f" ({', '.join(kind)})" if kind else "")
+        return f"{shown(self.low)} to {shown(self.high)}" + (
+            f" ({', '.join(kind)})" if kind else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +137,8 @@ Dimension = Span | Choices
 
 
 def read_spec(texts: Sequence[str]) -> Spec:
-    """The ranges of ``--search``, which may be given several times; one that has no "=" or ends with .toml is a file.
+    """The ranges of ``--search``, which may be given several times; one that has no "=" or ends
+    with .toml is a file.
 
     Raises ValueError for a file that cannot be read, and for a setting without a range or with two.
     """
@@ -122,7 +151,10 @@ def read_spec(texts: Sequence[str]) -> Spec:
         label, _, name = key.strip().rpartition(".")
         place = (label, name.replace("-", "_"))
         if not sign or not value.strip():
-            raise ValueError(f"expected NAME=RANGE or NAME=A,B,C in --search, got {part!r}; for example {EXAMPLE}")
+            raise ValueError(
+                f"expected NAME=RANGE or NAME=A,B,C in --search, got {part!r}; for example "
+                f"{EXAMPLE}"
+            )
         if place in found:
             raise ValueError(f"--search gives {key.strip()} twice: give it once")
         found[place] = value.strip()
@@ -138,34 +170,48 @@ def _from_file(path: str) -> Spec:
         for name, said in own.items():
             text = ",".join(map(shown, said)) if isinstance(said, list) else said
             if not isinstance(text, str):
-                raise ValueError(f'{path}: expected {name} as a range ("0.1..10") or a list ([1, 2, 4]), got {said!r}')
+                raise ValueError(
+                    f'{path}: expected {name} as a range ("0.1..10") or a list ([1, 2, 4]), '
+                    f"got {said!r}"
+                )
             found[label, name.replace("-", "_")] = text
     if not found:
-        raise ValueError(f'{path} varies no setting: expected lines such as learning_rate = "log:0.1..10"')
+        raise ValueError(
+            f'{path} varies no setting: expected lines such as learning_rate = "log:0.1..10"'
+        )
     return found
 
 
 def make_spaces(
     spec: Spec, entries: Sequence[Entry], given: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, tuple[Dimension, ...]], list[tuple[str, str]]]:
-    """What each method varies, by label, and the (label, setting) pairs that are left out because a method lacks them.
+    """What each method varies, by label, and the (label, setting) pairs that are left out because a
+    method lacks them.
 
     given: the settings that each method has anyway, by label.
-    Raises ValueError, naming the setting and the fix, for one that no method has, that is not chosen by accuracy, that
-    is given elsewhere, or whose range is none.
+    Raises ValueError, naming the setting and the fix, for one that no method has, that is not
+    chosen by accuracy, that is given elsewhere, or whose range is none.
     """
     labels = [entry.label for entry in entries]
     for label, name in spec:
         if label:
             choose("method of this search", label, dict.fromkeys(labels))
         if name in REFUSED:
-            raise ValueError(f"--search {name}: it changes what is measured or how private it is, give it with -c")
+            raise ValueError(
+                f"--search {name}: it changes what is measured or how private it is, give it with "
+                "-c"
+            )
     spaces: dict[str, tuple[Dimension, ...]] = {}
     dropped: list[tuple[str, str]] = []
     known: set[str] = set()
     for entry in entries:
         own = tunable(entry.method)
-        wanted = {name: text for of in ("", entry.label) for (label, name), text in spec.items() if label == of}
+        wanted = {
+            name: text
+            for of in ("", entry.label)
+            for (label, name), text in spec.items()
+            if label == of
+        }
         dimensions = []
         for name, text in wanted.items():
             if name not in own:
@@ -173,7 +219,9 @@ def make_spaces(
                 continue
             known.add(name)
             if name in given[entry.label]:
-                raise ValueError(f"{name} is varied by --search: leave -c {name}=... out for {entry.label}")
+                raise ValueError(
+                    f"{name} is varied by --search: leave -c {name}=... out for {entry.label}"
+                )
             dimension = parse(own[name], text)
             if lacks(entry.method, name, given[entry.label], dimension.ends):
                 dropped.append((entry.label, name))
@@ -182,7 +230,9 @@ def make_spaces(
         spaces[entry.label] = tuple(dimensions)
     for _, name in spec:
         if name not in known:
-            every = {known: one for entry in entries for known, one in tunable(entry.method).items()}
+            every = {
+                known: one for entry in entries for known, one in tunable(entry.method).items()
+            }
             raise unknown(f"setting of {', '.join(labels)} to vary", name, every)
     if not any(spaces.values()):
         raise ValueError(f"no method of {', '.join(labels)} has a setting of --search")
@@ -192,7 +242,8 @@ def make_spaces(
 def parse(declared: Declared, text: str) -> Dimension:
     """A range ``A..B`` with ``log:`` or ``int:`` in front, or a list ``A,B,C``.
 
-    Raises ValueError, naming the setting, for what is neither, and for values out of the setting's range.
+    Raises ValueError, naming the setting, for what is neither, and for values out of the setting's
+    range.
     """
     name = declared.name
     found = KINDS.fullmatch(text)
@@ -202,11 +253,20 @@ def parse(declared: Declared, text: str) -> Dimension:
         low_text, _, high_text = rest.partition("..")
         return _span(declared, kinds, low_text, high_text)
     if kinds:
-        raise ValueError(f"--search {name}={text}: expected a range such as 1..16 after {min(kinds)}:")
-    values = list(dict.fromkeys(declared.parse(word.strip()) for word in rest.split(",") if word.strip()))
+        raise ValueError(
+            f"--search {name}={text}: expected a range such as 1..16 after {min(kinds)}:"
+        )
+    values = list(
+        dict.fromkeys(declared.parse(word.strip()) for word in rest.split(",") if word.strip())
+    )
     if len(values) < 2:
-        raise ValueError(f"--search {name}={text}: a search needs two values at least; fix one with -c {name}={text}")
-    return Choices(name=name, values=tuple(sorted(values) if all(map(is_number, values)) else values))
+        raise ValueError(
+            f"--search {name}={text}: a search needs two values at least; fix one with -c "
+            f"{name}={text}"
+        )
+    return Choices(
+        name=name, values=tuple(sorted(values) if all(map(is_number, values)) else values)
+    )
 
 
 def _span(declared: Declared, kinds: set[str], low_text: str, high_text: str) -> Span:
@@ -214,21 +274,38 @@ def _span(declared: Declared, kinds: set[str], low_text: str, high_text: str) ->
     if declared.kind is bool:
         raise ValueError(f"--search {name}: it is no number, so give a list: {name}=false,true")
     if "int" in kinds and declared.kind is float:
-        raise ValueError(f"--search {name}: it is no integer; leave int: out, or give a list: {name}=1,2,4")
+        raise ValueError(
+            f"--search {name}: it is no integer; leave int: out, or give a list: {name}=1,2,4"
+        )
     low, high = declared.parse(low_text.strip()), declared.parse(high_text.strip())
     if low is None or high is None or not low < high or math.isinf(high):
         raise ValueError(
-            f"--search {name}: expected a range from a lower to a higher number, got {low_text}..{high_text}"
+            f"--search {name}: expected a range from a lower to a higher number, got "
+            f"{low_text}..{high_text}"
         )
     if "log" in kinds and not low > 0:
-        raise ValueError(f"--search {name}: a logarithmic range starts above 0, got {low_text}..{high_text}")
+        raise ValueError(
+            f"--search {name}: a logarithmic range starts above 0, got {low_text}..{high_text}"
+        )
     return Span(name=name, low=low, high=high, log="log" in kinds, whole=declared.kind is int)
 
 
 def tunable(method: str) -> dict[str, Declared]:
     """Declarations of the settings that a run of this method has and that accuracy may choose."""
-    declared = {**RUN, **mechanism_settings(), **server_settings(), **codec_settings(), **method_settings()}
-    own = {*RUN, *mechanism_settings(), *server_settings(), *codec_settings(), *strategies.own_settings(method)}
+    declared = {
+        **RUN,
+        **mechanism_settings(),
+        **server_settings(),
+        **codec_settings(),
+        **method_settings(),
+    }
+    own = {
+        *RUN,
+        *mechanism_settings(),
+        *server_settings(),
+        *codec_settings(),
+        *strategies.own_settings(method),
+    }
     return {name: one for name, one in declared.items() if name in own and name not in REFUSED}
 
 

@@ -1,4 +1,5 @@
-"""Methods of a search and their trials: what trials share, what is varied, and running all methods in turn.
+"""Methods of a search and their trials: what trials share, what is varied, and running all methods
+in turn.
 
 All methods are equally far whenever a search stops.
 """
@@ -22,7 +23,9 @@ from simulations.engines.cluster import processors
 from simulations.rundir.results import Result
 
 FIRST_SEED = 100
-"""Trials have a seed of their own: those of a comparison, from 0, then see settings that were not chosen on them."""
+"""Trials have a seed of their own: those of a comparison, from 0, then see settings that were not
+chosen on them.
+"""
 ALONE = {
     "epsilons": ("--epsilons", "give one epsilon"),
     "ranks": ("--ranks", "search rank"),
@@ -34,7 +37,8 @@ ALONE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A method under its label. given: settings of all its trials. epsilon: the target, None without one.
+    """A method under its label. given: settings of all its trials. epsilon: the target, None
+    without one.
 
     trials: how many it gets.
     start: the values that its settings have if nobody says anything.
@@ -54,10 +58,14 @@ class Arm:
         return Cell(name=name, label=name, given=given)
 
     def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:
-        """What to check before the first trial: the start, and ``points``, or the ends of each setting's range."""
+        """What to check before the first trial: the start, and ``points``, or the ends of each
+        setting's range.
+        """
         tried = [{}, *(points or ({one.name: value} for one in self.space for value in one.ends))]
         names = ["-".join([self.label, *(word(*pair) for pair in own.items())]) for own in tried]
-        return [replace(self.cell(0, own), name=name) for own, name in zip(tried, names, strict=True)]
+        return [
+            replace(self.cell(0, own), name=name) for own, name in zip(tried, names, strict=True)
+        ]
 
     def edges(self, params: Mapping[str, Any]) -> dict[str, Side]:
         """The settings whose value is at an edge of its range."""
@@ -122,9 +130,14 @@ def bases(grid: Grid) -> dict[str, dict[str, Any]]:
     """
     for name, (option, fix) in ALONE.items():
         if len(getattr(grid, name)) > (name == "epsilons"):
-            raise ValueError(f"{option} is an axis of a grid, and --search chooses by trials: {fix}")
+            raise ValueError(
+                f"{option} is an axis of a grid, and --search chooses by trials: {fix}"
+            )
     first = replace(grid, seeds=(0,)).cells()
-    return {cell.label: {name: value for name, value in cell.given.items() if name != "seed"} for cell in first}
+    return {
+        cell.label: {name: value for name, value in cell.given.items() if name != "seed"}
+        for cell in first
+    }
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
@@ -163,7 +176,9 @@ class Job:
 
 
 PATIENCE = 3
-"""So many trials of a method that fail, before one is done, end its trials: its settings cannot work."""
+"""So many trials of a method that fail, before one is done, end its trials: its settings cannot
+work.
+"""
 
 
 @dataclass(kw_only=True)
@@ -171,9 +186,9 @@ class Runner:
     """``after``: called when trials have ended.
 
     given_up: why a method got no more trials, by its label. budget_seconds: for all trials. kept:
-    processes that stay for the next trials, see ``run_cells``. A start takes seconds, and noise that
-    a process has calibrated is not calibrated again. On Ray it is None: an idle process would keep
-    Ray workers that others wait for.
+    processes that stay for the next trials, see ``run_cells``. A start takes seconds, and noise
+    that a process has calibrated is not calibrated again. On Ray it is None: an idle process would
+    keep Ray workers that others wait for.
     """
 
     folder: Folder
@@ -189,8 +204,12 @@ class Runner:
     began: float = field(default_factory=time.monotonic)
 
     def run(self) -> bool:
-        """Whether every method has its trials. Raises ValueError if a trial was started with other settings."""
-        check_same_settings(self.folder, [trial.arm.cell(trial.number, trial.params) for trial in self.trials()])
+        """Whether every method has its trials. Raises ValueError if a trial was started with other
+        settings.
+        """
+        check_same_settings(
+            self.folder, [trial.arm.cell(trial.number, trial.params) for trial in self.trials()]
+        )
         while batch := self._next():
             self._run(batch)
             told = self._tell(batch)
@@ -208,7 +227,9 @@ class Runner:
         ]
 
     def _next(self) -> list[tuple[Arm, Asked]]:
-        """The next trials, at most as many as run at a time: those that were interrupted first, then new ones."""
+        """The next trials, at most as many as run at a time: those that were interrupted first,
+        then new ones.
+        """
         room = self.jobs or (1 if self.ray is None else processors())
         arms = [arm for arm in self.arms if arm.label not in self.given_up]
         asked = {arm.label: self.pickers[arm.label].asked() for arm in arms}
@@ -243,7 +264,9 @@ class Runner:
             )
 
     def _tell(self, batch: Sequence[tuple[Arm, Asked]]) -> bool:
-        """Tell the outcomes; False if one has none yet, because the time is over or it was interrupted."""
+        """Tell the outcomes; False if one has none yet, because the time is over or it was
+        interrupted.
+        """
         left = 0
         for arm, asked in batch:
             trial = read_trial(self.folder, arm, asked.number, asked.params)
@@ -262,4 +285,6 @@ class Runner:
         outcomes = [asked.outcome for asked in self.pickers[arm.label].asked()]
         if len(outcomes) >= PATIENCE and set(outcomes) == {"failed"}:
             log = self.folder.log(arm.cell(trial.number, trial.params))
-            self.given_up[arm.label] = f"its first {len(outcomes)} trials failed: {trial.result.reason} (a log: {log})"
+            self.given_up[arm.label] = (
+                f"its first {len(outcomes)} trials failed: {trial.result.reason} (a log: {log})"
+            )

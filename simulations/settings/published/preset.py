@@ -1,11 +1,13 @@
-"""One row of a paper's table as settings: what a preset is, how it is named, what all of them share.
+"""One row of a paper's table as settings: what a preset is, how it is named, what all of them
+share.
 
-Rows are in ``tables/*.toml``, a file for each paper: groups of rows with common settings and notes, and for each row
-the cells of its ``columns``. A cell "" says that the paper prints none. Notes are named by their keys.
+Rows are in ``tables/*.toml``, a file for each paper: groups of rows with common settings and notes,
+and for each row the cells of its ``columns``. A cell "" says that the paper prints none. Notes are
+named by their keys.
 
-The papers train on one machine: one client that takes one step a round. With N examples, batch B and E epochs that is
-``sample_rate`` = B / N and ``rounds`` = round(E N / B). Every setting of the server is written out, so that no
-default of a workload changes a paper's row.
+The papers train on one machine: one client that takes one step a round. With N examples, batch B
+and E epochs that is ``sample_rate`` = B / N and ``rounds`` = round(E N / B). Every setting of the
+server is written out, so that no default of a workload changes a paper's row.
 """
 
 import tomllib
@@ -46,7 +48,8 @@ class Published:
 
     settings: by setting name, ready for ``simulations.settings.settings``; read-only.
     paper, where: which paper, and its table or figure.
-    accuracy, spread: percent on the test split and its standard deviation, as printed; None where the paper has none.
+    accuracy, spread: percent on the test split and its standard deviation, as printed; None where
+    the paper has none.
     notes: what the paper leaves open or gets wrong, and our choice.
     """
 
@@ -88,14 +91,18 @@ class Published:
 
 
 def rows_of(path: Path) -> Iterator[Published]:
-    """The presets of a paper's file. Raises ValueError for a cell too many or too few, KeyError for an unknown note."""
+    """The presets of a paper's file. Raises ValueError for a cell too many or too few, KeyError for
+    an unknown note.
+    """
     table = tomllib.loads(path.read_text("utf-8"))
     for group in table["group"]:
         columns = group.get("columns", [])
         for row in group.get("rows", [[]]):
             cells = dict(zip(columns, row, strict=True))
             own = {name: cell for name, cell in cells.items() if name not in FACTS}
-            facts = group | {name: cell for name, cell in cells.items() if name in FACTS and cell != ""}
+            facts = group | {
+                name: cell for name, cell in cells.items() if name in FACTS and cell != ""
+            }
             settings = completed(group["settings"] | own)
             notes = [*cells.get("notes", ()), *group["notes"]]
             yield Published(
@@ -111,7 +118,8 @@ def rows_of(path: Path) -> Iterator[Published]:
 
 
 def completed(row: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings of a centralised run, from those of a row: with ``batch``, and ``epochs`` or ``rounds``.
+    """Settings of a centralised run, from those of a row: with ``batch``, and ``epochs`` or
+    ``rounds``.
 
     A row overrides what all presets share. One without epsilon is a run without noise.
     """
@@ -143,19 +151,32 @@ def completed(row: Mapping[str, Value]) -> dict[str, Value]:
     elif method != "sgd":
         shared["mechanism"] = "none"
     merged = {**shared, **given}
-    return {**merged, **dict.fromkeys(GROUP_RATES, merged["learning_rate"])}  # no paper has more than one
+    # no paper has more than one
+    return {**merged, **dict.fromkeys(GROUP_RATES, merged["learning_rate"])}
 
 
 def name_of(settings: Mapping[str, Value]) -> str:
-    """``method-workload[-model]-eps3.3[-r4][-p0.5]``; the model only where it is not in ``UNSAID_MODELS``."""
+    """``method-workload[-model]-eps3.3[-r4][-p0.5]``; the model only where it is not in
+    ``UNSAID_MODELS``.
+    """
     parts = [str(settings["method"]), str(settings["workload"]).removeprefix("glue-")]
     if settings["model"] not in UNSAID_MODELS:
-        parts.append(model_of(settings).removesuffix("-base").removesuffix("-ws").removesuffix("-gain"))
+        parts.append(
+            model_of(settings).removesuffix("-base").removesuffix("-ws").removesuffix("-gain")
+        )
     parts.append(f"eps{settings['epsilon']:g}" if "epsilon" in settings else "nonprivate")
-    parts += [f"{mark}{settings[key]:g}" for mark, key in (("r", "rank"), ("p", "sparsity")) if key in settings]
+    parts += [
+        f"{mark}{settings[key]:g}"
+        for mark, key in (("r", "rank"), ("p", "sparsity"))
+        if key in settings
+    ]
     return "-".join(parts)
 
 
 def model_of(settings: Mapping[str, Value]) -> str:
     """The model; ``h-cnn`` for a CNN on scattering features, as Zhu and Blaschko 2023 call it."""
-    return "h-cnn" if (settings.get("features"), settings["model"]) == ("scattering", "cnn") else str(settings["model"])
+    return (
+        "h-cnn"
+        if (settings.get("features"), settings["model"]) == ("scattering", "cnn")
+        else str(settings["model"])
+    )

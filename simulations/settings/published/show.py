@@ -11,7 +11,9 @@ from simulations.settings.published import by_name, find, matching
 from simulations.settings.published.preset import Published, model_of
 
 WIDE = 140
-"""Terminal width from which the table has every column. A narrower one leaves out columns that the name contains."""
+"""Terminal width from which the table has every column. A narrower one leaves out columns that the
+name contains.
+"""
 
 COLUMNS: Sequence[tuple[str, str]] = (
     ("preset", ""),
@@ -47,9 +49,15 @@ def presets_command(words: str, json: bool, console: Console) -> None:
 def overview(listed: Sequence[Published], width: int) -> Group:
     """The table, a line on how to read it, and the notes, if the list is short."""
     wide = width >= WIDE
-    shown = {title for title, style in COLUMNS if (wide or "wide" not in style) and (title != "notes" or short(listed))}
+    shown = {
+        title
+        for title, style in COLUMNS
+        if (wide or "wide" not in style) and (title != "notes" or short(listed))
+    }
     numbers = numbered(listed)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0) if wide else (0, 1))
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0) if wide else (0, 1)
+    )
     for title, style in COLUMNS:
         if title in shown:
             table.add_column(title, justify="right" if "right" in style else "left", no_wrap=True)
@@ -61,7 +69,10 @@ def overview(listed: Sequence[Published], width: int) -> Group:
         cells["%"] = cells["%"].replace(" ", "")
         cells["source"] = cells["source"].replace("Figure", "Fig.").replace("Table", "Tab.")
         table.add_row(*(Text(cells[title]) for title, _ in COLUMNS if title in shown))
-    lines: list[Table | Text] = [table, Text(f"{len(listed)} presets; % is the paper's accuracy. {HOW}")]
+    lines: list[Table | Text] = [
+        table,
+        Text(f"{len(listed)} presets; % is the paper's accuracy. {HOW}"),
+    ]
     if "notes" in shown:
         lines += [Text(f"{number:>2}  {note}") for note, number in numbers.items()]
     return Group(*lines)
@@ -89,19 +100,26 @@ def row(preset: Published, numbers: dict[str, int]) -> tuple[str, ...]:
         f"{round(preset.epochs, 1):g}",
         number(s.get("clip_norm")),
         number(s.get("rank")),
-        "+".join(number(s[key]) for key in ("sparsity", "prune_rate", "drop_rate") if key in s) or "-",
+        "+".join(number(s[key]) for key in ("sparsity", "prune_rate", "drop_rate") if key in s)
+        or "-",
         accuracy(preset),
         ",".join(str(numbers[note]) for note in preset.notes),
     )
 
 
 def accuracy(preset: Published) -> str:
-    """The printed accuracy, with its standard deviation if there is one; "-" if the paper prints none."""
+    """The printed accuracy, with its standard deviation if there is one; "-" if the paper prints
+    none.
+    """
     if preset.accuracy is None:
         return "-"
     if preset.spread is not None:
         return f"{preset.accuracy:.2f} ± {preset.spread:.2f}"
-    return f"{preset.accuracy:.1f}" if round(preset.accuracy, 1) == preset.accuracy else f"{preset.accuracy:.2f}"
+    return (
+        f"{preset.accuracy:.1f}"
+        if round(preset.accuracy, 1) == preset.accuracy
+        else f"{preset.accuracy:.2f}"
+    )
 
 
 def number(value: object, none: str = "-") -> str:
@@ -118,13 +136,20 @@ def whole(preset: Published) -> Group:
     """Everything about one preset: paper, number, settings, notes, the command."""
     settings = Table(box=None, show_header=False, pad_edge=False)
     for key, value in preset.settings.items():
-        settings.add_row(key, number(value) if isinstance(value, float) and key != "sample_rate" else str(value))
+        settings.add_row(
+            key, number(value) if isinstance(value, float) and key != "sample_rate" else str(value)
+        )
     lines: list[Text | Table] = [Text(preset.name, style="bold")]
     if preset.aliases:
         lines.append(Text("also " + ", ".join(preset.aliases)))
     paper = f"{accuracy(preset)} %" if preset.accuracy is not None else "none printed"
     lines.append(Text(f"{preset.source}: test accuracy {paper}"))
-    lines.append(Text(f"{preset.batch:,} of {preset.examples:,} examples a step, {round(preset.epochs, 1):g} epochs\n"))
+    lines.append(
+        Text(
+            f"{preset.batch:,} of {preset.examples:,} examples a step, {round(preset.epochs, 1):g} "
+            "epochs\n"
+        )
+    )
     lines.append(settings)
     lines += [Text("\nnotes"), *(Text(f"- {note}") for note in preset.notes)]
     lines.append(Text(f"\n{command(preset)}", style="bold"))
@@ -138,7 +163,9 @@ def command(preset: Published) -> str:
 
 
 def as_json(listed: Iterable[Published]) -> str:
-    """One object for each preset; ``accuracy`` and ``spread`` in percent, null if the paper prints none."""
+    """One object for each preset; ``accuracy`` and ``spread`` in percent, null if the paper prints
+    none.
+    """
     keys = ("name", "aliases", "paper", "where", "accuracy", "spread", "notes")
     found = [
         {key: getattr(preset, key) for key in keys}

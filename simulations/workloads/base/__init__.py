@@ -1,9 +1,11 @@
-"""What a workload is: the splits of one data set, the models that fit it, and a preset; ``normalise=public``.
+"""What a workload is: the splits of one data set, the models that fit it, and a preset;
+``normalise=public``.
 
 Next to it: ``split``, ``model``, ``synthetic``: public inputs; ``cache``: arrays built once.
 
-normalise=public: inputs less their mean, over their deviation, both of the public test rows. The constants come from no
-training row, so each input is still a function of its own row, and nothing is charged.
+normalise=public: inputs less their mean, over their deviation, both of the public test rows. The
+constants come from no training row, so each input is still a function of its own row, and nothing
+is charged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +35,8 @@ def silent(line: str) -> None:
 class Options:
     """Settings of data and model next to the workload's name; None is the workload's default.
 
-    A loader refuses, naming the setting, what it does not use; every workload uses what is in EVERYWHERE.
+    A loader refuses, naming the setting, what it does not use; every workload uses what is in
+    EVERYWHERE.
     Raises ValueError, naming setting and fix, for settings of features that do not fit together.
     """
 
@@ -58,27 +61,44 @@ class Options:
         if self.features is None:
             for name in ("feature_norm", "head_width"):
                 if (value := getattr(self, name)) is not None:
-                    raise ValueError(f"{name}={value} is for public features: give features, too, or leave it out")
+                    raise ValueError(
+                        f"{name}={value} is for public features: give features, too, or leave it "
+                        "out"
+                    )
             return
         if self.head_width is not None and self.model in (None, "linear"):
-            raise ValueError(f"head_width={self.head_width} is for model=mlp and model=cnn: give one, or leave it out")
+            raise ValueError(
+                f"head_width={self.head_width} is for model=mlp and model=cnn: give one, or leave "
+                "it out"
+            )
         for name, why in (
             ("pretrained", "name its weights by features"),
             ("train_layers", "its layers are all frozen"),
         ):
             if (value := getattr(self, name)) is not None:
-                raise ValueError(f"features={self.features} is frozen, and {why}: leave {name}={value} out")
+                raise ValueError(
+                    f"features={self.features} is frozen, and {why}: leave {name}={value} out"
+                )
 
 
 EVERYWHERE = (
-    "model", "pretrained", "pretrained_sha256", "train_rows", "holdout", "features", "feature_norm", "head_width",
-)  # fmt: skip
+    "model",
+    "pretrained",
+    "pretrained_sha256",
+    "train_rows",
+    "holdout",
+    "features",
+    "feature_norm",
+    "head_width",
+)
 """Options that every workload reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What ``workloads.load`` passes on to the loader of a workload; its docstring says what each field means."""
+    """What ``workloads.load`` passes on to the loader of a workload; its docstring says what each
+    field means.
+    """
 
     data_dir: Path | None
     cache_dir: Path | None
@@ -89,7 +109,8 @@ class Request:
 
 
 def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()) -> None:
-    """Raise ValueError, naming the setting, for a given option that the workload does not use, or a private test split.
+    """Raise ValueError, naming the setting, for a given option that the workload does not use, or a
+    private test split.
 
     ``used`` names those it reads, next to EVERYWHERE.
     """
@@ -102,7 +123,9 @@ def refuse_unused(options: Options, *, workload: str, used: tuple[str, ...] = ()
 
 
 Read = Callable[[Path, Path], Split]
-"""Reads a client's own rows at a path; decoded or tokenised rows go to a cache folder of that client."""
+"""Reads a client's own rows at a path; decoded or tokenised rows go to a cache folder of that
+client.
+"""
 
 
 def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
@@ -122,25 +145,35 @@ class LoadedWorkload:
     """A data set with the models and settings that suit it.
 
     test: the public split that accuracy is reported on, under ``test_name``.
-    other_tests: more test splits by name, whose accuracies are averaged with it, each with the same weight.
-    num_classes: targets are classes 0 to num_classes - 1, and accuracy is measured; None for other targets.
-    loss: one value an example, shape (B,). metrics: more numbers that are measured on the test splits, by name.
+    other_tests: more test splits by name, whose accuracies are averaged with it, each with the same
+    weight.
+    num_classes: targets are classes 0 to num_classes - 1, and accuracy is measured; None for other
+    targets.
+    loss: one value an example, shape (B,). metrics: more numbers that are measured on the test
+    splits, by name.
     models: builders by name, the first is the default; build through ``build_model``.
-    classifier: the path of the head in every model, whose last Linear stays dense; None: the model's last Linear.
+    classifier: the path of the head in every model, whose last Linear stays dense; None: the
+    model's last Linear.
     augment: changes training inputs at random, or None; never applied to a test split.
     columns: values of the training rows by which clients may be formed, by name (N,).
     parts: rows of each client, for partition=given.
-    defaults: the preset, by setting; public constants chosen before the run, never derived from its data.
+    defaults: the preset, by setting; public constants chosen before the run, never derived from its
+    data.
     method_defaults: what differs from it for a method, by method and setting.
-    read: reads a client's own rows, in the form of the public ones; None if clients cannot hold their own.
-    synthetic: public inputs from no data at all, by name, the default first; empty if nothing is known that fits.
+    read: reads a client's own rows, in the form of the public ones; None if clients cannot hold
+    their own.
+    synthetic: public inputs from no data at all, by name, the default first; empty if nothing is
+    known that fits.
     pixels: how images are stored, so that other images can take their form; None for other inputs.
     places: files and folders that the splits were read from, as far as they are known.
-    features: what reports say of the public features that the inputs are; None for inputs as they are.
+    features: what reports say of the public features that the inputs are; None for inputs as they
+    are.
     raw: the workload whose inputs became these features; None for inputs as they are.
     left_out: training rows that train_rows or holdout took away. They are as private as the others.
-    normalised: mean and deviation of each column or channel that inputs were normalised by, with normalise=public.
-    data: how rows of a user's own were read, for users of the model: columns, classes, scale. All of it public.
+    normalised: mean and deviation of each column or channel that inputs were normalised by, with
+    normalise=public.
+    data: how rows of a user's own were read, for users of the model: columns, classes, scale. All
+    of it public.
     said: the same in one line for the owner of the data, with the number of rows.
     Raises ValueError for a label outside [0, num_classes).
     """
@@ -179,16 +212,23 @@ class LoadedWorkload:
                 continue
             if split.labels.dtype != torch.int64 or split.labels.ndim != 1:
                 found = f"{split.labels.dtype} {tuple(split.labels.shape)}"
-                raise ValueError(f"{self.name}: expected classes, int64 of shape (n,), as {name} labels, got {found}")
+                raise ValueError(
+                    f"{self.name}: expected classes, int64 of shape (n,), as {name} labels, got "
+                    f"{found}"
+                )
             low, high = int(split.labels.min()), int(split.labels.max())
             if not 0 <= low <= high < self.num_classes:
-                raise ValueError(f"{self.name}: {name} labels are in {low}..{high}, expected 0..{self.num_classes - 1}")
+                raise ValueError(
+                    f"{self.name}: {name} labels are in {low}..{high}, expected "
+                    f"0..{self.num_classes - 1}"
+                )
 
     def classes(self, purpose: str) -> int:
         """The number of classes. Raises ValueError, naming what needs them, for other targets."""
         if self.num_classes is None:
             raise ValueError(
-                f"{purpose} needs targets that are classes (int64, one an example), which {self.name} has not"
+                f"{purpose} needs targets that are classes (int64, one an example), which "
+                f"{self.name} has not"
             )
         return self.num_classes
 
@@ -216,7 +256,9 @@ LEAST_DEVIATION = 1e-12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Normalised:
-    """``prepare`` of a split, then (x - mean) / deviation of each column, or of each channel of images (B, c, h, w)."""
+    """``prepare`` of a split, then (x - mean) / deviation of each column, or of each channel of
+    images (B, c, h, w).
+    """
 
     prepare: Callable[[Any], Inputs]
     mean: Float[Tensor, " columns"]
@@ -233,14 +275,20 @@ class Normalised:
 def normalised(workload: LoadedWorkload) -> LoadedWorkload:
     """The workload with inputs of mean 0 and deviation 1 over its public test rows.
 
-    Raises ValueError for inputs that are no floating-point tensor of shape (B, columns) or (B, channels, ...).
+    Raises ValueError for inputs that are no floating-point tensor of shape (B, columns) or (B,
+    channels, ...).
     """
     test = workload.test
     inputs, _ = test.batch(torch.linspace(0, len(test) - 1, min(NORMALISED_ROWS, len(test))).long())
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim < 2:
-        found = "several inputs" if isinstance(inputs, dict) else f"{inputs.dtype} {tuple(inputs.shape)}"
+        found = (
+            "several inputs"
+            if isinstance(inputs, dict)
+            else f"{inputs.dtype} {tuple(inputs.shape)}"
+        )
         raise ValueError(
-            f"normalise=public: expected numbers of shape (B, columns) or images, got {found}: leave it out"
+            f"normalise=public: expected numbers of shape (B, columns) or images, got {found}: "
+            "leave it out"
         )
     columns = inputs.double().transpose(0, 1).flatten(1)
     mean, deviation = columns.mean(1), columns.std(1, correction=0)
@@ -251,10 +299,14 @@ def normalised(workload: LoadedWorkload) -> LoadedWorkload:
     if pixels is not None:  # what is drawn or named as public images is normalised, too
         pixels = replace(pixels, prepare=Normalised(prepare=pixels.prepare, **constants))
     return replace(
-        workload.with_splits(lambda _, split: replace(split, prepare=Normalised(prepare=split.prepare, **constants))),
+        workload.with_splits(
+            lambda _, split: replace(split, prepare=Normalised(prepare=split.prepare, **constants))
+        ),
         read=None if read is None else NormalisedRead(read=read, constants=constants),
         pixels=pixels,
-        synthetic=workload.synthetic if pixels is None else {**workload.synthetic, **image_draws(pixels)},
+        synthetic=workload.synthetic
+        if pixels is None
+        else {**workload.synthetic, **image_draws(pixels)},
         normalised={name: value.tolist() for name, value in constants.items()},
     )
 

@@ -1,11 +1,12 @@
 """Arrays built once, checked and memory-mapped afterwards.
 
-An entry is a folder of ``.npy`` files with a manifest of their SHA-256 digests. It is built in a temporary folder
-next to its place and renamed into it: an interrupted build leaves nothing under the entry's name. If several processes
-need one entry at once, the first builds it and the others wait. Where a file system has no locks all build it, and the
-first to finish wins. An entry that fails its check (cut
-short, or a flipped bit, which would silently change the training data) is moved away and built again. A cache folder
-that is made here is its owner's alone; entries in one that others share follow the umask.
+An entry is a folder of ``.npy`` files with a manifest of their SHA-256 digests. It is built in a
+temporary folder next to its place and renamed into it: an interrupted build leaves nothing under
+the entry's name. If several processes need one entry at once, the first builds it and the others
+wait. Where a file system has no locks all build it, and the first to finish wins. An entry that
+fails its check (cut short, or a flipped bit, which would silently change the training data) is
+moved away and built again. A cache folder that is made here is its owner's alone; entries in one
+that others share follow the umask.
 """
 
 import hashlib
@@ -28,11 +29,15 @@ CACHE_VARIABLE = "FEDLSG_CACHE"
 
 def cache_folder(cache_dir: Path | None) -> Path:
     """The given folder, else the one named by FEDLSG_CACHE, else ``~/.cache/fedlsg``."""
-    return Path(cache_dir or os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fedlsg").expanduser()
+    return Path(
+        cache_dir or os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fedlsg"
+    ).expanduser()
 
 
 def digest_files(files: Iterable[Path], *, salt: str) -> str:
-    """32 hex digits that depend on the files' names and their whole content, and on the salt; never on their dates."""
+    """32 hex digits that depend on the files' names and their whole content, and on the salt; never
+    on their dates.
+    """
     digest = hashlib.sha256(salt.encode())
     for file in sorted(files, key=lambda file: file.name):
         digest.update(f"\n{file.name} {file_digest(file)}".encode())
@@ -42,10 +47,12 @@ def digest_files(files: Iterable[Path], *, salt: str) -> str:
 def load_or_build(
     folder: Path, key: str, build: Callable[[], Mapping[str, np.ndarray]], *, progress: Progress
 ) -> dict[str, np.ndarray]:
-    """Arrays of the entry ``folder/key`` by name, memory-mapped read-only; ``build`` makes missing ones.
+    """Arrays of the entry ``folder/key`` by name, memory-mapped read-only; ``build`` makes missing
+    ones.
 
     Guarantee: the returned arrays have the digests of the built ones.
-    Raises OSError, naming the setting, if the folder cannot be written, and the errors of ``build``.
+    Raises OSError, naming the setting, if the folder cannot be written, and the errors of
+    ``build``.
     """
     entry = folder / key
     cached = _open(entry)
@@ -61,7 +68,9 @@ def load_or_build(
             if cached is not None:  # another process has built it meanwhile
                 return cached
             _discard(entry)
-            scratch = tempfile.TemporaryDirectory(prefix=f".{key}-", dir=folder, ignore_cleanup_errors=True)
+            scratch = tempfile.TemporaryDirectory(
+                prefix=f".{key}-", dir=folder, ignore_cleanup_errors=True
+            )
             built = Path(stack.enter_context(scratch)) / "entry"
         arrays = build()
         with _explained(folder):
@@ -77,7 +86,9 @@ def load_or_build(
 
 @contextmanager
 def _one_builder(file: Path, progress: Progress) -> Iterator[None]:
-    """One process at a time, if the file system has locks. The lock ends with its process, and leaves no file."""
+    """One process at a time, if the file system has locks. The lock ends with its process, and
+    leaves no file.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
@@ -109,9 +120,11 @@ def _explained(folder: Path) -> Iterator[None]:
 
 
 def _write(directory: Path, arrays: Mapping[str, np.ndarray], *, private: bool) -> None:
-    """Write arrays and manifest and push them to the disk, so that the rename never outruns the data.
+    """Write arrays and manifest and push them to the disk, so that the rename never outruns the
+    data.
 
-    ``private``: for their owner only, as the cache is; the temporary folder around ``directory`` always is.
+    ``private``: for their owner only, as the cache is; the temporary folder around ``directory``
+    always is.
     """
     directory.mkdir(mode=FOLDER if private else 0o777)
     for name, array in arrays.items():
@@ -129,10 +142,15 @@ def _open(entry: Path) -> dict[str, np.ndarray] | None:
     """The arrays of an entry, or None if it is missing or fails its check."""
     try:
         manifest = json.loads((entry / _MANIFEST).read_text())
-        if not manifest or any(file_digest(entry / name) != digest for name, digest in manifest.items()):
+        if not manifest or any(
+            file_digest(entry / name) != digest for name, digest in manifest.items()
+        ):
             return None
         # A plain view of the mapping: np.memmap's own class costs time on every access.
-        return {Path(name).stem: np.load(entry / name, mmap_mode="r").view(np.ndarray) for name in manifest}
+        return {
+            Path(name).stem: np.load(entry / name, mmap_mode="r").view(np.ndarray)
+            for name in manifest
+        }
     except (OSError, ValueError, AttributeError):
         return None
 
@@ -141,6 +159,8 @@ def _discard(entry: Path) -> None:
     """Move the entry, if there is one, away in one step, then delete it: nobody sees half of it."""
     if not entry.exists():
         return
-    grave = tempfile.TemporaryDirectory(prefix=".damaged-", dir=entry.parent, ignore_cleanup_errors=True)
+    grave = tempfile.TemporaryDirectory(
+        prefix=".damaged-", dir=entry.parent, ignore_cleanup_errors=True
+    )
     with grave as name, suppress(FileNotFoundError):  # another process may discard it first
         entry.rename(Path(name) / "entry")

@@ -1,8 +1,8 @@
 """A workload's model, with public initial weights, that nothing else holds.
 
-A run trains it in place, and the next run must start from the first weights. A builder may give one module each time
-(``lambda: net``, a cache, a backbone that was loaded once). Trained in place, that module would carry what a run
-learned into the next one, whose epsilon says nothing of it.
+A run trains it in place, and the next run must start from the first weights. A builder may give one
+module each time (``lambda: net``, a cache, a backbone that was loaded once). Trained in place, that
+module would carry what a run learned into the next one, whose epsilon says nothing of it.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,10 +24,11 @@ Build = Callable[[], Any]
 
 
 def fresh(build: Build) -> Any:
-    """What ``build`` makes, copied, so that whoever keeps the original finds it unchanged; no module: as it is.
+    """What ``build`` makes, copied, so that whoever keeps the original finds it unchanged; no
+    module: as it is.
 
-    What cannot be copied faithfully (a function in it holds the module itself) is built a second time, and taken if the
-    two share no memory. Raises ValueError if they do.
+    What cannot be copied faithfully (a function in it holds the module itself) is built a second
+    time, and taken if the two share no memory. Raises ValueError if they do.
     """
     made = build()
     if not isinstance(made, nn.Module):
@@ -44,8 +45,9 @@ def fresh(build: Build) -> Any:
     again = build()
     if not isinstance(again, nn.Module) or again is made or _memory(again) & _memory(made):
         raise ValueError(
-            f"two calls of its function give the same module, or share weights, and {why}: a run would train it in "
-            "place, and the next run would not start anew; build all of it in the function, as model=lambda: MyModel()"
+            f"two calls of its function give the same module, or share weights, and {why}: a run "
+            "would train it in place, and the next run would not start anew; build all of it in "
+            "the function, as model=lambda: MyModel()"
         )
     return again
 
@@ -57,7 +59,9 @@ def _memory(model: nn.Module) -> set[int]:
 
 
 def _held(copied: nn.Module, made: nn.Module) -> Iterator[str]:
-    """Attributes of the copy whose functions reach modules or weights of the original: a copy shares functions."""
+    """Attributes of the copy whose functions reach modules or weights of the original: a copy
+    shares functions.
+    """
     original = {id(module) for module in made.modules()} | {id(p) for p in made.parameters()}
     own = {id(module) for module in copied.modules()}
     for path, module in copied.named_modules():
@@ -69,7 +73,11 @@ def _held(copied: nn.Module, made: nn.Module) -> Iterator[str]:
 def _reaches(value: Any, original: set[int], seen: set[int], depth: int = 4) -> bool:
     if id(value) in original:
         return True
-    if depth == 0 or id(value) in seen or isinstance(value, Tensor | nn.Module | str | bytes | int | float):
+    if (
+        depth == 0
+        or id(value) in seen
+        or isinstance(value, Tensor | nn.Module | str | bytes | int | float)
+    ):
         return False
     inside: list[Any] = []
     if isinstance(value, FunctionType):
@@ -94,18 +102,20 @@ def _filled(cell: Any) -> bool:
 
 
 GONE = {
-    "h-cnn": "is features=scattering with model=cnn now, the same network on features that are computed once; commit "
-    "479fe119 of November 2026 still runs it"
+    "h-cnn": "is features=scattering with model=cnn now, the same network on features that are "
+    "computed once; commit 479fe119 of November 2026 still runs it"
 }
 """What became of models that old settings name."""
 
 
-def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: int = 0) -> nn.Module:
+def build_model(
+    workload: LoadedWorkload, model_name: str | None = None, seed: int = 0
+) -> nn.Module:
     """Build a model of the workload, the default one if none is named, on the CPU.
 
-    Guarantee: the initial weights are public: they depend on the model and the seed only, are equal in every
-    process, and neither read nor move a global random state. The module is new: what its builder keeps is never
-    trained (``fresh``).
+    Guarantee: the initial weights are public: they depend on the model and the seed only, are equal
+    in every process, and neither read nor move a global random state. The module is new: what its
+    builder keeps is never trained (``fresh``).
     Raises ValueError for an unknown model name or a seed outside [0, 2**63).
     """
     name = workload.default_model if model_name is None else model_name
@@ -116,7 +126,8 @@ def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: i
         raise ValueError(f"expected a seed in [0, 2**63), got {seed=}")
 
     def build() -> Any:
-        # torch.manual_seed would also reseed every CUDA generator, which fork_rng(devices=[]) does not restore.
+        # torch.manual_seed would also reseed every CUDA generator, which fork_rng(devices=[]) does
+        # not restore.
         torch.default_generator.manual_seed(seed)
         return builder()
 
@@ -128,11 +139,17 @@ def build_model(workload: LoadedWorkload, model_name: str | None = None, seed: i
             raise
         except Exception as error:
             raise ValueError(
-                f"model {name!r} of workload {workload.name} cannot be built: {type(error).__name__}: {error}"
+                f"model {name!r} of workload {workload.name} cannot be built: "
+                f"{type(error).__name__}: {error}"
             ) from error
     if not isinstance(made, nn.Module):
-        hint = ", such as its field model" if isinstance(getattr(made, "model", None), nn.Module) else ""
+        hint = (
+            ", such as its field model"
+            if isinstance(getattr(made, "model", None), nn.Module)
+            else ""
+        )
         raise ValueError(
-            f"model {name!r} of workload {workload.name} is built as {type(made).__name__}: return an nn.Module{hint}"
+            f"model {name!r} of workload {workload.name} is built as {type(made).__name__}: return "
+            f"an nn.Module{hint}"
         )
     return made

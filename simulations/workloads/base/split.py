@@ -1,7 +1,9 @@
-"""Examples of one split, kept as they are stored, their batches where they are computed, and what guessing reaches.
+"""Examples of one split, kept as they are stored, their batches where they are computed, and what
+guessing reaches.
 
-Chance is the better accuracy of uniform guessing and of always predicting the most frequent class. Both are known from
-the public test splits alone. ``beats_chance`` decides whether an accuracy is above it.
+Chance is the better accuracy of uniform guessing and of always predicting the most frequent class.
+Both are known from the public test splits alone. ``beats_chance`` decides whether an accuracy is
+above it.
 """
 
 import math
@@ -17,11 +19,15 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 Inputs = Tensor | dict[str, Tensor]
-"""A model's inputs, batch first: one tensor, or tensors by the name of the argument that takes them."""
+"""A model's inputs, batch first: one tensor, or tensors by the name of the argument that takes
+them.
+"""
 
 
 class Augment(Protocol):
-    """Changes inputs (B, ...) at random, each row by itself: ``draw`` gives one number a row, ``apply`` uses it."""
+    """Changes inputs (B, ...) at random, each row by itself: ``draw`` gives one number a row,
+    ``apply`` uses it.
+    """
 
     def draw(self, count: int, generator: torch.Generator, /) -> Int64[Tensor, " count"]: ...
 
@@ -29,7 +35,9 @@ class Augment(Protocol):
 
 
 class Stored(Protocol):
-    """N stored examples: a (memory-mapped) array, or any object that gives rows by an int64 index array."""
+    """N stored examples: a (memory-mapped) array, or any object that gives rows by an int64 index
+    array.
+    """
 
     def __len__(self) -> int: ...
 
@@ -55,14 +63,18 @@ class Split:
     """Examples of one split, kept as they are stored; only the selected rows are prepared.
 
     inputs: N stored examples, possibly memory-mapped; never written to.
-    labels: the targets. (N,) int64 for classes; otherwise any tensor with one row an example, as the loss takes them.
-    prepare: from stored rows to the model's inputs (B, ...), row by row: float32 images, or a dict of padded tokens.
-    lengths: (N,) tokens of each example, so that ``order`` can bring equal lengths together; None if all are equal.
-    groups: (N,) number of each example's group, by its own length: only examples of one group may share a microbatch
-        of a private step (``apart``); None for one group.
+    labels: the targets. (N,) int64 for classes; otherwise any tensor with one row an example, as
+    the loss takes them.
+    prepare: from stored rows to the model's inputs (B, ...), row by row: float32 images, or a dict
+    of padded tokens.
+    lengths: (N,) tokens of each example, so that ``order`` can bring equal lengths together; None
+    if all are equal.
+    groups: (N,) number of each example's group, by its own length: only examples of one group may
+        share a microbatch of a private step (``apart``); None for one group.
     drawn: whether rows drew random numbers while they were read: read again, they are other rows.
 
-    Load a workload by name in every process instead of pickling a split: the pickle would hold every row.
+    Load a workload by name in every process instead of pickling a split: the pickle would hold
+    every row.
     """
 
     inputs: Stored
@@ -74,40 +86,52 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.labels.ndim == 0:
-            raise ValueError(f"expected one label an example, got a single {self.labels.dtype} number")
+            raise ValueError(
+                f"expected one label an example, got a single {self.labels.dtype} number"
+            )
         if not 0 < len(self.inputs) == len(self.labels):
             raise ValueError(
-                f"expected as many inputs as labels and one at least, got {len(self.inputs)} and {len(self.labels)}"
+                f"expected as many inputs as labels and one at least, got {len(self.inputs)} and "
+                f"{len(self.labels)}"
             )
         for name, known in (("length", self.lengths), ("group", self.groups)):
             if known is not None and known.shape != (len(self.labels),):
-                raise ValueError(f"expected one {name} an example, got {len(known)} for {len(self.labels)}")
+                raise ValueError(
+                    f"expected one {name} an example, got {len(known)} for {len(self.labels)}"
+                )
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batch(self, indices: Int64[Tensor, " b"]) -> tuple[Any, Shaped[Tensor, "b *target"]]:
-        """Inputs (a tensor (B, ...) or a dict of them) and targets (B, ...) of the given rows, in the given order.
+        """Inputs (a tensor (B, ...) or a dict of them) and targets (B, ...) of the given rows, in
+        the given order.
 
         B = 0 is allowed. Texts are padded to the padded length of the longest row.
-        Guarantee: the tensors are fresh copies on the CPU, and the other rows change only the padding of a row.
-        Raises:
-            TypeError: indices that are not int64 (a boolean mask would select the wrong rows).
-            IndexError: an index outside [0, N); a negative one would reach another client's example.
+        Guarantee: the tensors are fresh copies on the CPU, and the other rows change only the
+        padding of a row.
+        Raises: TypeError: indices that are not int64 (a boolean mask would select the wrong rows).
+            IndexError: an index outside [0, N); a negative one would reach another client's
+            example.
         """
         rows = self._checked(indices)
         return self.prepare(self.inputs[rows.numpy()]), self.labels[rows]
 
     def order(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
-        """The same indices, the shortest examples first and ties as given, so that neighbours need little padding.
+        """The same indices, the shortest examples first and ties as given, so that neighbours need
+        little padding.
 
-        Lengths are private: the order must not leave the client. It is not for private steps: see ``apart``.
+        Lengths are private: the order must not leave the client. It is not for private steps: see
+        ``apart``.
         """
         rows = self._checked(indices)
-        return rows if self.lengths is None else rows[torch.argsort(self.lengths[rows], stable=True)]
+        return (
+            rows if self.lengths is None else rows[torch.argsort(self.lengths[rows], stable=True)]
+        )
 
     def apart(self, indices: Int64[Tensor, " b"]) -> list[Int64[Tensor, " places"]]:
-        """Places of the indices in groups that may share a microbatch, each ascending; one group without ``groups``.
+        """Places of the indices in groups that may share a microbatch, each ascending; one group
+        without ``groups``.
 
         Guarantee: an example's group depends on that example alone. Private, as ``order`` is.
         """
@@ -131,7 +155,9 @@ class Split:
 
     def _checked(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         if indices.dtype != torch.int64 or indices.ndim != 1:
-            raise TypeError(f"expected int64 indices of shape (b,), got {indices.dtype} {tuple(indices.shape)}")
+            raise TypeError(
+                f"expected int64 indices of shape (b,), got {indices.dtype} {tuple(indices.shape)}"
+            )
         if len(indices):
             least, most = (int(end) for end in indices.aminmax())
             if not 0 <= least <= most < len(self):
@@ -144,7 +170,12 @@ class NoRows(Split):
 
     def __init__(self) -> None:
         empty = torch.zeros(0, dtype=torch.int64)
-        for name, value in (("inputs", empty.numpy()), ("labels", empty), ("prepare", _unavailable), ("lengths", None)):
+        for name, value in (
+            ("inputs", empty.numpy()),
+            ("labels", empty),
+            ("prepare", _unavailable),
+            ("lengths", None),
+        ):
             object.__setattr__(self, name, value)
 
 
@@ -158,15 +189,21 @@ def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[np.ndarray], Tensor]:
-    """From images (B, channels, ...) of 8 bits to ``(pixel / 255 - mean) / std`` in each channel, float32."""
+    """From images (B, channels, ...) of 8 bits to ``(pixel / 255 - mean) / std`` in each channel,
+    float32.
+    """
     offset, scale = (255 * torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
     return partial(rescale, offset=offset, scale=1 / scale)
 
 
 RESIDENT_BYTES = 2**30
-"""Most bytes of a split that stays on a device: CIFAR-10's training images have 0.61e9 in float32."""
+"""Most bytes of a split that stays on a device: CIFAR-10's training images have 0.61e9 in
+float32.
+"""
 RESIDENT_SHARE = 8
-"""It takes no more than one part in so many of the device's free memory: several workers may share a GPU."""
+"""It takes no more than one part in so many of the device's free memory: several workers may share
+a GPU.
+"""
 AT_ONCE = 4096
 """Rows that are prepared at once while a split is copied."""
 
@@ -181,9 +218,11 @@ def to_device(inputs: Inputs, device: str) -> Inputs:
 
 
 def sent(t: Tensor, device: str) -> Tensor:
-    """A tensor on a device. From the CPU to CUDA it goes through page-locked memory, and nothing waits for it.
+    """A tensor on a device. From the CPU to CUDA it goes through page-locked memory, and nothing
+    waits for it.
 
-    Kernels that are started later wait on the device. Torch keeps the page-locked copy until it has been read.
+    Kernels that are started later wait on the device. Torch keeps the page-locked copy until it has
+    been read.
     """
     if device == "cuda" and t.device.type == "cpu" and t.numel():
         return t.pin_memory().to(device, non_blocking=True)
@@ -193,7 +232,8 @@ def sent(t: Tensor, device: str) -> Tensor:
 def fetcher(split: Split, device: str) -> Fetch:
     """``split.batch``, with its results on ``device``.
 
-    A small split of one tensor an example is copied to CUDA once, whole; batches are then taken there.
+    A small split of one tensor an example is copied to CUDA once, whole; batches are then taken
+    there.
     Guarantee: the numbers are those of ``split.batch``, and it raises as that does.
     """
     if device == "cpu":
@@ -209,13 +249,17 @@ def fetcher(split: Split, device: str) -> Fetch:
     return take
 
 
-def _batch(split: Split, rows: Int64[Tensor, " b"], device: str) -> tuple[Inputs, Int64[Tensor, " b"]]:
+def _batch(
+    split: Split, rows: Int64[Tensor, " b"], device: str
+) -> tuple[Inputs, Int64[Tensor, " b"]]:
     inputs, targets = split.batch(rows)
     return to_device(inputs, device), sent(targets, device)
 
 
 def _resident(split: Split, device: str) -> Tensor | None:
-    """All inputs on the device; None for texts, which are padded batch by batch, and for a split that is too large."""
+    """All inputs on the device; None for texts, which are padded batch by batch, and for a split
+    that is too large.
+    """
     first, _ = split.batch(torch.zeros(1, dtype=torch.int64))
     if split.lengths is not None or not isinstance(first, Tensor):
         return None
@@ -237,8 +281,10 @@ STANDARD_ERRORS = 3.0
 class Chance:
     """num_classes: uniform guessing has the accuracy 1 / num_classes.
 
-    majority_share: accuracy of the best constant prediction, over the test splits with equal weights.
-    test_examples: number of examples whose mean has the same variance; for one test split, its size.
+    majority_share: accuracy of the best constant prediction, over the test splits with equal
+    weights.
+    test_examples: number of examples whose mean has the same variance; for one test split, its
+    size.
     """
 
     num_classes: int
@@ -253,19 +299,24 @@ class Chance:
 
 def chance_of(tests: Mapping[str, Split], num_classes: int) -> Chance:
     """Chance on a workload's test splits, whose accuracies are averaged with equal weights."""
-    shares = [torch.bincount(split.labels, minlength=num_classes).double() / len(split) for split in tests.values()]
+    shares = [
+        torch.bincount(split.labels, minlength=num_classes).double() / len(split)
+        for split in tests.values()
+    ]
     effective = len(tests) ** 2 / sum(1 / len(split) for split in tests.values())
     return Chance(
-        num_classes=num_classes, majority_share=float(torch.stack(shares).mean(0).max()), test_examples=effective
+        num_classes=num_classes,
+        majority_share=float(torch.stack(shares).mean(0).max()),
+        test_examples=effective,
     )
 
 
 def standard_error(accuracies: Sequence[float], chance: Chance) -> float:
     """Standard error of the mean accuracy of n seeds: sqrt(sd^2 / n + v / N).
 
-    sd^2 is the sample variance over seeds (0 for n = 1: unknown); v = a (1 - a) is the variance of one of the N test
-    examples, at the accuracy reached or at chance, whichever is larger. All seeds share one test split, so more seeds
-    shrink the first part only.
+    sd^2 is the sample variance over seeds (0 for n = 1: unknown); v = a (1 - a) is the variance of
+    one of the N test examples, at the accuracy reached or at chance, whichever is larger. All seeds
+    share one test split, so more seeds shrink the first part only.
     """
     mean, n = statistics.fmean(accuracies), len(accuracies)
     between = statistics.variance(accuracies) / n if n > 1 else 0.0
@@ -275,4 +326,6 @@ def standard_error(accuracies: Sequence[float], chance: Chance) -> float:
 
 def beats_chance(accuracies: Sequence[float], chance: Chance) -> bool:
     """Whether the mean accuracy is more than three standard errors above chance."""
-    return statistics.fmean(accuracies) - chance.level > STANDARD_ERRORS * standard_error(accuracies, chance)
+    return statistics.fmean(accuracies) - chance.level > STANDARD_ERRORS * standard_error(
+        accuracies, chance
+    )

@@ -1,4 +1,5 @@
-"""Public inputs from no data at all: synthetic images, bags of words, and a user's function; and how images are stored.
+"""Public inputs from no data at all: synthetic images, bags of words, and a user's function; and
+how images are stored.
 
 A workload's model is given what it would be given, were they stored as its own.
 """
@@ -26,9 +27,12 @@ CHANNELS = (1, 3)
 class Pixels:
     """How a workload stores images.
 
-    form: of one stored image, with ``channel`` the place of its channels, None for grey images without.
-    black, white: stored values of 0 and 1. whole: whether they are stored as uint8, else as float32.
-    prepare: from stored images to the model's inputs: the workload's own, so that it is the same normalisation.
+    form: of one stored image, with ``channel`` the place of its channels, None for grey images
+    without.
+    black, white: stored values of 0 and 1. whole: whether they are stored as uint8, else as
+    float32.
+    prepare: from stored images to the model's inputs: the workload's own, so that it is the same
+    normalisation.
     """
 
     form: tuple[int, ...]
@@ -60,8 +64,9 @@ class Pixels:
 def find_pixels(public: Any, prepare: Callable[[Any], Any]) -> Pixels | None:
     """How some stored public rows hold images; None where they hold something else.
 
-    Images are (channels, height, width) or channels last, or uint8 without channels. Values are 0..255 in integers;
-    in floats 0..1, 0..255 or -1..1 if all are there, else standardised ones: black is -2 and white 2.
+    Images are (channels, height, width) or channels last, or uint8 without channels. Values are
+    0..255 in integers; in floats 0..1, 0..255 or -1..1 if all are there, else standardised ones:
+    black is -2 and white 2.
     """
     array = public if isinstance(public, np.ndarray) else np.zeros(0)
     form: tuple[int, ...] = array.shape[1:]
@@ -76,13 +81,24 @@ def find_pixels(public: Any, prepare: Callable[[Any], Any]) -> Pixels | None:
         return None
     if min(side for place, side in enumerate(form) if place != channel) < LEAST_SIDE:
         return None
-    black, white = (0.0, 255.0) if dtype == np.uint8 else _range(float(array.min()), float(array.max()))
-    return Pixels(form=form, channel=channel, black=black, white=white, whole=dtype == np.uint8, prepare=prepare)
+    black, white = (
+        (0.0, 255.0) if dtype == np.uint8 else _range(float(array.min()), float(array.max()))
+    )
+    return Pixels(
+        form=form,
+        channel=channel,
+        black=black,
+        white=white,
+        whole=dtype == np.uint8,
+        prepare=prepare,
+    )
 
 
 def _range(least: float, most: float) -> tuple[float, float]:
     known = ((0.0, 1.0), (0.0, 255.0), (-1.0, 1.0))
-    return next(((black, white) for black, white in known if black <= least and most <= white), (-2.0, 2.0))
+    return next(
+        ((black, white) for black, white in known if black <= least and most <= white), (-2.0, 2.0)
+    )
 
 
 def image_draws(pixels: Pixels) -> Mapping[str, Draw]:
@@ -90,27 +106,38 @@ def image_draws(pixels: Pixels) -> Mapping[str, Draw]:
     return {"leaves": partial(_draw, dead_leaves, pixels), "pink": partial(_draw, pink, pixels)}
 
 
-def _draw(make: Callable[..., Tensor], pixels: Pixels, count: int, generator: torch.Generator) -> Any:
+def _draw(
+    make: Callable[..., Tensor], pixels: Pixels, count: int, generator: torch.Generator
+) -> Any:
     return pixels.inputs(make(count, pixels.shape, generator))
 
 
 @dataclass(frozen=True, eq=False)
 class CheckedDraw:
-    """``draw(count, generator)`` of a user; what it gives must have one row for each input that was asked for."""
+    """``draw(count, generator)`` of a user; what it gives must have one row for each input that was
+    asked for.
+    """
 
     draw: Draw
     name: str
 
     def __call__(self, count: int, generator: torch.Generator) -> Any:
-        """Raises ValueError for something else; ImportError, naming file and line, for code that fails."""
+        """Raises ValueError for something else; ImportError, naming file and line, for code that
+        fails.
+        """
         drawn = user_code.run(self.name, lambda: self.draw(count, generator))
         inputs = drawn[0] if isinstance(drawn, tuple) and len(drawn) == 2 else drawn
         fields = list(inputs.values()) if isinstance(inputs, dict) else [inputs]
-        if not fields or not all(isinstance(value, Tensor) and value.ndim and len(value) == count for value in fields):
-            found = [tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__ for value in fields]
+        if not fields or not all(
+            isinstance(value, Tensor) and value.ndim and len(value) == count for value in fields
+        ):
+            found = [
+                tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                for value in fields
+            ]
             raise ValueError(
-                f"probe source {self.name} gave {found} for count={count}: return a tensor (count, ...), a dict of "
-                "them, or a pair (inputs, targets)"
+                f"probe source {self.name} gave {found} for count={count}: return a tensor (count, "
+                "...), a dict of them, or a pair (inputs, targets)"
             )
         return drawn
 
@@ -123,7 +150,8 @@ TRIED = 100
 
 @dataclass(frozen=True, eq=False)
 class WordDraw:
-    """``draw(count, generator)``: bags of words as the model takes them; the vocabulary is read at the first draw.
+    """``draw(count, generator)``: bags of words as the model takes them; the vocabulary is read at
+    the first draw.
 
     texts: 1, or 2 for pairs. max_length: most tokens of a text or pair.
     """
@@ -138,7 +166,9 @@ class WordDraw:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The words of the tokenizer in the order of their numbers, which is about that of their frequencies."""
+        """The words of the tokenizer in the order of their numbers, which is about that of their
+        frequencies.
+        """
         words = words_of(self.tokenizer)
         return Vocabulary(
             words=torch.tensor(words),
@@ -150,11 +180,19 @@ class WordDraw:
 
 
 def words_of(tokenizer: Any) -> list[int]:
-    """Numbers of the tokens that are words of two letters or more, ascending; of all but special ones if none is."""
+    """Numbers of the tokens that are words of two letters or more, ascending; of all but special
+    ones if none is.
+    """
     special = set(tokenizer.all_special_ids)
-    tokens = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number not in special)
-    mark = next((start for start in WORD_STARTS if any(token.startswith(start) for _, token in tokens)), "")
-    bare = ((number, token.removeprefix(mark)) for number, token in tokens if token.startswith(mark))
+    tokens = sorted(
+        (number, token) for token, number in tokenizer.get_vocab().items() if number not in special
+    )
+    mark = next(
+        (start for start in WORD_STARTS if any(token.startswith(start) for _, token in tokens)), ""
+    )
+    bare = (
+        (number, token.removeprefix(mark)) for number, token in tokens if token.startswith(mark)
+    )
     words = [number for number, word in bare if len(word) > 1 and word.isalpha()]
     return words or [number for number, _ in tokens]
 
@@ -172,5 +210,6 @@ def tokens_around(tokenizer: Any, texts: int, words: list[int]) -> tuple[tuple[i
             starts = [0, *(place + 1 for place in ends)]
             return tuple(tuple(row[a:b]) for a, b in zip(starts, [*ends, len(row)], strict=True))
     raise ValueError(
-        f"{type(tokenizer).__name__} gives no word of its vocabulary back as one token: source=tokens has none"
+        f"{type(tokenizer).__name__} gives no word of its vocabulary back as one token: "
+        "source=tokens has none"
     )

@@ -1,4 +1,6 @@
-"""A workload on public features: the same examples, encoded once, and small heads in the place of its models."""
+"""A workload on public features: the same examples, encoded once, and small heads in the place of
+its models.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,18 +21,26 @@ from simulations.workloads.base import LoadedWorkload, Options, Progress, Read, 
 from simulations.workloads.base.cache import cache_folder
 from simulations.workloads.base.split import Split
 from simulations.workloads.base.synthetic import LEAST_SIDE, Pixels, image_draws
-from simulations.workloads.features.encode import ALONE, Encoder, decorrelated, encode_rows, encode_split
+from simulations.workloads.features.encode import (
+    ALONE,
+    Encoder,
+    decorrelated,
+    encode_rows,
+    encode_split,
+)
 from simulations.workloads.features.encoders import SCATTERING, image_encoder, text_encoder
 
 LAST = "commit 569be536 of November 2026 still has it"
 
 
 def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
-    """The workload whose inputs are features of ``raw``'s, by ``request.options``; loss and partitions stay.
+    """The workload whose inputs are features of ``raw``'s, by ``request.options``; loss and
+    partitions stay.
 
-    Features are in the cache folder of the request; those of a deployed client's own rows in the client's folder.
-    Raises ValueError for a workload whose inputs are neither images nor tokens, or without classes, for an unknown
-    setting, and what finding the encoder raises.
+    Features are in the cache folder of the request; those of a deployed client's own rows in the
+    client's folder.
+    Raises ValueError for a workload whose inputs are neither images nor tokens, or without classes,
+    for an unknown setting, and what finding the encoder raises.
     """
     options, say = request.options, request.progress
     assert options.features is not None, "called for features alone"
@@ -39,7 +49,9 @@ def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
     bare = _encoder(raw, options.features, classes)
     given, raw = raw, _as_pixels(raw, bare) if bare.pixels else raw
     encoder = _normalized(bare, raw.synthetic, norm_of(options), cache, say)
-    encoded = raw.with_splits(lambda name, split: encode_split(split, encoder, cache=cache, progress=say, what=name))
+    encoded = raw.with_splits(
+        lambda name, split: encode_split(split, encoder, cache=cache, progress=say, what=name)
+    )
     shape = tuple(encoded.test.batch(torch.tensor([0]))[0].shape[1:])
     pixels, synthetic = _synthetic(raw, encoder)
     return replace(
@@ -57,7 +69,9 @@ def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
 
 
 def _synthetic(raw: LoadedWorkload, encoder: Encoder) -> tuple[Pixels | None, Mapping[str, Draw]]:
-    """Public images as stored images that become features, and the draws of ``raw`` as features of what they draw."""
+    """Public images as stored images that become features, and the draws of ``raw`` as features of
+    what they draw.
+    """
     draws = {name: partial(_encoded_draw, draw, encoder) for name, draw in raw.synthetic.items()}
     if raw.pixels is None:
         return None, draws
@@ -71,11 +85,19 @@ def _encode_stored(prepare: Callable[[Any], Any], encoder: Encoder, stored: np.n
 def _encoded_draw(draw: Draw, encoder: Encoder, count: int, generator: torch.Generator) -> Any:
     """Features of what is drawn, with its targets where there are some."""
     found = draw(count, generator)
-    return (encode_rows(found[0], encoder), *found[1:]) if isinstance(found, tuple) else encode_rows(found, encoder)
+    return (
+        (encode_rows(found[0], encoder), *found[1:])
+        if isinstance(found, tuple)
+        else encode_rows(found, encoder)
+    )
 
 
-def _own_rows(read: Read, prepare: Callable[[Any], Any], encoder: Encoder, path: Path, cache: Path) -> Split:
-    """A deployed client's own rows, encoded. ``prepare``: of the public rows. ``cache``: that client's own folder."""
+def _own_rows(
+    read: Read, prepare: Callable[[Any], Any], encoder: Encoder, path: Path, cache: Path
+) -> Split:
+    """A deployed client's own rows, encoded. ``prepare``: of the public rows. ``cache``: that
+    client's own folder.
+    """
     rows = read(path, cache)
     rows = replace(rows, prepare=prepare) if encoder.pixels else rows
     return encode_split(rows, encoder, cache=cache, progress=silent, what="data")
@@ -95,10 +117,14 @@ def _encoder(raw: LoadedWorkload, features: str, classes: int) -> Encoder:
         square = height == width and height >= LEAST_SIDE
         models = {**(vision(channels, height, classes) if square else {}), **raw.models}
         return image_encoder(features, (channels, height, width), models)
-    found = f"a dict of {', '.join(inputs)}" if isinstance(inputs, dict) else f"tensors {tuple(inputs.shape)}"
+    found = (
+        f"a dict of {', '.join(inputs)}"
+        if isinstance(inputs, dict)
+        else f"tensors {tuple(inputs.shape)}"
+    )
     raise ValueError(
-        f"features={features} needs images (B, channels, height, width) or tokens (input_ids), and the inputs of "
-        f"{raw.name} are {found}: leave features out"
+        f"features={features} needs images (B, channels, height, width) or tokens (input_ids), and "
+        f"the inputs of {raw.name} are {found}: leave features out"
     )
 
 
@@ -106,18 +132,27 @@ def _as_pixels(raw: LoadedWorkload, encoder: Encoder) -> LoadedWorkload:
     """The workload whose inputs are images in 0..1, whatever normalisation its models want."""
     if raw.pixels is None:
         raise ValueError(
-            f"features={encoder.name} reads images of 0..255 or 0..1, and {raw.name} stores none: give them"
+            f"features={encoder.name} reads images of 0..255 or 0..1, and {raw.name} stores none: "
+            "give them"
         )
     pixels = replace(raw.pixels, prepare=raw.pixels.images)
     stored = raw.with_splits(lambda _, split: replace(split, prepare=pixels.prepare))
     return replace(stored, synthetic=image_draws(pixels), pixels=pixels)
 
 
-def _normalized(encoder: Encoder, synthetic: Mapping[str, Draw], norm: str, cache: Path, say: Progress) -> Encoder:
+def _normalized(
+    encoder: Encoder, synthetic: Mapping[str, Draw], norm: str, cache: Path, say: Progress
+) -> Encoder:
     for part in () if norm == "none" else norm.split("+"):
         if part == "mirror":
-            raise ValueError(f"feature_norm={norm}: mirror gained nothing and was removed: leave it out; {LAST}")
+            raise ValueError(
+                f"feature_norm={norm}: mirror gained nothing and was removed: leave it out; {LAST}"
+            )
         choose("part of feature_norm", part, {**ALONE, **synthetic})
         alone = ALONE.get(part)
-        encoder = alone(encoder) if alone else decorrelated(encoder, synthetic[part], cache=cache, progress=say)
+        encoder = (
+            alone(encoder)
+            if alone
+            else decorrelated(encoder, synthetic[part], cache=cache, progress=say)
+        )
     return encoder

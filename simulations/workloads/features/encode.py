@@ -1,18 +1,21 @@
-"""Features of every example of a split, computed from that example alone and kept in the cache; ``feature_norm``.
+"""Features of every example of a split, computed from that example alone and kept in the cache;
+``feature_norm``.
 
-An encoder is public and frozen: filters, or weights that no private example of the run has changed. So its features
-cost no privacy, if those of an example depend on no other example. Here each example is encoded in a batch of its own:
-neither a statistic of the batch nor the rounding of a larger product can carry anything over from its neighbours.
+An encoder is public and frozen: filters, or weights that no private example of the run has changed.
+So its features cost no privacy, if those of an example depend on no other example. Here each
+example is encoded in a batch of its own: neither a statistic of the batch nor the rounding of a
+larger product can carry anything over from its neighbours.
 
 They are normalised each example by itself, or by statistics of synthetic inputs:
 none           as they are
 group          mean 0 and variance 1 in groups of channels of one example
 pool           maps averaged over squares of 2x2: a quarter of the values
-leaves, pink   centred and decorrelated by the features of synthetic images; tokens: by those of bags of words
+leaves, pink   centred and decorrelated by the features of synthetic images; tokens: by those of
+               bags of words
 group+leaves   several, from left to right
 
-A mean over the clients' examples would be private: nothing here sees one. Tramer and Boneh 2021 add noise to such
-means, which costs privacy; their group norm costs none, and is ``group`` here.
+A mean over the clients' examples would be private: nothing here sees one. Tramer and Boneh 2021 add
+noise to such means, which costs privacy; their group norm costs none, and is ``group`` here.
 """
 
 import hashlib
@@ -45,9 +48,11 @@ DIGESTED_AT_ONCE = 256
 class Encoder:
     """A public, frozen function from the inputs of one example to its features.
 
-    name: what reports call it. digest: of all that the function depends on: weights or filters, code, libraries.
+    name: what reports call it. digest: of all that the function depends on: weights or filters,
+    code, libraries.
     encode: inputs (1, ...) to features (1, D) or (1, C, h, w), float32 on the CPU.
-    pixels: its inputs are images in 0..1, not what the workload prepares of them for its own models.
+    pixels: its inputs are images in 0..1, not what the workload prepares of them for its own
+    models.
     """
 
     name: str
@@ -56,7 +61,9 @@ class Encoder:
     pixels: bool = False
 
     def one(self, inputs: Inputs) -> Tensor:
-        """Features (1, ...) of one example. Raises ValueError where the encoder fails, or returns another form."""
+        """Features (1, ...) of one example. Raises ValueError where the encoder fails, or returns
+        another form.
+        """
         try:
             with torch.no_grad():
                 found = self.encode(inputs)
@@ -64,32 +71,45 @@ class Encoder:
             raise
         except Exception as error:
             raise ValueError(
-                f"features={self.name} fails on the inputs of this workload: {type(error).__name__}: {error}"
+                f"features={self.name} fails on the inputs of this workload: "
+                f"{type(error).__name__}: {error}"
             ) from error
         if found.ndim not in (2, 4) or len(found) != 1:
             raise ValueError(
-                f"features={self.name} gives {tuple(found.shape)} for one example: expected (1, D) or (1, C, h, w)"
+                f"features={self.name} gives {tuple(found.shape)} for one example: expected (1, D) "
+                "or (1, C, h, w)"
             )
         return found
 
 
-def encode_split(split: Split, encoder: Encoder, *, cache: Path, progress: Progress, what: str) -> Split:
-    """The same examples as features: float16 in the cache folder, float32 in batches; ``what`` names the split.
+def encode_split(
+    split: Split, encoder: Encoder, *, cache: Path, progress: Progress, what: str
+) -> Split:
+    """The same examples as features: float16 in the cache folder, float32 in batches; ``what``
+    names the split.
 
-    Computed once: the entry's key depends on the encoder and on the inputs of all examples in their order.
-    Guarantee: the features of an example are, to the last bit, a function of its inputs and the encoder.
-    Raises ValueError for features that are not finite in float16; OSError if the cache cannot be written.
+    Computed once: the entry's key depends on the encoder and on the inputs of all examples in their
+    order.
+    Guarantee: the features of an example are, to the last bit, a function of its inputs and the
+    encoder.
+    Raises ValueError for features that are not finite in float16; OSError if the cache cannot be
+    written.
     """
     parts = np.array_split(np.arange(len(split)), -(-len(split) // DIGESTED_AT_ONCE))
     key = f"features-{digest_inputs((_inputs(split, rows) for rows in parts), encoder.digest)}"
-    arrays = load_or_build(cache, key, lambda: {"features": _encode(split, encoder, progress, what)}, progress=progress)
+    arrays = load_or_build(
+        cache, key, lambda: {"features": _encode(split, encoder, progress, what)}, progress=progress
+    )
     return Split(inputs=arrays["features"], labels=split.labels, prepare=as_float)
 
 
 def encode_rows(inputs: Inputs, encoder: Encoder) -> Tensor:
     """Features of public inputs, one example at a time and rounded as those of a split, float32."""
     fields = inputs if isinstance(inputs, dict) else {"": inputs}
-    rows = [{name: value[[row]] for name, value in fields.items()} for row in range(len(next(iter(fields.values()))))]
+    rows = [
+        {name: value[[row]] for name, value in fields.items()}
+        for row in range(len(next(iter(fields.values()))))
+    ]
     found = [encoder.one(row if isinstance(inputs, dict) else row[""]) for row in rows]
     return torch.cat(found).half().float()
 
@@ -111,7 +131,8 @@ def _encode(split: Split, encoder: Encoder, progress: Progress, what: str) -> np
             features[row] = encoder.one(_inputs(split, np.array([row])))[0].numpy()
         if not np.isfinite(features[row]).all():
             raise ValueError(
-                f"features={encoder.name} gives values that are not finite in float16: give feature_norm=group"
+                f"features={encoder.name} gives values that are not finite in float16: give "
+                "feature_norm=group"
             )
         if row % SAID_EVERY == SAID_EVERY - 1:
             progress(f"features of {what}: {row + 1:,} of {len(split):,} examples")
@@ -137,12 +158,18 @@ POWER, DAMPING = -0.25, 0.01
 
 def grouped(encoder: Encoder) -> Encoder:
     """Mean 0 and variance 1 in each of GROUPS groups of channels, or over all of a vector."""
-    return replace(encoder, digest=f"{encoder.digest} group {GROUPS}", encode=partial(_grouped, encoder.encode))
+    return replace(
+        encoder, digest=f"{encoder.digest} group {GROUPS}", encode=partial(_grouped, encoder.encode)
+    )
 
 
 def pooled(encoder: Encoder) -> Encoder:
-    """Averages over 2x2 squares. Raises ValueError, at the first example, for vectors and odd sides."""
-    return replace(encoder, digest=f"{encoder.digest} pool", encode=partial(_pooled, encoder.encode))
+    """Averages over 2x2 squares. Raises ValueError, at the first example, for vectors and odd
+    sides.
+    """
+    return replace(
+        encoder, digest=f"{encoder.digest} pool", encode=partial(_pooled, encoder.encode)
+    )
 
 
 ALONE = {"group": grouped, "pool": pooled}
@@ -150,11 +177,13 @@ ALONE = {"group": grouped, "pool": pooled}
 
 
 def decorrelated(encoder: Encoder, draw: Draw, *, cache: Path, progress: Progress) -> Encoder:
-    """Q (x - m): m the mean and S the covariance of features of ``draw``, Q = s (S / mean(S) + DAMPING)^POWER.
+    """Q (x - m): m the mean and S the covariance of features of ``draw``, Q = s (S / mean(S) +
+    DAMPING)^POWER.
 
-    By channel of maps, whatever the place; by entry of vectors. mean(S) is the mean eigenvalue; s makes the mean
-    variance of the synthetic features 1. Both sides of the noise gain: directions of small variance are learnt sooner.
-    m and Q are computed once and kept in the cache folder: all processes of a machine have the same bits.
+    By channel of maps, whatever the place; by entry of vectors. mean(S) is the mean eigenvalue; s
+    makes the mean variance of the synthetic features 1. Both sides of the noise gain: directions of
+    small variance are learnt sooner. m and Q are computed once and kept in the cache folder: all
+    processes of a machine have the same bits.
     """
     found = draw(ROWS, public_generator(0, "features", "statistics"))
     inputs = found[0] if isinstance(found, tuple) else found
@@ -192,11 +221,14 @@ def _pooled(encode: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
     x = encode(inputs)
     if x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2:
         raise ValueError(
-            f"feature_norm=pool halves maps with an even side, and these features are {tuple(x.shape)[1:]}"
+            "feature_norm=pool halves maps with an even side, and these features are "
+            f"{tuple(x.shape)[1:]}"
         )
     return F.avg_pool2d(x, 2)
 
 
-def _decorrelated(encode: Callable[[Inputs], Tensor], mean: Tensor, Q: Tensor, inputs: Inputs) -> Tensor:
+def _decorrelated(
+    encode: Callable[[Inputs], Tensor], mean: Tensor, Q: Tensor, inputs: Inputs
+) -> Tensor:
     centred = encode(inputs).movedim(1, -1) - mean
     return (centred @ Q).movedim(-1, 1)

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from fedlsg.setting.choices import choose
 from simulations.models import scattering
 from simulations.models.encoder import TextClassifier, build_encoder, load_body, sentence_encoder
-from simulations.models.encoder_source import NAMES, EncoderSource, find_encoder, load_config, model_folder
+from simulations.models.encoder_source import (
+    NAMES,
+    EncoderSource,
+    find_encoder,
+    load_config,
+    model_folder,
+)
 from simulations.models.pretrained import CLASSIFIER, load_pretrained, read_weights
 from simulations.workloads.base.cache import digest_files
 from simulations.workloads.base.split import Inputs
@@ -49,11 +55,15 @@ class Written:
     @property
     def text(self) -> EncoderSource:
         """The encoder of a text model, as its run named it."""
-        return find_encoder(str(self.facts["model"]), self.facts.get("options", {}).get("pretrained"))
+        return find_encoder(
+            str(self.facts["model"]), self.facts.get("options", {}).get("pretrained")
+        )
 
 
 def written(features: str) -> Written | None:
-    """The model that fedlsg wrote at a path; None for any other name. ValueError for an unreadable config.json."""
+    """The model that fedlsg wrote at a path; None for any other name. ValueError for an unreadable
+    config.json.
+    """
     folder = Path(features).expanduser()
     folder = folder.parent if folder.name == WEIGHTS else folder
     if not ((folder / WEIGHTS).is_file() and (folder / FACTS).is_file()):
@@ -62,13 +72,22 @@ def written(features: str) -> Written | None:
         facts = json.loads((folder / FACTS).read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"features={features}: cannot read {folder / FACTS} ({error})") from error
-    return Written(folder=folder, facts=facts) if isinstance(facts, dict) and "fedlsg" in facts else None
+    return (
+        Written(folder=folder, facts=facts)
+        if isinstance(facts, dict) and "fedlsg" in facts
+        else None
+    )
 
 
 def text_source(features: str) -> EncoderSource:
-    """The encoder whose tokenizer prepares texts for ``features``. Raises ValueError, or what finding it raises."""
+    """The encoder whose tokenizer prepares texts for ``features``. Raises ValueError, or what
+    finding it raises.
+    """
     if features == SCATTERING:
-        raise ValueError(f"features={features} is for images, and these are texts: give features=minilm, or another")
+        raise ValueError(
+            f"features={features} is for images, and these are texts: give features=minilm, or "
+            "another"
+        )
     found = written(features)
     return _transformers_source(features) if found is None else found.text
 
@@ -77,8 +96,8 @@ def _transformers_source(features: str) -> EncoderSource:
     """A model of transformers. Raises ValueError, listing the names, for a misspelt one."""
     if features == GONE:
         raise ValueError(
-            f"features={GONE} and fedlsg pretrain went, as they gained nothing: features=PATH takes the folder "
-            "that they wrote; commit 293cb648 of November 2026 still runs them"
+            f"features={GONE} and fedlsg pretrain went, as they gained nothing: features=PATH "
+            "takes the folder that they wrote; commit 293cb648 of November 2026 still runs them"
         )
     if "/" not in features and not features.startswith(("~", ".")):
         known = (SCATTERING, *NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")
@@ -100,13 +119,18 @@ def text_encoder(features: str) -> Encoder:
         load_pretrained(model, str(found.weights))
         model.classifier = nn.Identity()
         digest = digest_files([found.weights], salt=folder_digest(source))
-    return Encoder(name=Path(features).name, digest=f"text {digest}", encode=partial(_encode_text, model.eval()))
+    return Encoder(
+        name=Path(features).name,
+        digest=f"text {digest}",
+        encode=partial(_encode_text, model.eval()),
+    )
 
 
 def image_encoder(features: str, shape: tuple[int, int, int], models: Builders) -> Encoder:
     """The encoder of images (channels, height, width).
 
-    models: those of the workload, and any other that reads such images, with a layer named ``classifier``.
+    models: those of the workload, and any other that reads such images, with a layer named
+    ``classifier``.
     Raises ValueError for images that it cannot read, and what finding a model raises.
     """
     if features == SCATTERING:
@@ -121,22 +145,29 @@ def _scattering(shape: tuple[int, int, int]) -> Encoder:
     _, height, side = shape
     if height != side or side < 8 or side % 4:
         raise ValueError(
-            f"features=scattering needs square images whose side is a multiple of 4, 8 at least, got {shape}: give "
-            "image_size, or another model"
+            "features=scattering needs square images whose side is a multiple of 4, 8 at least, "
+            f"got {shape}: give image_size, or another model"
         )
     transform = scattering.Scattering2d(side)
     code = hashlib.sha256(Path(scattering.__file__).read_bytes()).hexdigest()
     return Encoder(name=SCATTERING, digest=f"scattering {code}", encode=transform)
 
 
-def _written_vision(found: Written, called: str, shape: tuple[int, int, int], models: Builders) -> Encoder:
+def _written_vision(
+    found: Written, called: str, shape: tuple[int, int, int], models: Builders
+) -> Encoder:
     where, name = f"features={called}", str(found.facts.get("model"))
     if name not in models:
-        raise ValueError(f"{where}: no model {name!r} reads images of {shape}; there are {', '.join(models)}")
+        raise ValueError(
+            f"{where}: no model {name!r} reads images of {shape}; there are {', '.join(models)}"
+        )
     with torch.random.fork_rng(devices=[]):
         model = models[name]()
     if not isinstance(getattr(model, CLASSIFIER, None), nn.Module):
-        raise ValueError(f"{where}: model {name!r} has no layer named {CLASSIFIER}, whose inputs are the features")
+        raise ValueError(
+            f"{where}: model {name!r} has no layer named {CLASSIFIER}, whose inputs are the "
+            "features"
+        )
     try:
         load_pretrained(model, str(found.weights))
     except ValueError as error:
@@ -152,7 +183,8 @@ def _transformers_vision(source: EncoderSource) -> Encoder:
     config = load_config(source)
     if not hasattr(config, "num_channels"):
         raise ValueError(
-            f"features={source.name} is no model of images ({type(config).__name__}): give one, or scattering"
+            f"features={source.name} is no model of images ({type(config).__name__}): give one, or "
+            "scattering"
         )
     said = _preprocessor(model_folder(source))
     size = _side(said.get("size", getattr(config, "image_size", 224)))
@@ -170,7 +202,12 @@ def _transformers_vision(source: EncoderSource) -> Encoder:
         averaged: Tensor = hidden.mean((2, 3)) if hidden.ndim == 4 else hidden.mean(1)
         return averaged
 
-    return Encoder(name=Path(source.name).name, digest=f"vision {folder_digest(source)}", encode=encode, pixels=True)
+    return Encoder(
+        name=Path(source.name).name,
+        digest=f"vision {folder_digest(source)}",
+        encode=encode,
+        pixels=True,
+    )
 
 
 def _encode_text(model: TextClassifier, tokens: Inputs) -> Float[Tensor, "one width"]:
@@ -181,16 +218,26 @@ def _encode_text(model: TextClassifier, tokens: Inputs) -> Float[Tensor, "one wi
 
 def _classes(found: Written) -> int:
     """Classes that the output layer of a written text model has; 2 for a model without one."""
-    sizes = [len(tensor) for name, tensor in read_weights(found.weights).items() if name.startswith(f"{CLASSIFIER}.")]
+    sizes = [
+        len(tensor)
+        for name, tensor in read_weights(found.weights).items()
+        if name.startswith(f"{CLASSIFIER}.")
+    ]
     return min(sizes, default=2)
 
 
 def folder_digest(source: EncoderSource) -> str:
-    """Digest of a model's weights and of how it is built and pooled, and the version of transformers."""
+    """Digest of a model's weights and of how it is built and pooled, and the version of
+    transformers.
+    """
     import transformers
 
     folder = model_folder(source)
-    files = [*folder.glob("*.safetensors"), *folder.glob("*config.json"), *folder.glob("1_Pooling/config.json")]
+    files = [
+        *folder.glob("*.safetensors"),
+        *folder.glob("*config.json"),
+        *folder.glob("1_Pooling/config.json"),
+    ]
     return digest_files(files, salt=transformers.__version__)
 
 

@@ -1,13 +1,16 @@
-"""Image classification: published sets, any set of the hub; ``imagenet``: folders; ``digits``: those of scikit-learn.
+"""Image classification: published sets, any set of the hub; ``imagenet``: folders; ``digits``:
+those of scikit-learn.
 
-cifar10, cifar100, svhn and fashion-mnist are read from the hub or a local mirror of the same layout. Their channel
-statistics are published constants, not computed from the run's data. Preset and learning rates were tuned on
-``cifar10`` alone; the other data sets take them with the delta of the papers.
+cifar10, cifar100, svhn and fashion-mnist are read from the hub or a local mirror of the same
+layout. Their channel statistics are published constants, not computed from the run's data. Preset
+and learning rates were tuned on ``cifar10`` alone; the other data sets take them with the delta of
+the papers.
 
-hf-image: ``-c dataset=OWNER/NAME`` names a set; ``subset``, ``input_columns`` (one column), ``label_column`` and
-``test_split`` choose what its description leaves open. Images must be squares of one size; palettes, transparency, and
-grey ones among colours are read as those of a folder are. The labels must be a ``ClassLabel`` feature, which publishes
-the number of classes: it is never counted in the examples, which are private.
+hf-image: ``-c dataset=OWNER/NAME`` names a set; ``subset``, ``input_columns`` (one column),
+``label_column`` and ``test_split`` choose what its description leaves open. Images must be squares
+of one size; palettes, transparency, and grey ones among colours are read as those of a folder are.
+The labels must be a ``ClassLabel`` feature, which publishes the number of classes: it is never
+counted in the examples, which are private.
 """
 
 import hashlib
@@ -36,9 +39,10 @@ from simulations.workloads.rows.hub import HubSet, find_set, of_shards
 class ImageSet:
     """An image-classification data set of the hub, and its preset.
 
-    shape: None takes the shape of the first image. mean, std: channel statistics of pixels in 0..1, public constants;
-    never computed from the run's data. augment: for images that are large enough. defaults, method_defaults: see
-    ``LoadedWorkload``.
+    shape: None takes the shape of the first image. mean, std: channel statistics of pixels in 0..1,
+    public constants;
+    never computed from the run's data. augment: for images that are large enough. defaults,
+    method_defaults: see ``LoadedWorkload``.
     """
 
     name: str
@@ -59,17 +63,21 @@ class ImageSet:
         return f"Images of {self.shape}, {self.num_classes} classes ({self.hub_name})."
 
     def load(self, request: Request) -> LoadedWorkload:
-        """Load the workload; inputs are (B, channels, side, side). The first load decodes and takes some seconds.
+        """Load the workload; inputs are (B, channels, side, side). The first load decodes and takes
+        some seconds.
 
         Raises:
             FileNotFoundError, ModuleNotFoundError, ConnectionError: as ``find_set``.
-            ValueError: an unreadable shard, other columns, a label or image that does not fit the data set, an
+            ValueError: an unreadable shard, other columns, a label or image that does not fit the
+                data set, an
                 option that images do not use.
             OSError: the cache folder cannot be written.
         """
         refuse_unused(request.options, workload=self.name)
         place = Options(dataset=self.hub_name, subset=self.subset)
-        return self.of(find_set(place, request.data_dir, splits_of("test", request), published=True), request)
+        return self.of(
+            find_set(place, request.data_dir, splits_of("test", request), published=True), request
+        )
 
     def of(self, found: HubSet, request: Request) -> LoadedWorkload:
         """The workload of a set that was found, with every model that fits images of its shape.
@@ -77,20 +85,35 @@ class ImageSet:
         Inputs are float32, ``(pixel / 255 - mean) / std`` in each channel.
         """
         columns = (self.image_column, self.label_column)
-        salt = f"uint8 nchw, version 3: {self.name} {columns} {self.num_classes} {found.digest(columns)}"
+        salt = (
+            f"uint8 nchw, version 3: {self.name} {columns} {self.num_classes} "
+            f"{found.digest(columns)}"
+        )
         key = f"{self.name}-{hashlib.sha256(salt.encode()).hexdigest()[:32]}"
-        read = partial(decode, columns=columns, num_classes=self.num_classes, mixed=self.shape is None)
-        build = partial(read, self.hub_name, found.splits, shape=self.shape, progress=request.progress)
-        arrays = load_or_build(cache_folder(request.cache_dir), key, build, progress=request.progress)
+        read = partial(
+            decode, columns=columns, num_classes=self.num_classes, mixed=self.shape is None
+        )
+        build = partial(
+            read, self.hub_name, found.splits, shape=self.shape, progress=request.progress
+        )
+        arrays = load_or_build(
+            cache_folder(request.cache_dir), key, build, progress=request.progress
+        )
         prepare = by_channel(self.mean, self.std)
         test = _split("test", arrays, prepare)
         _, channels, side, _ = arrays["test_images"].shape
         shape = Shape(channels=channels, side=side)
 
         def own_rows(paths: Sequence[Path], cache: Path) -> Split:
-            key = digest_files(paths, salt=f"own {self.name} {' '.join(columns)} {shape}, version 1")
-            build = partial(read, self.name, of_shards({"train": paths}).splits, shape=shape, progress=silent)
-            return _split("train", load_or_build(cache, f"own-{key}", build, progress=silent), prepare)
+            key = digest_files(
+                paths, salt=f"own {self.name} {' '.join(columns)} {shape}, version 1"
+            )
+            build = partial(
+                read, self.name, of_shards({"train": paths}).splits, shape=shape, progress=silent
+            )
+            return _split(
+                "train", load_or_build(cache, f"own-{key}", build, progress=silent), prepare
+            )
 
         pixels = Pixels(form=arrays["test_images"].shape[1:], prepare=prepare)
         return LoadedWorkload(
@@ -110,7 +133,9 @@ class ImageSet:
 
 
 def splits_of(test: str, request: Request) -> dict[str, str]:
-    """The set's own names of the splits that are read, by ours; a server whose clients hold rows reads no training."""
+    """The set's own names of the splits that are read, by ours; a server whose clients hold rows
+    reads no training.
+    """
     return {"test": test} if request.public_only else {"train": "train", "test": test}
 
 
@@ -145,7 +170,8 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "powersgd": {"learning_rate": 0.05},
     }
 )
-"""Learning rates of the methods without privacy: the better of 0.05 and 0.2 on a tenth of 6,000 rows, held out.
+"""Learning rates of the methods without privacy: the better of 0.05 and 0.2 on a tenth of 6,000
+rows, held out.
 
 60 rounds, seed 7.
 """
@@ -176,7 +202,9 @@ CIFAR100: ImageSet = replace(
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
 )
-"""100 classes of objects, 50,000 and 10,000 images of 3x32x32 (Krizhevsky 2009); the fine labels."""
+"""100 classes of objects, 50,000 and 10,000 images of 3x32x32 (Krizhevsky 2009); the fine
+labels.
+"""
 
 SVHN: ImageSet = replace(
     CIFAR10,
@@ -190,7 +218,9 @@ SVHN: ImageSet = replace(
     augment=crop,
     defaults=MappingProxyType({**CIFAR10.defaults, "delta": 1e-6}),
 )
-"""House numbers, 73,257 and 26,032 images of 3x32x32 (Netzer et al. 2011); ``extra`` is not used."""
+"""House numbers, 73,257 and 26,032 images of 3x32x32 (Netzer et al. 2011); ``extra`` is not
+used.
+"""
 
 FASHION_MNIST: ImageSet = replace(
     CIFAR10,
@@ -214,34 +244,59 @@ Features = Mapping[str, Mapping[str, Any]]
 
 
 class HubImages:
-    """Any set of the hub, with the preset of ``cifar10``. Pixels go from 0..1 to -1..1, by constants."""
+    """Any set of the hub, with the preset of ``cifar10``. Pixels go from 0..1 to -1..1, by
+    constants.
+    """
 
-    summary = "Any image-classification data set of the Hugging Face hub, by its name and its columns."
+    summary = (
+        "Any image-classification data set of the Hugging Face hub, by its name and its columns."
+    )
     defaults, method_defaults = DEFAULTS, METHOD_DEFAULTS
 
     def load(self, request: Request) -> LoadedWorkload:
         """Load the workload; inputs are (B, channels, side, side) in -1..1. The first load decodes.
 
-        ``augment=flip-crop`` mirrors images: leave it out where a mirrored image is of another class.
+        ``augment=flip-crop`` mirrors images: leave it out where a mirrored image is of another
+        class.
         Raises:
-            ValueError: no dataset, unknown columns or splits (with those there are), images of several sizes, a label
+            ValueError: no dataset, unknown columns or splits (with those there are), images of
+                several sizes, a label
                 out of range, damaged files, an option that images do not use.
-            FileNotFoundError: not in the local mirror. ConnectionError: the hub cannot be reached or does not have it.
+            FileNotFoundError: not in the local mirror. ConnectionError: the hub cannot be reached
+                or does not have it.
             ModuleNotFoundError: neither a local mirror nor the ``hub`` extra.
             OSError: the cache folder cannot be written.
         """
-        options, used = request.options, ("dataset", "subset", "input_columns", "label_column", "test_split")
+        options, used = (
+            request.options,
+            ("dataset", "subset", "input_columns", "label_column", "test_split"),
+        )
         refuse_unused(options, workload="hf-image", used=used)
         if options.dataset is None:
             raise ValueError("workload hf-image needs a data set of the hub: -c dataset=OWNER/NAME")
-        found = find_set(options, request.data_dir, splits_of(options.test_split or "test", request))
+        found = find_set(
+            options, request.data_dir, splits_of(options.test_split or "test", request)
+        )
         features = found.first.features
         image, label, classes = choose_columns(features, options, found.place)
         loaded = ImageSet(
-            name="hf-image", hub_name=options.dataset, image_column=image, label_column=label, num_classes=classes,
-            shape=None, mean=(0.5,), std=(0.5,), augment=flip_crop, defaults=DEFAULTS, method_defaults=METHOD_DEFAULTS,
-        ).of(found, request)  # fmt: skip
-        data = {"inputs": [image], "targets": [label], "classes": list(map(str, features[label].get("names") or ()))}
+            name="hf-image",
+            hub_name=options.dataset,
+            image_column=image,
+            label_column=label,
+            num_classes=classes,
+            shape=None,
+            mean=(0.5,),
+            std=(0.5,),
+            augment=flip_crop,
+            defaults=DEFAULTS,
+            method_defaults=METHOD_DEFAULTS,
+        ).of(found, request)
+        data = {
+            "inputs": [image],
+            "targets": [label],
+            "classes": list(map(str, features[label].get("names") or ())),
+        }
         return replace(loaded, data=data, said=describe_data(found.sizes, data))
 
 
@@ -250,16 +305,22 @@ def choose_columns(features: Features, options: Options, place: str) -> tuple[st
 
     Features are written as the ``datasets`` library stores them.
 
-    If the options name none, take the only image column and the only ClassLabel column. Raises ValueError, listing the
-    existing columns, if there is not exactly one, or if a named column is missing or of another kind.
+    If the options name none, take the only image column and the only ClassLabel column. Raises
+    ValueError, listing the existing columns, if there is not exactly one, or if a named column is
+    missing or of another kind.
     """
-    there = f"{place} has {', '.join(f'{name} ({_kind(feature)})' for name, feature in features.items())}"
+    there = (
+        f"{place} has "
+        f"{', '.join(f'{name} ({_kind(feature)})' for name, feature in features.items())}"
+    )
     image = _choose(features, options.input_columns, "input_columns", "Image", there)
     label = _choose(features, options.label_column, "label_column", "ClassLabel", there)
     names = features[label].get("names") or ()
     count = len(names) or int(features[label].get("num_classes") or 0)
     if count < 2:
-        raise ValueError(f"expected two classes or more in the ClassLabel column {label} of {place}, got {count}")
+        raise ValueError(
+            f"expected two classes or more in the ClassLabel column {label} of {place}, got {count}"
+        )
     return image, label, count
 
 
@@ -272,7 +333,10 @@ def _choose(features: Features, name: str | None, setting: str, kind: str, there
     if name not in features:
         raise ValueError(f"no column {name!r} ({setting}; one name); {there}")
     if name not in fitting:
-        cast = "; cast it (datasets: Dataset.cast_column, ClassLabel(names=...)) so that it declares its classes"
+        cast = (
+            "; cast it (datasets: Dataset.cast_column, ClassLabel(names=...)) so that it declares "
+            "its classes"
+        )
         raise ValueError(
             f"expected {setting}={name!r} to be a column of {kind}, got {_kind(features[name])}"
             f"{cast if kind == 'ClassLabel' else ''}; {there}"

@@ -1,12 +1,15 @@
-"""Random flips and crops of a batch of images, and the copies of an example whose gradients are averaged.
+"""Random flips and crops of a batch of images, and the copies of an example whose gradients are
+averaged.
 
-With multiplicity M the gradients of an example's M copies are averaged before the clip, and the average is clipped as
-one (De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification through Scale"): the
-sensitivity stays as it is. Averaging after the clip, or clipping each copy as an example, makes the epsilon wrong.
+With multiplicity M the gradients of an example's M copies are averaged before the clip, and the
+average is clipped as one (De et al. 2022, "Unlocking High-Accuracy Differentially Private Image
+Classification through Scale"): the sensitivity stays as it is. Averaging after the clip, or
+clipping each copy as an example, makes the epsilon wrong.
 
-The draws must not link examples either. If others can repeat them (a public seed), an example's draw must depend on its
-row in the data set, never on its place in the batch. Otherwise one example more or less changes how every later one is
-augmented, and the sum moves by more than one clipped gradient. ``draw_round`` and ``drawn_copies`` draw by row.
+The draws must not link examples either. If others can repeat them (a public seed), an example's
+draw must depend on its row in the data set, never on its place in the batch. Otherwise one example
+more or less changes how every later one is augmented, and the sum moves by more than one clipped
+gradient. ``draw_round`` and ``drawn_copies`` draw by row.
 ``copies`` draws by place in the batch: it needs a generator that nobody can repeat.
 """
 
@@ -24,9 +27,11 @@ PAD = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """Reflect-pad by PAD and crop to the old size at a random place; if ``mirrored``, then flip half of the images.
+    """Reflect-pad by PAD and crop to the old size at a random place; if ``mirrored``, then flip
+    half of the images.
 
-    The (2 PAD + 1)^2 places are equally likely, and independent of the flip. One draw an image decides both.
+    The (2 PAD + 1)^2 places are equally likely, and independent of the flip. One draw an image
+    decides both.
     """
 
     mirrored: bool
@@ -40,16 +45,22 @@ class Shift:
         """Independent draws in 0..outcomes-1, from ``generator`` alone and on its device."""
         return torch.randint(self.outcomes, (count,), generator=generator, device=generator.device)
 
-    def apply(self, images: Float[Tensor, "b c h w"], drawn: Int64[Tensor, " b"]) -> Float[Tensor, "b c h w"]:
-        """New images: row i depends on row i and ``drawn[i]`` only. The given images are not changed.
+    def apply(
+        self, images: Float[Tensor, "b c h w"], drawn: Int64[Tensor, " b"]
+    ) -> Float[Tensor, "b c h w"]:
+        """New images: row i depends on row i and ``drawn[i]`` only. The given images are not
+        changed.
 
         A draw is ``(flip * 9 + left) * 9 + top`` with left and top in 0..8; 4 and 4 is the centre.
         It is one gather: the padded images are never formed.
-        Raises ValueError for images of PAD pixels or fewer on a side, which cannot be padded by reflection.
+        Raises ValueError for images of PAD pixels or fewer on a side, which cannot be padded by
+        reflection.
         """
         batch, channels, height, width = images.shape
         if min(height, width) <= PAD:
-            raise ValueError(f"expected images of more than {PAD} pixels on a side to crop, got {height}x{width}")
+            raise ValueError(
+                f"expected images of more than {PAD} pixels on a side to crop, got {height}x{width}"
+            )
         places = 2 * PAD + 1
         drawn = drawn.to(images.device)
         rows = _reflected(drawn % places, height)
@@ -60,7 +71,9 @@ class Shift:
         taken = images.flatten(2).gather(2, pixels.expand(batch, channels, height * width))
         return taken.view(batch, channels, height, width)
 
-    def __call__(self, images: Float[Tensor, "b c h w"], generator: torch.Generator) -> Float[Tensor, "b c h w"]:
+    def __call__(
+        self, images: Float[Tensor, "b c h w"], generator: torch.Generator
+    ) -> Float[Tensor, "b c h w"]:
         """Draw and apply; the first rows of a batch do not depend on those that follow."""
         return self.apply(images, self.draw(len(images), generator))
 
@@ -84,7 +97,9 @@ def copies(
 
     Needs a generator that nobody can repeat. Raises ValueError for M < 1.
     """
-    return drawn_copies(images, targets, draw_round(augment, len(targets), multiplicity, generator), augment)
+    return drawn_copies(
+        images, targets, draw_round(augment, len(targets), multiplicity, generator), augment
+    )
 
 
 def draw_round(
@@ -92,8 +107,8 @@ def draw_round(
 ) -> Int64[Tensor, "examples m"]:
     """M draws for every example of a client, in a batch or not.
 
-    The examples of a batch take their own rows of it, by their positions among the client's examples, so that
-    ``generator`` may be public. Raises ValueError for M < 1.
+    The examples of a batch take their own rows of it, by their positions among the client's
+    examples, so that ``generator`` may be public. Raises ValueError for M < 1.
     """
     if multiplicity < 1:
         raise ValueError(f"expected {multiplicity=} >= 1")
@@ -101,12 +116,16 @@ def draw_round(
 
 
 def drawn_copies(
-    images: Float[Tensor, "b c h w"], targets: Int64[Tensor, " b"], drawn: Int64[Tensor, "b m"], augment: Augment
+    images: Float[Tensor, "b c h w"],
+    targets: Int64[Tensor, " b"],
+    drawn: Int64[Tensor, "b m"],
+    augment: Augment,
 ) -> tuple[Float[Tensor, "bm c h w"], Int64[Tensor, " bm"]]:
-    """Rows i*M to i*M + M - 1 are the copies of example i, one for each of its draws, with its target.
+    """Rows i*M to i*M + M - 1 are the copies of example i, one for each of its draws, with its
+    target.
 
-    All M are augmented, as in De et al. 2022; the unchanged image is among them by chance only. M = 1 is plain
-    augmentation.
+    All M are augmented, as in De et al. 2022; the unchanged image is among them by chance only. M =
+    1 is plain augmentation.
     """
     multiplicity = drawn.shape[1]
     many = images.repeat_interleave(multiplicity, dim=0)
@@ -114,6 +133,8 @@ def drawn_copies(
 
 
 def _reflected(start: Int64[Tensor, " b"], size: int) -> Int64[Tensor, "b size"]:
-    """Where the pixels ``start .. start + size - 1`` of a padded line are in the line itself, for every row."""
+    """Where the pixels ``start .. start + size - 1`` of a padded line are in the line itself, for
+    every row.
+    """
     place = (torch.arange(size, device=start.device) + start.unsqueeze(1) - PAD).abs()
     return torch.where(place < size, place, 2 * (size - 1) - place)

@@ -1,9 +1,12 @@
-"""digits: 1,797 real handwritten digits of 8x8 pixels that ship inside scikit-learn; nothing to download.
+"""digits: 1,797 real handwritten digits of 8x8 pixels that ship inside scikit-learn; nothing to
+download.
 
-Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits" (UCI). The split is fixed and stratified: 1,437
-training and 360 test images, drawn once by scikit-learn's ``train_test_split(test_size=0.2, random_state=0)``.
+Alpaydin and Kaynak 1998, "Optical Recognition of Handwritten Digits" (UCI). The split is fixed and
+stratified: 1,437 training and 360 test images, drawn once by scikit-learn's
+``train_test_split(test_size=0.2, random_state=0)``.
 
-The file of scikit-learn is read without importing scikit-learn: the import takes a second in each process of a run.
+The file of scikit-learn is read without importing scikit-learn: the import takes a second in each
+process of a run.
 """
 
 import base64
@@ -29,7 +32,8 @@ _TEST_ROWS = (  # one bit a row, in base 85
     "mU0RV&$pdkP=C@BQMM8JS(4gms#0D=IBBBnqrBm^M{s9=DQfuIZmf&xMk0XU=;00"
 )
 
-# Stored pixels are 0..16; the model sees (pixel / 16 - 0.3) * 2. The constants are public, not computed from the data.
+# Stored pixels are 0..16; the model sees (pixel / 16 - 0.3) * 2. The constants are public, not
+# computed from the data.
 _OFFSET = torch.tensor(0.3 * 16)
 _SCALE = torch.tensor(2 / 16)
 
@@ -61,7 +65,8 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 )
 """Learning rates by runs on held-out rows (holdout = 0.2).
 
-``dpsgd`` at epsilon 8, seeds 0 to 4: 94.5 ± 0.5 % at 0.2, 95.6 ± 0.6 at 0.4, 93.3 ± 1.1 at 0.8. ``topk`` and
+``dpsgd`` at epsilon 8, seeds 0 to 4: 94.5 ± 0.5 % at 0.2, 95.6 ± 0.6 at 0.4, 93.3 ± 1.1 at 0.8.
+``topk`` and
 ``powersgd``, which add no noise: two runs each, seeds 10 and 11.
 """
 
@@ -71,11 +76,20 @@ def load(request: Request) -> LoadedWorkload:
     refuse_unused(request.options, workload="digits")
     images, labels = read()
     stored = images.reshape(-1, 1, 8, 8)
-    test = np.unpackbits(np.frombuffer(base64.b85decode(_TEST_ROWS), dtype=np.uint8), count=len(labels)) == 1
+    test = (
+        np.unpackbits(
+            np.frombuffer(base64.b85decode(_TEST_ROWS), dtype=np.uint8), count=len(labels)
+        )
+        == 1
+    )
     prepare = partial(rescale, offset=_OFFSET, scale=_SCALE)
 
     def split(rows: np.ndarray) -> Split:
-        return Split(inputs=stored[rows], labels=torch.from_numpy(labels[rows].astype(np.int64)), prepare=prepare)
+        return Split(
+            inputs=stored[rows],
+            labels=torch.from_numpy(labels[rows].astype(np.int64)),
+            prepare=prepare,
+        )
 
     public = split(test)
     pixels = Pixels(form=stored.shape[1:], white=16.0, prepare=prepare)
@@ -94,7 +108,8 @@ def load(request: Request) -> LoadedWorkload:
 
 
 def read() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 64) in 0..16 and labels (1797,), as ``sklearn.datasets.load_digits`` returns them.
+    """Pixels (1797, 64) in 0..16 and labels (1797,), as ``sklearn.datasets.load_digits`` returns
+    them.
 
     Raises ImportError where scikit-learn is not installed.
     """

@@ -1,9 +1,11 @@
-"""imagenet: photographs in a folder for each class, train/CLASS/*.JPEG and val/CLASS/*.JPEG, opened when they are used.
+"""imagenet: photographs in a folder for each class, train/CLASS/*.JPEG and val/CLASS/*.JPEG, opened
+when they are used.
 
-The folder is ``imagenet`` of the data folder (FEDLSG_DATA, --data-dir), or that folder itself. Any number of classes is
-taken: the folders of ``train`` in order, or those of ``val`` where a server has no training rows. Only the paths are in
-memory, 50 MB for the 1,281,167 training images of ILSVRC 2012 (Russakovsky et al. 2015); its copy on the hub asks for
-an account, so download it and unpack it first. Channel statistics are published constants.
+The folder is ``imagenet`` of the data folder (FEDLSG_DATA, --data-dir), or that folder itself. Any
+number of classes is taken: the folders of ``train`` in order, or those of ``val`` where a server
+has no training rows. Only the paths are in memory, 50 MB for the 1,281,167 training images of
+ILSVRC 2012 (Russakovsky et al. 2015); its copy on the hub asks for an account, so download it and
+unpack it first. Channel statistics are published constants.
 """
 
 import os
@@ -26,17 +28,31 @@ from simulations.workloads.rows.hub import data_root
 from simulations.workloads.rows.images import list_images, open_image
 
 NAME, SIDE, SHORTER = "imagenet", 224, 256
-"""Images are scaled to SHORTER pixels on the shorter side, and the square of SIDE pixels in the middle is used."""
+"""Images are scaled to SHORTER pixels on the shorter side, and the square of SIDE pixels in the
+middle is used.
+"""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 DEFAULTS: Mapping[str, object] = MappingProxyType(
     {
-        "clients": 10, "rounds": 1000, "local_steps": 1, "sample_rate": 0.0128, "learning_rate": 4.0, "momentum": 0.0,
-        "clip_norm": 1.0, "epsilon": 8.0, "delta": 7.8e-7, "rank": 8, "sparsity": 0.3, "partition": "iid",
+        "clients": 10,
+        "rounds": 1000,
+        "local_steps": 1,
+        "sample_rate": 0.0128,
+        "learning_rate": 4.0,
+        "momentum": 0.0,
+        "clip_norm": 1.0,
+        "epsilon": 8.0,
+        "delta": 7.8e-7,
+        "rank": 8,
+        "sparsity": 0.3,
+        "partition": "iid",
         "microbatch_size": 16,
     }
-)  # fmt: skip
-"""Batch, learning rate and clip norm of De et al. 2022 on ImageNet; delta is below 1/N. Nothing was tuned here."""
+)
+"""Batch, learning rate and clip norm of De et al. 2022 on ImageNet; delta is below 1/N. Nothing was
+tuned here.
+"""
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"sparsity": 0.5}})
 
 
@@ -54,7 +70,9 @@ class ImageFiles:
         return len(self.paths)
 
     def __getitem__(self, rows: Int64[np.ndarray, " b"]) -> UInt8[np.ndarray, "b 3 side side"]:
-        """The images (B, 3, SIDE, SIDE), RGB. Raises ValueError, naming the file, for one that does not decode."""
+        """The images (B, 3, SIDE, SIDE), RGB. Raises ValueError, naming the file, for one that does
+        not decode.
+        """
         made = np.empty((len(rows), 3, SIDE, SIDE), dtype=np.uint8)
         for place, name in enumerate(self.paths[rows]):
             made[place] = _decode(self.root / os.fsdecode(bytes(name)))
@@ -62,10 +80,11 @@ class ImageFiles:
 
 
 def load(request: Request) -> LoadedWorkload:
-    """Load the workload; inputs are (B, 3, 224, 224), ``(pixel / 255 - mean) / std`` in each channel.
+    """Load the workload; inputs are (B, 3, 224, 224), ``(pixel / 255 - mean) / std`` in each
+    channel.
 
-    Raises FileNotFoundError, naming the folder, where there are no images of a split; ValueError for a class without
-    images, and for one of ``val`` that ``train`` has not.
+    Raises FileNotFoundError, naming the folder, where there are no images of a split; ValueError
+    for a class without images, and for one of ``val`` that ``train`` has not.
     """
     refuse_unused(request.options, workload=NAME)
     root = _root(data_root(request.data_dir))
@@ -80,7 +99,9 @@ def load(request: Request) -> LoadedWorkload:
     arrays = OwnRows(name=NAME, test=splits["val"])
 
     def own_rows(path: Path, cache: Path) -> Split:
-        """A deployed client's own: its folder ``train``, or one with the folders of its classes; or a file."""
+        """A deployed client's own: its folder ``train``, or one with the folders of its classes; or
+        a file.
+        """
         if not path.is_dir():
             return arrays(path, cache)
         folder = path / "train" if (path / "train").is_dir() else path
@@ -103,29 +124,41 @@ def load(request: Request) -> LoadedWorkload:
     )
 
 
-def _rows(folder: Path, files: Mapping[str, Sequence[str]], classes: Sequence[str], whose: str) -> Split:
-    """Images of a folder by class. Raises ValueError for a class that ``classes``, which are ``whose``, have not."""
+def _rows(
+    folder: Path, files: Mapping[str, Sequence[str]], classes: Sequence[str], whose: str
+) -> Split:
+    """Images of a folder by class. Raises ValueError for a class that ``classes``, which are
+    ``whose``, have not.
+    """
     if unknown := sorted(set(files) - set(classes)):
         raise ValueError(
-            f"{folder} has the class {unknown[0]}, which {whose} has not: both need the same class folders"
+            f"{folder} has the class {unknown[0]}, which {whose} has not: both need the same class "
+            "folders"
         )
-    paths = np.array([os.fsencode(f"{label}/{file}") for label in classes for file in files.get(label, [])])
+    paths = np.array(
+        [os.fsencode(f"{label}/{file}") for label in classes for file in files.get(label, [])]
+    )
     counts = torch.tensor([len(files.get(label, [])) for label in classes])
     labels = torch.arange(len(classes)).repeat_interleave(counts)
-    return Split(inputs=ImageFiles(root=folder, paths=paths), labels=labels, prepare=by_channel(MEAN, STD))
+    return Split(
+        inputs=ImageFiles(root=folder, paths=paths), labels=labels, prepare=by_channel(MEAN, STD)
+    )
 
 
 def _root(data: Path | None) -> Path:
     """The folder of ``train`` and ``val``."""
     if data is None:
         raise FileNotFoundError(
-            f"{NAME} is read from a folder: give --data-dir FOLDER with train/CLASS/*.JPEG and val/CLASS/*.JPEG"
+            f"{NAME} is read from a folder: give --data-dir FOLDER with train/CLASS/*.JPEG and "
+            "val/CLASS/*.JPEG"
         )
     return data / NAME if (data / NAME).is_dir() else data
 
 
 def _list(folder: Path) -> dict[str, list[str]]:
-    """Paths of images by class, relative to the folder of the class, in the order of their names."""
+    """Paths of images by class, relative to the folder of the class, in the order of their
+    names.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(_expected(folder))
     found, _ = list_images(folder, NAME)
@@ -136,8 +169,8 @@ def _list(folder: Path) -> dict[str, list[str]]:
 
 def _expected(folder: Path) -> str:
     return (
-        f"expected at least two folders of classes with images in {folder}, as {folder}/n01440764/1.JPEG: unpack "
-        f"{NAME} there, or give --data-dir"
+        f"expected at least two folders of classes with images in {folder}, as "
+        f"{folder}/n01440764/1.JPEG: unpack {NAME} there, or give --data-dir"
     )
 
 

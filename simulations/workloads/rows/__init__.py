@@ -6,9 +6,11 @@
     hub        shards of a mirror, or the ``datasets`` library -> batches of columns
     read       whatever ``fedlsg.Workload`` takes -> ``Rows``
     transform  a transform of a user's own, and the check that it makes each row from itself alone
-Sizes, scales and classes follow from public rows (test) or a declared list, never from training rows.
+Sizes, scales and classes follow from public rows (test) or a declared list, never from training
+rows.
 
-Here are data of a user's own as rows: inputs as they are stored, targets, and columns that may form clients.
+Here are data of a user's own as rows: inputs as they are stored, targets, and columns that may form
+clients.
 """
 
 import numbers
@@ -30,12 +32,15 @@ from strategies.own_loop.row_checks import not_finite
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """How data are read: see ``Workload``. ``more``: columns that form clients. ``classes``: a declared list.
+    """How data are read: see ``Workload``. ``more``: columns that form clients. ``classes``: a
+    declared list.
 
     ``texts``: columns that are texts in every file, whatever those of one look like.
 
-    ``seed``: that of a reproducible run, whose rows draw by it; None: secret draws, new each time that data are read.
-    ``like``: the public rows, whose classes and scale of pixels are taken; None while these are read themselves.
+    ``seed``: that of a reproducible run, whose rows draw by it; None: secret draws, new each time
+    that data are read.
+    ``like``: the public rows, whose classes and scale of pixels are taken; None while these are
+    read themselves.
     """
 
     inputs: tuple[str, ...] | None
@@ -50,18 +55,25 @@ class Columns:
     like: "Rows | None" = None
 
     def stream_of(self, what: str) -> SecretStream:
-        """Of the draws of a split's rows. Those of test are public: every process has the same test rows."""
+        """Of the draws of a split's rows. Those of test are public: every process has the same test
+        rows.
+        """
         if what == "test":
             return reproducible_stream(0, "rows", what)
-        return secret_stream() if self.seed is None else reproducible_stream(self.seed, "rows", what)
+        return (
+            secret_stream() if self.seed is None else reproducible_stream(self.seed, "rows", what)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """``inputs``: N stored examples; ``targets``: (N, ...); ``prepare``: from stored rows to the model's inputs.
+    """``inputs``: N stored examples; ``targets``: (N, ...); ``prepare``: from stored rows to the
+    model's inputs.
 
-    ``columns``: other values of the rows, by name (N,). ``classes``: names of the classes, if the data say them.
-    ``names``, ``target_names``: the columns of inputs and targets. ``white``: the value of a file's pixels that is 1,
+    ``columns``: other values of the rows, by name (N,). ``classes``: names of the classes, if the
+    data say them.
+    ``names``, ``target_names``: the columns of inputs and targets. ``white``: the value of a file's
+    pixels that is 1,
     for images of more than 8 bits. ``left_out``: what of the data is no input and no target.
     ``drawn``: as in ``Split``.
     """
@@ -79,7 +91,9 @@ class Rows:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run keeps of how rows were read: public, for it follows from names and from the public rows."""
+        """What a run keeps of how rows were read: public, for it follows from names and from the
+        public rows.
+        """
         found = {
             "inputs": list(self.names),
             "targets": list(self.target_names),
@@ -90,12 +104,15 @@ class Rows:
 
 
 def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **more: Any) -> Rows:
-    """Rows of one array, or of a list of things that a transform makes numbers of, once. ``more``: fields of ``Rows``.
+    """Rows of one array, or of a list of things that a transform makes numbers of, once. ``more``:
+    fields of ``Rows``.
 
-    Without a transform, unsigned whole numbers of 8 or 16 bits in two dimensions or more an example are pixels, which
-    are divided by 255 or by ``white_of`` the public rows.
+    Without a transform, unsigned whole numbers of 8 or 16 bits in two dimensions or more an example
+    are pixels, which are divided by 255 or by ``white_of`` the public rows.
     """
-    if not isinstance(stored, Tensor | np.ndarray) or (isinstance(stored, np.ndarray) and stored.dtype.kind in "OUS"):
+    if not isinstance(stored, Tensor | np.ndarray) or (
+        isinstance(stored, np.ndarray) and stored.dtype.kind in "OUS"
+    ):
         things = list(stored)
         several = bool(things) and isinstance(things[0], tuple) and len(columns.inputs or ()) > 1
         stored = transformed(things, columns.transform, several, what, columns.progress)
@@ -106,7 +123,11 @@ def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **mo
         deep = np.asarray(stored, dtype=np.float32)
         more["white"] = white_of(deep) if columns.like is None else columns.like.white
         stored = deep / np.float32(more["white"] or 1)
-    array = (stored if isinstance(stored, Tensor) else as_tensor(stored, f"{what} inputs")).detach().cpu()
+    array = (
+        (stored if isinstance(stored, Tensor) else as_tensor(stored, f"{what} inputs"))
+        .detach()
+        .cpu()
+    )
     scale = pixels if array.dtype == torch.uint8 and array.ndim > 2 else None
     prepare = Prepare(scale) if columns.transform is None else Prepare.by(columns.transform, what)
     if array.dtype in (torch.uint8, torch.bool) and array.ndim == 2 and columns.transform is None:
@@ -115,61 +136,85 @@ def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **mo
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
-    """An array as a tensor; float64 of numpy, which few models take, as float32. Raises ValueError for what is none."""
-    if isinstance(value, np.ndarray) and not value.flags.writeable:  # of pandas and pyarrow; torch warns
+    """An array as a tensor; float64 of numpy, which few models take, as float32. Raises ValueError
+    for what is none.
+    """
+    # of pandas and pyarrow; torch warns
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
         value = value.copy()
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
-    if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype.itemsize > 1:  # torch can little
+    # torch can little
+    if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype.itemsize > 1:
         value = value.astype(np.int64)
     try:
         found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{what}: expected an array or a tensor, got {type(value).__name__} ({error})") from None
+        raise ValueError(
+            f"{what}: expected an array or a tensor, got {type(value).__name__} ({error})"
+        ) from None
     if found.ndim == 0:
         raise ValueError(f"{what}: expected one row an example, got a single number")
-    return found.float() if found.dtype == torch.float64 and not isinstance(value, Tensor) else found
+    return (
+        found.float() if found.dtype == torch.float64 and not isinstance(value, Tensor) else found
+    )
 
 
 def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets as a tensor, small integers as int64; and the names of the classes, where targets are texts.
+    """Targets as a tensor, small integers as int64; and the names of the classes, where targets are
+    texts.
 
-    The number of a class is its place among the declared classes, else among those of the public rows, in order.
+    The number of a class is its place among the declared classes, else among those of the public
+    rows, in order.
     Raises ValueError, naming the row, for a text that is no class of these, and for a missing one.
     """
-    things = value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OUS" else value
+    things = (
+        value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OUS" else value
+    )
     if not (isinstance(things, list | tuple) and any(isinstance(one, str) for one in things)):
         if isinstance(value, np.ndarray) and value.dtype.kind == "O":
             for row, one in enumerate(things):
                 if not isinstance(one, numbers.Real):
                     raise ValueError(
-                        f"{what} targets have no number in row {row}, {one!r}: fill it in, or leave it out"
+                        f"{what} targets have no number in row {row}, {one!r}: fill it in, or "
+                        "leave it out"
                     )
             value = np.array(things)
         found = as_tensor(value, f"{what} targets").detach().cpu()
-        return found.long() if found.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32) else found, ()
+        return found.long() if found.dtype in (
+            torch.uint8,
+            torch.int8,
+            torch.int16,
+            torch.int32,
+        ) else found, ()
     for row, one in enumerate(things):
         if not isinstance(one, str) or not one.strip():
-            raise ValueError(f"{what} targets are texts, and row {row} has a missing one ({one!r}): fill it in")
-    known = columns.classes or (columns.like.classes if columns.like is not None else tuple(sorted(set(things))))
+            raise ValueError(
+                f"{what} targets are texts, and row {row} has a missing one ({one!r}): fill it in"
+            )
+    known = columns.classes or (
+        columns.like.classes if columns.like is not None else tuple(sorted(set(things)))
+    )
     if not known:
         raise ValueError(
-            f"{what} targets are texts, those of test are numbers: give numbers of classes, 0 to K - 1, or texts in "
-            "both"
+            f"{what} targets are texts, those of test are numbers: give numbers of classes, 0 to K "
+            "- 1, or texts in both"
         )
     number = {name: place for place, name in enumerate(known)}
     if unknown := next(((row, one) for row, one in enumerate(things) if one not in number), None):
         row, one = unknown
         whose = "classes=" if columns.classes else "test, which is public and says the classes"
         raise ValueError(
-            f"{what} has the class {one!r} in row {row}, which is none of {whose} ({', '.join(known)}): correct it, or "
-            "declare all with classes="
+            f"{what} has the class {one!r} in row {row}, which is none of {whose} "
+            f"({', '.join(known)}): correct it, or declare all with classes="
         )
     return torch.tensor([number[one] for one in things]), known
 
 
 class Array:
-    """N stored rows of one tensor; numpy keeps them, so that processes of one machine share the memory."""
+    """N stored rows of one tensor; numpy keeps them, so that processes of one machine share the
+    memory.
+    """
 
     def __init__(self, values: Tensor) -> None:
         self._values = values.numpy() if values.dtype != torch.bfloat16 else values
@@ -195,7 +240,9 @@ class Fields:
 
 
 def white_of(images: np.ndarray) -> float:
-    """What pixels of more than 8 bits are divided by: 1 for those within -1 and 1, else the least 2^b - 1 >= 255."""
+    """What pixels of more than 8 bits are divided by: 1 for those within -1 and 1, else the least
+    2^b - 1 >= 255.
+    """
     most = float(np.abs(images).max())
     return 1.0 if most <= 1 else float(2 ** max(8, int(np.ceil(np.log2(most + 1)))) - 1)
 
@@ -209,58 +256,99 @@ SHOWN = 12
 """Most names of columns or classes that are printed."""
 
 
-def describe_data(sizes: Mapping[str, int], data: Mapping[str, Any], more: Mapping[str, str] | None = None) -> str:
-    """What of the data a run uses, in one line. ``data``: as ``Rows.facts``. ``more``: what to say of a split."""
+def describe_data(
+    sizes: Mapping[str, int], data: Mapping[str, Any], more: Mapping[str, str] | None = None
+) -> str:
+    """What of the data a run uses, in one line. ``data``: as ``Rows.facts``. ``more``: what to say
+    of a split.
+    """
     parts = [f"{name}: {size:,} rows{(more or {}).get(name, '')}" for name, size in sizes.items()]
     for name in ("inputs", "targets", "classes"):
         if names := list(data.get(name, ())):
-            words = [f"{number} {one}" for number, one in enumerate(names)] if name == "classes" else names
+            words = (
+                [f"{number} {one}" for number, one in enumerate(names)]
+                if name == "classes"
+                else names
+            )
             shown = words if len(names) <= SHOWN else [*words[: SHOWN - 1], "...", words[-1]]
-            parts.append(f"{name}: {', '.join(shown)}{f' ({len(names)})' if len(names) > SHOWN else ''}")
-    return "; ".join([*parts, *([f"pixels divided by {data['white']:g}"] if data.get("white") else [])])
+            parts.append(
+                f"{name}: {', '.join(shown)}{f' ({len(names)})' if len(names) > SHOWN else ''}"
+            )
+    return "; ".join(
+        [*parts, *([f"pixels divided by {data['white']:g}"] if data.get("white") else [])]
+    )
 
 
 DISTANCES = (
-    "MSELoss", "mse_loss", "L1Loss", "l1_loss", "SmoothL1Loss", "smooth_l1_loss", "HuberLoss", "huber_loss",
-    "PoissonNLLLoss", "poisson_nll_loss",
-)  # fmt: skip
+    "MSELoss",
+    "mse_loss",
+    "L1Loss",
+    "l1_loss",
+    "SmoothL1Loss",
+    "smooth_l1_loss",
+    "HuberLoss",
+    "huber_loss",
+    "PoissonNLLLoss",
+    "poisson_nll_loss",
+)
 """Losses of torch in which the number of a class would be an amount."""
 
 
 def check_targets(rows: Rows, loss: Any, what: str) -> None:
-    """Raise ValueError for targets that are no numbers, or that a loss of torch for classes cannot take."""
+    """Raise ValueError for targets that are no numbers, or that a loss of torch for classes cannot
+    take.
+    """
     found = rows.targets
     if found.is_complex() or found.dtype == torch.bfloat16:
-        raise ValueError(f"{what} targets are {found.dtype}: give real numbers, float32 or integers")
+        raise ValueError(
+            f"{what} targets are {found.dtype}: give real numbers, float32 or integers"
+        )
     if found.is_floating_point() and len(bad := not_finite(found)):
         raise ValueError(
-            f"{what} targets have missing or infinite values, the first in row {int(bad[0])}: fill them, or leave the "
-            "rows out"
+            f"{what} targets have missing or infinite values, the first in row {int(bad[0])}: fill "
+            "them, or leave the rows out"
         )
     name = loss.name if isinstance(loss, PerExampleLoss) else ""
     if rows.classes and name in DISTANCES:
-        raise ValueError(f"{what} targets are classes ({', '.join(rows.classes[:3])}, ...), and {name} takes numbers")
-    if name in CLASSES and (found.is_floating_point() or found.dtype == torch.bool) and found.ndim == 1:
         raise ValueError(
-            f"{what} targets are {found.dtype}, and {name} takes the number of each class: give integers, 0 to K - 1"
+            f"{what} targets are classes ({', '.join(rows.classes[:3])}, ...), and {name} takes "
+            "numbers"
+        )
+    if (
+        name in CLASSES
+        and (found.is_floating_point() or found.dtype == torch.bool)
+        and found.ndim == 1
+    ):
+        raise ValueError(
+            f"{what} targets are {found.dtype}, and {name} takes the number of each class: give "
+            "integers, 0 to K - 1"
         )
 
 
 def check_alike(train: Rows, test: Rows) -> None:
-    """Raise ValueError unless both splits have one form: classes, type and shape of targets, names and types of inputs.
+    """Raise ValueError unless both splits have one form: classes, type and shape of targets, names
+    and types of inputs.
 
     Shapes of inputs may differ: a model may take images or texts of several sizes.
     """
     if train.classes != test.classes:
         raise ValueError(
-            f"train has the classes {train.classes}, test has {test.classes}: give both numbers, or both the same names"
+            f"train has the classes {train.classes}, test has {test.classes}: give both numbers, "
+            "or both the same names"
         )
     forms = [(str(rows.targets.dtype), tuple(rows.targets.shape[1:])) for rows in (train, test)]
     if forms[0] != forms[1]:
-        raise ValueError(f"train targets are {forms[0]}, those of test {forms[1]}: give both one type and shape")
+        raise ValueError(
+            f"train targets are {forms[0]}, those of test {forms[1]}: give both one type and shape"
+        )
     first = [
-        {name: str(value.dtype) for name, value in fields_of(prepared(rows.inputs, rows.prepare, [0]))}
+        {
+            name: str(value.dtype)
+            for name, value in fields_of(prepared(rows.inputs, rows.prepare, [0]))
+        }
         for rows in (train, test)
     ]
     if first[0] != first[1]:
-        raise ValueError(f"train inputs are {first[0]}, those of test {first[1]}: give both one form")
+        raise ValueError(
+            f"train inputs are {first[0]}, those of test {first[1]}: give both one form"
+        )

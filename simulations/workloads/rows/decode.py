@@ -1,9 +1,10 @@
-"""Parts of a set of the hub, decoded and checked: images of one size as uint8 arrays, texts and their labels.
+"""Parts of a set of the hub, decoded and checked: images of one size as uint8 arrays, texts and
+their labels.
 
-A client's own training rows come from parquet files with the columns of the workload itself (image or texts, and
-label), or from a .npz file: ``inputs`` (N, ...) in the workload's stored form (digits: uint8 (N, 1, 8, 8); images:
-uint8 (N, channels, side, side)), ``labels`` (N,) integers. Decoded or tokenised rows are kept in a cache of the
-client's own: they are as private as the rows.
+A client's own training rows come from parquet files with the columns of the workload itself (image
+or texts, and label), or from a .npz file: ``inputs`` (N, ...) in the workload's stored form
+(digits: uint8 (N, 1, 8, 8); images: uint8 (N, channels, side, side)), ``labels`` (N,) integers.
+Decoded or tokenised rows are kept in a cache of the client's own: they are as private as the rows.
 """
 
 import io
@@ -19,7 +20,14 @@ import torch
 from simulations.workloads.base import Progress
 from simulations.workloads.base.split import Split
 from simulations.workloads.rows.files import published_of, read_npz
-from simulations.workloads.rows.hub import Part, content_of, find_folder, find_splits, is_image, split_names
+from simulations.workloads.rows.hub import (
+    Part,
+    content_of,
+    find_folder,
+    find_splits,
+    is_image,
+    split_names,
+)
 from simulations.workloads.rows.images import open_image, pixels_of
 
 MODES = {1: "L", 3: "RGB"}
@@ -47,12 +55,15 @@ def decode(
     mixed: bool = False,
     progress: Progress,
 ) -> dict[str, np.ndarray]:
-    """``{split}_images`` (N, channels, side, side) uint8 and ``{split}_labels`` (N,) int64 for every split.
+    """``{split}_images`` (N, channels, side, side) uint8 and ``{split}_labels`` (N,) int64 for
+    every split.
 
     columns: of images, a struct with ``bytes``, and of labels, integers.
-    shape: of every image; None takes the shape of the first image. mixed: grey images may be among coloured ones.
-    Raises ValueError, naming the place: other columns, a label outside 0..num_classes-1, an image without bytes or that
-    does not decode, one of another size, or in colour among grey ones (with those that there are), an unreadable file.
+    shape: of every image; None takes the shape of the first image. mixed: grey images may be among
+    coloured ones.
+    Raises ValueError, naming the place: other columns, a label outside 0..num_classes-1, an image
+    without bytes or that does not decode, one of another size, or in colour among grey ones (with
+    those that there are), an unreadable file.
     """
     started = time.monotonic()
     sizes = {split: sum(part.size for part in parts) for split, parts in splits.items()}
@@ -66,10 +77,16 @@ def decode(
             _check_columns(part, *columns)
             first = 0
             for batch in part.batches(columns):
-                found = np.array([-1 if label is None else label for label in batch[columns[1]]], dtype=np.int64)
+                found = np.array(
+                    [-1 if label is None else label for label in batch[columns[1]]], dtype=np.int64
+                )
                 _check_labels(found, num_classes, part.place)
                 pixels, shape = _decode_batch(
-                    [content_of(one) for one in batch[columns[0]]], shape, part.place, first, mixed=mixed
+                    [content_of(one) for one in batch[columns[0]]],
+                    shape,
+                    part.place,
+                    first,
+                    mixed=mixed,
                 )
                 if images is None:
                     images = np.empty((sizes[split], *pixels.shape[1:]), dtype=np.uint8)
@@ -80,7 +97,10 @@ def decode(
         if images is None:
             raise ValueError(f"{name}: the split {split} holds no images")
         arrays |= {f"{split}_images": images, f"{split}_labels": labels}
-    progress(f"{name}: decoded {total:,} images in {time.monotonic() - started:.1f} s; next time they are cached")
+    progress(
+        f"{name}: decoded {total:,} images in {time.monotonic() - started:.1f} s; next time they "
+        "are cached"
+    )
     return arrays
 
 
@@ -90,30 +110,35 @@ def _check_columns(part: Part, image: str, label: str) -> None:
     kinds = {field.name: field.type for field in part.schema}
     if not is_image(kinds.get(image)) or not pa.types.is_integer(kinds.get(label, pa.null())):
         raise ValueError(
-            f"expected the columns {image} (struct with bytes) and {label} (integer) in {part.place}, "
-            f"got {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}"
+            f"expected the columns {image} (struct with bytes) and {label} (integer) in "
+            f"{part.place}, got {', '.join(f'{name} ({kind})' for name, kind in kinds.items())}"
         )
 
 
 def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
     if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
         raise ValueError(
-            f"expected labels in 0..{num_classes - 1} in {place}, got {labels.min()}..{labels.max()} (-1: none)"
+            f"expected labels in 0..{num_classes - 1} in {place}, got "
+            f"{labels.min()}..{labels.max()} (-1: none)"
         )
 
 
 def _decode_batch(
     encoded: list[bytes | None], shape: Shape | None, place: str, start: int, *, mixed: bool
 ) -> tuple[np.ndarray, Shape | None]:
-    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B >= 1.
+    """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B
+    >= 1.
 
-    By the rule of ``rows.images``; with ``mixed`` a grey image among coloured ones has three equal channels.
+    By the rule of ``rows.images``; with ``mixed`` a grey image among coloured ones has three equal
+    channels.
     """
     rows = []
     for row, content in enumerate(encoded, start):
         name = f"image {row} of {place}"
         if content is None:
-            raise ValueError(f"{name} holds no bytes; expected the images inside the file, not their paths")
+            raise ValueError(
+                f"{name} holds no bytes; expected the images inside the file, not their paths"
+            )
         pixels = np.atleast_3d(pixels_of(open_image(content, name, fix="download it again"), None))
         if pixels.dtype != np.uint8:
             raise ValueError(f"{name} has more than 8 bits a pixel: convert the images first")
@@ -123,15 +148,17 @@ def _decode_batch(
         if pixels.shape != (shape.side, shape.side, shape.channels):
             found = f"{pixels.shape[1]}x{pixels.shape[0]} {MODES[pixels.shape[2]]}"
             raise ValueError(
-                f"expected {name} to be {shape}, got {found}; there are {_sizes(encoded)}: make all of them squares of "
-                "one size first"
+                f"expected {name} to be {shape}, got {found}; there are {_sizes(encoded)}: make "
+                "all of them squares of one size first"
             )
         rows.append(pixels.transpose(2, 0, 1))
     return np.stack(rows), shape
 
 
 def _sizes(encoded: list[bytes | None]) -> str:
-    """The sizes and modes of some encoded images with their counts, the most frequent first, from their headers."""
+    """The sizes and modes of some encoded images with their counts, the most frequent first, from
+    their headers.
+    """
     from PIL import Image
 
     seen: Counter[str] = Counter()
@@ -155,7 +182,8 @@ class TextColumns:
     def __post_init__(self) -> None:
         if not 1 <= len(self.inputs) <= 2 or not all(self.inputs):
             raise ValueError(
-                f"expected one or two names in input_columns, separated by a comma, got {','.join(self.inputs)!r}"
+                "expected one or two names in input_columns, separated by a comma, got "
+                f"{','.join(self.inputs)!r}"
             )
 
     @property
@@ -165,7 +193,9 @@ class TextColumns:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Texts:
-    """N texts or pairs of texts with labels (N,) int64; ``class_names`` where the data set publishes them."""
+    """N texts or pairs of texts with labels (N,) int64; ``class_names`` where the data set
+    publishes them.
+    """
 
     first: list[str]
     second: list[str] | None
@@ -177,7 +207,9 @@ class Texts:
 
 
 def read_texts(parts: Sequence[Part], columns: TextColumns) -> Texts:
-    """One split from its parts, in order. Raises ValueError for one that cannot be read, and as ``checked_texts``."""
+    """One split from its parts, in order. Raises ValueError for one that cannot be read, and as
+    ``checked_texts``.
+    """
     values: dict[str, list[object]] = {name: [] for name in columns.names}
     for part in parts:
         check_text_columns(columns, part.schema.names, place=part.place)
@@ -191,7 +223,10 @@ def read_texts(parts: Sequence[Part], columns: TextColumns) -> Texts:
 def check_text_columns(columns: TextColumns, there: Sequence[str], *, place: str) -> None:
     """Raise ValueError, listing the existing columns, if one of ``columns`` is missing."""
     if len(set(columns.names)) < len(columns.names):
-        raise ValueError(f"expected input_columns and label_column without repetitions, got {', '.join(columns.names)}")
+        raise ValueError(
+            "expected input_columns and label_column without repetitions, got "
+            f"{', '.join(columns.names)}"
+        )
     missing = [name for name in columns.names if name not in there]
     if missing:
         raise ValueError(
@@ -201,23 +236,36 @@ def check_text_columns(columns: TextColumns, there: Sequence[str], *, place: str
 
 
 def checked_texts(
-    values: Mapping[str, Sequence[object]], columns: TextColumns, class_names: tuple[str, ...] | None, *, place: str
+    values: Mapping[str, Sequence[object]],
+    columns: TextColumns,
+    class_names: tuple[str, ...] | None,
+    *,
+    place: str,
 ) -> Texts:
-    """Texts of raw columns. Raises ValueError, naming column and row: no rows, a value that is no text, a label that is
-    no integer. The caller checks the range of the labels with ``check_text_labels``."""
+    """Texts of raw columns. Raises ValueError, naming column and row: no rows, a value that is no
+    text, a label that is no integer. The caller checks the range of the labels with
+    ``check_text_labels``."""
     labels = values[columns.label]
     if not len(labels):
         raise ValueError(f"{place} holds no rows")
     for name in columns.inputs:
         for row, value in enumerate(values[name]):
             if not isinstance(value, str):
-                raise ValueError(f"expected text in column {name}, row {row} of {place}, got {value!r}")
+                raise ValueError(
+                    f"expected text in column {name}, row {row} of {place}, got {value!r}"
+                )
     for row, value in enumerate(labels):
         if not isinstance(value, int):
-            raise ValueError(f"expected an integer in column {columns.label}, row {row} of {place}, got {value!r}")
+            raise ValueError(
+                f"expected an integer in column {columns.label}, row {row} of {place}, got "
+                f"{value!r}"
+            )
     first, *rest = ([str(value) for value in values[name]] for name in columns.inputs)
     return Texts(
-        first=first, second=rest[0] if rest else None, labels=np.array(labels, dtype=np.int64), class_names=class_names
+        first=first,
+        second=rest[0] if rest else None,
+        labels=np.array(labels, dtype=np.int64),
+        class_names=class_names,
     )
 
 
@@ -225,12 +273,17 @@ def check_text_labels(labels: np.ndarray, num_classes: int, *, split: str, name:
     """Raise ValueError unless all labels are in 0..num_classes-1."""
     low, high = int(labels.min()), int(labels.max())
     if not 0 <= low <= high < num_classes:
-        hidden = "; -1 is a hidden label: choose a split with labels by test_split" if low == -1 else ""
-        raise ValueError(f"{name}: expected labels in 0..{num_classes - 1} in {split}, got {low}..{high}{hidden}")
+        hidden = (
+            "; -1 is a hidden label: choose a split with labels by test_split" if low == -1 else ""
+        )
+        raise ValueError(
+            f"{name}: expected labels in 0..{num_classes - 1} in {split}, got {low}..{high}{hidden}"
+        )
 
 
 def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int, str]:
-    """Number of classes, and its origin: the published names of the labels, else the public test splits.
+    """Number of classes, and its origin: the published names of the labels, else the public test
+    splits.
 
     It is never counted in the training labels, which are private.
     """
@@ -244,9 +297,11 @@ def count_classes(texts: Mapping[str, Texts], tests: Sequence[str]) -> tuple[int
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnRows:
-    """Reads a client's own rows from a file, or from a folder with shards of ``train``: a workload's ``read``.
+    """Reads a client's own rows from a file, or from a folder with shards of ``train``: a
+    workload's ``read``.
 
-    test: public rows, whose form is wanted. parquet: reads such files, given the cache folder; None where rows are
+    test: public rows, whose form is wanted. parquet: reads such files, given the cache folder; None
+    where rows are
     arrays. mirror: name and subset of the set, in whose layout of the hub a folder may be.
     """
 
@@ -256,12 +311,16 @@ class OwnRows:
     mirror: tuple[str, str | None] | None = None
 
     def __call__(self, path: Path, cache: Path) -> Split:
-        """Raises ValueError or OSError for any other file, or for rows that are not in the workload's form."""
+        """Raises ValueError or OSError for any other file, or for rows that are not in the
+        workload's form.
+        """
         whole, suffix = path.is_dir(), path.suffix.lower()
         if suffix == ".npz" and not whole:
             return self._arrays(path)
         if suffix != ".parquet" and not whole:
-            raise ValueError(f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards")
+            raise ValueError(
+                f"expected {path} to be a .npz or .parquet file, or a folder of parquet shards"
+            )
         if self.parquet is None:
             raise ValueError(f"workload {self.name} reads .npz files, not {path}")
         if whole and self.mirror is not None and "train" not in split_names(path):
@@ -275,9 +334,16 @@ class OwnRows:
         inputs, labels = read_npz(path)
         if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
             raise ValueError(
-                f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in {path}, got "
-                f"{inputs.dtype} {inputs.shape}"
+                f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in "
+                f"{path}, got {inputs.dtype} {inputs.shape}"
             )
         if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
-            raise ValueError(f"expected {len(inputs)} integer labels in {path}, got {labels.dtype} {labels.shape}")
-        return Split(inputs=inputs, labels=torch.from_numpy(labels.astype(np.int64)), prepare=self.test.prepare)
+            raise ValueError(
+                f"expected {len(inputs)} integer labels in {path}, got {labels.dtype} "
+                f"{labels.shape}"
+            )
+        return Split(
+            inputs=inputs,
+            labels=torch.from_numpy(labels.astype(np.int64)),
+            prepare=self.test.prepare,
+        )

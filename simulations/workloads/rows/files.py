@@ -1,4 +1,6 @@
-"""Files of tables, as programs write them, through pyarrow: .csv, .tsv, .jsonl and .parquet, in capitals or not."""
+"""Files of tables, as programs write them, through pyarrow: .csv, .tsv, .jsonl and .parquet, in
+capitals or not.
+"""
 
 import json
 import re
@@ -13,12 +15,23 @@ DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".tab": "\t"}
 JSON, PARQUET = (".jsonl", ".ndjson"), (".parquet", ".pq")
 SUFFIXES = (*DELIMITERS, *JSON, *PARQUET)
 BLOCK, MOST = 2**22, 2**31 - 1
-"""Bytes of a CSV file that are parsed at a time, and the most that pyarrow takes; a row lies within two blocks."""
+"""Bytes of a CSV file that are parsed at a time, and the most that pyarrow takes; a row lies within
+two blocks.
+"""
 HEAD = 2**16
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
-NO_TEXT = {b"PK\3\4": "a spreadsheet (.xlsx) or an archive", b"PAR1": "a .parquet file", b"\x1f\x8b": "a .gz file"}
-UTF8_FIX = "save it as UTF-8 (in spreadsheets: CSV UTF-8), or convert it: iconv -f latin1 -t utf-8 OLD > NEW"
-_DECIMAL_COMMA, _DECIMAL_POINT = (re.compile(rf'(?:^|;)\s*"?-?\d+{mark}\d+"?\s*(?:;|$)', re.M) for mark in (",", r"\."))
+NO_TEXT = {
+    b"PK\3\4": "a spreadsheet (.xlsx) or an archive",
+    b"PAR1": "a .parquet file",
+    b"\x1f\x8b": "a .gz file",
+}
+UTF8_FIX = (
+    "save it as UTF-8 (in spreadsheets: CSV UTF-8), or convert it: iconv -f latin1 -t utf-8 OLD > "
+    "NEW"
+)
+_DECIMAL_COMMA, _DECIMAL_POINT = (
+    re.compile(rf'(?:^|;)\s*"?-?\d+{mark}\d+"?\s*(?:;|$)', re.M) for mark in (",", r"\.")
+)
 
 
 class NoFileError(FileNotFoundError, ValueError):
@@ -31,10 +44,11 @@ def is_table_file(path: Path) -> bool:
 
 
 def read_file(path: Path, what: str, texts: Sequence[str] = ()) -> Any:
-    """The ``pyarrow.Table`` of a file. ``texts``: columns of a CSV file that are texts, whatever they look like.
+    """The ``pyarrow.Table`` of a file. ``texts``: columns of a CSV file that are texts, whatever
+    they look like.
 
-    A byte-order mark, UTF-16, ``;`` (with decimal commas), tabs and line breaks in quotes are read. Raises ValueError,
-    with the fix, for a file that is not UTF-8 or damaged, or not there.
+    A byte-order mark, UTF-16, ``;`` (with decimal commas), tabs and line breaks in quotes are read.
+    Raises ValueError, with the fix, for a file that is not UTF-8 or damaged, or not there.
     """
     import pyarrow as pa
 
@@ -51,14 +65,18 @@ def read_file(path: Path, what: str, texts: Sequence[str] = ()) -> Any:
 
         return json.read_json(path)
     except (pa.ArrowException, UnicodeError, _NotUtf8Error, OSError) as error:
-        raise ValueError(f"{what}={str(path)!r} cannot be read: {' '.join(str(error).split())}") from None
+        raise ValueError(
+            f"{what}={str(path)!r} cannot be read: {' '.join(str(error).split())}"
+        ) from None
 
 
 class _NotUtf8Error(Exception):
     """A text file in another encoding, which only its owner knows."""
 
     def __init__(self) -> None:
-        super().__init__(f"it is not in UTF-8 (perhaps Latin-1, as older programs write it): {UTF8_FIX}")
+        super().__init__(
+            f"it is not in UTF-8 (perhaps Latin-1, as older programs write it): {UTF8_FIX}"
+        )
 
 
 def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
@@ -68,11 +86,17 @@ def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
     with path.open("rb") as file:
         head = file.read(HEAD)
     if kind := next((kind for mark, kind in NO_TEXT.items() if head.startswith(mark)), None):
-        raise pa.ArrowInvalid(f"it is {kind}, whatever its name says: name it so, or save it as CSV in UTF-8")
+        raise pa.ArrowInvalid(
+            f"it is {kind}, whatever its name says: name it so, or save it as CSV in UTF-8"
+        )
     encoding = _encoding(head)
     sample = head.decode(encoding, "replace").removeprefix("\ufeff")
     delimiter = _delimiter(sample, delimiters)
-    decimal = "," if delimiter == ";" and _DECIMAL_COMMA.search(sample) and not _DECIMAL_POINT.search(sample) else "."
+    decimal = (
+        ","
+        if delimiter == ";" and _DECIMAL_COMMA.search(sample) and not _DECIMAL_POINT.search(sample)
+        else "."
+    )
     block = BLOCK
     while True:
         try:
@@ -81,7 +105,9 @@ def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
                 read_options=csv.ReadOptions(encoding=encoding, block_size=block),
                 parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                 convert_options=csv.ConvertOptions(
-                    decimal_point=decimal, column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=False
+                    decimal_point=decimal,
+                    column_types=dict.fromkeys(texts, pa.string()),
+                    strings_can_be_null=False,
                 ),
             )
             break
@@ -98,7 +124,9 @@ def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
 
 
 def _encoding(head: bytes) -> str:
-    """UTF-16 is known by its mark, or by the zeros in it; what else is no UTF-8 shows while it is read."""
+    """UTF-16 is known by its mark, or by the zeros in it; what else is no UTF-8 shows while it is
+    read.
+    """
     if head[:2] in UTF16:
         return "utf-16"
     if b"\0" not in head:
@@ -109,7 +137,9 @@ def _encoding(head: bytes) -> str:
 
 
 def _delimiter(sample: str, candidates: str) -> str:
-    """The one that the header has most of, outside of quotes; the first for a header without any."""
+    """The one that the header has most of, outside of quotes; the first for a header without
+    any.
+    """
     header = re.sub(r'"[^"]*"', "", sample.splitlines()[0] if sample else "")
     return max(candidates, key=header.count)
 
@@ -120,7 +150,9 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return file["inputs"], file["labels"]
     except (KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read: expected arrays inputs and labels by numpy.savez ({error})") from None
+        raise ValueError(
+            f"{path} cannot be read: expected arrays inputs and labels by numpy.savez ({error})"
+        ) from None
 
 
 def published_of(schema: Any) -> dict[str, tuple[str, ...]]:
@@ -129,7 +161,9 @@ def published_of(schema: Any) -> dict[str, tuple[str, ...]]:
     return {
         name: tuple(map(str, feature["names"]))
         for name, feature in features.items()
-        if isinstance(feature, Mapping) and feature.get("_type") == "ClassLabel" and feature.get("names")
+        if isinstance(feature, Mapping)
+        and feature.get("_type") == "ClassLabel"
+        and feature.get("names")
     }
 
 

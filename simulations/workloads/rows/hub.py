@@ -1,9 +1,11 @@
-"""Sets of the Hugging Face hub as columns, some rows at a time: shards of a local mirror, or of the hub itself.
+"""Sets of the Hugging Face hub as columns, some rows at a time: shards of a local mirror, or of the
+hub itself.
 
-The layout of a mirror is the hub's: ``<data_dir>/<folder>/<split>-0000i-of-0000N.parquet``. It has priority over the
-hub and is never completed from it: nobody has checked a mixture of two sources. Without one, published sets are
-downloaded, and others come through the ``datasets`` library. All hold tables of arrow, with the library's description
-of the columns in their schema.
+The layout of a mirror is the hub's: ``<data_dir>/<folder>/<split>-0000i-of-0000N.parquet``. It has
+priority over the
+hub and is never completed from it: nobody has checked a mixture of two sources. Without one,
+published sets are downloaded, and others come through the ``datasets`` library. All hold tables of
+arrow, with the library's description of the columns in their schema.
 """
 
 import hashlib
@@ -28,7 +30,9 @@ _DATASET = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?")
 
 
 def data_root(data_dir: Path | None) -> Path | None:
-    """The local mirror: the given folder, else the one named by FEDLSG_DATA, else None for the hub."""
+    """The local mirror: the given folder, else the one named by FEDLSG_DATA, else None for the
+    hub.
+    """
     root = data_dir or os.environ.get(DATA_VARIABLE)
     return Path(root).expanduser() if root else None
 
@@ -36,13 +40,15 @@ def data_root(data_dir: Path | None) -> Path | None:
 def find_folder(dataset: str, subset: str | None, *, data_dir: Path | None) -> Path | None:
     """The folder with the shards of any data set in a local mirror; None without a mirror.
 
-    It is ``<data_dir>/OWNER/NAME/<subset>`` or, without the owner, ``<data_dir>/NAME/<subset>``; with ``subset`` None
-    the data set's own folder or the only one inside it that holds shards. Raises FileNotFoundError, listing the
-    existing folders, and ValueError for an invalid name.
+    It is ``<data_dir>/OWNER/NAME/<subset>`` or, without the owner, ``<data_dir>/NAME/<subset>``;
+    with ``subset`` None the data set's own folder or the only one inside it that holds shards.
+    Raises FileNotFoundError, listing the existing folders, and ValueError for an invalid name.
     """
     for setting, value, form in (("dataset", dataset, _DATASET), ("subset", subset, _NAME)):
         if value is not None and not form.fullmatch(value):
-            raise ValueError(f"expected {setting}={value!r} to be a name, such as dataset=OWNER/NAME subset=NAME")
+            raise ValueError(
+                f"expected {setting}={value!r} to be a name, such as dataset=OWNER/NAME subset=NAME"
+            )
     root = data_root(data_dir)
     if root is None:
         return None
@@ -51,19 +57,26 @@ def find_folder(dataset: str, subset: str | None, *, data_dir: Path | None) -> P
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         raise FileNotFoundError(
-            f"no folder {dataset} in {root} ({source}); expected the files of the Hugging Face data set {dataset}, "
-            f"such as {dataset}/{subset or 'default'}/train-00000-of-0000N.parquet"
+            f"no folder {dataset} in {root} ({source}); expected the files of the Hugging Face "
+            f"data set {dataset}, such as "
+            f"{dataset}/{subset or 'default'}/train-00000-of-0000N.parquet"
         )
-    subsets = sorted(child.name for child in folder.iterdir() if child.is_dir() and split_names(child))
+    subsets = sorted(
+        child.name for child in folder.iterdir() if child.is_dir() and split_names(child)
+    )
     there = ", ".join(subsets) or "none"
     if subset is not None:
         if subset not in subsets:
-            raise FileNotFoundError(f"no shards in {folder / subset} ({source}); subsets with shards: {there}")
+            raise FileNotFoundError(
+                f"no shards in {folder / subset} ({source}); subsets with shards: {there}"
+            )
         return folder / subset
     if split_names(folder):
         return folder
     if len(subsets) != 1:
-        raise FileNotFoundError(f"{folder} has {len(subsets)} subsets with shards, choose one: subset={there}")
+        raise FileNotFoundError(
+            f"{folder} has {len(subsets)} subsets with shards, choose one: subset={there}"
+        )
     return folder / subsets[0]
 
 
@@ -74,13 +87,15 @@ def split_names(folder: Path) -> tuple[str, ...]:
 
 
 def find_splits(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The shards of each split in order. Raises FileNotFoundError, listing the existing splits, as ``_shards``."""
+    """The shards of each split in order. Raises FileNotFoundError, listing the existing splits, as
+    ``_shards``.
+    """
     known = split_names(folder)
     for split in splits:
         if split not in known:
             raise FileNotFoundError(
-                f"no split {split!r} in {folder}; there are: {', '.join(known) or 'none'} (test_split names the "
-                "evaluated one)"
+                f"no split {split!r} in {folder}; there are: {', '.join(known) or 'none'} "
+                "(test_split names the evaluated one)"
             )
     return {split: _shards(folder, split) for split in splits}
 
@@ -88,8 +103,9 @@ def find_splits(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
 def load_from_hub(dataset: str, subset: str | None, splits: tuple[str, ...]) -> Mapping[str, Any]:
     """The splits of a data set through ``datasets.load_dataset``, kept in that library's own cache.
 
-    Raises ModuleNotFoundError without the library; ValueError, listing the existing ones, for an unknown subset or
-    split; ConnectionError where the hub cannot be reached or has no such data set.
+    Raises ModuleNotFoundError without the library; ValueError, listing the existing ones, for an
+    unknown subset or split; ConnectionError where the hub cannot be reached or has no such data
+    set.
     """
     try:
         import datasets
@@ -97,13 +113,14 @@ def load_from_hub(dataset: str, subset: str | None, splits: tuple[str, ...]) -> 
         raise _not_here(dataset) from error
     try:
         loaded = datasets.load_dataset(dataset, subset)
-    except Exception as error:  # the hub's clients raise their own errors, and ValueError for a subset they do not know
+    # the hub's clients raise their own errors, and ValueError for a subset they do not know
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, ValueError):
             raise ValueError(f"cannot load {dataset} with {subset=}: {reason}") from error
         raise ConnectionError(
-            f"cannot load {dataset} from the Hugging Face hub ({reason}); check the name and the connection, "
-            f"or give --data-dir or {DATA_VARIABLE} with a folder that holds {dataset}/"
+            f"cannot load {dataset} from the Hugging Face hub ({reason}); check the name and the "
+            f"connection, or give --data-dir or {DATA_VARIABLE} with a folder that holds {dataset}/"
         ) from error
     for split in splits:
         if split not in loaded:
@@ -113,13 +130,15 @@ def load_from_hub(dataset: str, subset: str | None, splits: tuple[str, ...]) -> 
 
 def _not_here(name: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(
-        f"{name} is not on this machine: install the hub extra to download it (pip install 'fedlsg[hub]'), "
-        f"or give --data-dir or {DATA_VARIABLE} with a folder that holds it"
+        f"{name} is not on this machine: install the hub extra to download it (pip install "
+        f"'fedlsg[hub]'), or give --data-dir or {DATA_VARIABLE} with a folder that holds it"
     )
 
 
 def _download(dataset: str, subset: str, splits: tuple[str, ...]) -> Path:
-    """The folder of a published set on the hub, its local copy first: the files of these splits alone are fetched."""
+    """The folder of a published set on the hub, its local copy first: the files of these splits
+    alone are fetched.
+    """
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -145,19 +164,29 @@ def _download(dataset: str, subset: str, splits: tuple[str, ...]) -> Path:
 
 
 def _shards(folder: Path, split: str) -> list[Path]:
-    """The shards of one split, in order. Raises FileNotFoundError unless they are exactly 0 .. N-1 of one N."""
+    """The shards of one split, in order. Raises FileNotFoundError unless they are exactly 0 .. N-1
+    of one N.
+    """
     files = sorted(folder.glob("*.parquet"))
-    found = [match for file in files if (match := _SHARD.fullmatch(file.name)) and match["split"] == split]
+    found = [
+        match
+        for file in files
+        if (match := _SHARD.fullmatch(file.name)) and match["split"] == split
+    ]
     if not found:
         raise FileNotFoundError(f"no {split}-0000i-of-0000N.parquet in {folder}")
     counts = {int(match["count"]) for match in found}
     if len(counts) > 1:
-        raise FileNotFoundError(f"{folder} mixes {split} shards of different downloads: of {sorted(counts)}; keep one")
+        raise FileNotFoundError(
+            f"{folder} mixes {split} shards of different downloads: of {sorted(counts)}; keep one"
+        )
     (count,) = counts
     missing = sorted(set(range(count)) - {int(match["index"]) for match in found})
     if missing or len(found) != count:
         names = ", ".join(f"{split}-{index:05d}-of-{count:05d}.parquet" for index in missing)
-        raise FileNotFoundError(f"incomplete download in {folder}: {names or 'unexpected shards'} missing")
+        raise FileNotFoundError(
+            f"incomplete download in {folder}: {names or 'unexpected shards'} missing"
+        )
     return [folder / match.string for match in found]
 
 
@@ -166,7 +195,9 @@ ROWS_AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Part:
-    """A split, or one file of it. ``batches(names)`` gives these columns by name, in order, as lists."""
+    """A split, or one file of it. ``batches(names)`` gives these columns by name, in order, as
+    lists.
+    """
 
     place: str
     size: int
@@ -175,10 +206,14 @@ class Part:
 
     @property
     def features(self) -> dict[str, Any]:
-        """Each column as the ``datasets`` library declares it; without a declaration by its arrow type."""
+        """Each column as the ``datasets`` library declares it; without a declaration by its arrow
+        type.
+        """
         declared = features_of(self.schema)
         plain = {
-            field.name: {"_type": "Image"} if is_image(field.type) else {"_type": "Value", "dtype": str(field.type)}
+            field.name: {"_type": "Image"}
+            if is_image(field.type)
+            else {"_type": "Value", "dtype": str(field.type)}
             for field in self.schema
         }
         return {name: declared.get(name, feature) for name, feature in plain.items()}
@@ -186,7 +221,8 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HubSet:
-    """The parts of each split, by our own names of the splits; ``digest(columns)`` depends on their whole content.
+    """The parts of each split, by our own names of the splits; ``digest(columns)`` depends on their
+    whole content.
 
     mirror: name and subset of the set on the hub; None for files that are named by their paths.
     """
@@ -207,11 +243,14 @@ class HubSet:
         return next(iter(self.splits.values()))[0]
 
 
-def find_set(options: Options, data_dir: Path | None, splits: Mapping[str, str], *, published: bool = False) -> HubSet:
-    """The set that ``options`` name, from a mirror; without one from the hub, through ``datasets`` unless its layout is
-    ``published`` here.
+def find_set(
+    options: Options, data_dir: Path | None, splits: Mapping[str, str], *, published: bool = False
+) -> HubSet:
+    """The set that ``options`` name, from a mirror; without one from the hub, through ``datasets``
+    unless its layout is ``published`` here.
 
-    ``splits``: the set's own names of the splits, by ours. Raises what ``find_folder`` and ``load_from_hub`` raise.
+    ``splits``: the set's own names of the splits, by ours. Raises what ``find_folder`` and
+    ``load_from_hub`` raise.
     """
     assert options.dataset is not None
     folder = find_folder(options.dataset, options.subset, data_dir=data_dir)
@@ -220,10 +259,17 @@ def find_set(options: Options, data_dir: Path | None, splits: Mapping[str, str],
     mirror = (options.dataset, options.subset)
     if folder is not None:
         found = find_splits(folder, tuple(splits.values()))
-        return replace(of_shards({name: found[split] for name, split in splits.items()}, folder), mirror=mirror)
+        return replace(
+            of_shards({name: found[split] for name, split in splits.items()}, folder), mirror=mirror
+        )
     loaded = load_from_hub(options.dataset, options.subset, tuple(splits.values()))
-    parts = {name: [_of_library(loaded[split], f"{options.dataset}, {name} split")] for name, split in splits.items()}
-    return HubSet(splits=parts, place=options.dataset, digest=partial(_digest, parts), mirror=mirror)
+    parts = {
+        name: [_of_library(loaded[split], f"{options.dataset}, {name} split")]
+        for name, split in splits.items()
+    }
+    return HubSet(
+        splits=parts, place=options.dataset, digest=partial(_digest, parts), mirror=mirror
+    )
 
 
 def of_shards(shards: Mapping[str, Sequence[Path]], folder: Path | None = None) -> HubSet:
@@ -257,11 +303,15 @@ def shard(path: Path) -> Part:
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=list(names)):
                 yield batch.to_pydict()
 
-    return Part(place=str(path), size=file.metadata.num_rows, schema=file.schema_arrow, batches=batches)
+    return Part(
+        place=str(path), size=file.metadata.num_rows, schema=file.schema_arrow, batches=batches
+    )
 
 
 def is_image(kind: Any) -> bool:
-    """Whether an arrow type holds encoded images as the hub stores them: a struct with ``bytes``."""
+    """Whether an arrow type holds encoded images as the hub stores them: a struct with
+    ``bytes``.
+    """
     import pyarrow as pa
 
     return kind is not None and pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
@@ -278,7 +328,9 @@ def _of_library(split: Any, place: str) -> Part:
 
 
 def _digest(parts: Mapping[str, Sequence[Part]], columns: Sequence[str]) -> str:
-    """32 hex digits that depend on every value of the columns (of images the bytes), and on which split holds it."""
+    """32 hex digits that depend on every value of the columns (of images the bytes), and on which
+    split holds it.
+    """
     digest = hashlib.sha256(repr(list(columns)).encode())
     for name, split in parts.items():
         for part in split:
@@ -286,7 +338,11 @@ def _digest(parts: Mapping[str, Sequence[Part]], columns: Sequence[str]) -> str:
             for batch in part.batches(columns):
                 for value in (value for column in columns for value in batch[column]):
                     content = content_of(value) if isinstance(value, Mapping) else value
-                    whole = content if isinstance(content, bytes) else repr(content).encode("utf-8", "surrogatepass")
+                    whole = (
+                        content
+                        if isinstance(content, bytes)
+                        else repr(content).encode("utf-8", "surrogatepass")
+                    )
                     digest.update(hashlib.sha256(whole).digest())
     return digest.hexdigest()[:32]
 

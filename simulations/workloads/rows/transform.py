@@ -1,4 +1,6 @@
-"""A transform of a user's own: what it makes of rows, and the check that it makes each row from itself alone."""
+"""A transform of a user's own: what it makes of rows, and the check that it makes each row from
+itself alone.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +28,11 @@ PROBES = 6
 
 @dataclass(frozen=True)
 class Prepare:
-    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if there is one.
+    """From stored rows, arrays of numpy, to the model's inputs: as tensors, through a function if
+    there is one.
 
-    ``alone``: the function is called for one row at a time, so that no row depends on the others of a batch.
+    ``alone``: the function is called for one row at a time, so that no row depends on the others of
+    a batch.
     """
 
     transform: Callable[[Any], Inputs] | None = None
@@ -36,11 +40,15 @@ class Prepare:
 
     @classmethod
     def by(cls, transform: Callable[[Any], Inputs] | None, what: str) -> "Prepare":
-        """By a user's function: alone for all rows but those of test, which are public and tried in batches."""
+        """By a user's function: alone for all rows but those of test, which are public and tried in
+        batches.
+        """
         return cls(transform, alone=transform is not None and what != "test")
 
     def __call__(self, stored: Any) -> Inputs:
-        """The inputs of some rows. A transform is not called for none: its failure would tell that a batch is empty."""
+        """The inputs of some rows. A transform is not called for none: its failure would tell that
+        a batch is empty.
+        """
         tensors: Inputs = (
             {name: torch.as_tensor(value) for name, value in stored.items()}
             if isinstance(stored, Mapping)
@@ -53,7 +61,10 @@ class Prepare:
             return torch.zeros(0, 1)
         if not self.alone or len(first) == 1:
             return self.transform(tensors)
-        made = [self.transform(each(tensors, itemgetter(slice(row, row + 1)))) for row in range(len(first))]
+        made = [
+            self.transform(each(tensors, itemgetter(slice(row, row + 1))))
+            for row in range(len(first))
+        ]
         return joined(made)
 
 
@@ -64,27 +75,37 @@ def joined(rows: Sequence[Any]) -> Inputs:
             return torch.cat(list(rows))
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     except (RuntimeError, TypeError, KeyError) as error:
-        raise ValueError(f"transform gave rows that cannot be put together ({error}): {ONE_SHAPE}") from error
+        raise ValueError(
+            f"transform gave rows that cannot be put together ({error}): {ONE_SHAPE}"
+        ) from error
 
 
 def transformed(
-    things: Sequence[Any], transform: Callable[..., Any] | None, several: bool, what: str, progress: Progress
+    things: Sequence[Any],
+    transform: Callable[..., Any] | None,
+    several: bool,
+    what: str,
+    progress: Progress,
 ) -> Tensor | dict[str, Tensor]:
-    """What the transform makes of texts or other things: a tensor, or tensors by name; it gets some rows at a time.
+    """What the transform makes of texts or other things: a tensor, or tensors by name; it gets some
+    rows at a time.
 
     ``several``: things are tuples, and the transform gets a list of each of their members.
-    Raises ValueError without a transform, for results that are not of one shape, and where the first or last row of
-    those that it got has another result alone.
+    Raises ValueError without a transform, for results that are not of one shape, and where the
+    first or last row of those that it got has another result alone.
     """
     if transform is None:
         kind = type(things[0]).__name__ if things else "nothing"
         raise ValueError(
-            f"{what} inputs are {kind}s, which no model takes: give transform=, a function from a list of them to a "
-            "tensor or a dict of tensors (of texts: a tokenizer that pads to one length)"
+            f"{what} inputs are {kind}s, which no model takes: give transform=, a function from a "
+            "list of them to a tensor or a dict of tensors (of texts: a tokenizer that pads to one "
+            "length)"
         )
 
     def make(rows: Sequence[Any]) -> dict[str, Tensor]:
-        made = run_transform(transform, *(map(list, zip(*rows, strict=True)) if several else [list(rows)]))
+        made = run_transform(
+            transform, *(map(list, zip(*rows, strict=True)) if several else [list(rows)])
+        )
         named = made.items() if isinstance(made, Mapping) else [("inputs", made)]
         return {str(name): torch.as_tensor(value) for name, value in named}
 
@@ -95,8 +116,8 @@ def transformed(
         for name, value in parts[-1].items():
             if len(value) != len(chunk) or value.shape[1:] != parts[0][name].shape[1:]:
                 raise ValueError(
-                    f"transform gave {name} of shape {tuple(value.shape)} for {len(chunk)} {what} rows, and "
-                    f"{tuple(parts[0][name].shape)} before: {ONE_SHAPE}"
+                    f"transform gave {name} of shape {tuple(value.shape)} for {len(chunk)} {what} "
+                    f"rows, and {tuple(parts[0][name].shape)} before: {ONE_SHAPE}"
                 )
         rows = range(0, len(chunk), max(1, len(chunk) // PROBES)) if start == 0 else (0,)
         for row in {*rows, len(chunk) - 1}:
@@ -107,34 +128,48 @@ def transformed(
 
 
 def check_same_rows(
-    alone: Sequence[Mapping[str, Tensor]], together: Mapping[str, Tensor], rows: Sequence[int], what: str
+    alone: Sequence[Mapping[str, Tensor]],
+    together: Mapping[str, Tensor],
+    rows: Sequence[int],
+    what: str,
 ) -> None:
     """Raise ValueError unless each of ``alone``, made of one row, is that row of ``together``.
 
-    Column by column, in units of the column (``differing``). Shapes must be equal, too: how far a text is padded would
-    depend on the longest of the others.
+    Column by column, in units of the column (``differing``). Shapes must be equal, too: how far a
+    text is padded would depend on the longest of the others.
     """
     for name in dict.fromkeys([*together, *(name for one in alone for name in one)]):
         whole = together.get(name)
         found = [one[name] for one in alone if name in one]
         shapes = {tuple(one.shape) for one in found}
-        if whole is None or len(found) < len(alone) or whole.ndim == 0 or shapes != {(1, *whole.shape[1:])}:
-            given = f"{sorted(shapes)} for 1 row and {None if whole is None else tuple(whole.shape)} for several"
+        if (
+            whole is None
+            or len(found) < len(alone)
+            or whole.ndim == 0
+            or shapes != {(1, *whole.shape[1:])}
+        ):
+            given = (
+                f"{sorted(shapes)} for 1 row and {None if whole is None else tuple(whole.shape)} "
+                "for several"
+            )
             raise ValueError(f"transform gave {what} {name} of shape {given}: {ONE_SHAPE}")
         if columns := differing(torch.cat(found), whole[list(rows)]):
             raise ValueError(
-                f"transform gives other {what} {name} for a row alone than in a batch, which mixes examples: make each "
-                f"row from itself alone, without statistics of the batch and without chance (column {columns[0]})"
+                f"transform gives other {what} {name} for a row alone than in a batch, which mixes "
+                "examples: make each row from itself alone, without statistics of the batch and "
+                f"without chance (column {columns[0]})"
             )
 
 
 def check_same_item(first: Any, again: Any, what: str) -> None:
-    """Raise ValueError unless the numbers of an item, a pair, are the same after others were read."""
+    """Raise ValueError unless the numbers of an item, a pair, are the same after others were
+    read.
+    """
     if not is_same_item(first, again):
         raise ValueError(
-            f"{what} is another item after others were read, which mixes examples: let __getitem__ make each item "
-            "from its own number alone, without a memory; random numbers of torch, python and numpy are seeded in "
-            "secret for each item"
+            f"{what} is another item after others were read, which mixes examples: let __getitem__ "
+            "make each item from its own number alone, without a memory; random numbers of torch, "
+            "python and numpy are seeded in secret for each item"
         )
 
 
@@ -144,7 +179,9 @@ def is_same_item(first: Any, again: Any) -> bool:
     if all(isinstance(item, Mapping) for item in pairs[0]):
         pairs = [*((first[0][name], again[0].get(name)) for name in first[0]), pairs[1]]
     for one, two in pairs:
-        if not isinstance(one, Tensor | np.ndarray | np.generic | int | float) or isinstance(one, np.str_):
+        if not isinstance(one, Tensor | np.ndarray | np.generic | int | float) or isinstance(
+            one, np.str_
+        ):
             continue
         a, b = (torch.as_tensor(value).unsqueeze(0) for value in (one, two))
         if a.shape != b.shape or differing(a, b):
@@ -159,16 +196,21 @@ def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:
     except Exception as error:
         numbers = isinstance(error, AttributeError | TypeError) and not isinstance(stored[0], list)
         hint = (
-            "; it gets a tensor: what looks like numbers in a file is read as numbers (for texts give a table, such as "
-            "pandas.read_csv(path, dtype=str))"
+            "; it gets a tensor: what looks like numbers in a file is read as numbers (for texts "
+            "give a table, such as pandas.read_csv(path, dtype=str))"
         )
-        raise ValueError(f"transform fails: {type(error).__name__}: {error}{hint if numbers else ''}") from error
+        raise ValueError(
+            f"transform fails: {type(error).__name__}: {error}{hint if numbers else ''}"
+        ) from error
 
 
-def prefers_texts(transform: Callable[..., Any], numbers: Tensor, texts: Sequence[list[str]]) -> bool:
+def prefers_texts(
+    transform: Callable[..., Any], numbers: Tensor, texts: Sequence[list[str]]
+) -> bool:
     """Whether a transform takes columns of a file as texts, which look like numbers (B, columns).
 
-    It does if it fails on numbers, or makes the same shapes of both: then nothing else would say that it got numbers.
+    It does if it fails on numbers, or makes the same shapes of both: then nothing else would say
+    that it got numbers.
     """
 
     def shapes(*stored: Any) -> Any:
@@ -187,45 +229,71 @@ def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
     for name, value in inputs.items() if hasattr(inputs, "items") else [("inputs", inputs)]:
         if not isinstance(value, Tensor):
             raise ValueError(
-                f"transform gave {name} as {type(value).__name__}: expected a tensor, or a dict of tensors by name"
+                f"transform gave {name} as {type(value).__name__}: expected a tensor, or a dict of "
+                "tensors by name"
             )
         yield str(name), value
 
 
-def check_transform(inputs: Stored, prepare: Callable[[Any], Inputs], count: int, what: str) -> None:
-    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on chance; for complex rows.
+def check_transform(
+    inputs: Stored, prepare: Callable[[Any], Inputs], count: int, what: str
+) -> None:
+    """Raise ValueError if what is made of a row depends on the other rows of its batch, or on
+    chance; for complex rows.
 
-    These are rows of test, which are public, and transformed in batches; those that are trained on are transformed one
-    at a time, whatever is found here. All random generators are left as they were.
+    These are rows of test, which are public, and transformed in batches; those that are trained on
+    are transformed one at a time, whatever is found here. All random generators are left as they
+    were.
     """
     stored = inputs[np.zeros(1, dtype=np.int64)]
     for value in stored.values() if isinstance(stored, Mapping) else [stored]:
         if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
-            raise ValueError(f"{what} inputs are bfloat16, which numpy has not: give float32, and precision='bfloat16'")
+            raise ValueError(
+                f"{what} inputs are bfloat16, which numpy has not: give float32, and "
+                "precision='bfloat16'"
+            )
         if np.iscomplexobj(value):
-            raise ValueError(f"{what} inputs are complex ({value.dtype}): give real and imaginary parts as columns")
+            raise ValueError(
+                f"{what} inputs are complex ({value.dtype}): give real and imaginary parts as "
+                "columns"
+            )
     with own_draws("cpu"):
         places = np.linspace(0, count - 1, min(PROBES, count)).astype(np.int64)
         _check_rows(lambda chosen: prepared(inputs, prepare, places[chosen]), len(places), what)
 
 
 def _check_rows(make: Callable[[Any], Inputs], count: int, what: str) -> None:
-    """``make``: from places of 0 to count - 1 to inputs. Alone, all, all the other way round, pairs, a large batch."""
+    """``make``: from places of 0 to count - 1 to inputs. Alone, all, all the other way round,
+    pairs, a large batch.
+    """
     alone = [dict(fields_of(make([row]))) for row in range(count)]
     order = list(range(count))
     large = order * -(-LARGEST // count)
-    for together in (order, order[::-1], order[::2], order[1::2], large, *([a, b] for a, b in pairwise(order))):
+    for together in (
+        order,
+        order[::-1],
+        order[::2],
+        order[1::2],
+        large,
+        *([a, b] for a, b in pairwise(order)),
+    ):
         if together:
             made = dict(fields_of(make(together)))
-            if wrong := [name for name, value in made.items() if value.ndim == 0 or len(value) != len(together)]:
+            if wrong := [
+                name
+                for name, value in made.items()
+                if value.ndim == 0 or len(value) != len(together)
+            ]:
                 raise ValueError(
-                    f"transform gave {what} {wrong[0]} of shape {tuple(made[wrong[0]].shape)} for {len(together)} "
-                    f"rows: {ONE_SHAPE}"
+                    f"transform gave {what} {wrong[0]} of shape {tuple(made[wrong[0]].shape)} for "
+                    f"{len(together)} rows: {ONE_SHAPE}"
                 )
             check_same_rows([alone[row] for row in together], made, range(len(together)), what)
 
 
 def prepared(inputs: Stored, prepare: Callable[[Any], Inputs], places: Any) -> Inputs:
-    """The model's inputs of some rows. Raises ValueError, with its error, for a transform that fails."""
+    """The model's inputs of some rows. Raises ValueError, with its error, for a transform that
+    fails.
+    """
     found: Inputs = run_transform(prepare, inputs[np.asarray(places, dtype=np.int64)])
     return found

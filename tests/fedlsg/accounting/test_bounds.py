@@ -1,4 +1,6 @@
-"""Epsilon is never below the truth, agrees with published values, and a planted mistake is caught."""
+"""Epsilon is never below the truth, agrees with published values, and a planted mistake is
+caught.
+"""
 
 import math
 from collections.abc import Callable
@@ -23,7 +25,9 @@ sigmas = st.floats(-0.3, 1.3).map(lambda exponent: 10**exponent)
 
 
 def assert_covers(bound: EpsilonBound, truth: float) -> None:
-    """Certified, consistent, tight: the upper bound is not below the truth, nor above it by more than the errors."""
+    """Certified, consistent, tight: the upper bound is not below the truth, nor above it by more
+    than the errors.
+    """
     assert bound.upper >= truth * (1 - 1e-9)
     assert bound.upper <= truth * 1.001 + 1e-12
     for name, interval in bound.intervals.items():
@@ -67,7 +71,10 @@ def test_published_values(q, sigma, steps, published):
     [
         (8.0, 0.2, 100),
         (3.0, 1.0, 10),
-        *(pytest.param(*s, marks=pytest.mark.slow) for s in [(0.5, 0.05, 40), (20.0, 0.5, 8), (1.0, 1e-2, 100)]),
+        *(
+            pytest.param(*s, marks=pytest.mark.slow)
+            for s in [(0.5, 0.05, 40), (20.0, 0.5, 8), (1.0, 1e-2, 100)]
+        ),
     ],
 )
 def test_calibration_and_max_steps_are_sharp_and_inverse(target, q, steps):
@@ -128,20 +135,32 @@ SETTING = {"sample_rate": 0.1, "noise_multiplier": 1.1, "steps": 77, "delta": 1e
 def test_a_witness_whose_lower_end_exceeds_the_bound_stops_the_report(monkeypatch):
     wrong = Interval(lower=90.0, estimate=91.0, upper=92.0)
     monkeypatch.setattr(accountant_prv, "interval", lambda events, delta: wrong)
-    with pytest.raises(AccountingError, match=r"contradict each other .*pld says .*at most .*prv that .* at least 90"):
+    with pytest.raises(
+        AccountingError,
+        match=r"contradict each other .*pld says .*at most .*prv that .* at least 90",
+    ):
         epsilon(**SETTING)
-    assert upper_or_inf([Event(**{k: v for k, v in SETTING.items() if k != "delta"})], SETTING["delta"]) == math.inf
+    assert (
+        upper_or_inf(
+            [Event(**{k: v for k, v in SETTING.items() if k != "delta"})], SETTING["delta"]
+        )
+        == math.inf
+    )
     with pytest.raises(AccountingError, match="contradict each other"):
         calibrate_noise_multiplier(epsilon=1.77, delta=1e-5, sample_rate=0.1, steps=77)
 
 
 def test_a_bound_below_the_truth_is_refused_by_the_witness(monkeypatch):
-    """Negative control: losses that are rounded down are caught by an accountant that shares no code."""
+    """Negative control: losses that are rounded down are caught by an accountant that shares no
+    code.
+    """
     truth = accountant_pld.interval
     monkeypatch.setattr(
         accountant_pld,
         "interval",
-        lambda events, delta: Interval(lower=0.0, estimate=0.0, upper=0.98 * truth(events, delta).upper),
+        lambda events, delta: Interval(
+            lower=0.0, estimate=0.0, upper=0.98 * truth(events, delta).upper
+        ),
     )
     with pytest.raises(AccountingError, match="contradict each other"):
         epsilon(**SETTING)
@@ -188,14 +207,18 @@ def test_planted_understatements_are_caught():
 
 
 def test_a_forgotten_subsampling_direction_is_caught():
-    """One direction of add/remove dominates; an accountant with the other one alone is below the truth."""
+    """One direction of add/remove dominates; an accountant with the other one alone is below the
+    truth.
+    """
     q, sigma, delta = 0.3, 1.0, 1e-5
 
     def addition(eps: float) -> float:
         if math.exp(-eps) <= 1 - q:
             return 0.0
         y = sigma**2 * math.log((math.exp(-eps) - 1 + q) / q) + 0.5
-        return (1 - math.exp(eps) * (1 - q)) * ndtr(y / sigma) - math.exp(eps) * q * ndtr((y - 1) / sigma)
+        return (1 - math.exp(eps) * (1 - q)) * ndtr(y / sigma) - math.exp(eps) * q * ndtr(
+            (y - 1) / sigma
+        )
 
     one_sided = brentq(lambda eps: addition(eps) - delta, 1e-9, -math.log1p(-q) * (1 - 1e-9))
     truth = exact_one_step(q, sigma, delta)

@@ -1,4 +1,6 @@
-"""Hints on disk: a second search is a check, and an entry that is wrong in any way costs a search and no epsilon."""
+"""Hints on disk: a second search is a check, and an entry that is wrong in any way costs a search
+and no epsilon.
+"""
 
 import json
 import math
@@ -53,7 +55,11 @@ def again(setting=SETTING) -> float:
 
 def only(folder, word="sigma"):
     """The entry of a question that begins with a word."""
-    (found,) = (path for path in folder.iterdir() if json.loads(json.loads(path.read_text())["question"])[0] == word)
+    (found,) = (
+        path
+        for path in folder.iterdir()
+        if json.loads(json.loads(path.read_text())["question"])[0] == word
+    )
     return found
 
 
@@ -87,7 +93,9 @@ def planted(entries, **changes):
 
 @pytest.mark.parametrize("factor", [0.5, 0.999, 1.001, 2.0, -1.0, math.inf])
 def test_a_stale_answer_is_refused_by_the_accountant(factor, entries, searches):
-    """Less noise would be a wrong epsilon, more noise a needless loss: neither is the smallest sigma."""
+    """Less noise would be a wrong epsilon, more noise a needless loss: neither is the smallest
+    sigma.
+    """
     right = again()
     planted(entries, answer=[factor * right])
     assert again() == right
@@ -117,7 +125,9 @@ def test_a_damaged_entry_is_refused(damage, entries, searches):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_key_that_misses_its_inputs_is_caught(name, searches, monkeypatch):
-    """All questions then have one entry: it has the answer to another one, and the accountant refuses it."""
+    """All questions then have one entry: it has the answer to another one, and the accountant
+    refuses it.
+    """
     right, checked = again(OTHERS[name]), hints.checked
     monkeypatch.setattr(hints, "checked", lambda name, inputs, **how: checked(name, [], **how))
     again()
@@ -136,7 +146,9 @@ def test_what_others_could_write_is_not_read(entries, searches):
 
 
 def test_a_witness_that_contradicts_is_never_a_hint(entries):
-    """The reported bound is composed; a hint of the witness that it does not meet is asked for anew."""
+    """The reported bound is composed; a hint of the witness that it does not meet is asked for
+    anew.
+    """
     event = Event(sample_rate=0.2, noise_multiplier=2.0, steps=20)
     right = compose([event], delta=1e-5)
     path = only(entries, "witness")

@@ -1,4 +1,6 @@
-"""Lambda of releases that are only nearly Gaussian: epsilon at delta e^-Lambda, plus 2 Lambda, wherever it is asked."""
+"""Lambda of releases that are only nearly Gaussian: epsilon at delta e^-Lambda, plus 2 Lambda,
+wherever it is asked.
+"""
 
 import math
 import sys
@@ -28,8 +30,12 @@ def event(sigma: float = 4.0, steps: int = 9, log_ratio: float = 0.0, q: float =
 
 
 def exact(sigma: float, steps: int, log_ratio: float, delta: float = DELTA) -> float:
-    """Full batches: the analytic Gaussian mechanism by dp-accounting, at the smaller delta, plus 2 Lambda."""
-    ideal = dp_accounting.get_epsilon_gaussian(sigma / math.sqrt(steps), delta * math.exp(-log_ratio))
+    """Full batches: the analytic Gaussian mechanism by dp-accounting, at the smaller delta, plus 2
+    Lambda.
+    """
+    ideal = dp_accounting.get_epsilon_gaussian(
+        sigma / math.sqrt(steps), delta * math.exp(-log_ratio)
+    )
     return float(ideal) + 2 * log_ratio
 
 
@@ -42,7 +48,10 @@ def test_full_batches_are_dp_accountings_at_the_smaller_delta(log_ratio):
     bound = compose([event(log_ratio=log_ratio)], delta=DELTA)
     assert covers(bound.upper, exact(4.0, 9, log_ratio))
     assert set(bound.intervals) == {"prv", "gaussian"}
-    assert all(interval.upper >= exact(4.0, 9, log_ratio) * (1 - 1e-9) for interval in bound.intervals.values())
+    assert all(
+        interval.upper >= exact(4.0, 9, log_ratio) * (1 - 1e-9)
+        for interval in bound.intervals.values()
+    )
     assert bound.lower <= exact(4.0, 9, log_ratio) - 2 * log_ratio  # of the Gaussian mechanisms
     assert bound.witness == "prv"
 
@@ -70,7 +79,9 @@ def test_lambda_zero_changes_no_bit(sigma, steps, q):
     assert plain == event(sigma, steps, -0.0, q=q)
     assert split([plain]) == ((plain,), 0.0)
     found = bounds._certified(canonical([plain]), DELTA, {})
-    assert compose([plain], delta=DELTA, accountants=CHEAP).upper == min(bound.upper for bound in found.values())
+    assert compose([plain], delta=DELTA, accountants=CHEAP).upper == min(
+        bound.upper for bound in found.values()
+    )
     assert smaller_delta(DELTA, 0.0) == DELTA
     assert raised(sigma, 0.0) == sigma
 
@@ -108,7 +119,10 @@ def test_a_huge_lambda_is_an_error_and_no_number(log_ratio):
     assert not surely_within(events, epsilon=1e308, delta=DELTA)
     setting = {"epsilon": 5.0, "delta": DELTA, "sample_rate": 1.0, "log_ratio": log_ratio}
     assert max_steps(noise_multiplier=4.0, **setting) == 0
-    for target, why in ((5.0, "what discrete noise adds"), (1e300, "no noise multiplier|what discrete noise adds")):
+    for target, why in (
+        (5.0, "what discrete noise adds"),
+        (1e300, "no noise multiplier|what discrete noise adds"),
+    ):
         with pytest.raises(AccountingError, match=why):
             calibrate_noise_multiplier(steps=1, **setting | {"epsilon": target})
 
@@ -116,7 +130,11 @@ def test_a_huge_lambda_is_an_error_and_no_number(log_ratio):
 def test_what_would_lose_lambda_refuses_it():
     """No accountant knows Lambda: an event that was not split may not reach one."""
     events = (event(log_ratio=1e-12),)
-    for lossy in (canonical, lambda e: move_to_grid(e, 8), lambda e: closed_forms.upper_bound(e, DELTA)):
+    for lossy in (
+        canonical,
+        lambda e: move_to_grid(e, 8),
+        lambda e: closed_forms.upper_bound(e, DELTA),
+    ):
         with pytest.raises(ValueError, match="split them first"):
             lossy(events)
 
@@ -124,7 +142,12 @@ def test_what_would_lose_lambda_refuses_it():
 def test_a_target_that_lambda_alone_exceeds_has_no_noise_multiplier():
     with pytest.raises(AccountingError, match="what discrete noise adds"):
         calibrate_noise_multiplier(
-            epsilon=1.0, delta=DELTA, sample_rate=0.1, steps=5, log_ratio=0.3, besides=(event(50.0, 1, 0.2),)
+            epsilon=1.0,
+            delta=DELTA,
+            sample_rate=0.1,
+            steps=5,
+            log_ratio=0.3,
+            besides=(event(50.0, 1, 0.2),),
         )
 
 
@@ -142,7 +165,12 @@ def rough_value_is_charged() -> bool:
 def calibration_is_charged() -> bool:
     calibrate.forget()
     sigma = calibrate_noise_multiplier(
-        epsilon=4.0, delta=DELTA, sample_rate=1.0, steps=9, log_ratio=LAMBDA, besides=(event(20.0, 1, LAMBDA),)
+        epsilon=4.0,
+        delta=DELTA,
+        sample_rate=1.0,
+        steps=9,
+        log_ratio=LAMBDA,
+        besides=(event(20.0, 1, LAMBDA),),
     )
     alone = (9 / sigma**2 + 1 / 400) ** -0.5
     return 4.0 * 0.985 <= exact(alone, 1, 2 * LAMBDA) <= 4.0
@@ -150,8 +178,14 @@ def calibration_is_charged() -> bool:
 
 def steps_are_charged() -> bool:
     calibrate.forget()
-    steps = max_steps(epsilon=6.0, delta=DELTA, sample_rate=1.0, noise_multiplier=6.0, log_ratio=LAMBDA / 9)
-    return exact(6.0, steps, steps * LAMBDA / 9) <= 6.0 < exact(6.0, steps + 1, (steps + 1) * LAMBDA / 9) * 1.011
+    steps = max_steps(
+        epsilon=6.0, delta=DELTA, sample_rate=1.0, noise_multiplier=6.0, log_ratio=LAMBDA / 9
+    )
+    return (
+        exact(6.0, steps, steps * LAMBDA / 9)
+        <= 6.0
+        < exact(6.0, steps + 1, (steps + 1) * LAMBDA / 9) * 1.011
+    )
 
 
 def nobody_is_wrongly_sure() -> bool:
@@ -164,11 +198,19 @@ def nobody_is_wrongly_sure() -> bool:
 
 
 def populations_are_charged() -> bool:
-    """The largest and the median of three, and of so many that they are bounded: no client has more."""
+    """The largest and the median of three, and of so many that they are bounded: no client has
+    more.
+    """
     some = [[event(log_ratio=0.1)], [event(log_ratio=LAMBDA)], [event(5.0)]]
-    many = [[event(4.0 + k / 9, log_ratio=LAMBDA if k else 0.0)] for k in range(population.EXACT + 3)]
+    many = [
+        [event(4.0 + k / 9, log_ratio=LAMBDA if k else 0.0)] for k in range(population.EXACT + 3)
+    ]
     largest = exact(4.0, 9, LAMBDA)
-    found = [spread(some, delta=DELTA), displayed(some, delta=DELTA), spread(many, delta=DELTA, accountants=CHEAP)]
+    found = [
+        spread(some, delta=DELTA),
+        displayed(some, delta=DELTA),
+        spread(many, delta=DELTA, accountants=CHEAP),
+    ]
     shown = displayed(many, delta=DELTA)
     middle = many[len(many) // 2][0].noise_multiplier
     return (
@@ -213,19 +255,41 @@ PLANTS = {
     "rough value keeps delta": (rough_value_is_charged, bounds, "smaller_delta", the_same_delta),
     "rough value adds half": (rough_value_is_charged, bounds, "raised", once_lambda),
     "calibration forgets": (calibration_is_charged, bounds, "split", forgetful_split),
-    "calibration forgets the others": (calibration_is_charged, bounds, "split", lambda e: (split(e)[0], LAMBDA)),
+    "calibration forgets the others": (
+        calibration_is_charged,
+        bounds,
+        "split",
+        lambda e: (split(e)[0], LAMBDA),
+    ),
     "steps forget": (steps_are_charged, bounds, "split", forgetful_split),
     "steps have one Lambda": (steps_are_charged, calibrate, "sum_up", lambda parts: LAMBDA / 9),
     "sure without Lambda": (nobody_is_wrongly_sure, closed_forms, "split", forgetful_split),
     "sure with half": (nobody_is_wrongly_sure, closed_forms, "raised", once_lambda),
     "population forgets": (populations_are_charged, population, "split", forgetful_split),
-    "population keeps delta": (populations_are_charged, population, "smaller_delta", the_same_delta),
-    "population of the last": (populations_are_charged, population, "_merged", merged_with_the_last_lambda),
-    "population of the first": (populations_are_charged, population, "_merged", merged_with_the_first_lambda),
+    "population keeps delta": (
+        populations_are_charged,
+        population,
+        "smaller_delta",
+        the_same_delta,
+    ),
+    "population of the last": (
+        populations_are_charged,
+        population,
+        "_merged",
+        merged_with_the_last_lambda,
+    ),
+    "population of the first": (
+        populations_are_charged,
+        population,
+        "_merged",
+        merged_with_the_first_lambda,
+    ),
 }
 
 
-@pytest.mark.parametrize("check", sorted({plant[0] for plant in PLANTS.values()}, key=lambda check: check.__name__))
+@pytest.mark.parametrize(
+    "check", sorted({plant[0] for plant in PLANTS.values()}, key=lambda check: check.__name__)
+)
 def test_as_shipped(check):
     assert check()
 

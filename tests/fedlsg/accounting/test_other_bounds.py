@@ -1,4 +1,6 @@
-"""Other events, many settings, tiny deltas: composed and never added, never less than what is spent."""
+"""Other events, many settings, tiny deltas: composed and never added, never less than what is
+spent.
+"""
 
 import math
 import random
@@ -67,7 +69,11 @@ def test_a_ledger_with_a_pruning_round_stops_earlier_and_exactly_at_the_budget(t
     budget = epsilon(noise_multiplier=1.5, steps=12, **TRAINING).upper
     assert rounds_within(tmp_path, budget, pruned=False) == 12
     allowed = rounds_within(tmp_path, budget, pruned=True)
-    assert allowed == max_steps(epsilon=budget, noise_multiplier=1.5, besides=(PRUNING,), **TRAINING) < 12
+    assert (
+        allowed
+        == max_steps(epsilon=budget, noise_multiplier=1.5, besides=(PRUNING,), **TRAINING)
+        < 12
+    )
 
 
 DELTAS = (1e-12, 1e-15, 1e-30)
@@ -75,9 +81,13 @@ DELTAS = (1e-12, 1e-15, 1e-30)
 
 def covers_full_batches() -> bool:
     """Whether what is reported of full batches is the exact value, from above."""
-    cases = [(sigma, steps, delta) for sigma in (1.0, 5.0, 30.0) for steps in (1, 40) for delta in DELTAS]
+    cases = [
+        (sigma, steps, delta) for sigma in (1.0, 5.0, 30.0) for steps in (1, 40) for delta in DELTAS
+    ]
     exact = [exact_full_batch(*case) for case in cases]
-    found = [epsilon(sample_rate=1.0, noise_multiplier=s, steps=n, delta=d).upper for s, n, d in cases]
+    found = [
+        epsilon(sample_rate=1.0, noise_multiplier=s, steps=n, delta=d).upper for s, n, d in cases
+    ]
     return all(a * (1 - 1e-9) <= b <= a * (1 + 1e-6) for a, b in zip(exact, found, strict=True))
 
 
@@ -86,7 +96,9 @@ def test_it_covers_the_analytic_gaussian():
 
 
 @pytest.mark.parametrize("delta", DELTAS)
-@pytest.mark.parametrize(("q", "sigma", "steps"), [(0.02, 1.0, 1000), (0.3, 2.0, 50), (0.001, 0.6, 5000)])
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps"), [(0.02, 1.0, 1000), (0.3, 2.0, 50), (0.001, 0.6, 5000)]
+)
 def test_it_covers_compositions(q, sigma, steps, delta):
     bound = epsilon(sample_rate=q, noise_multiplier=sigma, steps=steps, delta=delta)
     exact = inverted([(q, sigma, steps)], delta, near=bound.upper)
@@ -110,7 +122,9 @@ def test_without_a_grid_the_renyi_bound_is_reported_by_its_name(monkeypatch):
 def test_a_delta_below_all_floats_is_refused_by_the_grid():
     with pytest.raises(AccountingError, match="float64"):
         pld.interval((Event(sample_rate=0.1, noise_multiplier=1.0, steps=3),), 1e-300)
-    assert epsilon(sample_rate=0.1, noise_multiplier=1.0, steps=3, delta=1e-300).accountant == "renyi"
+    assert (
+        epsilon(sample_rate=0.1, noise_multiplier=1.0, steps=3, delta=1e-300).accountant == "renyi"
+    )
 
 
 def event(q: float, sigma: float, steps: int = 1) -> Event:
@@ -119,7 +133,9 @@ def event(q: float, sigma: float, steps: int = 1) -> Event:
 
 def different(count: int, seed: int = 0) -> list[Event]:
     rng = random.Random(seed)
-    return [event(rng.uniform(0.01, 0.1), rng.uniform(0.8, 4), rng.randint(1, 9)) for _ in range(count)]
+    return [
+        event(rng.uniform(0.01, 0.1), rng.uniform(0.8, 4), rng.randint(1, 9)) for _ in range(count)
+    ]
 
 
 def test_fewer_settings_never_lose_less():
@@ -166,7 +182,12 @@ def test_a_number_at_the_edge_gives_a_bound_or_infinity(q, sigma, steps):
         if sigma < 1e-3:
             assert upper == math.inf or upper > 1e5
             assert not surely_within(events, epsilon=8.0, delta=DELTA)
-    assert max_steps(epsilon=8.0, delta=DELTA, sample_rate=0.1, noise_multiplier=1.0, besides=tuple(own)) >= 0
+    assert (
+        max_steps(
+            epsilon=8.0, delta=DELTA, sample_rate=0.1, noise_multiplier=1.0, besides=tuple(own)
+        )
+        >= 0
+    )
     for of in (displayed, spread):
         found = of([honest, own, honest], delta=DELTA)
         assert found.largest >= upper_or_inf(own, DELTA)

@@ -1,4 +1,6 @@
-"""The composed loss against values that need no grid, and mistakes of each kind that it must not survive."""
+"""The composed loss against values that need no grid, and mistakes of each kind that it must not
+survive.
+"""
 
 import functools
 import itertools
@@ -38,9 +40,15 @@ def _no_answers_of_other_tests():
 
 
 SETTINGS = [
-    (0.01, 1.0, 1000), (0.02, 2.6699, 10_000), (0.02, 0.3, 10_000), (0.3, 2.0, 50), (0.9, 30.0, 1000),
-    (1e-5, 1e3, 10**7), (1e-3, 30.0, 10**7), (0.5, 1e3, 10**7),
-]  # fmt: skip
+    (0.01, 1.0, 1000),
+    (0.02, 2.6699, 10_000),
+    (0.02, 0.3, 10_000),
+    (0.3, 2.0, 50),
+    (0.9, 30.0, 1000),
+    (1e-5, 1e3, 10**7),
+    (1e-3, 30.0, 10**7),
+    (0.5, 1e3, 10**7),
+]
 
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-6, 1e-15])
@@ -56,18 +64,26 @@ def test_it_is_above_the_exact_value_by_less_than_a_thousandth(setting, delta):
     assert bound.estimate == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize(("steps", "delta"), [(3000, 1e-6), pytest.param(10**5, 1e-6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("steps", "delta"), [(3000, 1e-6), pytest.param(10**5, 1e-6, marks=pytest.mark.slow)]
+)
 def test_rare_large_losses_are_resolved(steps, delta):
-    """Three per cent of the runs, or all of them, have one large loss; all else is in the grid's first cells."""
+    """Three per cent of the runs, or all of them, have one large loss; all else is in the grid's
+    first cells.
+    """
     bound = pld.interval((event(1e-5, 0.8, steps),), delta)
     exact = inverted([(1e-5, 0.8, steps)], delta, near=bound.upper)
     assert exact <= bound.upper <= TIGHT * exact
 
 
 def test_a_small_delta_is_that_of_forty_digits():
-    """mpmath, 40 digits, two contours: delta(3.9142982) = 9.999996792e-13 at q = .01, sigma = 1, T = 1000."""
+    """mpmath, 40 digits, two contours: delta(3.9142982) = 9.999996792e-13 at q = .01, sigma = 1, T
+    = 1000.
+    """
     assert 3.9142982 <= upper(0.01, 1.0, 1000, 9.999996792e-13) <= 3.9142982 * TIGHT
-    assert inverted([(0.01, 1.0, 1000)], 9.999996792e-13, near=3.9) == pytest.approx(3.9142982, rel=1e-8)
+    assert inverted([(0.01, 1.0, 1000)], 9.999996792e-13, near=3.9) == pytest.approx(
+        3.9142982, rel=1e-8
+    )
 
 
 @few
@@ -85,9 +101,13 @@ def test_events_compose_in_any_order_and_however_they_are_cut():
     events = [event(0.05, 1.2, 120), event(0.2, 3.0, 40), event(1.0, 30.0, 1)]
     found = [pld.interval(tuple(order), 1e-6).upper for order in itertools.permutations(events)]
     assert max(found) == pytest.approx(min(found), rel=1e-9)
-    exact = inverted([(e.sample_rate, e.noise_multiplier, e.steps) for e in events], 1e-6, near=found[0])
+    exact = inverted(
+        [(e.sample_rate, e.noise_multiplier, e.steps) for e in events], 1e-6, near=found[0]
+    )
     assert exact <= found[0] <= TIGHT * exact
-    cut = pld.interval((event(0.05, 1.2, 50), event(0.05, 1.2 * (1 + 1e-12), 70), *events[1:]), 1e-6).upper
+    cut = pld.interval(
+        (event(0.05, 1.2, 50), event(0.05, 1.2 * (1 + 1e-12), 70), *events[1:]), 1e-6
+    ).upper
     assert cut == pytest.approx(found[0], rel=1e-6)
 
 
@@ -101,34 +121,49 @@ def test_events_compose_in_any_order_and_however_they_are_cut():
 def test_it_is_monotone(q, sigma, steps, delta):
     base = upper(q, sigma, steps, delta)
     more = [
-        upper(min(1.05 * q, 1.0), sigma, steps, delta), upper(q, sigma / 1.05, steps, delta),
-        upper(q, sigma, math.ceil(1.05 * steps), delta), upper(q, sigma, steps, delta / 1.2),
-    ]  # fmt: skip
+        upper(min(1.05 * q, 1.0), sigma, steps, delta),
+        upper(q, sigma / 1.05, steps, delta),
+        upper(q, sigma, math.ceil(1.05 * steps), delta),
+        upper(q, sigma, steps, delta / 1.2),
+    ]
     assert all(base <= other * (1 + 5e-4) for other in more)
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), [(0.05, 1.3, 200, 1e-5), (0.4, 4.0, 30, 1e-6)])
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "delta"), [(0.05, 1.3, 200, 1e-5), (0.4, 4.0, 30, 1e-6)]
+)
 def test_dp_accounting_agrees(q, sigma, steps, delta):
     """dp-accounting 0.6, at a tenth of its usual width: a certified upper bound, too."""
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=q, value_discretization_interval=1e-3, use_connect_dots=True
     ).self_compose(steps)
-    assert upper(q, sigma, steps, delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=TIGHT - 1)
+    assert upper(q, sigma, steps, delta) == pytest.approx(
+        theirs.get_epsilon_for_delta(delta), rel=TIGHT - 1
+    )
 
 
 @pytest.mark.parametrize(
     ("rows", "batch", "sigma", "epochs", "delta", "renyis"),
-    [(60_000, 150, 1.3, 15, 1e-5, 0.7242234026109595), (100_000, 100, 1.0, 30, 1e-7, 1.4154988495444845)],
+    [
+        (60_000, 150, 1.3, 15, 1e-5, 0.7242234026109595),
+        (100_000, 100, 1.0, 30, 1e-7, 1.4154988495444845),
+    ],
 )
 def test_tf_privacys_published_values(rows, batch, sigma, epochs, delta, renyis):
-    """compute_dp_sgd_privacy_test.py of tf-privacy: Renyi bounds, reached at the orders 19 and 13. Ours are those."""
+    """compute_dp_sgd_privacy_test.py of tf-privacy: Renyi bounds, reached at the orders 19 and 13.
+    Ours are those.
+    """
     events = (event(batch / rows, sigma, epochs * rows // batch),)
     assert closed_forms.upper_bound(events, delta) == pytest.approx(renyis, rel=1e-3)
     assert closed_forms.upper_bound(events, delta) <= renyis * (1 + 1e-9)
     assert 0.75 * renyis < pld.interval(events, delta).upper < renyis
 
 
-CONTROLS = {(0.2, 1.0, 60, 1e-6): 12.54, (0.01, 0.8, 400, 1e-9): 4.30, (0.5, 6.0, 300, 1e-12): 11.05}
+CONTROLS = {
+    (0.2, 1.0, 60, 1e-6): 12.54,
+    (0.01, 0.8, 400, 1e-9): 4.30,
+    (0.5, 6.0, 300, 1e-12): 11.05,
+}
 
 
 @functools.cache
@@ -138,7 +173,9 @@ def exact_controls() -> list[float]:
 
 def holds() -> bool:
     """Whether no bound is below an exact value; no bound at all is no mistake."""
-    return all(upper_or_infinite(*c) >= exact for c, exact in zip(CONTROLS, exact_controls(), strict=True))
+    return all(
+        upper_or_infinite(*c) >= exact for c, exact in zip(CONTROLS, exact_controls(), strict=True)
+    )
 
 
 def upper_or_infinite(*setting) -> float:
@@ -180,7 +217,11 @@ def test_a_forgotten_direction_is_caught(monkeypatch):
     """Removal is the larger one of these sums. A sum of additions alone is below the truth."""
     right = pld.Sum.of.__func__
     monkeypatch.setattr(
-        pld.Sum, "of", classmethod(lambda cls, events, delta, *, removal: right(cls, events, delta, removal=False))
+        pld.Sum,
+        "of",
+        classmethod(
+            lambda cls, events, delta, *, removal: right(cls, events, delta, removal=False)
+        ),
     )
     assert not holds()
 
@@ -222,10 +263,14 @@ def test_mass_above_the_window_that_is_not_added_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_an_fft_error_that_is_not_added_to_delta_is_caught(monkeypatch, counted):
-    """A transform with a unit of 5e-5, whose errors make delta smaller: the bound holds if it counts that unit."""
+    """A transform with a unit of 5e-5, whose errors make delta smaller: the bound holds if it
+    counts that unit.
+    """
     right, coarse = tilt.rfft, 5e-5
     monkeypatch.setattr(
-        tilt, "rfft", lambda masses: right(masses) - tilt.ROUNDING * coarse * math.log2(len(masses)) / 10
+        tilt,
+        "rfft",
+        lambda masses: right(masses) - tilt.ROUNDING * coarse * math.log2(len(masses)) / 10,
     )
     if counted:
         monkeypatch.setattr(tilt, "unit", lambda dtype: coarse)
@@ -242,6 +287,8 @@ def test_an_fft_error_that_is_not_added_to_delta_is_caught(monkeypatch, counted)
     ],
 )
 def test_what_is_likely_only_with_the_example_counts_at_small_noise(q, sigma, steps, delta, least):
-    """There the density without the example underflows; without its mass epsilon was .08 where 3,830 is right."""
+    """There the density without the example underflows; without its mass epsilon was .08 where
+    3,830 is right.
+    """
     event = Event(sample_rate=q, noise_multiplier=sigma, steps=steps)
     assert compose([event], delta=delta, accountants=("pld",)).upper > least

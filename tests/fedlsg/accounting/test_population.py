@@ -1,4 +1,6 @@
-"""Epsilon of many clients: never below anyone's own, exact where it is said to be, and from few questions."""
+"""Epsilon of many clients: never below anyone's own, exact where it is said to be, and from few
+questions.
+"""
 
 import statistics
 from functools import partial
@@ -29,9 +31,14 @@ def client(q, sigma, steps, *others):
 
 
 def unequal(count, *, own_noise=False):
-    """Clients whose rates, step counts and, where asked, noise all differ, without any two alike."""
+    """Clients whose rates, step counts and, where asked, noise all differ, without any two
+    alike.
+    """
     qs = [0.01 * 1.11**i for i in range(count)]
-    return [client(q, 2 * (q / 0.02) ** 0.8 if own_noise else 1.5, 10 + 7 * i % 40) for i, q in enumerate(qs)]
+    return [
+        client(q, 2 * (q / 0.02) ** 0.8 if own_noise else 1.5, 10 + 7 * i % 40)
+        for i, q in enumerate(qs)
+    ]
 
 
 @given(value=positive, level=levels)
@@ -44,7 +51,9 @@ def test_the_grid_moves_by_less_than_one_point_and_never_the_wrong_way(value, le
 @settings(max_examples=50, deadline=None)
 def test_moved_events_lose_at_least_as_much(q, sigma, steps, level):
     (event,) = (
-        move_to_grid(client(q, sigma, steps), level) if q < 1 else [Event(sample_rate=1, noise_multiplier=1, steps=1)]
+        move_to_grid(client(q, sigma, steps), level)
+        if q < 1
+        else [Event(sample_rate=1, noise_multiplier=1, steps=1)]
     )
     if q < 1:
         assert event.sample_rate >= q
@@ -73,7 +82,9 @@ def test_many_clients_are_bounded_closely_from_above(own_noise):
 
 
 def test_rounding_down_is_caught(monkeypatch):
-    """Negative control: with the grid turned round, the bound of a crowded front falls below the truth."""
+    """Negative control: with the grid turned round, the bound of a crowded front falls below the
+    truth.
+    """
     clients = [client(q, 2 * (q / 0.02) ** 0.5, 30) for q in (0.01 * 1.18**i for i in range(12))]
     largest = max(upper_or_inf(events, DELTA, ("pld",)) for events in clients)
     for limit in ("EXACT", "FRONT"):
@@ -87,14 +98,20 @@ def test_rounding_down_is_caught(monkeypatch):
     assert max(upper_or_inf(move_to_grid(e, 2), DELTA, ("pld",)) for e in members) < largest
 
 
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=30
+    )
+)
 def test_the_front_covers_everyone_and_holds_no_one_in_vain(numbers):
     clients = [client(q / 10, float(sigma), steps) for q, sigma, steps in numbers]
     members = front(clients)
 
     def covers(a, b):
         return all(
-            x.sample_rate >= y.sample_rate and x.noise_multiplier <= y.noise_multiplier and x.steps >= y.steps
+            x.sample_rate >= y.sample_rate
+            and x.noise_multiplier <= y.noise_multiplier
+            and x.steps >= y.steps
             for x, y in zip(a, b, strict=True)
         )
 
@@ -111,19 +128,33 @@ def test_a_budget_holds_to_the_step_whether_settings_are_few_or_many(tmp_path, m
         monkeypatch.setattr(population, "EXACT", exact)
         ledger = Ledger(tmp_path / f"{exact}.jsonl", client=0)
         steps = (270, 285, 300, 315)
-        allowed.append([n for n in steps if not ledger.would_exceed(Entry(round=1, steps=n, **entry), 2.0, DELTA)])
+        allowed.append(
+            [
+                n
+                for n in steps
+                if not ledger.would_exceed(Entry(round=1, steps=n, **entry), 2.0, DELTA)
+            ]
+        )
     assert allowed == [[270, 285]] * 2, "295 steps lose 2.0"
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 30, 31])
 def test_equal_clients_may_be_counted(number):
-    """Largest and median of distinct histories with their counts are those of all clients, few and many."""
+    """Largest and median of distinct histories with their counts are those of all clients, few and
+    many.
+    """
     clients = [client(0.1 * (1 + i % 3), 2.0, 1 + i * i % 7) for i in range(number)]
     different = list(dict.fromkeys(clients))
     counts = [clients.count(one) for one in different]
     for compute in (displayed, partial(spread, accountants=("pld",))):
-        whole, counted = compute(clients, delta=DELTA), compute(different, delta=DELTA, counts=counts)
+        whole, counted = (
+            compute(clients, delta=DELTA),
+            compute(different, delta=DELTA, counts=counts),
+        )
         assert (whole.largest, whole.median) == (counted.largest, counted.median)
         assert clients[whole.worst] == different[counted.worst]
     if len(different) > 2:
-        assert displayed(different, delta=DELTA, counts=[1] * (len(different) - 1) + [99]).median != whole.median
+        assert (
+            displayed(different, delta=DELTA, counts=[1] * (len(different) - 1) + [99]).median
+            != whole.median
+        )

@@ -1,4 +1,6 @@
-"""The closed bound against a hand calculation, dp-accounting's own Renyi accountant, and both reported accountants."""
+"""The closed bound against a hand calculation, dp-accounting's own Renyi accountant, and both
+reported accountants.
+"""
 
 import math
 
@@ -45,28 +47,41 @@ def test_order_two_by_hand():
 def test_it_is_dp_accountings(q, sigma, some, more):
     events = [event(q, sigma, some), event(1.0, 5.0, more)]
     library = by_library(events)
-    spent = sum(e.steps * closed_forms._log_moments(e.sample_rate, e.noise_multiplier)[: len(INTEGERS)] for e in events)
+    spent = sum(
+        e.steps * closed_forms._log_moments(e.sample_rate, e.noise_multiplier)[: len(INTEGERS)]
+        for e in events
+    )
     np.testing.assert_allclose(spent / (np.array(INTEGERS) - 1), library._rdp, rtol=1e-9, atol=1e-9)
     assert upper_bound(events, DELTA) <= float(library.get_epsilon(DELTA)) * (1 + 1e-9) + 1e-9
 
 
-@pytest.mark.parametrize(("q", "sigma", "order", "known"), [
-    (0.01, 1.0, 1.5, 6.36268716637249e-5), (0.01, 1.0, 2.5, 0.000326362998422821), (0.3, 0.3, 1.5, 2.42036999062937),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("q", "sigma", "order", "known"),
+    [
+        (0.01, 1.0, 1.5, 6.36268716637249e-5),
+        (0.01, 1.0, 2.5, 0.000326362998422821),
+        (0.3, 0.3, 1.5, 2.42036999062937),
+    ],
+)
 def test_fractional_orders_are_those_of_thirty_digits(q, sigma, order, known):
-    """By mpmath's quadrature. dp-accounting's own values at these orders are up to 7 % above them."""
+    """By mpmath's quadrature. dp-accounting's own values at these orders are up to 7 % above
+    them.
+    """
     at = list(closed_forms.ORDERS).index(order)
     assert closed_forms._log_moments(q, sigma)[at] == pytest.approx(known, rel=1e-9)
 
 
 @given(
-    st.sampled_from([0.02, 0.3, 0.9, 1.0]), st.sampled_from([0.7, 1.0, 2.0, 5.0]), st.sampled_from([1, 3, 50]),
+    st.sampled_from([0.02, 0.3, 0.9, 1.0]),
+    st.sampled_from([0.7, 1.0, 2.0, 5.0]),
+    st.sampled_from([1, 3, 50]),
     st.floats(0.05, 30.0),
-)  # fmt: skip
+)
 @settings(deadline=None, max_examples=10)
 def test_who_is_surely_within_is_within_by_what_is_reported(q, sigma, steps, budget):
     events = [event(q, sigma, steps)]
-    closest = upper_bound(events, DELTA) * (1 + 1e-8) + 1e-9  # about the smallest budget that it lets pass
+    # about the smallest budget that it lets pass
+    closest = upper_bound(events, DELTA) * (1 + 1e-8) + 1e-9
     for epsilon in (budget, closest):
         if surely_within(events, epsilon=epsilon, delta=DELTA) and epsilon < 50:
             assert compose(events, delta=DELTA).upper <= epsilon

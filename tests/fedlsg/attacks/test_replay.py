@@ -1,4 +1,6 @@
-"""The replayed client against the client itself: equal payloads, and a gradient back to the candidate."""
+"""The replayed client against the client itself: equal payloads, and a gradient back to the
+candidate.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from fedlsg.training.client import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 from tests.fedlsg.support.own_methods import CORE, OWN_MASK
 
-OWN = Method(name="own", carrier=CORE, mask=OWN_MASK, mechanism=Mechanism(kind="clip-only", clip_norm=0.1))
+OWN = Method(
+    name="own", carrier=CORE, mask=OWN_MASK, mechanism=Mechanism(kind="clip-only", clip_norm=0.1)
+)
 METHODS = [
     OWN,
     "probe",
@@ -34,16 +38,22 @@ def settings_of(name: str | Method) -> dict[str, object]:
     return {"clip": "per-block"} if name == "rs" else {}
 
 
-@pytest.mark.parametrize("local", [LocalTraining(expected_batch=3.0), SEVERAL], ids=["one step", "three steps"])
+@pytest.mark.parametrize(
+    "local", [LocalTraining(expected_batch=3.0), SEVERAL], ids=["one step", "three steps"]
+)
 @pytest.mark.parametrize("name", METHODS, ids=lambda how: getattr(how, "name", how))
 def test_it_sends_what_a_client_sends(name, local):
-    """Projection, mask, weights of groups, active clip, momentum and moves: all of client_step, to rounding."""
+    """Projection, mask, weights of groups, active clip, momentum and moves: all of client_step, to
+    rounding.
+    """
     how = name if isinstance(name, Method) else method(name, **settings_of(name))
     seen = observe(how, mlp(), IMAGES, LABELS, local=local)
     assert_close(replay(seen, IMAGES, LABELS), seen.values, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("local", [LocalTraining(expected_batch=3.0), SEVERAL], ids=["one step", "three steps"])
+@pytest.mark.parametrize(
+    "local", [LocalTraining(expected_batch=3.0), SEVERAL], ids=["one step", "three steps"]
+)
 def test_its_gradient_is_that_of_finite_differences(local):
     seen = observe(method("lsg"), mlp(), IMAGES, LABELS, local=local)
     generator = torch.Generator().manual_seed(0)
@@ -52,5 +62,9 @@ def test_its_gradient_is_that_of_finite_differences(local):
     weights = torch.randn(seen.frame.kept, generator=generator, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(replay(seen, inputs, LABELS) @ weights, inputs)
     step = 1e-6
-    ahead, behind = (replay(seen, IMAGES + sign * step * direction, LABELS) @ weights for sign in (1, -1))
-    assert (gradient * direction).sum().item() == pytest.approx(((ahead - behind) / (2 * step)).item(), rel=1e-5)
+    ahead, behind = (
+        replay(seen, IMAGES + sign * step * direction, LABELS) @ weights for sign in (1, -1)
+    )
+    assert (gradient * direction).sum().item() == pytest.approx(
+        ((ahead - behind) / (2 * step)).item(), rel=1e-5
+    )

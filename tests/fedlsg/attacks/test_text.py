@@ -1,4 +1,6 @@
-"""Texts from gradients: found without noise, masked, padded; with much noise the blind guess is left."""
+"""Texts from gradients: found without noise, masked, padded; with much noise the blind guess is
+left.
+"""
 
 import math
 
@@ -15,12 +17,16 @@ from tests.fedlsg.support.encoders import BEGIN, END, PAD, TOKENS, Encoder, text
 from tests.fedlsg.support.observed import cross_entropy, method, observe
 
 LABEL = torch.tensor([1])
-EVEN = torch.full((TOKENS,), -math.log(TOKENS - 3)).index_fill(0, torch.tensor([PAD, BEGIN, END]), -math.inf)
+EVEN = torch.full((TOKENS,), -math.log(TOKENS - 3)).index_fill(
+    0, torch.tensor([PAD, BEGIN, END]), -math.inf
+)
 """Log frequency of tokens that are all alike."""
 KNOWN = Knowledge(labels=LABEL, examples=1)
 
 
-def seen_of(tokens: torch.Tensor, how: str = "rgp", labels: torch.Tensor = LABEL, **changes: object) -> Observation:
+def seen_of(
+    tokens: torch.Tensor, how: str = "rgp", labels: torch.Tensor = LABEL, **changes: object
+) -> Observation:
     inputs = {"input_ids": tokens, "attention_mask": (tokens != PAD).long()}
     return observe(method(how, **changes), Encoder(), inputs, labels)
 
@@ -31,17 +37,27 @@ def prior_of(tokens: torch.Tensor, **changes: object) -> TextPrior:
     frequency = torch.zeros(TOKENS)
     frequency[[PAD, BEGIN, END]] = -torch.inf
     blind = torch.tensor([BEGIN, *range(3, 1 + length), END])
-    return TextPrior(vocabulary=vocabulary(length), **{"log_frequency": frequency, "blind": blind, **changes})
+    return TextPrior(
+        vocabulary=vocabulary(length), **{"log_frequency": frequency, "blind": blind, **changes}
+    )
 
 
-def found(seen: Observation, prior: TextPrior, known: Knowledge = KNOWN, seed: int = 0, **changes: object):
+def found(
+    seen: Observation, prior: TextPrior, known: Knowledge = KNOWN, seed: int = 0, **changes: object
+):
     attack = TextMatching(**{"restarts": 3, **changes})
-    return match_text(seen, known, prior, attack=attack, generator=torch.Generator().manual_seed(seed))
+    return match_text(
+        seen, known, prior, attack=attack, generator=torch.Generator().manual_seed(seed)
+    )
 
 
-@pytest.mark.parametrize(("how", "changes"), [("dpsgd", {}), ("rgp", {}), ("lsg", {"sparsity": 0.5})])
+@pytest.mark.parametrize(
+    ("how", "changes"), [("dpsgd", {}), ("rgp", {}), ("lsg", {"sparsity": 0.5})]
+)
 def test_a_short_text_without_noise_is_found(how, changes):
-    """Golden: from the blind guess, by swaps alone or from free embeddings; the objective says that it is exact."""
+    """Golden: from the blind guess, by swaps alone or from free embeddings; the objective says that
+    it is exact.
+    """
     tokens = texts(5)["input_ids"]
     guess = found(seen_of(tokens, how, **changes), prior_of(tokens))
     assert guess.inputs.tolist() == tokens.tolist()
@@ -49,7 +65,9 @@ def test_a_short_text_without_noise_is_found(how, changes):
 
 
 def test_much_noise_leaves_the_blind_guess():
-    """A replacement has to be worth its name: without that, noise would be fitted (negative control)."""
+    """A replacement has to be worth its name: without that, noise would be fitted (negative
+    control).
+    """
     tokens = texts(7)["input_ids"]
     seen = seen_of(tokens, mechanism="dp", noise_multiplier=2.0)
     prior = prior_of(tokens, log_frequency=EVEN)
@@ -59,7 +77,9 @@ def test_much_noise_leaves_the_blind_guess():
     assert fitted.inputs[0].tolist() not in (prior.blind.tolist(), tokens[0].tolist())
 
 
-def first_layers(how: str, *lengths: int, seed: int = 0, frozen_attention: bool = False, **changes: object):
+def first_layers(
+    how: str, *lengths: int, seed: int = 0, frozen_attention: bool = False, **changes: object
+):
     """An observation of texts of these lengths, and their tokens."""
     inputs = texts(*lengths, seed=seed)
     targets = torch.arange(len(lengths)) % 2
@@ -70,7 +90,11 @@ def first_layers(how: str, *lengths: int, seed: int = 0, frozen_attention: bool 
 def read(seen: Observation, tokens, **changes: object):
     words = vocabulary(tokens.shape[1], **changes)
     return read_tokens(
-        seen.model, span_test(seen, words), words, texts=len(tokens), generator=torch.Generator().manual_seed(0)
+        seen.model,
+        span_test(seen, words),
+        words,
+        texts=len(tokens),
+        generator=torch.Generator().manual_seed(0),
     )
 
 
@@ -90,7 +114,9 @@ def test_rows_of_a_dense_gradient_are_combinations_of_the_embeddings():
     assert len(span.basis) <= 6
 
 
-@pytest.mark.parametrize(("how", "changes"), [("dpsgd", {}), ("rgp", {}), ("lsg", {"sparsity": 0.25})])
+@pytest.mark.parametrize(
+    ("how", "changes"), [("dpsgd", {}), ("rgp", {}), ("lsg", {"sparsity": 0.25})]
+)
 def test_a_text_without_noise_is_read_word_by_word(how, changes):
     """Golden: rank 8, three layers: 24 rows, 9 tokens."""
     seen, tokens = first_layers(how, 9, **changes)

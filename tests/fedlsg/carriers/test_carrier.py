@@ -1,4 +1,6 @@
-"""Where carriers come from: of W, of W - W_0, of nothing; which layers get them, also in a head of two layers."""
+"""Where carriers come from: of W, of W - W_0, of nothing; which layers get them, also in a head of
+two layers.
+"""
 
 import pytest
 import torch
@@ -31,17 +33,32 @@ def weights(seed: int = 0, rank: int | None = None) -> dict[str, Tensor]:
     W = torch.randn(12, 10, generator=generator, dtype=torch.float64)
     if rank is not None:
         W = W[:, :rank] @ torch.randn(rank, 10, generator=generator, dtype=torch.float64)
-    return {"0.weight": W, "0.bias": torch.zeros(12), "1.weight": torch.randn(6, 4, 3, 3, generator=generator)}
+    return {
+        "0.weight": W,
+        "0.bias": torch.zeros(12),
+        "1.weight": torch.randn(6, 4, 3, 3, generator=generator),
+    }
 
 
 def frame(
-    carrier: Carrier, *, now=None, start=None, round: int = 1, updates: int = 0, seed: int = 0, carried=NAMES
+    carrier: Carrier,
+    *,
+    now=None,
+    start=None,
+    round: int = 1,
+    updates: int = 0,
+    seed: int = 0,
+    carried=NAMES,
 ) -> Frame:
     now = weights() if now is None else now
     public = Public(
-        weights=now, initial=start or {}, carried=carried_sizes(carrier, now, carried), time=RoundTime(round=round),
-        updates=updates, seed=seed,
-    )  # fmt: skip
+        weights=now,
+        initial=start or {},
+        carried=carried_sizes(carrier, now, carried),
+        time=RoundTime(round=round),
+        updates=updates,
+        seed=seed,
+    )
     where = carrier.coordinates(public)
     return Frame(coordinates=where, blocks=make_blocks(where))
 
@@ -53,14 +70,21 @@ def captured(W: Tensor, L: Tensor, R: Tensor) -> float:
 
 def net() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 12, 3), nn.GroupNorm(2, 12), nn.Flatten(), nn.Linear(48, 32), nn.Linear(32, 30), nn.Linear(30, 10)
+        nn.Conv2d(1, 12, 3),
+        nn.GroupNorm(2, 12),
+        nn.Flatten(),
+        nn.Linear(48, 32),
+        nn.Linear(32, 30),
+        nn.Linear(30, 10),
     )
 
 
 @given(m=st.integers(1, 60), n=st.integers(1, 60), r=st.integers(1, 60))
 def test_a_layer_is_carried_where_it_pays(m, n, r):
     """10 r (m + n) < 8 m n, in integers."""
-    assert pays(torch.zeros(m, n), RandomCarriers(rank=r)) == (10 * r * (m + n) < 8 * m * n and r <= min(m, n))
+    assert pays(torch.zeros(m, n), RandomCarriers(rank=r)) == (
+        10 * r * (m + n) < 8 * m * n and r <= min(m, n)
+    )
 
 
 def test_what_is_carried():
@@ -68,13 +92,20 @@ def test_what_is_carried():
     carrier = LowRank(rank=4)
     assert carried_parameters(net(), carrier) == ("0.weight", "3.weight", "4.weight")
     assert carried_parameters(net(), LowRank(rank=5)) == ("3.weight", "4.weight")
-    assert carried_parameters(net(), carrier, classifier="4") == ("0.weight", "3.weight", "5.weight")
+    assert carried_parameters(net(), carrier, classifier="4") == (
+        "0.weight",
+        "3.weight",
+        "5.weight",
+    )
     assert carried_parameters(net(), Dense()) == ()
 
 
 def test_frozen_and_other_layers_are_not_carried():
     model = nn.Sequential(
-        nn.Embedding(50, 30), nn.Linear(30, 30).requires_grad_(False), nn.Linear(30, 30), nn.Linear(30, 2)
+        nn.Embedding(50, 30),
+        nn.Linear(30, 30).requires_grad_(False),
+        nn.Linear(30, 30),
+        nn.Linear(30, 2),
     )
     assert carried_parameters(model, LowRank(rank=2)) == ("2.weight",)
 
@@ -83,9 +114,12 @@ def test_a_rank_that_carries_nothing_is_refused():
     with pytest.raises(ValueError, match=r"rank=24 carries no layer of Sequential.*smaller rank"):
         carried_parameters(net(), LowRank(rank=24))
     with pytest.raises(
-        ValueError, match=r"carries no layer of Linear: it has no .* before the classifier; choose another model"
+        ValueError,
+        match=r"carries no layer of Linear: it has no .* before the classifier; choose another "
+        r"model",
     ):
-        carried_parameters(nn.Linear(50, 50), RandomCarriers(rank=1))  # its only layer is the classifier
+        # its only layer is the classifier
+        carried_parameters(nn.Linear(50, 50), RandomCarriers(rank=1))
 
 
 @given(warmup=st.integers(1, 4), updates=st.integers(0, 6))
@@ -110,7 +144,12 @@ def test_the_change_is_decomposed_after_the_warm_up(warmup, updates):
 def test_carriers_are_orthonormal_and_shaped_like_the_flat_weight(kind, rank, seed, dtype):
     now = {name: W.to(dtype) for name, W in weights().items()}
     f = frame(
-        step_carrier(kind, rank), now=now, start=weights(1), updates=1, seed=seed, carried=("0.weight", "1.weight")
+        step_carrier(kind, rank),
+        now=now,
+        start=weights(1),
+        updates=1,
+        seed=seed,
+        carried=("0.weight", "1.weight"),
     )
     for c, (m, n) in ((f.coordinates[0], (12, 10)), (f.coordinates[2], (6, 36))):
         assert (c.L.shape, c.R.shape, c.L.dtype) == ((m, rank), (rank, n), dtype)

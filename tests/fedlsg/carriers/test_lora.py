@@ -1,4 +1,6 @@
-"""LoRA: the factors are trained, W is not; masks follow the effective weight; gradients are the product rule's."""
+"""LoRA: the factors are trained, W is not; masks follow the effective weight; gradients are the
+product rule's.
+"""
 
 import copy
 
@@ -7,7 +9,14 @@ import torch
 from torch import nn
 
 from fedlsg.carriers import Lora, prepare_model
-from fedlsg.carriers.lora import BASE, Adapted, adapted_layers, effective_weight, frozen_bases, merge
+from fedlsg.carriers.lora import (
+    BASE,
+    Adapted,
+    adapted_layers,
+    effective_weight,
+    frozen_bases,
+    merge,
+)
 from fedlsg.frame import Frame
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.supported import trainable
@@ -24,7 +33,12 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    layers = [nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.GroupNorm(2, 8), nn.Tanh(), nn.Conv2d(8, 8, 3, bias=False)]
+    layers = [
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.Tanh(),
+        nn.Conv2d(8, 8, 3, bias=False),
+    ]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 4, 3)).double()
 
 
@@ -47,7 +61,14 @@ def frame_of(model: nn.Module, mask: Mask) -> Frame:
     method = Method(name="lora", carrier=LORA, mask=mask)
     weights = {name: p.detach() for name, p in trainable(model).items()}
     return make_frame(
-        method, weights, frozen_bases(model), carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0
+        method,
+        weights,
+        frozen_bases(model),
+        carried=(),
+        round=1,
+        updates=0,
+        schedule=Schedule(rounds=1),
+        seed=0,
     )
 
 
@@ -74,7 +95,9 @@ def test_per_example_gradients_are_autograd_s_at_the_kept_coordinates(kind, spar
     got = torch.cat(per_example_gradients(model, cross_entropy, x, y, frame), 1)
     for i in range(4):
         loss = cross_entropy(model(x[i : i + 1]), y[i : i + 1]).sum()
-        dense = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(trainable(model).values()))])
+        dense = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(trainable(model).values()))]
+        )
         torch.testing.assert_close(got[i], dense[frame.indices])
     assert (frame.kept < frame.size) == (sparsity > 0)
 
@@ -93,7 +116,10 @@ def test_rows_of_up_and_columns_of_down_follow_the_importance_of_the_effective_w
                 expected = keep_units(unit_importance(W)[axis], 0.5)
                 assert (block.keep.axis, block.keep.index.tolist()) == (axis, expected.tolist())
                 # Negative control: the importance of W_0 alone is another mask here.
-                seen += keep_units(unit_importance(weights[path + BASE])[axis], 0.5).tolist() != expected.tolist()
+                seen += (
+                    keep_units(unit_importance(weights[path + BASE])[axis], 0.5).tolist()
+                    != expected.tolist()
+                )
             elif not block.parameter.endswith((".up.weight", ".down.weight")):
                 assert block.kept == block.size
     assert seen
@@ -101,7 +127,9 @@ def test_rows_of_up_and_columns_of_down_follow_the_importance_of_the_effective_w
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_merged_factors_are_the_plain_model(kind):
-    """Same names in the same order, same function; negative control: the start, where B = 0, is another one."""
+    """Same names in the same order, same function; negative control: the start, where B = 0, is
+    another one.
+    """
     before, model = adapted(kind)
     paths = list(adapted_layers(model))
     tensors = merge(model.state_dict(), paths, LORA.scale)

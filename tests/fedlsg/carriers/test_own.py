@@ -19,7 +19,9 @@ SIZES = {"w": Sizes(6, 2, 3, 8)}
 
 
 def public(dtype: torch.dtype = torch.float32) -> Public:
-    return Public(weights={"w": torch.ones(6, 8, dtype=dtype), "b": torch.ones(6, dtype=dtype)}, carried=SIZES)
+    return Public(
+        weights={"w": torch.ones(6, 8, dtype=dtype), "b": torch.ones(6, dtype=dtype)}, carried=SIZES
+    )
 
 
 def made(pair: Any, **changes: Any) -> Callable[[Public], Any]:
@@ -40,7 +42,10 @@ L, R = torch.randn(6, 2), torch.randn(3, 8)
 
 def test_a_pair_becomes_the_coordinates_in_the_weights_own_type():
     where = core(made((L.double(), R.mT.contiguous().mT))).coordinates(public())
-    assert [(c.name, c.carried, c.form) for c in where] == [("w", True, forms.CORE), ("b", False, forms.CORE)]
+    assert [(c.name, c.carried, c.form) for c in where] == [
+        ("w", True, forms.CORE),
+        ("b", False, forms.CORE),
+    ]
     assert where[0].L.dtype == torch.float32
     assert torch.equal(where[0].L, L)
     assert torch.equal(where[0].R, R)
@@ -51,8 +56,14 @@ def test_a_pair_becomes_the_coordinates_in_the_weights_own_type():
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        ((L, R.mT), r"expected L of shape \(6, 2\) and R of shape \(3, 8\), got \(6, 2\), \(8, 3\)"),
-        ((L[:, :1], R), r"expected L of shape \(6, 2\) and R of shape \(3, 8\), got \(6, 1\), \(3, 8\)"),
+        (
+            (L, R.mT),
+            r"expected L of shape \(6, 2\) and R of shape \(3, 8\), got \(6, 2\), \(8, 3\)",
+        ),
+        (
+            (L[:, :1], R),
+            r"expected L of shape \(6, 2\) and R of shape \(3, 8\), got \(6, 1\), \(3, 8\)",
+        ),
         ((L,), r"expected two tensors \(L, R\), got \(6, 2\)"),
         ((L, R, R), r"expected two tensors \(L, R\)"),
         (L, r"expected two tensors \(L, R\), got \(6, 2\)"),
@@ -63,7 +74,9 @@ def test_a_pair_becomes_the_coordinates_in_the_weights_own_type():
     ],
 )
 def test_a_wrong_pair_is_refused_by_the_names_of_function_and_weight(pair, message):
-    with pytest.raises(ValueError, match=r"carriers by .*test_own.made.<locals>.own_function for w: " + message):
+    with pytest.raises(
+        ValueError, match=r"carriers by .*test_own.made.<locals>.own_function for w: " + message
+    ):
         core(made(pair)).coordinates(public())
 
 
@@ -77,7 +90,9 @@ def test_a_wrong_pair_is_refused_by_the_names_of_function_and_weight(pair, messa
     ],
 )
 def test_exactly_the_carried_weights_have_a_pair(make, found):
-    with pytest.raises(ValueError, match=r"a pair \(L, R\) for each name in public.carried, \['w'\], got " + found):
+    with pytest.raises(
+        ValueError, match=r"a pair \(L, R\) for each name in public.carried, \['w'\], got " + found
+    ):
         core(make).coordinates(public())
 
 
@@ -85,7 +100,9 @@ def test_exactly_the_carried_weights_have_a_pair(make, found):
 @pytest.mark.parametrize("side", ["L", "R", "neither"])
 def test_eq_3_refuses_carriers_that_are_not_orthonormal(side, dtype):
     """A thousandth off is refused, rounding is not."""
-    square = Public(weights={"w": torch.ones(6, 8, dtype=dtype)}, carried={"w": Sizes(6, 2, 2, 8)}, seed=3)
+    square = Public(
+        weights={"w": torch.ones(6, 8, dtype=dtype)}, carried={"w": Sizes(6, 2, 2, 8)}, seed=3
+    )
 
     def make(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
         L, R = orthonormal(public)["w"]
@@ -94,14 +111,20 @@ def test_eq_3_refuses_carriers_that_are_not_orthonormal(side, dtype):
     if side == "neither":
         assert OwnCarriers(make=make, rank=2).coordinates(square)[0].carried
         return
-    with pytest.raises(ValueError, match=rf"'tangent' \(Eq. 3\) needs orthonormal .* {side} is off by 0.002; .*'core'"):
+    with pytest.raises(
+        ValueError,
+        match=rf"'tangent' \(Eq. 3\) needs orthonormal .* {side} is off by 0.002; .*'core'",
+    ):
         OwnCarriers(make=make, rank=2).coordinates(square)
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"mask": Mask(kind="units", sparsity=0.3)}, "rows of dL and columns of dR: it needs low-rank carriers"),
+        (
+            {"mask": Mask(kind="units", sparsity=0.3)},
+            "rows of dL and columns of dR: it needs low-rank carriers",
+        ),
         ({"mask": Mask(kind="magnitude", sparsity=0.3)}, "need dense gradients"),
         ({"server": ServerOptimizer(estimator="averaged")}, "averages the two copies"),
     ],

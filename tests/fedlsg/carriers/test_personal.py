@@ -1,4 +1,6 @@
-"""Personal parameters: in the joint clip and the noise like all others, not in what is sent, and why it must be so."""
+"""Personal parameters: in the joint clip and the noise like all others, not in what is sent, and
+why it must be so.
+"""
 
 from dataclasses import replace
 
@@ -42,16 +44,23 @@ def one_example(p: Problem, row: int) -> Problem:
 def test_the_shared_values_are_sent_and_the_head_stays(name):
     p = with_head(name)
     values = p.step(NOISY)
-    assert values.equal(problem(*FRAMES[name]).step(NOISY))  # clip and noise are those of all parameters together
+    # clip and noise are those of all parameters together
+    assert values.equal(problem(*FRAMES[name]).step(NOISY))
     sent, lifted = encode(values, p.frame), p.frame.gradients(values)
-    assert len(sent) == p.frame.wire.kept == p.frame.kept - sum(b.kept for b in p.frame.blocks if b.parameter in HEAD)
+    assert (
+        len(sent)
+        == p.frame.wire.kept
+        == p.frame.kept - sum(b.kept for b in p.frame.blocks if b.parameter in HEAD)
+    )
     for parameter, gradient in p.frame.wire.gradients(sent).items():
         assert parameter not in HEAD
         torch.testing.assert_close(gradient, lifted[parameter])
     received = p.frame.gradients(decode(sent, p.frame))
     assert all(bool((received[parameter] == 0).all()) for parameter in HEAD)
     assert encode(with_zeros(sent, p.frame), p.frame).equal(sent)
-    assert personal_gradient(values, p.frame).equal(torch.cat([lifted[n].flatten() for n in HEAD]).double())
+    assert personal_gradient(values, p.frame).equal(
+        torch.cat([lifted[n].flatten() for n in HEAD]).double()
+    )
     assert personal_size(p.frame) == 3 * 8 + 3
     assert p.frame.digest != problem(*FRAMES[name]).frame.digest
 
@@ -64,7 +73,9 @@ def joint_norm(shared: Tensor, head: Tensor) -> float:
 def test_the_head_is_in_the_clip_of_its_example():
     """Negative control: a head that is left out of the clip moves its example beyond C."""
     p = with_head()
-    norms = [project_and_keep(dense_gradients(p, p.model, i), p.frame).norm() for i in range(EXAMPLES)]
+    norms = [
+        project_and_keep(dense_gradients(p, p.model, i), p.frame).norm() for i in range(EXAMPLES)
+    ]
     p = one_example(p, int(torch.stack(norms).argmax()))
     values = p.step(CLIP_ONLY)
     bound = CLIP_ONLY.clip_norm * (1 + 1e-9)
@@ -74,8 +85,15 @@ def test_the_head_is_in_the_clip_of_its_example():
 
 
 def heads(p: Problem, mechanism: Mechanism, count: int) -> Tensor:
-    """The head's step in several releases from the same data, at a rate where every example takes part."""
-    return torch.stack([personal_gradient(p.step(mechanism, LocalTraining(), seed), p.frame) for seed in range(count)])
+    """The head's step in several releases from the same data, at a rate where every example takes
+    part.
+    """
+    return torch.stack(
+        [
+            personal_gradient(p.step(mechanism, LocalTraining(), seed), p.frame)
+            for seed in range(count)
+        ]
+    )
 
 
 def has_noise(steps: Tensor, mechanism: Mechanism) -> bool:
@@ -92,9 +110,15 @@ def test_a_head_without_noise_is_caught():
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ({"compression": Compression(topk_rate=0.1, error_feedback=True), "mechanism": NONE}, "error feedback"),
+        (
+            {"compression": Compression(topk_rate=0.1, error_feedback=True), "mechanism": NONE},
+            "error feedback",
+        ),
         ({"mask": Mask(kind="uniform", sparsity=0.5, ranking="gradients")}, "ranking=gradients"),
-        ({"mechanism": Mechanism(noise_multiplier=1.0, noise_share=0.5)}, "trust='aggregate' or 'secure'"),
+        (
+            {"mechanism": Mechanism(noise_multiplier=1.0, noise_share=0.5)},
+            "trust='aggregate' or 'secure'",
+        ),
     ],
 )
 def test_methods_without_a_true_personal_part_are_refused(parts, why):

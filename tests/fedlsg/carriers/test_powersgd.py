@@ -1,4 +1,6 @@
-"""Factors of a noisy update: exact for rank r, the best in the spans of one power step otherwise, post-processing."""
+"""Factors of a noisy update: exact for rank r, the best in the spans of one power step otherwise,
+post-processing.
+"""
 
 import pytest
 import torch
@@ -25,7 +27,14 @@ def frame(rank: int = RANK, updates: int = 0, mechanism: Mechanism | None = None
     initial = {name: torch.randn_like(weights[name]) for name in carried}
     method = Method(name="dp-powersgd", carrier=carrier, mechanism=mechanism or Mechanism())
     return make_frame(
-        method, weights, initial, carried=carried, round=1, updates=updates, schedule=Schedule(rounds=9), seed=3
+        method,
+        weights,
+        initial,
+        carried=carried,
+        round=1,
+        updates=updates,
+        schedule=Schedule(rounds=9),
+        seed=3,
     )
 
 
@@ -51,11 +60,15 @@ def test_rank_r_updates_come_back_exactly_and_others_as_their_projection():
             continue
         assert back.norm() <= G.norm()
         assert torch.linalg.matrix_rank(back.flatten(1)) == RANK
-        torch.testing.assert_close((G - back).flatten() @ back.flatten(), torch.tensor(0.0).double(), atol=1e-9, rtol=0)
+        torch.testing.assert_close(
+            (G - back).flatten() @ back.flatten(), torch.tensor(0.0).double(), atol=1e-9, rtol=0
+        )
 
 
 def test_factors_are_refused_where_only_the_sum_would_be_private():
-    """They are no linear function of the noisy values: the server reads each client's, with a share of the noise."""
+    """They are no linear function of the noisy values: the server reads each client's, with a share
+    of the noise.
+    """
     carrier = Factors(rank=RANK)
     Method(name="dp-powersgd", carrier=carrier, mechanism=Mechanism(noise_share=1.0))
     with pytest.raises(ValueError, match=r"factors do not add up.*trust='client'"):

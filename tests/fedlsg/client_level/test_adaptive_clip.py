@@ -1,4 +1,6 @@
-"""The adaptive clip: both releases of a round cost what the ledger says, and C follows the quantile."""
+"""The adaptive clip: both releases of a round cost what the ledger says, and C follows the
+quantile.
+"""
 
 import math
 
@@ -18,14 +20,20 @@ def test_count_and_sum_together_have_the_noise_multiplier_of_the_ledger():
     z_sum = CLIP.sum_multiplier(1.0)
     assert z_sum == pytest.approx((1.0 - (2 * 5.0) ** -2) ** -0.5, rel=1e-9)
     assert (z_sum**-2 + CLIP.count_multiplier**-2) ** -0.5 >= 1.0
-    both = [Event(sample_rate=1.0, noise_multiplier=z, steps=20) for z in (z_sum, CLIP.count_multiplier)]
+    both = [
+        Event(sample_rate=1.0, noise_multiplier=z, steps=20) for z in (z_sum, CLIP.count_multiplier)
+    ]
     one = [Event(sample_rate=1.0, noise_multiplier=1.0, steps=20)]
-    assert compose(both, delta=1e-5).upper == pytest.approx(compose(one, delta=1e-5).upper, rel=2e-3)
+    assert compose(both, delta=1e-5).upper == pytest.approx(
+        compose(one, delta=1e-5).upper, rel=2e-3
+    )
 
 
 def test_a_count_without_enough_noise_is_refused_with_the_fix():
     few = AdaptiveClip(quantile=0.5, rate=0.2, count_noise=0.4, expected_clients=8)
-    with pytest.raises(ValueError, match=r"clip_count_noise=0\.4.*raise clip_count_noise above 0\.5"):
+    with pytest.raises(
+        ValueError, match=r"clip_count_noise=0\.4.*raise clip_count_noise above 0\.5"
+    ):
         few.sum_multiplier(1.0)
 
 

@@ -8,7 +8,12 @@ import mpmath
 import numpy as np
 import pytest
 
-from fedlsg.secure_sum.discrete.bound import log_ratio, rounding_deviation, rounding_ripple, sum_ripple
+from fedlsg.secure_sum.discrete.bound import (
+    log_ratio,
+    rounding_deviation,
+    rounding_ripple,
+    sum_ripple,
+)
 from tests.fedlsg.support.discrete_laws import (
     BITS,
     Law,
@@ -29,13 +34,17 @@ def of_ripple(e: float) -> float:
 
 
 def distance(centres: list[float], shares: list[float]) -> mpmath.mpf:
-    """Exact total variation of the sum from the discrete Gaussian of the summed centre and variance."""
+    """Exact total variation of the sum from the discrete Gaussian of the summed centre and
+    variance.
+    """
     with mpmath.workprec(BITS):
         return variation(sum_law(centres, shares), gaussian_sum(centres, shares))
 
 
 def gaussian_sum(centres: list[float], shares: list[float]) -> Law:
-    """The discrete Gaussian around the sum of the centres with the sum of the variances, which may be irrational."""
+    """The discrete Gaussian around the sum of the centres with the sum of the variances, which may
+    be irrational.
+    """
     c, square = sum(map(Fraction, centres)), sum(Fraction(s) ** 2 for s in shares)
     reach = int(22 * math.sqrt(square)) + 2
     first = round(c) - reach
@@ -51,17 +60,26 @@ def gaussian_sum(centres: list[float], shares: list[float]) -> Law:
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("clients", [2, 3, 10])
 def test_the_sum_is_within_the_bound_and_nearly_reaches_it(share, clients):
-    bound = total_variation([share] * clients, 1.2 * share)  # the rounding adds nothing that matters
+    # the rounding adds nothing that matters
+    bound = total_variation([share] * clients, 1.2 * share)
     assert bound == pytest.approx(of_ripple(sum_ripple([share] * clients)), rel=1e-3)
-    centres = [[0.0] * clients, [0.25] + [0.0] * (clients - 1), [(37 * i % 11) / 8 - 0.7 for i in range(clients)]]
-    found = [distance(each, [share] * clients) for each in (centres if clients < 10 else centres[::2])]
+    centres = [
+        [0.0] * clients,
+        [0.25] + [0.0] * (clients - 1),
+        [(37 * i % 11) / 8 - 0.7 for i in range(clients)],
+    ]
+    found = [
+        distance(each, [share] * clients) for each in (centres if clients < 10 else centres[::2])
+    ]
     assert max(found) <= bound
     assert bound <= 2 * max(found)
 
 
 @cache
 def rounded_gaussian(centre: float, total: float, rounding: float) -> np.ndarray:
-    """N(c, s^2 - r^2) rounded by a discrete Gaussian of deviation r around it: the trapezoidal rule in float64."""
+    """N(c, s^2 - r^2) rounded by a discrete Gaussian of deviation r around it: the trapezoidal rule
+    in float64.
+    """
     x, width = np.arange(-40, 41), math.sqrt(total**2 - rounding**2)
     y = centre + np.arange(-14 * width, 14 * width, width / 64)
     density = np.exp(-((y - centre) ** 2) / (2 * width**2))
@@ -86,7 +104,9 @@ def test_the_rounded_gaussian_is_within_the_bound(rounding, centre):
 def claimed(epsilon: float, shares: list[float], rounding: float, moved: float) -> float:
     """The delta that event and term claim for a sum whose real centre moves by ``moved`` steps."""
     sigma = math.sqrt(sum(s * s for s in shares) - rounding**2) / moved
-    return gaussian_delta(epsilon, sigma) + (1 + math.exp(epsilon)) * total_variation(shares, rounding)
+    return gaussian_delta(epsilon, sigma) + (1 + math.exp(epsilon)) * total_variation(
+        shares, rounding
+    )
 
 
 @cache
@@ -96,7 +116,9 @@ def neighbours(shares: tuple[float, ...], moved: float, start: float) -> tuple[L
 
 
 @pytest.mark.parametrize("moved", [0.37, 1.0, 2.6])
-@pytest.mark.parametrize(("shares", "rounding"), [((0.8, 0.8), 0.7), ((1.5, 1.5), 1.3), ((1.0,) * 4, 1.1)])
+@pytest.mark.parametrize(
+    ("shares", "rounding"), [((0.8, 0.8), 0.7), ((1.5, 1.5), 1.3), ((1.0,) * 4, 1.1)]
+)
 def test_the_charge_is_never_below_the_exact_divergence(shares, rounding, moved):
     for start in (0.0, 0.5):
         for epsilon in (0.1, 0.5, 1.0, 2.0, 4.0):
@@ -140,7 +162,9 @@ def test_shares_that_are_too_small_are_refused():
 
 
 def test_an_unsubtracted_rounding_is_found():
-    """A discrete Gaussian loses more than the Gaussian of its variance: without r^2 the claim is false."""
+    """A discrete Gaussian loses more than the Gaussian of its variance: without r^2 the claim is
+    false.
+    """
     for shares, start, moved, epsilon in (((0.5, 0.5), 0.3, 0.5, 4.0), ((1.0,), -0.25, 0.7, 4.0)):
         sigma = math.sqrt(sum(s * s for s in shares)) / moved
         exact = hockey_stick(*neighbours(shares, moved, start), epsilon)

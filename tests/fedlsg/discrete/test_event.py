@@ -1,4 +1,6 @@
-"""The charge: what the accountants certify for it, against the exact divergence of the release itself."""
+"""The charge: what the accountants certify for it, against the exact divergence of the release
+itself.
+"""
 
 import math
 from dataclasses import replace
@@ -20,7 +22,12 @@ def planned(contributors: int = 4, epsilon: float = 2.0, sigma: float = 2.5):
     """A grid for one value, one release, and C = 1; its charge."""
     r = rounding_deviation([4.0] * contributors, values=1, steps=1, epsilon=epsilon, delta=DELTA)
     grid = plan_grid(
-        noise_std=sigma, contributors=contributors, clients=contributors + 2, largest_sum=40.0, values=1, rounding=r
+        noise_std=sigma,
+        contributors=contributors,
+        clients=contributors + 2,
+        largest_sum=40.0,
+        values=1,
+        rounding=r,
     )
     own = charge(grid=grid, rounding=r, sensitivity=1.0, largest_batch=40, values=1)
     return grid, own
@@ -30,12 +37,16 @@ def exact_delta(grid, shares: int, epsilon: float, centre: Fraction = Fraction(1
     """Two releases whose real centres are C / D apart; other clients have centres of their own."""
     others = [Fraction(1, 3)] * (shares - 1)
     deviations = [grid.share] * shares
-    pair = [sum_law([own, *others], deviations) for own in (centre, centre + 1 / Fraction(grid.step))]
+    pair = [
+        sum_law([own, *others], deviations) for own in (centre, centre + 1 / Fraction(grid.step))
+    ]
     return hockey_stick(*pair, epsilon)
 
 
 def delta_term(epsilon: float, contributors: int = 4) -> float:
-    """What total variation adds to delta, in the other statement of the theorem (docs/discrete-noise.md)."""
+    """What total variation adds to delta, in the other statement of the theorem
+    (docs/discrete-noise.md).
+    """
     r = rounding_deviation([4.0] * contributors, values=1, steps=1, epsilon=2.0, delta=DELTA)
     return (1 + math.exp(epsilon)) * total_variation([4.0] * contributors, r)
 
@@ -81,7 +92,9 @@ def test_settings_out_of_range_are_refused(wrong):
 
 
 def a_coarse_release_is_covered() -> bool:
-    """Shares of 0.8 steps and r = 0.26: the release loses more than the Gaussian mechanism of its event."""
+    """Shares of 0.8 steps and r = 0.26: the release loses more than the Gaussian mechanism of its
+    event.
+    """
     grid = DiscreteGrid(step=5.0, bits=9, share=Fraction(4, 5), contributors=1, clients=1)
     own = charge(grid=grid, rounding=0.26, sensitivity=1.0, largest_batch=1, values=1)
     reported = compose([own], delta=0.01, accountants=("pld",)).upper

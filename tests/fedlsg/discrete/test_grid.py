@@ -1,4 +1,6 @@
-"""The grid and the rotation before it: the noise that is wanted, sums that fit, the law of the decoded sum."""
+"""The grid and the rotation before it: the noise that is wanted, sums that fit, the law of the
+decoded sum.
+"""
 
 import math
 from fractions import Fraction
@@ -48,17 +50,27 @@ def test_the_shares_have_the_wanted_noise_and_the_sum_fits(plan, extra):
     assert Fraction(grid.step) ** 2 * left >= Fraction(plan["noise_std"]) ** 2
     assert grid.noise_std(plan["rounding"]) == pytest.approx(plan["noise_std"], rel=1e-12)
     assert grid.share >= plan["floor"]
-    tail = math.sqrt(2 * clients * math.log(2 * plan["values"] / plan["failure"])) * float(grid.share)
+    tail = math.sqrt(2 * clients * math.log(2 * plan["values"] / plan["failure"])) * float(
+        grid.share
+    )
     assert plan["largest_sum"] / grid.step + tail <= (grid.modulus // 2 - 1) * (1 + 1e-9)
 
 
 @given(
-    values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), clients=st.integers(1, 12), seed=st.integers(0, 99)
+    values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20),
+    clients=st.integers(1, 12),
+    seed=st.integers(0, 99),
 )
 @settings(max_examples=40)
 def test_the_decoded_sum_is_the_sum_with_noise(values, clients, seed):
     x = torch.tensor(values, dtype=torch.float64)
-    grid = plan_grid(noise_std=5.0, contributors=clients, clients=clients, largest_sum=1e3 * clients, values=len(x))
+    grid = plan_grid(
+        noise_std=5.0,
+        contributors=clients,
+        clients=clients,
+        largest_sum=1e3 * clients,
+        values=len(x),
+    )
     stream = reproducible_stream(seed)
     parts = [encode(x, grid, stream) for _ in range(clients)]
     assert all(int(part.min()) >= 0 and int(part.max()) < grid.modulus for part in parts)
@@ -70,11 +82,19 @@ CLIENTS = 5
 
 
 def small_grid() -> DiscreteGrid:
-    return plan_grid(noise_std=6.0, contributors=CLIENTS, clients=CLIENTS, largest_sum=60.0, values=1, failure=1e-12)
+    return plan_grid(
+        noise_std=6.0,
+        contributors=CLIENTS,
+        clients=CLIENTS,
+        largest_sum=60.0,
+        values=1,
+        failure=1e-12,
+    )
 
 
 def law_of_sum(grid: DiscreteGrid) -> tuple[int, list[int]]:
-    # A client encodes float32 values: they are exact in float64, and the division is the only rounding.
+    # A client encodes float32 values: they are exact in float64, and the division is the only
+    # rounding.
     centre = sum(Fraction(float(np.float32(10.0 + 0.37 * k)) / grid.step) for k in range(CLIENTS))
     return gaussian_law(centre, Fraction(math.sqrt(CLIENTS) * float(grid.share)))
 
@@ -102,17 +122,29 @@ def test_poisson_batches_exceed_the_bound_as_rarely_as_stated():
     ],
 )
 def test_plans_that_make_no_sense_are_refused(wrong, message):
-    plan = {"noise_std": 1.0, "contributors": 9, "clients": 10, "largest_sum": 10.0, "values": 5} | wrong
+    plan = {
+        "noise_std": 1.0,
+        "contributors": 9,
+        "clients": 10,
+        "largest_sum": 10.0,
+        "values": 5,
+    } | wrong
     with pytest.raises(ValueError, match=message):
         plan_grid(**plan)  # type: ignore[arg-type]
 
 
 def test_values_rounded_before_the_noise_are_found():
-    """A centre on the grid has another law than the real centre, even in the sum of five clients."""
+    """A centre on the grid has another law than the real centre, even in the sum of five
+    clients.
+    """
     grid = small_grid()
     stream = reproducible_stream(29)
     parts = [
-        encode(torch.floor(torch.full((60_000,), 10.0 + 0.37 * k) / grid.step) * grid.step, grid, stream)
+        encode(
+            torch.floor(torch.full((60_000,), 10.0 + 0.37 * k) / grid.step) * grid.step,
+            grid,
+            stream,
+        )
         for k in range(CLIENTS)
     ]
     samples = np.rint((decode(add_modulo(parts, grid), grid) / grid.step).numpy()).astype(np.int64)
@@ -151,17 +183,23 @@ def test_it_is_an_orthogonal_matrix(values):
 
 @pytest.mark.parametrize("values", [64, 100, 1000])
 def test_no_coordinate_exceeds_the_bound_more_often_than_stated(values):
-    """A vector in one coordinate is the worst one: in the first window, in the last one, and in both."""
+    """A vector in one coordinate is the worst one: in the first window, in the last one, and in
+    both.
+    """
     failure = 0.05
     bound = largest_rotated(1.0, 1, values, failure)
     assert bound < 1
     for place in (0, values // 2, values - 1):
         x = torch.zeros(values, dtype=torch.float64)
         x[place] = 1.0
-        beyond = [float(rotate(x, signs_for(values, seed)).abs().max()) > bound for seed in range(100)]
+        beyond = [
+            float(rotate(x, signs_for(values, seed)).abs().max()) > bound for seed in range(100)
+        ]
         assert sum(beyond) <= 12  # 5 expected at most
 
 
 def test_planted_other_signs_do_not_invert():
     x = vector(100, 1)
-    assert float((unrotate(rotate(x, signs_for(100, 1)), signs_for(100, 2)) - x).norm()) > float(x.norm())
+    assert float((unrotate(rotate(x, signs_for(100, 1)), signs_for(100, 2)) - x).norm()) > float(
+        x.norm()
+    )

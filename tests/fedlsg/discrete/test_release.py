@@ -25,7 +25,12 @@ def sums(clients: int = 10, survivors: int = 9, colluders: int = 1, **more) -> S
 
 
 def mechanism_for(terms: SumTerms, **more) -> Mechanism:
-    return Mechanism(**({"clip_norm": 0.5, "noise_multiplier": 1.5, "noise_share": terms.contributors**-0.5} | more))
+    return Mechanism(
+        **(
+            {"clip_norm": 0.5, "noise_multiplier": 1.5, "noise_share": terms.contributors**-0.5}
+            | more
+        )
+    )
 
 
 def planned(terms: SumTerms, *, values: int = VALUES, blocks: int = 1, **more) -> Release:
@@ -34,14 +39,19 @@ def planned(terms: SumTerms, *, values: int = VALUES, blocks: int = 1, **more) -
 
 def clipped_sums(count: int, values: int, norm: float = 4.0) -> list[torch.Tensor]:
     """One vector a client: a few examples that are alike."""
-    draws = torch.randn(count, values, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    draws = torch.randn(
+        count, values, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     return list(draws / draws.norm(dim=1, keepdim=True) * norm)
 
 
 def noise_of(release: Release, parts: list[torch.Tensor], *, seed: int = 0) -> torch.Tensor:
     """What the decoded sum has beyond the sum of the parts."""
     streams = [reproducible_stream(seed, "client", i) for i in range(len(parts))]
-    integers = [release.encode(part, stream, seed=1, round=2) for part, stream in zip(parts, streams, strict=True)]
+    integers = [
+        release.encode(part, stream, seed=1, round=2)
+        for part, stream in zip(parts, streams, strict=True)
+    ]
     assert all(int(i.min()) >= 0 and int(i.max()) < release.grid.modulus for i in integers)
     return release.decode(add_modulo(integers, release.grid), seed=1, round=2) - sum(parts)
 
@@ -77,7 +87,9 @@ def test_honest_survivors_alone_have_the_noise_that_is_charged():
 
 def for_all_clients(release: Release, terms: SumTerms) -> Release:
     """Planted: the noise is planned for all K clients."""
-    share = release.grid.share * Fraction(math.sqrt(terms.contributors / terms.clients)).limit_denominator(64)
+    share = release.grid.share * Fraction(
+        math.sqrt(terms.contributors / terms.clients)
+    ).limit_denominator(64)
     return replace(release, grid=replace(release.grid, share=share))
 
 
@@ -117,7 +129,11 @@ def test_the_noise_multiplier_of_a_release_is_at_least_the_one_charged(
     terms, mechanism = drawn(clients, spare, colluders, noise, clip, releases, delta)
     release = plan_release(terms, mechanism, values=values, blocks=blocks)
     r = rounding_deviation(
-        [float(LEAST_STEPS)] * terms.contributors, values=values, steps=releases, epsilon=LARGEST_EPSILON, delta=delta
+        [float(LEAST_STEPS)] * terms.contributors,
+        values=values,
+        steps=releases,
+        epsilon=LARGEST_EPSILON,
+        delta=delta,
     )
     multiplier = release.grid.noise_std(r) / mechanism.sensitivity(blocks)
     assert multiplier >= mechanism.effective_noise_multiplier(blocks) * (1 + 9e-8)
@@ -130,7 +146,9 @@ def test_the_noise_multiplier_of_a_release_is_at_least_the_one_charged(
 def test_every_reader_of_a_sum_sees_the_noise_and_the_lambda_that_are_charged(
     clients, spare, colluders, values, blocks, noise, clip, releases, delta
 ):
-    """Sums of every number of shares that a reader does not know: t clients, one of them, nobody."""
+    """Sums of every number of shares that a reader does not know: t clients, one of them,
+    nobody.
+    """
     terms, mechanism = drawn(clients, spare, colluders, noise, clip, releases, delta)
     release = plan_release(terms, mechanism, values=values, blocks=blocks)
     h, m = terms.contributors, terms.min_survivors
@@ -169,7 +187,9 @@ def test_a_bound_that_forgets_the_logarithm_is_caught():
     assert spent > most_log_ratio(terms) / 10
 
 
-@pytest.mark.parametrize(("survivors", "colluders"), [(9, 9), (11, 1), (9, -1), (9, 0), (0, 0), (3, 4)])
+@pytest.mark.parametrize(
+    ("survivors", "colluders"), [(9, 9), (11, 1), (9, -1), (9, 0), (0, 0), (3, 4)]
+)
 def test_terms_without_an_honest_survivor_are_refused(survivors, colluders):
     with pytest.raises(ValueError, match="noise of honest survivors is what counts"):
         sums(10, survivors, colluders)

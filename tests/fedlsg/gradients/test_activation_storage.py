@@ -1,4 +1,6 @@
-"""What a pass stores: rounded activations, inputs that are made again; no gradient changes beyond its rounding."""
+"""What a pass stores: rounded activations, inputs that are made again; no gradient changes beyond
+its rounding.
+"""
 
 import gc
 import weakref
@@ -41,27 +43,41 @@ def test_what_comes_back_is_what_was_stored_rounded(view):
     assert torch.equal(storage.unpack(rounded), t.bfloat16().float())  # from memory
 
 
-def stored_by(build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, copies: int = 1) -> list[torch.Size]:
+def stored_by(
+    build: Callable[..., object], monkeypatch: pytest.MonkeyPatch, copies: int = 1
+) -> list[torch.Size]:
     """Shapes of what one pass rounds, of one example; its batch ``copies`` times over."""
     model, loss_fn, x, y = make(build, torch.float32)
     frame = make_frame(model, rank=2, sparsity=0.0)
     shapes: list[torch.Size] = []
     honest = ActivationStorage.pack
     with monkeypatch.context() as patch:
-        patch.setattr(ActivationStorage, "pack", lambda self, t: (shapes.append(t.shape[1:]), honest(self, t))[1])
+        patch.setattr(
+            ActivationStorage,
+            "pack",
+            lambda self, t: (shapes.append(t.shape[1:]), honest(self, t))[1],
+        )
         per_example_gradients(
-            model, loss_fn, x.repeat(copies, *[1] * (x.ndim - 1)), y.repeat(copies), frame, precision=STORED
+            model,
+            loss_fn,
+            x.repeat(copies, *[1] * (x.ndim - 1)),
+            y.repeat(copies),
+            frame,
+            precision=STORED,
         )
     return shapes
 
 
 def test_activations_are_rounded_but_no_weight_no_statistic_and_no_batch(monkeypatch):
     shapes = stored_by(standardised, monkeypatch)
-    assert set(shapes) == {(6, 8, 8), (5, 3, 3), (45,)}  # outputs of convolutions and what becomes of them
+    # outputs of convolutions and what becomes of them
+    assert set(shapes) == {(6, 8, 8), (5, 3, 3), (45,)}
 
 
 def test_what_is_rounded_depends_on_no_one_elses_presence(monkeypatch):
-    """Batches as large as a kernel's first dimension, or as a statistic's, are treated as all others."""
+    """Batches as large as a kernel's first dimension, or as a statistic's, are treated as all
+    others.
+    """
     alone = stored_by(standardised, monkeypatch)
     assert all(stored_by(standardised, monkeypatch, copies) == alone for copies in (2, 3, 5, 100))
 
@@ -87,12 +103,20 @@ def test_a_pass_leaves_nothing_behind(loss, monkeypatch):
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU(inplace=True), nn.Tanh()])
-def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(activation, monkeypatch):
+def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_again(
+    activation, monkeypatch
+):
     """64 values of an example are made again, and 63 are not, however many examples there are."""
     monkeypatch.setattr(activation_storage, "REMATERIALIZED_FROM", 64)
     torch.manual_seed(0)
     for units in (64, 63):
-        layers = [nn.Linear(9, units), nn.LayerNorm(units), activation, nn.Linear(units, 3), nn.Flatten()]
+        layers = [
+            nn.Linear(9, units),
+            nn.LayerNorm(units),
+            activation,
+            nn.Linear(units, 3),
+            nn.Flatten(),
+        ]
         model, x, y = nn.Sequential(*layers), torch.randn(128, 9), torch.randint(3, (128,))
         frame = make_frame(model, rank=2, sparsity=0.0)
         together = per_example_gradients(model, cross_entropy, x, y, frame, precision=STORED)
@@ -100,7 +124,8 @@ def test_an_example_has_the_same_gradient_in_any_company_where_inputs_are_made_a
         unrounded = per_example_gradients(model, cross_entropy, x, y, frame)
         for a, b, exact in zip(alone, together, unrounded, strict=True):
             assert (a[0] - b[0]).norm() <= 1e-5 * b[0].norm()
-            assert (b - exact).norm() <= 2**-5 * exact.norm()  # a ReLU made again may have a sign of its own near 0
+            # a ReLU made again may have a sign of its own near 0
+            assert (b - exact).norm() <= 2**-5 * exact.norm()
 
 
 B, C = 3, 8
@@ -108,7 +133,9 @@ Forward = Callable[[nn.ModuleDict, Tensor], Tensor]
 
 
 class Net(nn.Module):
-    """Layers in a dict, and a forward pass of the test's own; mean over positions, ``classes`` outputs."""
+    """Layers in a dict, and a forward pass of the test's own; mean over positions, ``classes``
+    outputs.
+    """
 
     def __init__(self, forward: Forward, **layers: nn.Module) -> None:
         super().__init__()
@@ -153,7 +180,9 @@ def changed_before(m: nn.ModuleDict, x: Tensor) -> Tensor:
 
 
 def with_norm(activation: nn.Module) -> tuple[nn.Module, Tensor]:
-    return images(lambda m, x: m["conv"](m["activation"](m["norm"](m["stem"](x)))), activation=activation)
+    return images(
+        lambda m, x: m["conv"](m["activation"](m["norm"](m["stem"](x)))), activation=activation
+    )
 
 
 REBUILT = {
@@ -162,22 +191,31 @@ REBUILT = {
     "norm, tanh": lambda: with_norm(nn.Tanh()),
     "norm": lambda: images(lambda m, x: m["conv"](m["norm"](F.relu(m["stem"](x))))),
     "a norm without parameters": lambda: images(
-        lambda m, x: m["conv"](F.relu(m["norm"](m["stem"](x)))), norm=nn.GroupNorm(4, C, affine=False)
+        lambda m, x: m["conv"](F.relu(m["norm"](m["stem"](x)))),
+        norm=nn.GroupNorm(4, C, affine=False),
     ),
     "two readers": lambda: images(shortcut, second=nn.Conv2d(C, C, 1, padding=0)),
-    "a frozen second reader": lambda: images(shortcut, second=nn.Conv2d(C, C, 1).requires_grad_(False)),
+    "a frozen second reader": lambda: images(
+        shortcut, second=nn.Conv2d(C, C, 1).requires_grad_(False)
+    ),
     "standardised": lambda: images(
-        lambda m, x: m["conv"](m["norm"](F.relu(m["stem"](x)))), conv=StandardizedConv2d(C, C, 3, padding=1)
+        lambda m, x: m["conv"](m["norm"](F.relu(m["stem"](x)))),
+        conv=StandardizedConv2d(C, C, 3, padding=1),
     ),
     "attention": lambda: texts(
-        attention, key=nn.Linear(C, C), value=nn.Linear(C, C), widen=nn.Linear(C, 2 * C), second=nn.Linear(2 * C, C)
+        attention,
+        key=nn.Linear(C, C),
+        value=nn.Linear(C, C),
+        widen=nn.Linear(C, 2 * C),
+        second=nn.Linear(2 * C, C),
     ),
 }
 HELD = {
     "no norm": lambda: images(lambda m, x: m["conv"](F.relu(m["stem"](x))), norm=nn.Identity()),
     "changed behind autograd": lambda: images(changed_before),
     "a norm of another class": lambda: images(
-        lambda m, x: m["conv"](m["norm"](m["stem"](x))), norm=type("Other", (nn.GroupNorm,), {})(2, C, affine=False)
+        lambda m, x: m["conv"](m["norm"](m["stem"](x))),
+        norm=type("Other", (nn.GroupNorm,), {})(2, C, affine=False),
     ),
 }
 

@@ -1,4 +1,6 @@
-"""A fingerprint changes with everything that a user can change between two steps, and with nothing else."""
+"""A fingerprint changes with everything that a user can change between two steps, and with nothing
+else.
+"""
 
 import copy
 import time
@@ -43,7 +45,9 @@ class Loss:
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), Activation(), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)))
+    return nn.Sequential(
+        nn.Linear(4, 8), Activation(), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    )
 
 
 def ignore(*args: Any) -> None:
@@ -213,7 +217,9 @@ def test_twelve_layers_take_about_a_millisecond():
 
 @pytest.mark.parametrize("forgotten", ["hooks", "parameter", "values"])
 def test_negative_control_a_walk_that_forgets_something_is_found(forgotten, monkeypatch):
-    """The table above fails for a fingerprint without hooks, without parameters, without attributes."""
+    """The table above fails for a fingerprint without hooks, without parameters, without
+    attributes.
+    """
     monkeypatch.setattr(module._Walk, forgotten, lambda self, *args: ())
     found = []
     for change in ("forward hook", "frozen", "number"):

@@ -1,4 +1,6 @@
-"""A model that changes between two passes in one frame: what was found out about it before does not count."""
+"""A model that changes between two passes in one frame: what was found out about it before does not
+count.
+"""
 
 from collections.abc import Callable
 
@@ -26,7 +28,9 @@ class Net(nn.Module):
         self.drop, self.batch = nn.Dropout(0.0), nn.BatchNorm1d(8).requires_grad_(False).eval()
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.drop(self.norm(self.batch(torch.tanh(self.first((self.words(ids) * self.scale).mean(1))))))
+        x = self.drop(
+            self.norm(self.batch(torch.tanh(self.first((self.words(ids) * self.scale).mean(1)))))
+        )
         return self.last(x)
 
 
@@ -78,10 +82,17 @@ def other_class(model: Net) -> None:
 SOUND: dict[str, Callable[[Net], None]] = {
     f.__name__: f
     for f in (
-        replace_layer, replace_parameter, new_values, new_memory, doubled_by_a_hook, added_by_a_hook_before,
-        other_epsilon, own_forward, other_class,
+        replace_layer,
+        replace_parameter,
+        new_values,
+        new_memory,
+        doubled_by_a_hook,
+        added_by_a_hook_before,
+        other_epsilon,
+        own_forward,
+        other_class,
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("carry", [False, True])
@@ -136,9 +147,17 @@ def add_layer(model: Net) -> None:
 REFUSED: dict[str, Callable[[Net], None]] = {
     f.__name__: f
     for f in (
-        batch_norm_trains, tie, freeze, reshape, hook_gradient, count_rows, clip_rows, prune_weight, add_layer,
+        batch_norm_trains,
+        tie,
+        freeze,
+        reshape,
+        hook_gradient,
+        count_rows,
+        clip_rows,
+        prune_weight,
+        add_layer,
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -151,7 +170,9 @@ def test_a_change_that_is_unsound_is_refused(change, checked):
     per_example_gradients(model, squared_error, x, y, frame, checked=before)
     REFUSED[change](model)
     with pytest.raises(UnsupportedLayerError):
-        per_example_gradients(model, squared_error, x, y, frame, checked=before if checked else None)
+        per_example_gradients(
+            model, squared_error, x, y, frame, checked=before if checked else None
+        )
 
 
 def test_a_model_that_has_not_changed_is_checked_once(monkeypatch):
@@ -159,7 +180,9 @@ def test_a_model_that_has_not_changed_is_checked_once(monkeypatch):
     frames = [make_frame(model, rank=2, sparsity=0.0, carry=False) for _ in range(2)]
     seen: list[nn.Module] = []
     honest = prepared.make_layers
-    monkeypatch.setattr(prepared, "make_layers", lambda model, *rest: seen.append(model) or honest(model, *rest))
+    monkeypatch.setattr(
+        prepared, "make_layers", lambda model, *rest: seen.append(model) or honest(model, *rest)
+    )
     monkeypatch.setattr("fedlsg.gradients.known.check_supported", lambda model: seen.append(model))
     for frame in (*frames, *frames):
         per_example_gradients(model, squared_error, x, y, frame)
@@ -167,11 +190,18 @@ def test_a_model_that_has_not_changed_is_checked_once(monkeypatch):
 
 
 class Turned(nn.Module):
-    """Calls its layer on positions first, as soon as it is told so; ``Identity`` is there for hooks."""
+    """Calls its layer on positions first, as soon as it is told so; ``Identity`` is there for
+    hooks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.inner, self.after, self.last = nn.Identity(), nn.Linear(4, 6), nn.Identity(), nn.Linear(6, 3)
+        self.before, self.inner, self.after, self.last = (
+            nn.Identity(),
+            nn.Linear(4, 6),
+            nn.Identity(),
+            nn.Linear(6, 3),
+        )
         self.positions_first = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -198,7 +228,9 @@ TURNS = (by_attribute, by_hooks, by_another_forward)
 
 
 def turned_problem() -> tuple[Turned, Tensor, Tensor]:
-    """As many positions as examples: no shape tells them apart. Its modules have a ``forward`` of their own."""
+    """As many positions as examples: no shape tells them apart. Its modules have a ``forward`` of
+    their own.
+    """
     torch.manual_seed(0)
     model = Turned().double()
     for module in (model.before, model.after):
@@ -220,7 +252,9 @@ def test_examples_that_change_places_are_followed(turn):
 def test_negative_control_marks_that_never_change_mix_examples(turn, monkeypatch):
     model, x, y = turned_problem()
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
-    monkeypatch.setattr(known, "fingerprint_of_modules", lambda model: Fingerprint((), (), (), (), ()))
+    monkeypatch.setattr(
+        known, "fingerprint_of_modules", lambda model: Fingerprint((), (), (), (), ())
+    )
     assert naive_error(model, squared_error, x, y, frame) < TOLERANCE
     turn(model)
     assert naive_error(model, squared_error, x, y, frame) > 0.1

@@ -52,13 +52,22 @@ def test_a_slow_level_names_the_word_that_avoids_it() -> None:
 
 
 ENTRY = Entry(
-    client=0, round=1, attempt=0, steps=2, sample_rate=0.2, noise_multiplier=2.0, clip_norm=1.0,
-    num_examples=100, mechanism="dp",
-)  # fmt: skip
+    client=0,
+    round=1,
+    attempt=0,
+    steps=2,
+    sample_rate=0.2,
+    noise_multiplier=2.0,
+    clip_norm=1.0,
+    num_examples=100,
+    mechanism="dp",
+)
 
 
 def test_a_line_names_a_level_that_is_not_checked_and_costs_the_same(tmp_path: Path) -> None:
-    assert not {"isolation", "batched"} & encode_entry(ENTRY).keys(), "older lines stay as they were"
+    assert not {"isolation", "batched"} & encode_entry(ENTRY).keys(), (
+        "older lines stay as they were"
+    )
     assert decode_entry(encode_entry(ENTRY)).isolation == "checked"
     other = replace(ENTRY, round=2, isolation="rows", batched=True)
     assert decode_entry(json.loads(json.dumps(encode_entry(other)))) == other
@@ -69,7 +78,9 @@ def test_a_line_names_a_level_that_is_not_checked_and_costs_the_same(tmp_path: P
     assert compose(both.events(), delta=1e-5).upper == compose(same.events(), delta=1e-5).upper
 
 
-@pytest.mark.parametrize("changes", [{"isolation": "auto"}, {"isolation": 1}, {"batched": 1}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"isolation": "auto"}, {"isolation": 1}, {"batched": 1}], ids=str
+)
 def test_an_entry_has_a_level_or_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         replace(ENTRY, **changes)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Tensors that a loss holds follow the outputs, in a copy; trainable parameters in a loss are refused by name."""
+"""Tensors that a loss holds follow the outputs, in a copy; trainable parameters in a loss are
+refused by name.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -46,7 +48,11 @@ class Module(nn.Module):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.how == "nested":
             return self.inner(outputs, targets)
-        return self.all[0](outputs, targets) if self.how == "list" else weighted(outputs, targets, self.w)
+        return (
+            self.all[0](outputs, targets)
+            if self.how == "list"
+            else weighted(outputs, targets, self.w)
+        )
 
 
 class Focal:
@@ -94,7 +100,9 @@ HOLDERS: dict[str, Any] = {
     "default": by_default,
     "written inside": written_inside,
 }
-CONVERTED = [name for name in HOLDERS if name not in ("closure", "global", "default", "written inside")]
+CONVERTED = [
+    name for name in HOLDERS if name not in ("closure", "global", "default", "written inside")
+]
 
 
 def model() -> nn.Module:
@@ -126,7 +134,9 @@ def test_a_loss_that_mixes_next_to_its_tensors_is_refused(name, strength):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("make", [nn.CrossEntropyLoss, lambda weight: partial(F.cross_entropy, weight=weight)])
+@pytest.mark.parametrize(
+    "make", [nn.CrossEntropyLoss, lambda weight: partial(F.cross_entropy, weight=weight)]
+)
 def test_class_weights_of_another_type_are_those_of_the_outputs(make, dtype):
     """numpy's weights are float64; torch refuses them next to float32 outputs."""
     loss = per_example_loss(make(weight=W.to(dtype)))
@@ -165,7 +175,9 @@ class Memory(nn.Module):
 @pytest.mark.parametrize("buffer", [True, False])
 def test_a_loss_with_a_memory_is_refused_and_the_check_leaves_no_trace_in_it(buffer):
     own = Memory(buffer=buffer)
-    with pytest.raises(UnsupportedLayerError, match="the loss function: depends on earlier batches"):
+    with pytest.raises(
+        UnsupportedLayerError, match="the loss function: depends on earlier batches"
+    ):
         check_model(model(), per_example_loss(own), [(X, Y)])
     assert own.last is None
     assert not buffer or not own.mean.any()
@@ -231,17 +243,27 @@ PARAMETERS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_trainable_parameters_of_a_loss_are_refused_by_name(case):
     loss, name = PARAMETERS[case]
-    with pytest.raises(ValueError, match=rf"the loss has trainable parameters \({name}\).*move them into the model"):
+    with pytest.raises(
+        ValueError, match=rf"the loss has trainable parameters \({name}\).*move them into the model"
+    ):
         per_example_loss(loss)
 
 
 def test_frozen_parameters_and_those_of_the_model_are_no_fault():
     net = model()
-    for part in (Scaled(trained=False), Around(Scaled(trained=False)), in_closure(Scaled(trained=False))):
+    for part in (
+        Scaled(trained=False),
+        Around(Scaled(trained=False)),
+        in_closure(Scaled(trained=False)),
+    ):
         check_model(net, per_example_loss(part), [(X, Y)])
-    per_example_loss(lambda o, t: F.cross_entropy(o, t, reduction="none") + 0 * net[0].weight.sum(), net)
+    per_example_loss(
+        lambda o, t: F.cross_entropy(o, t, reduction="none") + 0 * net[0].weight.sum(), net
+    )
     with pytest.raises(ValueError, match=r"trainable parameters \(net.0.weight, net.0.bias"):
-        per_example_loss(lambda o, t: F.cross_entropy(o, t, reduction="none") + 0 * net[0].weight.sum())
+        per_example_loss(
+            lambda o, t: F.cross_entropy(o, t, reduction="none") + 0 * net[0].weight.sum()
+        )
 
 
 def test_a_parameter_that_only_the_graph_shows_is_refused():

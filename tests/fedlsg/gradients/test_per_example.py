@@ -1,4 +1,6 @@
-"""Blocks of whole models against the naive reference; one row, one example; no dense gradient of a carried weight."""
+"""Blocks of whole models against the naive reference; one row, one example; no dense gradient of a
+carried weight.
+"""
 
 import math
 
@@ -34,7 +36,9 @@ problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
 
 @problems
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.5])
-@pytest.mark.parametrize("kind", [{}, {"flat": True}, {"carry": False}, {"carry": False, "flat": True}])
+@pytest.mark.parametrize(
+    "kind", [{}, {"flat": True}, {"carry": False}, {"carry": False, "flat": True}]
+)
 def test_blocks_equal_projected_autograd_gradients(problem, sparsity, kind):
     model, loss_fn, inputs, targets = make(problem)
     frame = make_frame(model, rank=2, sparsity=sparsity, **kind)
@@ -60,7 +64,9 @@ def test_a_row_depends_on_its_own_example_alone(problem):
 def test_a_gradient_mixed_with_another_examples_is_caught(monkeypatch):
     """Negative control of the oracle."""
     honest = LinearGradients.left
-    monkeypatch.setattr(LinearGradients, "left", lambda self, g, u: honest(self, g, u + 0.01 * u.roll(1, 0)))
+    monkeypatch.setattr(
+        LinearGradients, "left", lambda self, g, u: honest(self, g, u + 0.01 * u.roll(1, 0))
+    )
     model, loss_fn, inputs, targets = make(mlp)
     frame = make_frame(model, rank=2, sparsity=0.0)
     assert naive_error(model, loss_fn, inputs, targets, frame) > 1e-6
@@ -69,7 +75,9 @@ def test_a_gradient_mixed_with_another_examples_is_caught(monkeypatch):
 def test_a_mean_loss_is_refused_and_its_plant_is_caught():
     model, loss_fn, inputs, targets = make(mlp)
     frame = make_frame(model, rank=2, sparsity=0.0)
-    with pytest.raises(ValueError, match=r"one loss an example, shape \(5,\), got shape \(\): use reduction='none'"):
+    with pytest.raises(
+        ValueError, match=r"one loss an example, shape \(5,\), got shape \(\): use reduction='none'"
+    ):
         per_example_gradients(model, F.cross_entropy, inputs, targets, frame)
 
     def planted(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -91,7 +99,8 @@ def test_a_loss_that_is_not_finite_stays_in_its_row(value):
 
 
 class ForbidShapes(TorchDispatchMode):
-    """Fails on any tensor that an operation makes in the shape of a carried weight, batched or not, flat or turned.
+    """Fails on any tensor that an operation makes in the shape of a carried weight, batched or not,
+    flat or turned.
 
     Views of the weights themselves are no gradients.
     """
@@ -104,7 +113,14 @@ class ForbidShapes(TorchDispatchMode):
         for c in frame.coordinates:
             if c.carried:
                 m, n, taps = c.shape[0], math.prod(c.shape[1:]), c.shape[2:]
-                forms = {c.shape, (m, n), (n, m), (m * n,), (c.shape[1], m, *taps), (c.shape[1], *taps, m)}
+                forms = {
+                    c.shape,
+                    (m, n),
+                    (n, m),
+                    (m * n,),
+                    (c.shape[1], m, *taps),
+                    (c.shape[1], *taps, m),
+                }
                 self.forbidden |= forms | {(batch, *form) for form in forms}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -112,7 +128,9 @@ class ForbidShapes(TorchDispatchMode):
         for t in results if isinstance(results, tuple | list) else [results]:
             if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in self.weights:
                 self.made += 1
-                assert tuple(t.shape) not in self.forbidden, f"{func} made a tensor of shape {tuple(t.shape)}"
+                assert tuple(t.shape) not in self.forbidden, (
+                    f"{func} made a tensor of shape {tuple(t.shape)}"
+                )
         return results
 
 
@@ -120,9 +138,14 @@ def carried_problem() -> tuple[nn.Module, Tensor, Tensor, Frame]:
     """Sizes that no activation shares with a weight, its transpose or its flattened form."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(5, 7, 3, padding=1, bias=False), nn.Tanh(), nn.Conv2d(7, 11, 3, stride=2), nn.Flatten(2),
-        nn.Linear(25, 17), nn.Tanh(), nn.Linear(17, 19),
-    )  # fmt: skip
+        nn.Conv2d(5, 7, 3, padding=1, bias=False),
+        nn.Tanh(),
+        nn.Conv2d(7, 11, 3, stride=2),
+        nn.Flatten(2),
+        nn.Linear(25, 17),
+        nn.Tanh(),
+        nn.Linear(17, 19),
+    )
     frame = make_frame(model, rank=2, sparsity=0.0)
     assert sum(c.carried for c in frame.coordinates) == 4
     return model, torch.randn(13, 5, 11, 12), torch.randn(13), frame
@@ -139,7 +162,9 @@ def test_no_weight_shaped_gradient_is_ever_formed(sparsity):
 
 def uncarried():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 16, 4)).double()
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 16, 4)
+    ).double()
     where = tuple(Coordinates(name=n, shape=tuple(p.shape)) for n, p in model.named_parameters())
     return model, Frame(coordinates=where, blocks=make_blocks(where))
 
@@ -147,13 +172,20 @@ def uncarried():
 @pytest.mark.parametrize("batch", [0, 1, 7])
 def test_the_plain_sum_is_the_sum_over_rows(batch):
     model, frame = uncarried()
-    kept = Block(parameter="3.weight", part="dense", shape=(4, 48), keep=Keep(axis=1, index=torch.tensor([1, 5])))
+    kept = Block(
+        parameter="3.weight",
+        part="dense",
+        shape=(4, 48),
+        keep=Keep(axis=1, index=torch.tensor([1, 5])),
+    )
     masked = Frame(coordinates=frame.coordinates, blocks=(*frame.blocks[:2], kept, frame.blocks[3]))
     inputs, targets = torch.randn(batch, 1, 6, 6, dtype=torch.float64), torch.randint(4, (batch,))
     for f in (frame, masked):
         rows = per_example_gradients(model, cross_entropy, inputs, targets, f)
         got = summed_gradient(model, cross_entropy, inputs, targets, f)
-        torch.testing.assert_close(got, torch.cat([block.sum(0) for block in rows]), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            got, torch.cat([block.sum(0) for block in rows]), rtol=1e-12, atol=1e-14
+        )
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
@@ -163,7 +195,9 @@ every_problem = pytest.mark.parametrize("problem", [mlp, cnn, transformer, stand
 @every_problem
 @pytest.mark.parametrize("ranks", [(2, 3), (3, 2), (1, 1), (100, 2)])
 def test_core_blocks_equal_those_of_autograd(problem, ranks):
-    """Linear, convolution (stride, padding), standardized convolution; ranks differ, carriers have any scale."""
+    """Linear, convolution (stride, padding), standardized convolution; ranks differ, carriers have
+    any scale.
+    """
     model, loss_fn, inputs, targets = make(problem)
     frame = make_core_frame(model, out_rank=ranks[0], rank=ranks[1])
     assert naive_error(model, loss_fn, inputs, targets, frame) < TOLERANCE
@@ -172,20 +206,31 @@ def test_core_blocks_equal_those_of_autograd(problem, ranks):
 @every_problem
 def test_with_square_orthonormal_carriers_the_lift_is_the_dense_gradient(problem):
     model, loss_fn, inputs, targets = make(problem)
-    core, dense = make_core_frame(model, out_rank=1, rank=1, square=True), make_frame(
-        model, rank=1, sparsity=0.0, carry=False
-    )  # fmt: skip
+    core, dense = (
+        make_core_frame(model, out_rank=1, rank=1, square=True),
+        make_frame(model, rank=1, sparsity=0.0, carry=False),
+    )
     cores = per_example_gradients(model, loss_fn, inputs, targets, core)
     wanted = per_example_gradients(model, loss_fn, inputs, targets, dense)
     for i in range(len(targets)):
         lifted = core.gradients(torch.cat([block[i] for block in cores]))
-        assert error([lifted[c.name].flatten() for c in dense.coordinates], [block[i] for block in wanted]) < TOLERANCE
+        assert (
+            error(
+                [lifted[c.name].flatten() for c in dense.coordinates],
+                [block[i] for block in wanted],
+            )
+            < TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("scale", [1e-9, 0.5, 1.0, 2.0, 1e9])
 def test_the_shortcut_through_the_output_is_taken_for_carriers_of_w_alone(scale):
     torch.manual_seed(1)
-    model, x, targets = nn.Linear(9, 5).double(), torch.randn(4, 9).double(), torch.randn(4).double()
+    model, x, targets = (
+        nn.Linear(9, 5).double(),
+        torch.randn(4, 9).double(),
+        torch.randn(4).double(),
+    )
     L, R = decompose(model.weight, 2, generator=torch.Generator().manual_seed(0))
     where = (
         Coordinates(name="weight", shape=(5, 9), L=L, R=scale * R, form=FORMS["core"]),
@@ -195,7 +240,9 @@ def test_the_shortcut_through_the_output_is_taken_for_carriers_of_w_alone(scale)
     (layer,) = prepare(model, frame, FLOAT32, ()).layers
     assert (layer.carried.A is not None) == (scale == 1)
     got = per_example_gradients(model, squared_error, x, targets, frame)[0]
-    torch.testing.assert_close(got, naive(model, squared_error, x, targets, frame)[0], rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        got, naive(model, squared_error, x, targets, frame)[0], rtol=1e-9, atol=0
+    )
 
 
 @pytest.mark.parametrize("plant", ["mixed examples", "unfinished"])
@@ -205,7 +252,9 @@ def test_planted_mistakes_are_seen(plant, monkeypatch):
         monkeypatch.setattr(blocks, "finish_core", lambda value, *rest: value)
     else:
         honest = LinearGradients.left
-        monkeypatch.setattr(LinearGradients, "left", lambda self, g, u: honest(self, g, u + 0.01 * u.roll(1, 0)))
+        monkeypatch.setattr(
+            LinearGradients, "left", lambda self, g, u: honest(self, g, u + 0.01 * u.roll(1, 0))
+        )
     model, loss_fn, inputs, targets = make(problem)
     frame = make_core_frame(model, out_rank=2, rank=3)
     assert naive_error(model, loss_fn, inputs, targets, frame) > 1e-6

@@ -29,7 +29,11 @@ problems = pytest.mark.parametrize("problem", [mlp, cnn, transformer])
 
 def state(model: nn.Module) -> list[object]:
     hooks = [len(m._forward_hooks) for m in model.modules()]
-    return [hooks, [(p.requires_grad, p.grad, p._version) for p in model.parameters()], model.training]
+    return [
+        hooks,
+        [(p.requires_grad, p.grad, p._version) for p in model.parameters()],
+        model.training,
+    ]
 
 
 def failing_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -62,7 +66,8 @@ def test_blocks_on_cuda_equal_those_on_the_cpu(problem):
     frame = make_frame(model, rank=2, sparsity=0.3)
     wanted = per_example_gradients(model, loss_fn, inputs, targets, frame)
     moved = [
-        replace(c, L=c.L.cuda(), R=c.R.cuda()) if c.L is not None and c.R is not None else c for c in frame.coordinates
+        replace(c, L=c.L.cuda(), R=c.R.cuda()) if c.L is not None and c.R is not None else c
+        for c in frame.coordinates
     ]
     on_device = Frame(coordinates=tuple(moved), blocks=frame.blocks)
     got = per_example_gradients(model.cuda(), loss_fn, inputs.cuda(), targets.cuda(), on_device)
@@ -107,7 +112,9 @@ SOUND = {
     "an extra call without gradient": lambda m, x: m.first(x) + without_gradient(m.first, 2 * x),
     "the result is a view": lambda m, x: m.first(x)[:, 1:].t().contiguous().t(),
     "a second call": lambda m, x: m.first(m.first(x).tanh()) + m.second(x),
-    "a third call, of positions": lambda m, x: m.first(m.first(x)) + m.first(torch.stack([x, 2 * x], 1)).sum(1),
+    "a third call, of positions": lambda m, x: (
+        m.first(m.first(x)) + m.first(torch.stack([x, 2 * x], 1)).sum(1)
+    ),
     "positions in the batch, one example after another": lambda m, x: m.second(
         m.first(x.repeat_interleave(2, 0)).tanh()
     ).view(len(x), -1),
@@ -141,14 +148,31 @@ def hidden_gradient(m: nn.Module, x: Tensor) -> Tensor:
 
 UNSOUND = {
     "checkpointing": (
-        lambda m, x: checkpoint(lambda y: m.second(m.first(y)).tanh().exp(), x, use_reentrant=False),
+        lambda m, x: checkpoint(
+            lambda y: m.second(m.first(y)).tanh().exp(), x, use_reentrant=False
+        ),
         "checkpointing",
     ),
-    "batch dimension 1": (lambda m, x: m.first(x[:1]) + m.second(x), r"batch of 3, got shape \(1, 4\)"),
-    "positions in the batch": (lambda m, x: m.first(x.repeat(2, 1)).view(3, -1), r"batch of 3, got shape \(6, 4\)"),
-    "no batch dimension": (lambda m, x: torch.stack([m.first(x[:, 0].repeat(2)[:4])] * 3), "first dimension"),
-    "an input changed in place": (in_place_after_the_call, r"first \(Linear\): its input was changed in place"),
-    "a hidden gradient": (hidden_gradient, r"requires a gradient, but no call of a trainable layer comes before it"),
+    "batch dimension 1": (
+        lambda m, x: m.first(x[:1]) + m.second(x),
+        r"batch of 3, got shape \(1, 4\)",
+    ),
+    "positions in the batch": (
+        lambda m, x: m.first(x.repeat(2, 1)).view(3, -1),
+        r"batch of 3, got shape \(6, 4\)",
+    ),
+    "no batch dimension": (
+        lambda m, x: torch.stack([m.first(x[:, 0].repeat(2)[:4])] * 3),
+        "first dimension",
+    ),
+    "an input changed in place": (
+        in_place_after_the_call,
+        r"first \(Linear\): its input was changed in place",
+    ),
+    "a hidden gradient": (
+        hidden_gradient,
+        r"requires a gradient, but no call of a trainable layer comes before it",
+    ),
 }
 
 
@@ -217,13 +241,22 @@ HIDDEN = {
         r"^second.weight: used outside of its own layer's call.*call the layer",
     ),
     "read next to its layer's call": (tied, r"^first.weight: used outside"),
-    "a forward method": (lambda m, x: m.second.forward(m.first(x)), r"^second.weight, second.bias: used outside"),
+    "a forward method": (
+        lambda m, x: m.second.forward(m.first(x)),
+        r"^second.weight, second.bias: used outside",
+    ),
     "all by their forward methods": (
         lambda m, x: m.second.forward(m.first.forward(x)),
         r"^first.weight, first.bias, second.weight, second.bias: used outside",
     ),
-    "read before a layer": (lambda m, x: m.second(m.first.forward(x)), r"second \(Linear\): its input requires"),
-    "a hidden gradient next to a first layer": (with_a_hidden_gradient, r"second \(Linear\): its input requires"),
+    "read before a layer": (
+        lambda m, x: m.second(m.first.forward(x)),
+        r"second \(Linear\): its input requires",
+    ),
+    "a hidden gradient next to a first layer": (
+        with_a_hidden_gradient,
+        r"second \(Linear\): its input requires",
+    ),
 }
 
 
@@ -257,7 +290,9 @@ def test_without_a_gradient_it_is_nobodys_concern(case):
     assert naive_error(model, squared_error, x, targets, frame) < TOLERANCE
 
 
-@pytest.mark.parametrize("forward", [tied, HIDDEN["read, its layer not called"][0], with_a_hidden_gradient])
+@pytest.mark.parametrize(
+    "forward", [tied, HIDDEN["read, its layer not called"][0], with_a_hidden_gradient]
+)
 def test_negative_control_unasked_they_go_wrong_without_an_error(forward, monkeypatch):
     honest = Pass.backward
 

@@ -1,7 +1,9 @@
-"""Blocks in fewer bits against float64 autograd, and the privacy of a step that uses them, with planted mistakes.
+"""Blocks in fewer bits against float64 autograd, and the privacy of a step that uses them, with
+planted mistakes.
 
-Tolerances: bfloat16 rounds to within 2^-9. Stored activations are rounded once each, and the errors of a gradient's
-factors add up to less than 2^-8 here; mixed precision also rounds weights, products and the gradients on their way.
+Tolerances: bfloat16 rounds to within 2^-9. Stored activations are rounded once each, and the errors
+of a gradient's factors add up to less than 2^-8 here; mixed precision also rounds weights, products
+and the gradients on their way.
 """
 
 import copy
@@ -49,7 +51,11 @@ def made(build: Callable[[], Problem], carry: bool) -> tuple[Problem, Frame]:
 
 def one(batch: Tensor | dict[str, Tensor], i: int) -> Tensor | dict[str, Tensor]:
     """Example i as a batch of one."""
-    return batch[i : i + 1] if isinstance(batch, Tensor) else {name: t[i : i + 1] for name, t in batch.items()}
+    return (
+        batch[i : i + 1]
+        if isinstance(batch, Tensor)
+        else {name: t[i : i + 1] for name, t in batch.items()}
+    )
 
 
 def distances(got: list[Tensor], wanted: list[Tensor]) -> Tensor:
@@ -66,7 +72,8 @@ def test_blocks_are_those_of_float64_autograd(build, carry, precision):
     doubled = inputs.double() if isinstance(inputs, Tensor) else inputs
     exact_frame = Frame(
         coordinates=tuple(
-            c if c.L is None or c.R is None else replace(c, L=c.L.double(), R=c.R.double()) for c in frame.coordinates
+            c if c.L is None or c.R is None else replace(c, L=c.L.double(), R=c.R.double())
+            for c in frame.coordinates
         ),
         blocks=frame.blocks,
     )
@@ -81,7 +88,9 @@ def test_blocks_are_those_of_float64_autograd(build, carry, precision):
 def test_the_sum_is_that_of_the_examples(build, precision):
     (model, loss_fn, inputs, targets), frame = made(build, carry=False)
     assert summable(frame)
-    wanted = torch.cat([t.sum(0) for t in per_example_gradients(model, loss_fn, inputs, targets, frame)])
+    wanted = torch.cat(
+        [t.sum(0) for t in per_example_gradients(model, loss_fn, inputs, targets, frame)]
+    )
     got = summed_gradient(model, loss_fn, inputs, targets, frame, precision=precision)
     assert got.dtype == torch.float32
     assert 1e-6 < (got - wanted).norm() / wanted.norm() < TOLERANCE[precision]
@@ -93,22 +102,32 @@ def test_an_example_counts_the_same_alone(build, precision):
     (model, loss_fn, inputs, targets), frame = made(build, carry=True)
     together = per_example_gradients(model, loss_fn, inputs, targets, frame, precision=precision)
     for i in range(len(targets)):
-        own = per_example_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, precision=precision)
+        own = per_example_gradients(
+            model, loss_fn, one(inputs, i), targets[i : i + 1], frame, precision=precision
+        )
         assert distances(own, [t[i : i + 1] for t in together]).max() < ROUNDED / 4
 
 
 def contributions(build: Callable[[], Problem], carry: bool, precision: Precision) -> list[float]:
-    """Length of each example's clipped contribution, in float64, over C; by ghost clipping where that is cheaper."""
+    """Length of each example's clipped contribution, in float64, over C; by ghost clipping where
+    that is cheaper.
+    """
     (model, loss_fn, inputs, targets), frame = made(build, carry)
     lengths = []
     for i in range(len(targets)):
-        blocks = block_gradients(model, loss_fn, one(inputs, i), targets[i : i + 1], frame, precision=precision)
-        assert any(isinstance(block, GhostGradients) for block in blocks) == (build is wide and not carry)
+        blocks = block_gradients(
+            model, loss_fn, one(inputs, i), targets[i : i + 1], frame, precision=precision
+        )
+        assert any(isinstance(block, GhostGradients) for block in blocks) == (
+            build is wide and not carry
+        )
         lengths.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
     return lengths
 
 
-@pytest.mark.parametrize("precision", [FLOAT32, *TOLERANCE], ids=["float32", "stored", "mixed", "both"])
+@pytest.mark.parametrize(
+    "precision", [FLOAT32, *TOLERANCE], ids=["float32", "stored", "mixed", "both"]
+)
 @carrying
 @problems
 def test_no_contribution_is_longer_than_the_clip_norm(build, carry, precision):
@@ -135,7 +154,8 @@ def test_factors_of_other_numbers_than_are_summed_are_caught(build, carry, preci
 
 
 def longest_under_autocast() -> float:
-    # In another memory order: autocast does not reach the product of others, which is written into the sum.
+    # In another memory order: autocast does not reach the product of others, which is written into
+    # the sum.
     rows = torch.randn(200, 1, 8, 5, generator=torch.Generator().manual_seed(0)).mT
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return max(float(clipped_sum([row], CLIP).double().norm()) for row in rows) / CLIP.clip_norm
@@ -148,11 +168,17 @@ def test_a_callers_autocast_has_no_hold_of_the_clip(monkeypatch):
 
 
 def deviation_and_rounding(precision: Precision) -> tuple[float, float]:
-    """Of the noise of empty batches: its deviation over sigma C, and the share of values that bfloat16 could hold."""
+    """Of the noise of empty batches: its deviation over sigma C, and the share of values that
+    bfloat16 could hold.
+    """
     p = problem(dtype=torch.float32)
-    sent = torch.cat([p.step(NOISY, replace(EMPTY, precision=precision), seed) for seed in range(200)])
+    sent = torch.cat(
+        [p.step(NOISY, replace(EMPTY, precision=precision), seed) for seed in range(200)]
+    )
     assert sent.dtype == torch.float32
-    return float(sent.double().std()) / NOISY.noise_std, float((sent == sent.bfloat16().float()).double().mean())
+    return float(sent.double().std()) / NOISY.noise_std, float(
+        (sent == sent.bfloat16().float()).double().mean()
+    )
 
 
 @fewer_bits
@@ -160,7 +186,9 @@ def test_noise_has_its_deviation_and_all_its_bits(precision, monkeypatch):
     deviation, coarse = deviation_and_rounding(precision)
     assert abs(deviation - 1) < 0.02
     assert coarse < 0.01
-    monkeypatch.setattr(fedlsg.training.client, "add_noise", lambda *given: add_noise(*given).bfloat16().float())
+    monkeypatch.setattr(
+        fedlsg.training.client, "add_noise", lambda *given: add_noise(*given).bfloat16().float()
+    )
     assert deviation_and_rounding(precision)[1] == 1
 
 
@@ -198,13 +226,18 @@ RELAXED = {
 }
 """Ways to let torch round the factors of products; the last is torch's own default."""
 NARROWED = {
-    "older": {"cpu", "cuda"}, "everywhere": {"cpu", "cuda"}, "products of CUDA": {"cuda"},
-    "products of the CPU": {"cpu"}, "convolutions of CUDA": set(),
-}  # fmt: skip
+    "older": {"cpu", "cuda"},
+    "everywhere": {"cpu", "cuda"},
+    "products of CUDA": {"cuda"},
+    "products of the CPU": {"cpu"},
+    "convolutions of CUDA": set(),
+}
 
 
 def as_torch_begins() -> None:
-    """The older interface leaves a choice for each backend, which the newer one's for all does not reach."""
+    """The older interface leaves a choice for each backend, which the newer one's for all does not
+    reach.
+    """
     BACKENDS.fp32_precision = "none"
     torch.set_float32_matmul_precision("highest")
     BACKENDS.cuda.matmul.fp32_precision = BACKENDS.mkldnn.matmul.fp32_precision = "none"
@@ -219,7 +252,9 @@ def relaxed(request):
     as_torch_begins()
 
 
-@pytest.mark.skipif(not hasattr(BACKENDS, "fp32_precision"), reason="torch has the older interface only")
+@pytest.mark.skipif(
+    not hasattr(BACKENDS, "fp32_precision"), reason="torch has the older interface only"
+)
 @pytest.mark.parametrize("relaxed", RELAXED, indirect=True)
 def test_tf32_by_any_interface_does_not_reach_the_clip(relaxed):
     """The factors multiply rows by products where these keep all digits, else number by number."""
@@ -231,7 +266,9 @@ def test_tf32_by_any_interface_does_not_reach_the_clip(relaxed):
 
 
 def test_negative_control_rows_in_tf32_pass_the_clip():
-    """Of a row that is clipped to C, TF32 keeps 11 bits: the rounding is far beyond the clip's margin."""
+    """Of a row that is clipped to C, TF32 keeps 11 bits: the rounding is far beyond the clip's
+    margin.
+    """
     row = torch.full((1, 64), 1 + 2**-11 + 2**-20)  # is rounded up to 1 + 2^-10
     factor = clip_factors(row.double().norm(dim=1), 0.01, torch.float32, 64)
     assert (factor @ row).double().norm() <= 0.01
@@ -239,7 +276,9 @@ def test_negative_control_rows_in_tf32_pass_the_clip():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine"
+)
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_no_example_passes_the_clip_on_cuda(precision):
     """Each row alone, clipped, with and without TF32 in products."""
@@ -249,7 +288,10 @@ def test_no_example_passes_the_clip_on_cuda(precision):
         rows = torch.randn(64, 4096, device="cuda") * 1.00390625
         sums = torch.stack([clipped_sum([row.view(1, -1)], CLIP) for row in rows])
         square = nn.Linear(64, 64, bias=False)
-        factors = [GhostGradients(square, row.view(1, 64, 64), row.view(1, 64, 64), row._version) for row in rows]
+        factors = [
+            GhostGradients(square, row.view(1, 64, 64), row.view(1, 64, 64), row._version)
+            for row in rows
+        ]
         products = torch.stack([clipped_sum([block], CLIP) for block in factors])
     finally:
         torch.set_float32_matmul_precision("highest")

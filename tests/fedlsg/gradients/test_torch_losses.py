@@ -1,7 +1,9 @@
-"""Every loss of torch.nn: the gradient of an example is torch's of that example alone, or the loss is refused by name.
+"""Every loss of torch.nn: the gradient of an example is torch's of that example alone, or the loss
+is refused by name.
 
-Oracle: autograd of torch's loss under the asked reduction, on one example. Two things differ, as ``losses`` says: class
-weights are not divided by their sum, and the average over no counted target is 0.
+Oracle: autograd of torch's loss under the asked reduction, on one example. Two things differ, as
+``losses`` says: class weights are not divided by their sum, and the average over no counted target
+is 0.
 """
 
 import itertools
@@ -65,8 +67,11 @@ class Loss:
 
 BY_CLASS = ((B, K), (B, K, 2), (B, K, 2, 2))
 WEIGHTED: Sequence[dict[str, Any]] = (
-    {}, {"weight": W}, {"weight": W, "ignore_index": 1}, {"ignore_index": 1},
-)  # fmt: skip
+    {},
+    {"weight": W},
+    {"weight": W, "ignore_index": 1},
+    {"ignore_index": 1},
+)
 SMOOTH: Sequence[dict[str, Any]] = ({"label_smoothing": 0.1}, {"label_smoothing": 0.2, "weight": W})
 LOSSES = {
     "L1Loss": Loss(),
@@ -75,31 +80,58 @@ LOSSES = {
     "HuberLoss": Loss(settings=({}, {"delta": 0.3})),
     "BCELoss": Loss(targets=shares, prepare=torch.sigmoid),
     "BCEWithLogitsLoss": Loss(
-        targets=shares, settings=({}, {"pos_weight": W}, {"weight": W}), shapes=SHAPES[1:], reductions=REDUCTIONS
+        targets=shares,
+        settings=({}, {"pos_weight": W}, {"weight": W}),
+        shapes=SHAPES[1:],
+        reductions=REDUCTIONS,
     ),
     "KLDivLoss": Loss(
-        targets=shares, prepare=partial(F.log_softmax, dim=-1), settings=({}, {"log_target": True}),
-        shapes=SHAPES[1:], reductions=(*REDUCTIONS, "batchmean"),
+        targets=shares,
+        prepare=partial(F.log_softmax, dim=-1),
+        settings=({}, {"log_target": True}),
+        shapes=SHAPES[1:],
+        reductions=(*REDUCTIONS, "batchmean"),
     ),
-    "PoissonNLLLoss": Loss(targets=shares, settings=({}, {"log_input": False}, {"full": True}), prepare=F.softplus),
+    "PoissonNLLLoss": Loss(
+        targets=shares, settings=({}, {"log_input": False}, {"full": True}), prepare=F.softplus
+    ),
     "HingeEmbeddingLoss": Loss(targets=signs, settings=({}, {"margin": 0.4})),
     "SoftMarginLoss": Loss(targets=signs),
-    "MultiLabelSoftMarginLoss": Loss(targets=shares, shapes=((B, K),), settings=({}, {"weight": W})),
+    "MultiLabelSoftMarginLoss": Loss(
+        targets=shares, shapes=((B, K),), settings=({}, {"weight": W})
+    ),
     "MultiLabelMarginLoss": Loss(targets=lists, shapes=((B, K),)),
-    "MultiMarginLoss": Loss(targets=classes, shapes=((B, K),), settings=({}, {"weight": W}, {"p": 2})),
-    "NLLLoss": Loss(targets=classes, prepare=partial(F.log_softmax, dim=1), shapes=BY_CLASS, settings=WEIGHTED),
+    "MultiMarginLoss": Loss(
+        targets=classes, shapes=((B, K),), settings=({}, {"weight": W}, {"p": 2})
+    ),
+    "NLLLoss": Loss(
+        targets=classes, prepare=partial(F.log_softmax, dim=1), shapes=BY_CLASS, settings=WEIGHTED
+    ),
     "CrossEntropyLoss": Loss(targets=classes, shapes=BY_CLASS, settings=(*WEIGHTED, *SMOOTH)),
-}  # fmt: skip
+}
 """By torch's name; ``SOFT`` has cross-entropy with a share for each class."""
-SOFT = Loss(targets=lambda shape: numbers(shape).softmax(1), shapes=BY_CLASS, settings=({}, {"weight": W}, *SMOOTH))
+SOFT = Loss(
+    targets=lambda shape: numbers(shape).softmax(1),
+    shapes=BY_CLASS,
+    settings=({}, {"weight": W}, *SMOOTH),
+)
 FUNCTIONS = {
-    "L1Loss": F.l1_loss, "MSELoss": F.mse_loss, "SmoothL1Loss": F.smooth_l1_loss, "HuberLoss": F.huber_loss,
-    "BCELoss": F.binary_cross_entropy, "BCEWithLogitsLoss": F.binary_cross_entropy_with_logits, "KLDivLoss": F.kl_div,
-    "PoissonNLLLoss": F.poisson_nll_loss, "HingeEmbeddingLoss": F.hinge_embedding_loss,
-    "SoftMarginLoss": F.soft_margin_loss, "MultiLabelSoftMarginLoss": F.multilabel_soft_margin_loss,
-    "MultiLabelMarginLoss": F.multilabel_margin_loss, "MultiMarginLoss": F.multi_margin_loss, "NLLLoss": F.nll_loss,
+    "L1Loss": F.l1_loss,
+    "MSELoss": F.mse_loss,
+    "SmoothL1Loss": F.smooth_l1_loss,
+    "HuberLoss": F.huber_loss,
+    "BCELoss": F.binary_cross_entropy,
+    "BCEWithLogitsLoss": F.binary_cross_entropy_with_logits,
+    "KLDivLoss": F.kl_div,
+    "PoissonNLLLoss": F.poisson_nll_loss,
+    "HingeEmbeddingLoss": F.hinge_embedding_loss,
+    "SoftMarginLoss": F.soft_margin_loss,
+    "MultiLabelSoftMarginLoss": F.multilabel_soft_margin_loss,
+    "MultiLabelMarginLoss": F.multilabel_margin_loss,
+    "MultiMarginLoss": F.multi_margin_loss,
+    "NLLLoss": F.nll_loss,
     "CrossEntropyLoss": F.cross_entropy,
-}  # fmt: skip
+}
 MORE = {
     "CosineEmbeddingLoss": "input1, input2, target",
     "MarginRankingLoss": "input1, input2, target",
@@ -119,10 +151,17 @@ def test_every_loss_of_torch_is_here():
     assert known <= LOSSES.keys() | MORE.keys() | TRAINED.keys()
 
 
-def alone(name: str, settings: dict[str, Any], reduction: str, output: Tensor, target: Tensor) -> Tensor:
+def alone(
+    name: str, settings: dict[str, Any], reduction: str, output: Tensor, target: Tensor
+) -> Tensor:
     """The loss of one example in torch; "none" is our mean over its values."""
     asked = "mean" if reduction == "none" else reduction
-    if asked == "mean" and "weight" in settings and not target.is_floating_point() and name != "MultiMarginLoss":
+    if (
+        asked == "mean"
+        and "weight" in settings
+        and not target.is_floating_point()
+        and name != "MultiMarginLoss"
+    ):
         counted = (target != settings.get("ignore_index", -100)).sum().clamp(min=1)
         return getattr(nn, name)(reduction="sum", **settings)(output, target) / counted
     found = getattr(nn, name)(reduction=asked, **settings)(output, target)
@@ -142,19 +181,30 @@ def test_the_gradient_of_an_example_is_that_of_torch_alone(name, loss):
         check_gradients(name, loss, *case)
 
 
-def check_gradients(name: str, loss: Loss, shape: Sequence[int], settings: dict[str, Any], reduction: str) -> None:
+def check_gradients(
+    name: str, loss: Loss, shape: Sequence[int], settings: dict[str, Any], reduction: str
+) -> None:
     outputs, targets = numbers(shape, seed=1), loss.targets(shape)
-    wanted = torch.cat([
-        gradients(partial(alone, name, settings, reduction), loss.prepare, outputs[i : i + 1], targets[i : i + 1])
-        for i in range(B)
-    ]).nan_to_num(0.0)  # fmt: skip
+    wanted = torch.cat(
+        [
+            gradients(
+                partial(alone, name, settings, reduction),
+                loss.prepare,
+                outputs[i : i + 1],
+                targets[i : i + 1],
+            )
+            for i in range(B)
+        ]
+    ).nan_to_num(0.0)
     module = getattr(nn, name)(reduction=reduction, **settings)
     function = partial(FUNCTIONS[name], reduction=reduction, **settings)
     if "log_input" in settings or "full" in settings:
         function = module
     for own in (module, function):
         found = gradients(per_example_loss(own), loss.prepare, outputs, targets)
-        torch.testing.assert_close(found, wanted, msg=lambda text: f"{name} {shape} {settings} {reduction}: {text}")
+        torch.testing.assert_close(
+            found, wanted, msg=lambda text: f"{name} {shape} {settings} {reduction}: {text}"
+        )
         assert bool((found != 0).any()) or reduction == "none" or name == "HingeEmbeddingLoss"
 
 
@@ -163,7 +213,11 @@ class Shaped(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], prepare: Any) -> None:
         super().__init__()
-        self.layer, self.shape, self.prepare = nn.Linear(5, max(1, int(torch.tensor(shape[1:]).prod()))), shape, prepare
+        self.layer, self.shape, self.prepare = (
+            nn.Linear(5, max(1, int(torch.tensor(shape[1:]).prod()))),
+            shape,
+            prepare,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.prepare(self.layer(x).reshape(len(x), *self.shape[1:]))
@@ -175,7 +229,11 @@ def test_every_loss_passes_the_check_in_float64_and_is_not_changed(name, loss, f
     """Class weights are float32, and the model of the check is float64."""
     for settings in loss.settings:
         shape = loss.shapes[-1]
-        own = getattr(nn, name)(**settings) if form == "module" else partial(FUNCTIONS[name], **settings)
+        own = (
+            getattr(nn, name)(**settings)
+            if form == "module"
+            else partial(FUNCTIONS[name], **settings)
+        )
         torch.manual_seed(0)
         model = Shaped(shape, loss.prepare)
         check_model(model, per_example_loss(own), [(numbers((B, 5)), loss.targets(shape))])
@@ -189,7 +247,9 @@ def test_every_loss_passes_the_check_in_float64_and_is_not_changed(name, loss, f
 def test_a_loss_of_more_arguments_names_them(name):
     made = getattr(nn, name)()
     needed = MORE[name].count(",") + 1
-    with pytest.raises(ValueError, match=rf"^{name} needs {needed} arguments \({MORE[name]}\).*a function of \("):
+    with pytest.raises(
+        ValueError, match=rf"^{name} needs {needed} arguments \({MORE[name]}\).*a function of \("
+    ):
         per_example_loss(made)
 
 
@@ -206,20 +266,30 @@ def default_sum(outputs: Tensor, targets: Tensor, reduction: str = "sum") -> Ten
     return values if reduction == "none" else getattr(values, reduction)()
 
 
-@pytest.mark.parametrize(("loss", "total"), [
-    (default_sum, True), (partial(default_sum, reduction="mean"), False), (partial(default_sum, reduction="sum"), True),
-    (partial(partial(F.l1_loss, reduction="sum")), True), (partial(default_sum, reduction="none"), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "total"),
+    [
+        (default_sum, True),
+        (partial(default_sum, reduction="mean"), False),
+        (partial(default_sum, reduction="sum"), True),
+        (partial(partial(F.l1_loss, reduction="sum")), True),
+        (partial(default_sum, reduction="none"), False),
+    ],
+)
 def test_the_reduction_of_a_function_is_its_default_or_what_was_given(loss, total):
     outputs, targets = numbers((B, K)), shares((B, K))
     values = (outputs - targets).abs()
-    torch.testing.assert_close(per_example_loss(loss)(outputs, targets), values.sum(1) if total else values.mean(1))
+    torch.testing.assert_close(
+        per_example_loss(loss)(outputs, targets), values.sum(1) if total else values.mean(1)
+    )
 
 
 def test_a_weight_for_each_place_in_the_batch_is_refused():
     """``BCELoss(weight)`` of shape (B, 1) weighs places, not examples."""
     loss = per_example_loss(nn.BCEWithLogitsLoss(weight=torch.rand(B, 1)))
-    with pytest.raises(UnsupportedLayerError, match=r"^the loss function: fails with RuntimeError: .* shape"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"^the loss function: fails with RuntimeError: .* shape"
+    ):
         check_model(nn.Linear(5, 2), loss, [(numbers((B, 5)), shares((B, 2)))])
 
 
@@ -253,12 +323,19 @@ def test_an_own_function_is_called_as_it_is_and_its_other_dimensions_are_average
     found = per_example_loss(lambda o, t: (o - t).square())(outputs, targets)
     torch.testing.assert_close(found, (outputs - targets).square().mean(1))
     own = per_example_loss(lambda o, t: (o["a"] - t["b"]).abs().sum(1))
-    torch.testing.assert_close(own({"a": outputs}, {"b": targets}), (outputs - targets).abs().sum(1))
+    torch.testing.assert_close(
+        own({"a": outputs}, {"b": targets}), (outputs - targets).abs().sum(1)
+    )
 
 
-@pytest.mark.parametrize("loss", [
-    lambda o, t: F.cross_entropy(o, t), lambda o, t: 1.0, lambda o, t: (o.sum(1) - t).square()[:2],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: F.cross_entropy(o, t),
+        lambda o, t: 1.0,
+        lambda o, t: (o.sum(1) - t).square()[:2],
+    ],
+)
 def test_a_loss_that_averages_over_the_batch_is_refused(loss):
     with pytest.raises(
         ValueError, match=r"expected one loss an example, shape \(5,\).*averages over the batch"

@@ -1,4 +1,6 @@
-"""Full fine-tuning of Hugging Face models: every parameter against autograd, a private step, and independence."""
+"""Full fine-tuning of Hugging Face models: every parameter against autograd, a private step, and
+independence.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,22 +18,51 @@ from tests.fedlsg.support.gradient_oracle import make_frame
 transformers = pytest.importorskip("transformers", reason="these models need the text extra")
 
 WORDS, LENGTH = 30, 6
-SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12, "num_labels": 3}
-TEXT = {"vocab_size": WORDS, "max_position_embeddings": 16, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-GPT2 = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2, "use_cache": False,
-        "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}  # fmt: skip
+SMALL = {
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "num_labels": 3,
+}
+TEXT = {
+    "vocab_size": WORDS,
+    "max_position_embeddings": 16,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+GPT2 = {
+    "vocab_size": WORDS,
+    "n_positions": 16,
+    "n_embd": 8,
+    "n_layer": 2,
+    "n_head": 2,
+    "use_cache": False,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
 
 
 def build(name: str) -> nn.Module:
-    """A tiny model with random weights; positions (1, T) in BERT, tied weights in the language models."""
+    """A tiny model with random weights; positions (1, T) in BERT, tied weights in the language
+    models.
+    """
     t = transformers
     made: dict[str, Callable[[], Any]] = {
-        "roberta": lambda: t.RobertaForSequenceClassification(t.RobertaConfig(type_vocab_size=1, **TEXT, **SMALL)),
+        "roberta": lambda: t.RobertaForSequenceClassification(
+            t.RobertaConfig(type_vocab_size=1, **TEXT, **SMALL)
+        ),
         "bert": lambda: t.BertForSequenceClassification(t.BertConfig(**TEXT, **SMALL)),
         "gpt2": lambda: t.GPT2ForSequenceClassification(t.GPT2Config(num_labels=3, **GPT2)),
         "gpt2-lm": lambda: t.GPT2LMHeadModel(t.GPT2Config(**GPT2)),
-        "llama-lm": lambda: t.LlamaForCausalLM(t.LlamaConfig(use_cache=False, num_key_value_heads=1, **TEXT, **SMALL)),
-        "vit": lambda: t.ViTForImageClassification(t.ViTConfig(image_size=8, patch_size=4, **SMALL)),
+        "llama-lm": lambda: t.LlamaForCausalLM(
+            t.LlamaConfig(use_cache=False, num_key_value_heads=1, **TEXT, **SMALL)
+        ),
+        "vit": lambda: t.ViTForImageClassification(
+            t.ViTConfig(image_size=8, patch_size=4, **SMALL)
+        ),
     }
     torch.manual_seed(0)
     return made[name]().eval()
@@ -45,7 +76,9 @@ def batch(name: str, size: int) -> tuple[dict[str, Tensor], Tensor]:
         return {"pixel_values": torch.randn(size, 3, 8, 8, dtype=torch.float64)}, targets
     mask = torch.arange(LENGTH) < torch.tensor([6, 3, 2, 4, 6, 5, 2]).repeat(3)[:size].unsqueeze(1)
     words = torch.randint(3, WORDS, (size, LENGTH)).masked_fill(~mask, 1)
-    return {"input_ids": words, "attention_mask": mask.long()}, words if name.endswith("-lm") else targets
+    return {"input_ids": words, "attention_mask": mask.long()}, words if name.endswith(
+        "-lm"
+    ) else targets
 
 
 def loss(outputs: Any, targets: Tensor) -> Tensor:
@@ -59,7 +92,11 @@ def loss(outputs: Any, targets: Tensor) -> Tensor:
 
 def dense_frame(model: nn.Module) -> Frame:
     frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
-    assert [c.name for c in frame.coordinates] == list(trainable(model)) == [n for n, _ in model.named_parameters()]
+    assert (
+        [c.name for c in frame.coordinates]
+        == list(trainable(model))
+        == [n for n, _ in model.named_parameters()]
+    )
     return frame
 
 
@@ -70,7 +107,12 @@ def looped(model: nn.Module, inputs: dict[str, Tensor], targets: Tensor) -> list
     for i in range(len(targets)):
         own = loss(model(**{k: t[i : i + 1] for k, t in inputs.items()}), targets[i : i + 1])
         gradients = torch.autograd.grad(own.sum(), parameters, allow_unused=True)
-        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)])
+        rows.append(
+            [
+                torch.zeros_like(p) if g is None else g
+                for p, g in zip(parameters, gradients, strict=True)
+            ]
+        )
     return [torch.stack(parts).flatten(1) for parts in zip(*rows, strict=True)]
 
 

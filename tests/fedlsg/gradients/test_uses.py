@@ -17,22 +17,36 @@ BATCH = 4
 
 
 class Model(nn.Module):
-    """Two parameters p (4,) and P (1, 3, 4), a matrix W, a buffer, and a layer, under a forward pass of a test."""
+    """Two parameters p (4,) and P (1, 3, 4), a matrix W, a buffer, and a layer, under a forward
+    pass of a test.
+    """
 
     def __init__(self, forward: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.p, self.P, self.W = (nn.Parameter(torch.randn(shape)) for shape in ((4,), (1, 3, 4), (4, 4)))
-        self.layer, self.frozen, self.route = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False), forward
+        self.p, self.P, self.W = (
+            nn.Parameter(torch.randn(shape)) for shape in ((4,), (1, 3, 4), (4, 4))
+        )
+        self.layer, self.frozen, self.route = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4).requires_grad_(False),
+            forward,
+        )
         self.register_buffer("ones", torch.full((4,), 2.0))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.route(self, x)
 
 
-def made(forward: Callable[[nn.Module, Tensor], Tensor], batch: int = BATCH) -> tuple[nn.Module, Tensor, Tensor]:
+def made(
+    forward: Callable[[nn.Module, Tensor], Tensor], batch: int = BATCH
+) -> tuple[nn.Module, Tensor, Tensor]:
     model = Model(forward).double()
-    return model, torch.randn(batch, 3, 4, dtype=torch.float64), torch.randn(batch, dtype=torch.float64)
+    return (
+        model,
+        torch.randn(batch, 3, 4, dtype=torch.float64),
+        torch.randn(batch, dtype=torch.float64),
+    )
 
 
 SOUND = {
@@ -41,7 +55,9 @@ SOUND = {
     "scale and shift": lambda m, x: m.layer(x * m.p + m.P),
     "after a layer": lambda m, x: m.layer(x).mul_(m.p).add_(m.P),
     "division": lambda m, x: x / (1 + m.p.exp()),
-    "a function of it": lambda m, x: x * F.softplus(m.p)[:1] + m.P.mean(1, keepdim=True).transpose(1, 2)[:, :3],
+    "a function of it": lambda m, x: (
+        x * F.softplus(m.p)[:1] + m.P.mean(1, keepdim=True).transpose(1, 2)[:, :3]
+    ),
     "with a buffer": lambda m, x: x * (m.p * m.ones),
     "through a frozen layer": lambda m, x: x + m.frozen(m.P),
     "two of them": lambda m, x: x * (m.p * m.P),
@@ -49,7 +65,9 @@ SOUND = {
     "joined alone": lambda m, x: torch.cat((torch.cat([m.P, m.P], 1).expand(len(x), -1, -1), x), 1),
     "expanded and joined": lambda m, x: torch.cat((m.P.expand(len(x), -1, -1), x), dim=1),
     "expand_as": lambda m, x: torch.cat((m.P.expand_as(x), x), 2),
-    "expand_as of the batch": lambda m, x: m.layer(x[:, :1]).expand_as(m.P.expand(len(x), -1, -1)) + m.p,
+    "expand_as of the batch": lambda m, x: (
+        m.layer(x[:, :1]).expand_as(m.P.expand(len(x), -1, -1)) + m.p
+    ),
     "of its shape": lambda m, x: m.layer(x).view_as(m.P.expand(len(x), -1, -1)),
     "repeated": lambda m, x: torch.cat((m.p.repeat(len(x), 1, 1), x), 1),
     "expanded before a layer": lambda m, x: m.layer(m.P.expand(len(x), -1, -1)) + x,
@@ -61,10 +79,15 @@ SOUND = {
     "bias alone": lambda m, x: F.linear(x, m.frozen.weight, m.p),
     "layer norm": lambda m, x: F.layer_norm(x, (4,), m.p, m.p.tanh()),
     "into a layer without a batch": lambda m, x: x + m.layer(m.P).tanh() * m.layer(x),
-    "a weight read next to its layer": lambda m, x: F.linear(m.layer(x).tanh(), m.layer.weight, m.p),
+    "a weight read next to its layer": lambda m, x: F.linear(
+        m.layer(x).tanh(), m.layer.weight, m.p
+    ),
     "rows by index": lambda m, x: x + m.P[0][(x[:, :, 0] > 0).long()],
     "a mask of attention": lambda m, x: F.scaled_dot_product_attention(
-        x.unsqueeze(1), m.layer(x).unsqueeze(1), x.unsqueeze(1), attn_mask=m.W[:3, :3].expand(1, 1, 3, 3)
+        x.unsqueeze(1),
+        m.layer(x).unsqueeze(1),
+        x.unsqueeze(1),
+        attn_mask=m.W[:3, :3].expand(1, 1, 3, 3),
     )[:, 0],
     "positions of several examples in one dimension": lambda m, x: (
         m.layer(x.flatten(0, 1)).unsqueeze(1) + m.P[:, :1]
@@ -79,7 +102,7 @@ SOUND = {
     "detached": lambda m, x: m.layer(x) + m.p.detach(),
     "a penalty in every output": lambda m, x: m.layer(x) + m.p.square().sum(),
     "its shape": lambda m, x: m.layer(x).view(len(x), 3, *m.p.shape) + m.p.to(x.device),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("batch", [1, 3, BATCH])
@@ -113,22 +136,42 @@ def hidden(m: nn.Module, x: Tensor) -> Tensor:
 
 
 UNSOUND = {
-    "an unknown operation": (lambda m, x: F.rms_norm(x, (4,), m.p), r"^p: used by rms_norm.*register_layer"),
+    "an unknown operation": (
+        lambda m, x: F.rms_norm(x, (4,), m.p),
+        r"^p: used by rms_norm.*register_layer",
+    ),
     "a convolution": (lambda m, x: F.conv1d(x, m.W[:3, :3].unsqueeze(2)), "^W: used by conv1d"),
     "positions first": (
-        lambda m, x: (x.transpose(0, 1) + m.p).transpose(0, 1), r"add .*batch of 4, of shape \(3, 4, 4\)",
+        lambda m, x: (x.transpose(0, 1) + m.p).transpose(0, 1),
+        r"add .*batch of 4, of shape \(3, 4, 4\)",
     ),
-    "rows for places": (lambda m, x: x + m.W.unsqueeze(1), r"^W: has a row for each place in the batch.*expand"),
+    "rows for places": (
+        lambda m, x: x + m.W.unsqueeze(1),
+        r"^W: has a row for each place in the batch.*expand",
+    ),
     "dropout of copies": (
-        lambda m, x: torch.cat((F.dropout(m.P.expand(len(x), -1, -1)), x), 1), "row for each place in the batch",
+        lambda m, x: torch.cat((F.dropout(m.P.expand(len(x), -1, -1)), x), 1),
+        "row for each place in the batch",
     ),
-    "joined along the batch": (lambda m, x: torch.cat((m.P, x))[1:], "used by cat, not along another dimension"),
-    "a product on the other side": (lambda m, x: m.W @ x.mT, "^W: used by a matrix product other than"),
-    "rows by two indices": (lambda m, x: x + m.P[0, (x[:, :, 0] > 0).long()], "^P: used by __getitem__"),
-    "an input that is overwritten after the product": (overwritten, "^W: its input was changed in place"),
+    "joined along the batch": (
+        lambda m, x: torch.cat((m.P, x))[1:],
+        "used by cat, not along another dimension",
+    ),
+    "a product on the other side": (
+        lambda m, x: m.W @ x.mT,
+        "^W: used by a matrix product other than",
+    ),
+    "rows by two indices": (
+        lambda m, x: x + m.P[0, (x[:, :, 0] > 0).long()],
+        "^P: used by __getitem__",
+    ),
+    "an input that is overwritten after the product": (
+        overwritten,
+        "^W: its input was changed in place",
+    ),
     "a function that nobody sees": (hidden, "^p: used outside of its own layer"),
     "in place": (lambda m, x: m.P.expand(len(x), -1, -1).add_(x), "^P: changed in place by add_"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNSOUND)
@@ -137,7 +180,9 @@ def test_other_uses_are_refused_by_name(case):
     model, x, y = made(forward)
     own = dict(model.named_parameters())
     with pytest.raises(UnsupportedLayerError, match=message):
-        per_example_gradients(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False))
+        per_example_gradients(
+            model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)
+        )
     assert all(p is own[name] and type(p) is nn.Parameter for name, p in model.named_parameters())
 
 
@@ -165,19 +210,30 @@ def test_positions_are_no_examples_though_there_are_as_many(batch):
 
 
 def test_negative_control_positions_taken_for_examples(monkeypatch):
-    """Then one example would have a row of its own for each position, and each would be clipped alone."""
+    """Then one example would have a row of its own for each position, and each would be clipped
+    alone.
+    """
     wrong = Survey({"places.weight": (0,), "signs.weight": (0,)})
     monkeypatch.setattr("fedlsg.gradients.per_example.survey_of", lambda *_: wrong)
     torch.manual_seed(0)
     model = Positions().double()
     x, y = torch.randn(5, 5, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    assert naive_error(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)) > 1e-3
+    assert (
+        naive_error(
+            model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)
+        )
+        > 1e-3
+    )
 
 
 class Words(nn.Module):
-    """Reads ids through a function, and puts words through another one before a layer; ``tied``: a language model."""
+    """Reads ids through a function, and puts words through another one before a layer; ``tied``: a
+    language model.
+    """
 
-    def __init__(self, ids: Callable[[Tensor], Tensor], turn: Callable[[Tensor], Tensor], *, tied: bool) -> None:
+    def __init__(
+        self, ids: Callable[[Tensor], Tensor], turn: Callable[[Tensor], Tensor], *, tied: bool
+    ) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.words, self.layer, self.head = nn.Embedding(9, 4), nn.LSTM(4, 4), nn.Linear(4, 9)
@@ -199,8 +255,18 @@ def time_first(x: Tensor) -> Tensor:
 
 SHAPE = r"shape \(30,\), of which no dimension is the batch of 5 alone; embed the ids batch first"
 ROWS = {
-    "in one row": (lambda x: x.flatten(), lambda x: time_first(x.unflatten(0, (-1, 6))), False, SHAPE),
-    "in one row, tied": (lambda x: x.flatten(), lambda x: time_first(x.unflatten(0, (-1, 6))), True, SHAPE),
+    "in one row": (
+        lambda x: x.flatten(),
+        lambda x: time_first(x.unflatten(0, (-1, 6))),
+        False,
+        SHAPE,
+    ),
+    "in one row, tied": (
+        lambda x: x.flatten(),
+        lambda x: time_first(x.unflatten(0, (-1, 6))),
+        True,
+        SHAPE,
+    ),
 }
 FIXES = {
     "batch first": (as_it_is, time_first, False),
@@ -237,7 +303,10 @@ def test_a_first_state_that_is_no_copy_for_each_example_names_itself(start):
     class Start(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.start = nn.GRU(4, 3, batch_first=True), nn.Parameter(torch.randn(1, 1, 3))
+            self.layer, self.start = (
+                nn.GRU(4, 3, batch_first=True),
+                nn.Parameter(torch.randn(1, 1, 3)),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x, start(self.start, len(x)))[0][:, -1]
@@ -245,7 +314,8 @@ def test_a_first_state_that_is_no_copy_for_each_example_names_itself(start):
     model = Start()
     frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
     message = (
-        r"^start: goes into the layer layer as a first state \(hidden state\) of shape \(1, 4, 3\).*expand one value"
+        r"^start: goes into the layer layer as a first state \(hidden state\) of shape \(1, 4, "
+        r"3\).*expand one value"
     )
     with pytest.raises(UnsupportedLayerError, match=message):
         per_example_gradients(model, squared_error, torch.randn(4, 5, 4), torch.randn(4), frame)

@@ -1,4 +1,6 @@
-"""DP-SNIP: saliencies against autograd, what one example can move, and what the ledger must be told."""
+"""DP-SNIP: saliencies against autograd, what one example can move, and what the ledger must be
+told.
+"""
 
 from dataclasses import replace
 
@@ -26,7 +28,9 @@ def saliency_problem(make=mlp) -> Problem:
     return p
 
 
-def pruning_step(p: Problem, mechanism: Mechanism, scale: list[Tensor] | None = None, **changes) -> Tensor:
+def pruning_step(
+    p: Problem, mechanism: Mechanism, scale: list[Tensor] | None = None, **changes
+) -> Tensor:
     scale = saliency_scale(dict(p.model.named_parameters()), p.frame) if scale is None else scale
     return p.step(mechanism, changes.pop("local", LocalTraining()), scale=scale, **changes)
 
@@ -38,8 +42,12 @@ def naive(p: Problem, clip_norm: float | None) -> Tensor:
         loss = p.loss_fn(p.model(p.inputs[i : i + 1]), p.targets[i : i + 1]).sum()
         parameters = [w for w in p.model.parameters() if w.ndim >= 2]
         gradients = torch.autograd.grad(loss, parameters)
-        saliency = torch.cat([(g * w).flatten() for g, w in zip(gradients, parameters, strict=True)]).detach()
-        total = total + saliency * (1 if clip_norm is None else min(1.0, clip_norm / float(saliency.norm())))
+        saliency = torch.cat(
+            [(g * w).flatten() for g, w in zip(gradients, parameters, strict=True)]
+        ).detach()
+        total = total + saliency * (
+            1 if clip_norm is None else min(1.0, clip_norm / float(saliency.norm()))
+        )
     return total
 
 
@@ -96,19 +104,27 @@ def test_a_clip_by_block_is_caught():
 
 
 def test_a_clip_before_the_weights_are_multiplied_is_caught():
-    """Negative control: clip g to C, then multiply by w: the saliency is as long as the weights make it."""
+    """Negative control: clip g to C, then multiply by w: the saliency is as long as the weights
+    make it.
+    """
     p = saliency_problem()
     ones = [torch.ones(b.kept, dtype=torch.float64) for b in p.frame.blocks]
     factor = torch.cat(saliency_scale(dict(p.model.named_parameters()), p.frame)) * 10
     small, large = (
-        pruning_step(replace(p, inputs=p.inputs[:k], targets=p.targets[:k]), CLIP_ONLY, ones) * factor for k in (10, 11)
+        pruning_step(replace(p, inputs=p.inputs[:k], targets=p.targets[:k]), CLIP_ONLY, ones)
+        * factor
+        for k in (10, 11)
     )
     assert float((large - small).norm()) > CLIP
 
 
 def test_round_0_is_clipped_jointly_whatever_training_does():
     mechanism = Mechanism(
-        clip="per-block", clip_norm=7.0, norms_clip_weight=3.0, classifier_clip_weight=2.0, noise_multiplier=1.5
+        clip="per-block",
+        clip_norm=7.0,
+        norms_clip_weight=3.0,
+        classifier_clip_weight=2.0,
+        noise_multiplier=1.5,
     )
     got = pruning_mechanism(mechanism, METHOD.prune)
     assert (got.clip, got.clip_norm, got.noise_multiplier) == ("joint", CLIP, 1.5)
@@ -127,7 +143,9 @@ def test_the_ledger_is_charged_before_the_noise_is_drawn():
 
     p = saliency_problem()
     noisy = replace(pruning_mechanism(METHOD.mechanism, METHOD.prune), noise_multiplier=1.5)
-    released = pruning_step(p, noisy, noise=Stream(bytes(32)), charge=lambda: events.append("charge"))
+    released = pruning_step(
+        p, noisy, noise=Stream(bytes(32)), charge=lambda: events.append("charge")
+    )
     assert events == ["charge", f"noise {p.frame.kept}"]
     noise = (released - pruning_step(p, CLIP_ONLY)) / (1.5 * CLIP)
     assert abs(float(noise.std()) - 1) < 0.2

@@ -1,4 +1,6 @@
-"""Importance, energy and random units: the choice against goldens and naive loops; when a mask is redrawn."""
+"""Importance, energy and random units: the choice against goldens and naive loops; when a mask is
+redrawn.
+"""
 
 import itertools
 import math
@@ -23,9 +25,13 @@ seeds = st.integers(0, 10_000)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
 
 
-@given(m=st.integers(1, 4), c=st.integers(1, 4), kh=st.integers(1, 3), kw=st.integers(1, 3), seed=seeds)
+@given(
+    m=st.integers(1, 4), c=st.integers(1, 4), kh=st.integers(1, 3), kw=st.integers(1, 3), seed=seeds
+)
 def test_importance_of_a_kernel_sums_over_whole_kernels(m, c, kh, kw, seed):
-    W = torch.randn(m, c, kh, kw, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    W = torch.randn(
+        m, c, kh, kw, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     O, I = [0.0] * m, [0.0] * c
     for i, j, y, x in itertools.product(range(m), range(c), range(kh), range(kw)):
         O[i] += abs(float(W[i, j, y, x]))
@@ -47,7 +53,9 @@ def test_importance_of_other_shapes_is_refused(shape):
     direction=st.sampled_from(["top", "bottom"]),
 )
 def test_kept_units_equal_a_sort_written_out(importance, sparsity, direction):
-    """All but the floor(p * units) least important (most, for "bottom"), the lower index frozen first among equals."""
+    """All but the floor(p * units) least important (most, for "bottom"), the lower index frozen
+    first among equals.
+    """
     sign = 1 if direction == "top" else -1
     ranked = sorted(range(len(importance)), key=lambda i: (sign * importance[i], i))
     frozen = min(math.floor(sparsity * len(importance) + 1e-9), len(importance) - 1)
@@ -57,7 +65,8 @@ def test_kept_units_equal_a_sort_written_out(importance, sparsity, direction):
 
 
 @pytest.mark.parametrize(
-    ("units", "sparsity", "frozen"), [(100, 0.29, 29), (10, 0.3, 3), (10, 0.7, 7), (7, 0.5, 3), (3, 0.0, 0)]
+    ("units", "sparsity", "frozen"),
+    [(100, 0.29, 29), (10, 0.3, 3), (10, 0.7, 7), (7, 0.5, 3), (3, 0.0, 0)],
 )
 def test_the_count_of_frozen_units_survives_rounding(units, sparsity, frozen):
     assert frozen_count(units, sparsity) == frozen
@@ -104,21 +113,36 @@ def test_per_step_masks_are_redrawn_in_every_round_at_the_rate_of_the_epoch():
     for round in range(1, 9):  # four epochs of two rounds
         time = RoundTime(round=round, rounds=8, epoch=(round - 1) // 2, epochs=4)
         kept = kept_by(mask, now, time=time)
-        assert total - sum(map(len, kept.values())) == math.floor(0.5 * time.epoch / 3 * total + 1e-9)
+        assert total - sum(map(len, kept.values())) == math.floor(
+            0.5 * time.epoch / 3 * total + 1e-9
+        )
         seen.append(kept)
     assert (
         mask.rate(RoundTime(round=9, rounds=8, epoch=4, epochs=4)) == 0.5
     )  # after the last round, as in the last epoch
     assert seen[2] != seen[3]
     assert seen[6] != seen[7]
-    by_epoch = [kept_by(replace(mask, redraw="epoch"), now, time=RoundTime(round=r, rounds=8)) for r in (1, 2)]
+    by_epoch = [
+        kept_by(replace(mask, redraw="epoch"), now, time=RoundTime(round=r, rounds=8))
+        for r in (1, 2)
+    ]
     assert by_epoch[0] == by_epoch[1]
 
 
 @pytest.mark.parametrize("kind", ["units", "uniform", "magnitude", "drop"])
 def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
-    mask = Mask(kind=kind, sparsity=0.4, sparsity_from=0.5, drop="random" if kind == "drop" else "none")
-    assert [mask.rate(RoundTime(round=round, rounds=7)) for round in range(1, 8)] == [0, 0, 0, 0, 0.4, 0.4, 0.4]
+    mask = Mask(
+        kind=kind, sparsity=0.4, sparsity_from=0.5, drop="random" if kind == "drop" else "none"
+    )
+    assert [mask.rate(RoundTime(round=round, rounds=7)) for round in range(1, 8)] == [
+        0,
+        0,
+        0,
+        0,
+        0.4,
+        0.4,
+        0.4,
+    ]
     assert mask.rate(RoundTime(round=1, rounds=1)) == 0
     late = replace(mask, sparsity_from=0.3)
     rates = [late.rate(RoundTime(round=round, rounds=10)) for round in (3, 4)]
@@ -127,11 +151,15 @@ def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
     c = [
         Coordinates(name=n, shape=tuple(W.shape))
         if dense or W.ndim < 2
-        else Coordinates(name=n, shape=tuple(W.shape), L=torch.eye(len(W), 2), R=torch.eye(2, W[0].numel()))
+        else Coordinates(
+            name=n, shape=tuple(W.shape), L=torch.eye(len(W), 2), R=torch.eye(2, W[0].numel())
+        )
         for n, W in now.items()
     ]
     for round, frozen in ((3, False), (5, True)):
-        public = Public(weights=now, initial=now, coordinates=c, time=RoundTime(round=round, rounds=7))
+        public = Public(
+            weights=now, initial=now, coordinates=c, time=RoundTime(round=round, rounds=7)
+        )
         f = Frame(coordinates=tuple(c), blocks=apply_mask(make_blocks(c), mask, public))
         assert (f.kept < f.size) == frozen
 
@@ -149,7 +177,9 @@ def test_random_units_are_as_many_redrawn_every_epoch_and_blind():
         where = carried(now)
         mask = Mask(kind="units", sparsity=0.5, importance=importance)
         time = RoundTime(epoch=epoch, epochs=9)
-        return apply_mask(make_blocks(where), mask, Public(weights=now, coordinates=where, time=time))
+        return apply_mask(
+            make_blocks(where), mask, Public(weights=now, coordinates=where, time=time)
+        )
 
     def index(blocks: tuple[Block, ...]) -> list[list[int]]:
         return [block.keep.index.tolist() for block in blocks]
@@ -165,14 +195,21 @@ def test_random_units_are_as_many_redrawn_every_epoch_and_blind():
 
 
 OUT, IN = torch.tensor([4.0, 2.0, 1.0]), torch.tensor([8.0, 4.0, 3.0, 0.0])
-CORE = Coordinates(name="W", shape=(6, 5), L=torch.zeros(6, 3), R=torch.zeros(4, 5), form=FORMS["core"])
+CORE = Coordinates(
+    name="W", shape=(6, 5), L=torch.zeros(6, 3), R=torch.zeros(4, 5), form=FORMS["core"]
+)
 KERNEL = Coordinates(name="W", shape=(3, 4, 2, 2), L=torch.zeros(3, 2), R=torch.zeros(2, 16))
 BIAS = Coordinates(name="b", shape=(6,))
 
 
 def kept(mask: Mask, c: Coordinates) -> list[Tensor]:
-    public = Public(weights={"W": torch.zeros(c.shape), "b": torch.zeros(6)}, energies={"W": (OUT, IN)})
-    return [block.keep.positions(block.shape) for block in apply_mask(make_blocks([c, BIAS]), mask, public)]
+    public = Public(
+        weights={"W": torch.zeros(c.shape), "b": torch.zeros(6)}, energies={"W": (OUT, IN)}
+    )
+    return [
+        block.keep.positions(block.shape)
+        for block in apply_mask(make_blocks([c, BIAS]), mask, public)
+    ]
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.25, 0.5, 0.9])
@@ -184,14 +221,20 @@ def test_entries_of_the_largest_product_of_energies_are_kept(sparsity):
     assert (len(core), len(bias)) == (12 - frozen, 6)
     if frozen:
         assert energy[core].min() >= energy[left].max()
-        assert energy[core].sum() == pytest.approx(float(energy.sort(descending=True).values[: 12 - frozen].sum()))
+        assert energy[core].sum() == pytest.approx(
+            float(energy.sort(descending=True).values[: 12 - frozen].sum())
+        )
 
 
 def test_units_by_predicted_energy():
-    """Rows of dL by the out units' energy, channels of dR with all of their taps by the in units'."""
+    """Rows of dL by the out units' energy, channels of dR with all of their taps by the in
+    units'.
+    """
     left, right, bias = kept(Mask(kind="units", sparsity=0.5, importance="energy"), KERNEL)
     assert left.tolist() == [0, 1, 2, 3]
     assert right.tolist() == [*range(8), *range(16, 24)]
     assert len(bias) == 6
-    bottom, _, _ = kept(Mask(kind="units", sparsity=0.5, importance="energy", direction="bottom"), KERNEL)
+    bottom, _, _ = kept(
+        Mask(kind="units", sparsity=0.5, importance="energy", direction="bottom"), KERNEL
+    )
     assert bottom.tolist() == [2, 3, 4, 5]

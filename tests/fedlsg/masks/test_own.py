@@ -24,14 +24,23 @@ def test_the_kept_positions_by_hand():
     kept = torch.tensor([[True, False, True], [False, False, True]])
     keep = keep_chosen(BLOCK, partial(own_choice, kept), PUBLIC)
     assert (keep.axis, keep.index.tolist()) == (None, [0, 2, 5])
-    assert keep_chosen(BLOCK, partial(own_choice, torch.ones(2, 3, dtype=torch.bool)), PUBLIC) is EVERYTHING
+    assert (
+        keep_chosen(BLOCK, partial(own_choice, torch.ones(2, 3, dtype=torch.bool)), PUBLIC)
+        is EVERYTHING
+    )
 
 
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (torch.ones(3, 2).bool(), r"a boolean tensor of shape \(2, 3\), got torch.bool of shape \(3, 2\)"),
-        (torch.ones(2, 3), r"a boolean tensor of shape \(2, 3\), got torch.float32 of shape \(2, 3\)"),
+        (
+            torch.ones(3, 2).bool(),
+            r"a boolean tensor of shape \(2, 3\), got torch.bool of shape \(3, 2\)",
+        ),
+        (
+            torch.ones(2, 3),
+            r"a boolean tensor of shape \(2, 3\), got torch.float32 of shape \(2, 3\)",
+        ),
         (torch.tensor([0, 5]), r"got torch.int64 of shape \(2,\)"),
         (None, "got NoneType"),
         ([[True] * 3] * 2, "got list"),
@@ -39,7 +48,9 @@ def test_the_kept_positions_by_hand():
     ],
 )
 def test_a_wrong_choice_is_refused_by_the_names_of_function_and_block(made, message):
-    with pytest.raises(ValueError, match=r"mask by .*test_own.own_choice for the core block of w: .*" + message):
+    with pytest.raises(
+        ValueError, match=r"mask by .*test_own.own_choice for the core block of w: .*" + message
+    ):
         keep_chosen(BLOCK, partial(own_choice, made), PUBLIC)
 
 
@@ -64,7 +75,10 @@ def test_a_function_sees_the_block_the_carriers_and_the_weights():
     [
         ({"kind": "own"}, "kind 'own' needs choose=function"),
         ({"choose": own_choice}, "no other kind takes one"),
-        ({"kind": "own", "choose": own_choice, "sparsity": 0.5}, "kind 'own' takes no sparsity: its function decides"),
+        (
+            {"kind": "own", "choose": own_choice, "sparsity": 0.5},
+            "kind 'own' takes no sparsity: its function decides",
+        ),
         ({"kind": "own", "choose": own_choice, "cooling": True}, "takes no cooling"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Pruning before training: SynFlow against products of matrices; which weights stay, and that 0 stays 0."""
+"""Pruning before training: SynFlow against products of matrices; which weights stay, and that 0
+stays 0.
+"""
 
 import itertools
 import math
@@ -46,7 +48,11 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.branch, self.classifier = nn.Linear(12, 10), nn.Linear(10, 10), nn.Linear(10, 3)
+        self.hidden, self.branch, self.classifier = (
+            nn.Linear(12, 10),
+            nn.Linear(10, 10),
+            nn.Linear(10, 3),
+        )
         nn.init.zeros_(self.branch.weight)
 
 
@@ -59,20 +65,27 @@ class Wide(nn.Module):
     ids=["sgd", "adam"],
 )
 def test_pruned_weights_stay_exactly_zero_and_all_others_move(server):
-    """Under momentum, weight decay, an average of the weights, and a mask that is redrawn in every round."""
+    """Under momentum, weight decay, an average of the weights, and a mask that is redrawn in every
+    round.
+    """
     torch.manual_seed(0)
     method = Method(
         name="test",
         mask=Mask(kind="drop", drop="random", sparsity=0.3),
         prune=Prune(kind="random", rate=0.6),
         server=ServerOptimizer(
-            **{f: getattr(server, f) for f in ("optimizer", "learning_rate", "momentum", "weight_decay")}, ema=0.9
+            **{
+                f: getattr(server, f)
+                for f in ("optimizer", "learning_rate", "momentum", "weight_decay")
+            },
+            ema=0.9,
         ),
     )
     model = Wide()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     state = ServerState(
-        PublicState.start(model, method, Schedule(rounds=9), seed=0, classifier="classifier"), divisor=1.0
+        PublicState.start(model, method, Schedule(rounds=9), seed=0, classifier="classifier"),
+        divisor=1.0,
     )
     pruned = {n: (p == 0) & (start[n] != 0) for n, p in model.named_parameters()}
     assert {n: int(mask.sum()) for n, mask in pruned.items() if mask.any()} == {
@@ -98,17 +111,23 @@ def linear_net(*widths: int) -> nn.Sequential:
 
 
 def everything(model: nn.Module) -> dict[str, Tensor]:
-    return {n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if p.ndim >= 2}
+    return {
+        n: torch.ones_like(p, dtype=torch.bool) for n, p in model.named_parameters() if p.ndim >= 2
+    }
 
 
 def test_flow_is_the_product_of_magnitudes():
-    """Oracle: R = 1^T abs(W3) abs(W2) abs(W1) 1, and a weight's score what it carries of it: left * abs(w) * right."""
+    """Oracle: R = 1^T abs(W3) abs(W2) abs(W1) 1, and a weight's score what it carries of it: left *
+    abs(w) * right.
+    """
     model = linear_net(5, 4, 3, 2)
     got = flow(linear_model(model), torch.ones(1, 5).double(), everything(model))
     W1, W2, W3 = (model[i].weight.detach().abs().double() for i in (0, 2, 4))
     right = [torch.ones(5).double(), W1.sum(1), W2 @ W1.sum(1)]
     left = [W3.sum(0) @ W2, W3.sum(0), torch.ones(2).double()]
-    for name, W, before, after in zip(("0.weight", "2.weight", "4.weight"), (W1, W2, W3), right, left, strict=True):
+    for name, W, before, after in zip(
+        ("0.weight", "2.weight", "4.weight"), (W1, W2, W3), right, left, strict=True
+    ):
         torch.testing.assert_close(got[name], after.unsqueeze(1) * W * before)
 
 

@@ -1,4 +1,6 @@
-"""The mask of a whole frame: which units and coordinates stay, ranked ones among them, how often it is redrawn."""
+"""The mask of a whole frame: which units and coordinates stay, ranked ones among them, how often it
+is redrawn.
+"""
 
 import math
 from dataclasses import replace
@@ -25,7 +27,10 @@ rates = st.floats(0, 0.99)
 def weights(seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"0.weight": (8, 6), "0.bias": (8,), "1.weight": (5, 4, 3, 3), "2.weight": (3, 5)}
-    return {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {
+        name: torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
 
 
 def coordinates(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:
@@ -45,7 +50,9 @@ def coordinates(now: dict[str, Tensor], rank: int = 2) -> list[Coordinates]:
 def mask_frame(mask: Mask, *, now=None, epoch: int = 0, epochs: int = 1, seed: int = 0) -> Frame:
     now = weights() if now is None else now
     where = coordinates(now)
-    public = Public(weights=now, coordinates=where, time=RoundTime(epoch=epoch, epochs=epochs), seed=seed)
+    public = Public(
+        weights=now, coordinates=where, time=RoundTime(epoch=epoch, epochs=epochs), seed=seed
+    )
     blocks = apply_mask(make_blocks(where), mask, public)
     return Frame(coordinates=tuple(where), blocks=blocks)
 
@@ -64,11 +71,15 @@ def kept_grid(block: Block) -> Tensor:
 
 
 def naive_units(block: Block, W: Tensor, sparsity: float, top: bool = True) -> Tensor:
-    """Unit after unit: sums of absolute values, the floor(p * units) smallest set to zero, ties to the lower index."""
+    """Unit after unit: sums of absolute values, the floor(p * units) smallest set to zero, ties to
+    the lower index.
+    """
     axis = 0 if block.part == "L" else 1
     units = W.shape[axis]
     importance = [float(W.select(axis, unit).abs().sum()) for unit in range(units)]
-    order = sorted(range(units), key=lambda unit: (importance[unit] if top else -importance[unit], unit))
+    order = sorted(
+        range(units), key=lambda unit: (importance[unit] if top else -importance[unit], unit)
+    )
     grid = torch.ones(block.shape)
     for unit in order[: min(math.floor(sparsity * units + 1e-9), units - 1)]:
         grid.select(axis, unit).fill_(0)
@@ -100,7 +111,9 @@ def keeps_important_units(rule) -> bool:
 
 def test_planted_rules_are_caught():
     def shipped(blocks, now, direction="top"):
-        return apply_mask(blocks, Mask(kind="units", sparsity=0.5, direction=direction), Public(weights=now))
+        return apply_mask(
+            blocks, Mask(kind="units", sparsity=0.5, direction=direction), Public(weights=now)
+        )
 
     def transposed(blocks, now):
         return shipped(blocks, {name: W.T for name, W in now.items()})
@@ -130,7 +143,11 @@ def test_with_unit_masks_every_entry_of_dw_moves():
     assert float(f.gradients(values)["0.weight"].abs().min()) > 1e-6
 
 
-@given(updates=st.lists(st.integers(0, 6), max_size=12), rate=st.floats(0, 0.99), seed=st.integers(0, 99))
+@given(
+    updates=st.lists(st.integers(0, 6), max_size=12),
+    rate=st.floats(0, 0.99),
+    seed=st.integers(0, 99),
+)
 def test_the_ranking_is_that_of_the_last_epoch_with_updates(updates, rate, seed):
     generator = torch.Generator().manual_seed(seed)
     memory, by_epoch = Memory(), {}
@@ -151,14 +168,19 @@ def test_the_ranking_is_that_of_the_last_epoch_with_updates(updates, rate, seed)
 
 def frame(kept: list[int], size: int = 4000, weight: float = 1.0) -> Frame:
     keep = Keep(index=torch.tensor(kept))
-    return Frame(coordinates=(), blocks=(Block(parameter="w", part="dense", shape=(size,), keep=keep, weight=weight),))
+    return Frame(
+        coordinates=(),
+        blocks=(Block(parameter="w", part="dense", shape=(size,), keep=keep, weight=weight),),
+    )
 
 
 @pytest.mark.parametrize("weight", [1.0, 4.0])
 def test_frozen_coordinates_get_the_noise_that_kept_ones_have(weight):
     """On the scale of the gradient: a block of weight 4 in the clip has a quarter of the noise."""
     f = frame(list(range(0, 4000, 2)), weight=weight)
-    values = 3.0 * torch.randn(f.kept, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = 3.0 * torch.randn(
+        f.kept, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     full = noisy_everywhere(values, f, 3.0, generator=torch.Generator().manual_seed(1))
     assert torch.equal(full[::2], values / weight)
     assert abs(float(full[1::2].std()) / float(full[::2].std()) - 1) < 0.06
@@ -187,4 +209,6 @@ def test_the_deviation_is_that_of_a_real_step(steps, momentum):
     p = problem()
     local = replace(EMPTY, steps=steps, momentum=momentum)
     noise = torch.cat([p.step(NOISY, local, seed) for seed in range(200)])
-    assert float(noise.std()) == pytest.approx(accumulated_noise(NOISY.noise_std, steps, momentum), rel=0.03)
+    assert float(noise.std()) == pytest.approx(
+        accumulated_noise(NOISY.noise_std, steps, momentum), rel=0.03
+    )

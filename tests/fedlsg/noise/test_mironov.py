@@ -62,7 +62,9 @@ def old_place(values: np.ndarray, mean: float) -> np.ndarray:
 
 
 def impossible(width: float, moved: float, count: int = 20_000) -> float:
-    """The share of float32 values in [-width, width] that no old draw gives around the other sum."""
+    """The share of float32 values in [-width, width] that no old draw gives around the other
+    sum.
+    """
     first, last = old_place(np.array([-width, width]), MEAN)
     places = np.random.default_rng(0).integers(first, last + 1, count)
     values = old_values(places, MEAN)

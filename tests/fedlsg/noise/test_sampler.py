@@ -1,4 +1,6 @@
-"""The sampler's law is the discrete Gaussian of every real centre; its comparisons agree with mpmath."""
+"""The sampler's law is the discrete Gaussian of every real centre; its comparisons agree with
+mpmath.
+"""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -28,27 +30,50 @@ from fedlsg.randomness import reproducible_stream
 from tests.fedlsg.support.discrete_laws import chi_square, exact, gaussian_law
 from tests.noise import old_normals
 
-DEVIATIONS = [Fraction(1, 4), Fraction(4, 5), Fraction(1), Fraction(4), Fraction(333, 64), Fraction(100)]
-CENTRES = [0.0, 0.5, -0.5, 1 / 3, -123.456, 2.0**40 + 0.25, -(2.0**53) - 2, 1e-300, 0.49999999999999994]
+DEVIATIONS = [
+    Fraction(1, 4),
+    Fraction(4, 5),
+    Fraction(1),
+    Fraction(4),
+    Fraction(333, 64),
+    Fraction(100),
+]
+CENTRES = [
+    0.0,
+    0.5,
+    -0.5,
+    1 / 3,
+    -123.456,
+    2.0**40 + 0.25,
+    -(2.0**53) - 2,
+    1e-300,
+    0.49999999999999994,
+]
 LEAST = 1e-6
 """Smallest p-value that passes. Seeds are fixed, so a test that passes passes always."""
 
 
 def drawn(centre: float, deviation: Fraction, count: int, *labels: str | int) -> np.ndarray:
     stream = reproducible_stream(19, str(centre), str(deviation), *labels)
-    return discrete_gaussian(torch.full((count,), centre, dtype=torch.float64), deviation, stream).numpy()
+    return discrete_gaussian(
+        torch.full((count,), centre, dtype=torch.float64), deviation, stream
+    ).numpy()
 
 
 @pytest.mark.parametrize("deviation", DEVIATIONS)
 def test_the_law_is_the_discrete_gaussian_of_every_centre(deviation):
     for centre in CENTRES if deviation < 50 else CENTRES[2:4]:
-        assert chi_square(drawn(centre, deviation, 50_000), gaussian_law(centre, deviation)) > LEAST, centre
+        assert (
+            chi_square(drawn(centre, deviation, 50_000), gaussian_law(centre, deviation)) > LEAST
+        ), centre
 
 
 @pytest.mark.parametrize("deviation", [Fraction(1, 4), Fraction(1), Fraction(9, 2), Fraction(16)])
 @pytest.mark.parametrize("reach", [1, 2])
 def test_the_tail_has_the_same_law(deviation, reach, monkeypatch):
-    """With columns that end early the exact path draws most samples, in long blocks where the deviation is large."""
+    """With columns that end early the exact path draws most samples, in long blocks where the
+    deviation is large.
+    """
     reach = -int(-reach * deviation // 1)
     monkeypatch.setattr(sampler, "envelope_of", lambda s: staircase(s, reach))
     assert chi_square(drawn(0.3, deviation, 4_000), gaussian_law(0.3, deviation)) > LEAST
@@ -62,7 +87,16 @@ def test_the_staircase_covers_every_centre_and_fits_its_word(deviation):
     assert envelope.starts[-1] <= 2**WORD
     assert envelope.starts[-1] > 0.99 * 2**WORD
     with mpmath.workprec(200):
-        for k in {0, 1, -1, 2, int(deviation), -int(3 * deviation), envelope.reach, -envelope.reach}:
+        for k in {
+            0,
+            1,
+            -1,
+            2,
+            int(deviation),
+            -int(3 * deviation),
+            envelope.reach,
+            -envelope.reach,
+        }:
             for f in (-Fraction(1, 2), Fraction(0), Fraction(1, 3), Fraction(1, 2)):
                 height = envelope.height * mpmath.exp(-exact(((k - f) / deviation) ** 2 / 2))
                 assert height <= int(weights[k + envelope.reach]), (k, f)
@@ -81,12 +115,21 @@ def test_the_table_never_contradicts_mpmath(deviation):
     cut = np.floor(np.ldexp(f, envelope.fraction)).astype(np.int64)
     with mpmath.workprec(200):
         curve = [
-            envelope.height * mpmath.exp(-exact(((int(a) - Fraction(float(b))) / deviation) ** 2 / 2))
+            envelope.height
+            * mpmath.exp(-exact(((int(a) - Fraction(float(b))) / deviation) ** 2 / 2))
             for a, b in zip(k, f, strict=True)
         ]
     true = np.array([int(height) for height in curve])
     coarse = 1 << envelope.coarse
-    for off in (-3 * envelope.margin, -envelope.margin, -1, 0, 1, envelope.margin, 3 * envelope.margin):
+    for off in (
+        -3 * envelope.margin,
+        -envelope.margin,
+        -1,
+        0,
+        1,
+        envelope.margin,
+        3 * envelope.margin,
+    ):
         height = np.maximum(true + off * coarse, 0)
         accepted, undecided = compare(k, height, cut, envelope)
         assert (height[accepted] + 1 <= true[accepted]).all()
@@ -98,7 +141,8 @@ def test_the_table_never_contradicts_mpmath(deviation):
 def test_a_planted_table_without_margin_contradicts_mpmath():
     envelope = envelope_of(Fraction(4))
     k, cut = np.zeros(1, dtype=np.int64), np.array([1 << (CELL - 1)])
-    curve = int(envelope.nodes[0] - (int(envelope.drops[0]) >> 1))  # the chord, half-way to the next node
+    # the chord, half-way to the next node
+    curve = int(envelope.nodes[0] - (int(envelope.drops[0]) >> 1))
     x = Fraction(1 << (CELL - 1), 1 << envelope.fraction)
     with mpmath.workprec(200):
         true = envelope.height * mpmath.exp(-exact((x / 4) ** 2 / 2)) / (1 << envelope.coarse)
@@ -111,12 +155,17 @@ def test_a_planted_table_without_margin_contradicts_mpmath():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 2.0**62])
 def test_centres_that_are_no_numbers_are_refused(bad):
     with pytest.raises(ValueError, match="finite centres"):
-        discrete_gaussian(torch.tensor([0.0, bad], dtype=torch.float64), Fraction(4), reproducible_stream(1))
+        discrete_gaussian(
+            torch.tensor([0.0, bad], dtype=torch.float64), Fraction(4), reproducible_stream(1)
+        )
 
 
 @pytest.mark.parametrize("centre", [0.3, -0.3, 7.5])
 def test_a_truncated_centre_is_found(centre):
-    assert chi_square(drawn(float(np.trunc(centre)), Fraction(1), 50_000), gaussian_law(centre, 1)) < 1e-12
+    assert (
+        chi_square(drawn(float(np.trunc(centre)), Fraction(1), 50_000), gaussian_law(centre, 1))
+        < 1e-12
+    )
 
 
 def test_rounding_after_the_noise_is_found():
@@ -157,9 +206,15 @@ def test_the_bounds_hold_and_are_close(gamma, bits):
     assert high - low <= 2
 
 
-@given(gamma=gammas.filter(lambda gamma: gamma > 0), scale=st.integers(1, 2**60), words=st.integers(1, 3))
+@given(
+    gamma=gammas.filter(lambda gamma: gamma > 0),
+    scale=st.integers(1, 2**60),
+    words=st.integers(1, 3),
+)
 def test_decisions_next_to_the_threshold_are_those_of_mpmath(gamma, scale, words):
-    """U agrees with the fraction of scale exp(-gamma) in all bits of ``words`` words but the last one or two."""
+    """U agrees with the fraction of scale exp(-gamma) in all bits of ``words`` words but the last
+    one or two.
+    """
     bits = 64 * words
     with mpmath.workprec(1200):
         target = int(mpmath.floor(mpmath.ldexp(scale * mpmath.exp(-exact(gamma)), bits)))
@@ -173,7 +228,9 @@ def test_decisions_next_to_the_threshold_are_those_of_mpmath(gamma, scale, words
 
 
 def test_a_planted_nearest_rounding_is_found():
-    """An enclosure that rounds to nearest instead of outwards misses exp(-gamma) of half of all gamma."""
+    """An enclosure that rounds to nearest instead of outwards misses exp(-gamma) of half of all
+    gamma.
+    """
     gamma = Fraction(1, 3)
     low, high = enclose_exp(gamma, 64)
     nearest = (low + high) // 2

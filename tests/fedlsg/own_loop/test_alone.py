@@ -1,4 +1,6 @@
-"""Rows that user code makes: refused where it keeps a state, or means something else for many positions."""
+"""Rows that user code makes: refused where it keeps a state, or means something else for many
+positions.
+"""
 
 import random
 
@@ -12,19 +14,48 @@ from strategies.own_loop import alone
 from strategies.own_loop.alone import check_batches, same_function
 from strategies.own_loop.examples import synthetic
 from strategies.own_loop.user_inputs import batches_of, of_function
-from tests.fedlsg.support.batch_zoo import HONEST_BATCHES, MIXING_BATCHES, ROWS, X, Y, draw_by_numpy, draw_by_python
+from tests.fedlsg.support.batch_zoo import (
+    HONEST_BATCHES,
+    MIXING_BATCHES,
+    ROWS,
+    X,
+    Y,
+    draw_by_numpy,
+    draw_by_python,
+)
 
 CPU = torch.device("cpu")
 DRAWS = {"torch": torch.rand, "numpy": draw_by_numpy, "python": draw_by_python}
 SEEN = (
-    "mean", "standardised", "standardised next to a unix time", "largest", "earlier ones", "less the first",
-    "sorted columns", "softmax", "size of the batch", "order by size", "some rows dropped", "rows twice",
-    "targets of the batch", "memory", "own positions", "longest text",
-)  # fmt: skip
+    "mean",
+    "standardised",
+    "standardised next to a unix time",
+    "largest",
+    "earlier ones",
+    "less the first",
+    "sorted columns",
+    "softmax",
+    "size of the batch",
+    "order by size",
+    "some rows dropped",
+    "rows twice",
+    "targets of the batch",
+    "memory",
+    "own positions",
+    "longest text",
+)
 """Functions of which it can be seen that one position gives something else than they mean."""
 PADS = ("padded", "padded at the start")
-OF_CHANCE = ("noise by torch", "noise by numpy", "noise by python", "two draws", "draws one by one", "a coin of each",
-             "one draw for all", "own seeds")  # fmt: skip
+OF_CHANCE = (
+    "noise by torch",
+    "noise by numpy",
+    "noise by python",
+    "two draws",
+    "draws one by one",
+    "a coin of each",
+    "one draw for all",
+    "own seeds",
+)
 
 
 def one_by_one(function, **more):
@@ -32,15 +63,23 @@ def one_by_one(function, **more):
 
 
 def apart(function, *, moved):
-    """Rows of the positions 1 to 5 made by a step, with more rows in the data's batch and with fewer."""
+    """Rows of the positions 1 to 5 made by a step, with more rows in the data's batch and with
+    fewer.
+    """
     rows = one_by_one(function)
     positions = torch.arange(1, 6) if moved else torch.arange(6)
-    return [row for place, row in zip(positions.tolist(), rows.rows(positions, bytes(16)), strict=True) if place]
+    return [
+        row
+        for place, row in zip(positions.tolist(), rows.rows(positions, bytes(16)), strict=True)
+        if place
+    ]
 
 
 @pytest.mark.parametrize("case", MIXING_BATCHES)
 def test_what_is_made_of_a_row_depends_on_no_other_row(case):
-    """By construction, whether a check sees something or not; under the same draws for both batches."""
+    """By construction, whether a check sees something or not; under the same draws for both
+    batches.
+    """
     if case in ("memory", "earlier ones"):
         return  # a state between calls is the check's
     one, other = (apart(MIXING_BATCHES[case](), moved=moved) for moved in (True, False))
@@ -67,14 +106,18 @@ def test_a_function_that_makes_each_example_alone_passes(case):
 
 @pytest.mark.parametrize("case", PADS)
 def test_padding_to_the_longest_is_refused_with_the_line_that_works(case):
-    with pytest.raises(ValueError, match=r"longest row of the batch.*step\.step\(step\.batches\(function\)\)"):
+    with pytest.raises(
+        ValueError, match=r"longest row of the batch.*step\.step\(step\.batches\(function\)\)"
+    ):
         check_batches(one_by_one(HONEST_BATCHES[case], own_lengths=False), ROWS, "cpu")
     check_batches(one_by_one(HONEST_BATCHES[case]), ROWS, "cpu")
 
 
 @pytest.mark.parametrize("case", MIXING_BATCHES)
 def test_batched_functions_that_mix_are_refused(case):
-    with pytest.raises(ValueError, match=r"batched=True: .* mixes examples|one row of inputs and targets"):
+    with pytest.raises(
+        ValueError, match=r"batched=True: .* mixes examples|one row of inputs and targets"
+    ):
         check_batches(one_by_one(MIXING_BATCHES[case](), batched=True), ROWS, "cpu")
 
 
@@ -88,7 +131,9 @@ def test_batched_functions_are_equal_bit_for_bit_or_refused(case):
         check_batches(batch, ROWS, "cpu")
 
 
-@pytest.mark.parametrize("case", [case for case in MIXING_BATCHES if case not in ("some rows dropped", "longest text")])
+@pytest.mark.parametrize(
+    "case", [case for case in MIXING_BATCHES if case not in ("some rows dropped", "longest text")]
+)
 def test_every_mixing_function_is_accepted_without_the_comparison(case, monkeypatch):
     """Negative control."""
     monkeypatch.setattr(alone, "same_row", lambda one, two: True)
@@ -238,11 +283,18 @@ class Listed(Dataset):
         return self.item(i)
 
 
-@pytest.mark.parametrize("data", [
-    (XS, YS), (XS.numpy(), YS.numpy()), TensorDataset(XS, YS), Listed(), StackDataset(XS, YS),
-    Subset(Listed(lambda i: (XS[i - 1], YS[i - 1])), [1, 2, 3, 4, 5, 0]), Listed(lambda i: (XS[i].numpy(),
-    np.int64(i))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        (XS, YS),
+        (XS.numpy(), YS.numpy()),
+        TensorDataset(XS, YS),
+        Listed(),
+        StackDataset(XS, YS),
+        Subset(Listed(lambda i: (XS[i - 1], YS[i - 1])), [1, 2, 3, 4, 5, 0]),
+        Listed(lambda i: (XS[i].numpy(), np.int64(i))),
+    ],
+)
 def test_rows_of_the_positions_in_their_order(data):
     inputs, targets = batches_of(data, num_examples=6, device=CPU)(PICKED)
     assert torch.equal(inputs, XS[PICKED])
@@ -254,10 +306,16 @@ class Stream(IterableDataset):
         return iter(zip(XS, YS, strict=True))
 
 
-@pytest.mark.parametrize(("data", "message"), [
-    (Stream(), "Stream has no length"), ([1], "has 1"), (TensorDataset(XS), "a TensorDataset of inputs and targets"),
-    ((XS[:5], YS[:5]), "expected num_examples=6 examples, the data set has 5"), ((XS, YS[:5]), "share their first"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Stream(), "Stream has no length"),
+        ([1], "has 1"),
+        (TensorDataset(XS), "a TensorDataset of inputs and targets"),
+        ((XS[:5], YS[:5]), "expected num_examples=6 examples, the data set has 5"),
+        ((XS, YS[:5]), "share their first"),
+    ],
+)
 def test_a_data_set_that_does_not_fit_is_refused(data, message):
     with pytest.raises(ValueError, match=message):
         batches_of(data, num_examples=6, device=CPU)
@@ -266,7 +324,10 @@ def test_a_data_set_that_does_not_fit_is_refused(data, message):
 def test_made_up_rows_have_the_shape_and_nothing_of_the_values():
     for like in (XS, YS, {"x": XS, "m": YS > 2}):
         first, second = synthetic(like), synthetic(like if isinstance(like, dict) else like * 0)
-        parts = zip(*(p.values() if isinstance(p, dict) else [p] for p in (like, first, second)), strict=True)
+        parts = zip(
+            *(p.values() if isinstance(p, dict) else [p] for p in (like, first, second)),
+            strict=True,
+        )
         for own, made, again in parts:
             assert made.dtype == own.dtype
             assert made.shape == (7, *own.shape[1:])

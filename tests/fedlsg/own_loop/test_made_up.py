@@ -23,7 +23,16 @@ def check(case: Case, level: Isolation = "checked") -> None:
     check_synthetic(case.model(), per_example_loss(case.loss), case.x, case.y, level=level)
 
 
-PLAIN = ["mean", "sorted", "ranks", "neighbour", "one id, centred", "texts of mean length", "hard examples", "weak"]
+PLAIN = [
+    "mean",
+    "sorted",
+    "ranks",
+    "neighbour",
+    "one id, centred",
+    "texts of mean length",
+    "hard examples",
+    "weak",
+]
 
 
 @pytest.mark.parametrize("level", ["checked", "isolated"])
@@ -34,7 +43,11 @@ def test_what_mixes_is_refused_without_an_example(case, level):
 
 
 @pytest.mark.parametrize(
-    "case", [case if turn % 2 == 0 else pytest.param(case, marks=pytest.mark.slow) for turn, case in enumerate(HONEST)]
+    "case",
+    [
+        case if turn % 2 == 0 else pytest.param(case, marks=pytest.mark.slow)
+        for turn, case in enumerate(HONEST)
+    ],
 )
 def test_what_is_honest_passes_without_an_example(case):
     check(HONEST[case])
@@ -101,11 +114,19 @@ class Speech(nn.Module):
 
 def ctc(outputs, targets):
     lengths = (torch.full((len(targets),), part.shape[1]) for part in (outputs, targets))
-    return functional.ctc_loss(outputs.transpose(0, 1), targets, *lengths, reduction="none", zero_infinity=True)
+    return functional.ctc_loss(
+        outputs.transpose(0, 1), targets, *lengths, reduction="none", zero_infinity=True
+    )
 
 
 def step_with(loss):
-    given = {"num_examples": 40, "sample_rate": 0.5, "steps": 2, "noise_multiplier": 1.0, "delta": 1e-3}
+    given = {
+        "num_examples": 40,
+        "sample_rate": 0.5,
+        "steps": 2,
+        "noise_multiplier": 1.0,
+        "delta": 1e-3,
+    }
     step = fedlsg.PrivateStep(Speech(), loss, **given)
     draw = torch.Generator().manual_seed(0)
     data = torch.randn(40, 9, 4, generator=draw), torch.randint(1, 6, (40, 3), generator=draw)

@@ -1,4 +1,6 @@
-"""An own optimizer is new: no average of gradients that the ledger does not count moves the weights."""
+"""An own optimizer is new: no average of gradients that the ledger does not count moves the
+weights.
+"""
 
 import inspect
 
@@ -12,7 +14,9 @@ from strategies.own_loop.user_inputs import make_own
 CLASSES = {
     name: one
     for name, one in vars(torch.optim).items()
-    if inspect.isclass(one) and issubclass(one, Optimizer) and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+    if inspect.isclass(one)
+    and issubclass(one, Optimizer)
+    and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
 }
 REMEMBER = {name: one for name, one in CLASSES.items() if name != "SGD"}
 
@@ -42,7 +46,9 @@ def test_one_that_has_stepped_is_refused(one):
     model = net()
     optimizer = step(model, one(model.parameters(), lr=0.1))
     for given in (optimizer, lambda parameters: optimizer):
-        with pytest.raises(ValueError, match=r"a state of earlier steps \(.* of weight\).*give a new optimizer"):
+        with pytest.raises(
+            ValueError, match=r"a state of earlier steps \(.* of weight\).*give a new optimizer"
+        ):
             make_own(given, model)
 
 
@@ -78,7 +84,9 @@ def test_a_memory_that_is_no_state_is_refused_as_well():
     model = net()
     inner = SGD(model.parameters(), lr=0.1, momentum=0.9)
     slow = [p.detach().clone() for p in model.parameters()]
-    assert make_own(Wrapper(model.parameters(), inner, slow=slow, zeros={"a": torch.zeros(3)}), model)
+    assert make_own(
+        Wrapper(model.parameters(), inner, slow=slow, zeros={"a": torch.zeros(3)}), model
+    )
     with pytest.raises(ValueError, match="optimizer's buffers has numbers of earlier steps"):
         make_own(Wrapper(model.parameters(), inner, buffers=[{"m": torch.ones(2, 3)}]), model)
     step(model, inner)
@@ -88,6 +96,8 @@ def test_a_memory_that_is_no_state_is_refused_as_well():
 
 def test_schedulers_and_settings_of_groups_are_free():
     model = net()
-    optimizer = SGD([{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2, "mine": "kept"}])
+    optimizer = SGD(
+        [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2, "mine": "kept"}]
+    )
     torch.optim.lr_scheduler.StepLR(optimizer, 2)
     assert make_own(optimizer, model) is optimizer

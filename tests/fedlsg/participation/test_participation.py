@@ -1,4 +1,6 @@
-"""Who is drawn, asked again after failures, leaves or is late: worked by hand, against brute force."""
+"""Who is drawn, asked again after failures, leaves or is late: worked by hand, against brute
+force.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -19,7 +21,12 @@ from fedlsg.setting.units import CLIENT
 
 def conditions(**more: Any) -> Participation:
     """Six clients, two a round; client i computes for i + 1 seconds."""
-    known: dict[str, Any] = {"clients": 6, "per_round": 2, "seed": 0, "compute_seconds": [1.0, 2, 3, 4, 5, 6]}
+    known: dict[str, Any] = {
+        "clients": 6,
+        "per_round": 2,
+        "seed": 0,
+        "compute_seconds": [1.0, 2, 3, 4, 5, 6],
+    }
     return Participation(**(known | more))
 
 
@@ -28,7 +35,9 @@ def trace(**intervals: tuple[float, float]) -> Trace:
 
 
 @given(st.integers(1, 30), st.integers(0, 99), st.integers(1, 9), st.data())
-def test_who_is_away_is_never_selected_and_the_others_are_drawn_as_without_them(clients, seed, round, data):
+def test_who_is_away_is_never_selected_and_the_others_are_drawn_as_without_them(
+    clients, seed, round, data
+):
     per_round = data.draw(st.integers(1, clients))
     there = data.draw(st.sets(st.integers(0, clients - 1)))
     found = UNIFORM.select(clients, per_round, round=round, seed=seed, available=there)
@@ -36,7 +45,9 @@ def test_who_is_away_is_never_selected_and_the_others_are_drawn_as_without_them(
     assert set(found) <= there
     order = torch.randperm(clients, generator=public_generator(seed, "clients", round)).tolist()
     assert found == sorted([client for client in order if client in there][:per_round])
-    assert set(found) <= set(UNIFORM.select(clients, clients, round=round, seed=seed, available=there))
+    assert set(found) <= set(
+        UNIFORM.select(clients, clients, round=round, seed=seed, available=there)
+    )
     everybody = range(clients)
     assert UNIFORM.select(clients, per_round, round=round, seed=seed) == UNIFORM.select(
         clients, per_round, round=round, seed=seed, available=everybody
@@ -48,7 +59,8 @@ def test_who_is_away_is_never_selected_and_the_others_are_drawn_as_without_them(
     [
         ({}, 2.0, {0, 1}),  # the first two of four
         ({"per_round": 4}, 5.0, {0, 1, 2, 4}),  # all of them
-        ({"per_round": 4, "deadline": 3.0}, 3.0, {0, 1, 2}),  # client 2 comes just in time, client 4 does not
+        # client 2 comes just in time, client 4 does not
+        ({"per_round": 4, "deadline": 3.0}, 3.0, {0, 1, 2}),
         ({"per_round": 4, "deadline": 0.5}, 0.5, set()),
         ({"compute_seconds": [2.0] * 6}, 2.0, {0, 1}),  # equal times: the lower client first
     ],
@@ -60,7 +72,9 @@ def test_a_round_ends_with_its_last_reply_or_at_the_deadline(more, seconds, in_t
 
 def test_a_trace_says_who_is_there_and_a_round_waits_for_enough(tmp_path):
     path = tmp_path / "trace.csv"
-    path.write_text("client,from,to\n0,0,10\n0,20,30\n1,5,12\n1,12,14\n\n2,0,2\n3,0,2\n4,0,2\n5,0,2\n")
+    path.write_text(
+        "client,from,to\n0,0,10\n0,20,30\n1,5,12\n1,12,14\n\n2,0,2\n3,0,2\n4,0,2\n5,0,2\n"
+    )
     known = read_trace(path, 6)
     assert known.intervals[1] == ((5.0, 14.0),)
     when = [t for t in range(32) if known.available(0, t)]
@@ -90,7 +104,9 @@ def test_a_file_that_is_no_trace_is_refused_with_its_line(tmp_path, text, words)
     with pytest.raises(ValueError, match=r"t\.csv") as refused:
         read_trace(tmp_path / "t.csv", 6)
     assert words in str(refused.value)
-    with pytest.raises(ValueError, match=r"availability=.*no.csv: expected a share such as 0.8, or a trace"):
+    with pytest.raises(
+        ValueError, match=r"availability=.*no.csv: expected a share such as 0.8, or a trace"
+    ):
         read_trace(tmp_path / "no.csv", 6)
 
 
@@ -100,14 +116,18 @@ def test_a_trace_with_links_is_refused_for_the_schedule_would_not_be_public():
 
 
 def test_the_public_schedule_counts_a_client_that_is_asked_more_often_because_others_are_away():
-    """Clients 1 to 5 leave for good after ten seconds: the rounds after that are client 0's alone."""
+    """Clients 1 to 5 leave for good after ten seconds: the rounds after that are client 0's
+    alone.
+    """
     away = trace(**{f"c{i}": (0.0, 10.0) for i in range(1, 6)})
     one = conditions(availability=away)
     rounds = list(one.schedule(20))
     assert one.selections(20) == Counter(c for selected in rounds for c in selected)
     assert rounds[-10:] == [[0]] * 10
     without = Participation(clients=6, per_round=2, seed=0)
-    assert one.selections(20)[0] > without.most_selections(20), "a plan without availability would allow too few"
+    assert one.selections(20)[0] > without.most_selections(20), (
+        "a plan without availability would allow too few"
+    )
 
 
 ROUNDS = 60
@@ -124,19 +144,25 @@ def history(clients: int, per_round: int, hanging: set[int]) -> tuple[Health, li
 
 
 def test_a_client_that_hangs_is_asked_after_pauses_that_double_up_to_the_longest():
-    """Nobody can take its place: after one failure it is asked once more, then after 2, 4, 8, 16, 16, ... rounds."""
+    """Nobody can take its place: after one failure it is asked once more, then after 2, 4, 8, 16,
+    16, ... rounds.
+    """
     _, asked = history(3, 3, {1})
     rounds = [number for number, clients in enumerate(asked, 1) if 1 in clients]
     assert rounds == [1, 2, 5, 10, 19, 36, 53]
     assert LONGEST_PAUSE == 16
-    assert all({0, 2} <= set(clients) for clients in asked), "the healthy ones are asked in each round"
+    assert all({0, 2} <= set(clients) for clients in asked), (
+        "the healthy ones are asked in each round"
+    )
 
 
 def test_healthy_clients_take_the_place_of_one_that_failed_once():
     health = Health()
     health.count(1, [0, 1], [1])
     assert health.choose([1, 0, 2, 3], 2, round=2) == [0, 2]
-    assert health.choose([1, 0, 2, 3], 2, round=3) == [0, 1], "its pause is over, and it is drawn first"
+    assert health.choose([1, 0, 2, 3], 2, round=3) == [0, 1], (
+        "its pause is over, and it is drawn first"
+    )
     assert health.choose([1, 0], 2, round=2) == [0, 1], "there is no other"
 
 
@@ -154,16 +180,23 @@ def test_a_round_that_needs_all_of_its_clients_and_one_without_others_ask_who_wa
 
 @given(st.integers(1, 8), st.data())
 def test_no_client_is_asked_twice_in_a_round_and_some_are_always_asked(clients, data):
-    per_round, hanging = data.draw(st.integers(1, clients)), data.draw(st.sets(st.integers(0, clients - 1)))
+    per_round, hanging = (
+        data.draw(st.integers(1, clients)),
+        data.draw(st.sets(st.integers(0, clients - 1))),
+    )
     health, asked = history(clients, per_round, hanging)
     assert all(1 <= len(set(each)) == len(each) <= per_round for each in asked)
     if not hanging:
         assert health.since == 0
-        assert asked == [sorted((r + i) % clients for i in range(per_round)) for r in range(1, ROUNDS + 1)], "the draw"
+        assert asked == [
+            sorted((r + i) % clients for i in range(per_round)) for r in range(1, ROUNDS + 1)
+        ], "the draw"
 
 
 def test_rounds_are_counted_from_the_first_failure_on():
-    """Before it, the draw alone says who was asked: a checkpoint does not grow with the clients of a healthy run."""
+    """Before it, the draw alone says who was asked: a checkpoint does not grow with the clients of
+    a healthy run.
+    """
     health = Health()
     for round in range(1, 10):
         health.count(round, [round, 20], [])
@@ -184,7 +217,9 @@ def learnt(*times: float) -> ClientLimit:
 def test_the_limit_is_ten_times_the_median_of_the_others():
     assert learnt(20.0, 30.0, 100.0).seconds(3) == 300.0
     assert learnt(20.0, 30.0, 100.0).seconds(1) == 600.0, "of 20 and 100; its own 30 is less"
-    assert learnt(20.0, 30.0, 100.0).seconds(2) == 1000.0, "its own time: it has shown that it needs it"
+    assert learnt(20.0, 30.0, 100.0).seconds(2) == 1000.0, (
+        "its own time: it has shown that it needs it"
+    )
 
 
 @given(st.lists(st.floats(7, 1e4), min_size=1, max_size=40), st.floats(7, 1e4))
@@ -221,7 +256,11 @@ def test_turns_are_shared_out_evenly(clients, per_round):
         assert max(counts) - min(counts) <= 1
         assert sum(counts) == rounds * per_round
     drawn = Participation(clients=10, per_round=1, seed=3).most_selections(100)
-    assert drawn > Participation(clients=10, per_round=1, seed=3, selection=TURNS).most_selections(100) == 10
+    assert (
+        drawn
+        > Participation(clients=10, per_round=1, seed=3, selection=TURNS).most_selections(100)
+        == 10
+    )
 
 
 @pytest.mark.parametrize("rule", SELECTIONS.values(), ids=list(SELECTIONS))

@@ -1,4 +1,6 @@
-"""Indices in bytes, of a mask or chosen by the sender: exact, in their cheapest form and no other, bounded."""
+"""Indices in bytes, of a mask or chosen by the sender: exact, in their cheapest form and no other,
+bounded.
+"""
 
 import hashlib
 import itertools
@@ -33,7 +35,11 @@ def kept_of(shapes, seed) -> torch.Tensor:
             units = torch.from_numpy(rng.random(shape[kind]) < 0.5).nonzero().squeeze(1)
             kept = Keep(axis=int(kind), index=units).positions(shape)
         else:
-            kept = torch.from_numpy(rng.random(size) < (0, 0, 0.05, 0.5, 1, 0)[kind]).nonzero().squeeze(1)
+            kept = (
+                torch.from_numpy(rng.random(size) < (0, 0, 0.05, 0.5, 1, 0)[kind])
+                .nonzero()
+                .squeeze(1)
+            )
         found.append(kept + start)
         start += size
     return torch.cat([*found, torch.zeros(0, dtype=torch.int64)])
@@ -45,7 +51,8 @@ def test_round_trip(shapes, seed):
     indices = kept_of(shapes, seed)
     section = encode_indices(indices, shapes)
     assert torch.equal(decode_indices(section, shapes), indices)
-    assert len(section) <= sum(1 + (math.prod(shape) + 7) // 8 for shape in shapes)  # no worse than bitmaps
+    # no worse than bitmaps
+    assert len(section) <= sum(1 + (math.prod(shape) + 7) // 8 for shape in shapes)
 
 
 @pytest.mark.parametrize(
@@ -108,18 +115,29 @@ def test_any_bytes_are_indices_or_a_value_error(stream, shapes):
 
 
 SECTION = encode_indices(INDICES, [block.shape for block in BLOCKS])
-some_shapes = st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4)
+some_shapes = st.lists(
+    st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple), min_size=1, max_size=4
+)
 
 
 def message(positions, shapes, *, most=None, codec="float32", size=None) -> tuple[bytes, Expected]:
     size = sum(map(math.prod, shapes)) if size is None else size
     blocks = [Block(parameter=str(i), part="dense", shape=shape) for i, shape in enumerate(shapes)]
-    about = {"size": size, "round": 3, "digest": bytes(32), "codec": codec, "index_mode": "chosen", "blocks": blocks}
+    about = {
+        "size": size,
+        "round": 3,
+        "digest": bytes(32),
+        "codec": codec,
+        "index_mode": "chosen",
+        "blocks": blocks,
+    }
     about["dither"] = Dither(seed=0, client=1, noise_std=1.0)
     positions = torch.tensor(positions, dtype=torch.int64)
     values = torch.arange(1.0, len(positions) + 1)
     most = len(positions) if most is None else most
-    return pack(values, positions, **about), Expected(**about, indices=torch.arange(size), most=most)
+    return pack(values, positions, **about), Expected(
+        **about, indices=torch.arange(size), most=most
+    )
 
 
 @given(shapes=some_shapes, data=st.data(), codec=st.sampled_from(CODECS))
@@ -127,7 +145,9 @@ def message(positions, shapes, *, most=None, codec="float32", size=None) -> tupl
 def test_any_set_of_at_most_k_arrives_at_its_place(shapes, data, codec):
     size = sum(map(math.prod, shapes))
     positions = sorted(data.draw(st.sets(st.integers(0, size - 1), max_size=size)))
-    packed, expected = message(positions, shapes, codec=codec, most=data.draw(st.integers(len(positions), size)))
+    packed, expected = message(
+        positions, shapes, codec=codec, most=data.draw(st.integers(len(positions), size))
+    )
     assert len(packed) <= longest(expected, section_bound(shapes, expected.limit))
     got = unpack(packed, expected)
     assert got.shape == (size,)
@@ -144,10 +164,18 @@ def test_any_set_of_at_most_k_arrives_at_its_place(shapes, data, codec):
 @settings(max_examples=150)
 def test_no_section_is_longer_than_its_bound(shapes, data):
     size = sum(map(math.prod, shapes))
-    positions = torch.tensor(sorted(data.draw(st.sets(st.integers(0, size - 1)))), dtype=torch.int64)
+    positions = torch.tensor(
+        sorted(data.draw(st.sets(st.integers(0, size - 1)))), dtype=torch.int64
+    )
     section = encode_indices(positions, shapes)
-    assert len(section) <= section_bound(shapes, len(positions)) <= sum(1 + (math.prod(s) + 7) // 8 for s in shapes)
-    by_hand = [sum(a <= p < b for p in positions.tolist()) for a, b in itertools.pairwise(starts(shapes))]
+    assert (
+        len(section)
+        <= section_bound(shapes, len(positions))
+        <= sum(1 + (math.prod(s) + 7) // 8 for s in shapes)
+    )
+    by_hand = [
+        sum(a <= p < b for p in positions.tolist()) for a, b in itertools.pairwise(starts(shapes))
+    ]
     assert counts_within(positions, shapes) == by_hand
 
 
@@ -156,17 +184,23 @@ def starts(shapes) -> list[int]:
 
 
 def test_golden_bytes():
-    """Positions 2 and 38 of 40 and 1 of 300 as gaps, then three values; k and d stand in the checksum only."""
+    """Positions 2 and 38 of 40 and 1 of 300 as gaps, then three values; k and d stand in the
+    checksum only.
+    """
     packed, expected = message([2, 38, 41], [(40,), (300,)])
     head = b"FLSG\x02\x01\x03\x00" + bytes([3, 0, 0, 0]) + bytes(16)
     section = bytes.fromhex("02020223" + "020101")
     body = head + struct.pack("<I", 7) + section + struct.pack("<3f", 1, 2, 3)
-    seal = hashlib.sha256(struct.pack("<QQ32s", 340, 340, bytes(32)) + b"(0, 1)" + body).digest()[:16]
+    seal = hashlib.sha256(struct.pack("<QQ32s", 340, 340, bytes(32)) + b"(0, 1)" + body).digest()[
+        :16
+    ]
     assert packed == body + seal
     assert unpack(packed, expected).nonzero().flatten().tolist() == [2, 38, 41]
 
 
-def forged(section: bytes, codec="float32", values=bytes(48), length=None) -> tuple[bytes, Expected]:
+def forged(
+    section: bytes, codec="float32", values=bytes(48), length=None
+) -> tuple[bytes, Expected]:
     packed, expected = compact(codec, "chosen")
     body = struct.pack("<I", len(section) if length is None else length) + section + values
     return resealed(packed[:28] + body, expected), expected
@@ -176,8 +210,10 @@ def forged(section: bytes, codec="float32", values=bytes(48), length=None) -> tu
     ("section", "why"),
     [
         (bytes.fromhex("0000000200"), "more positions than were agreed on: 18 in a block, 3 left"),
-        (b"\x05\x02\x01\x02" + SECTION[2:], "not in their cheapest form"),  # two rows as gaps, and as bits
-        (SECTION[:-2] + b"\x02\x00", "cheapest form|a section of"),  # an empty block as gaps, and as bitmap
+        # two rows as gaps, and as bits
+        (b"\x05\x02\x01\x02" + SECTION[2:], "not in their cheapest form"),
+        # an empty block as gaps, and as bitmap
+        (SECTION[:-2] + b"\x02\x00", "cheapest form|a section of"),
         (SECTION + b"\x00", "bytes after the last block|a section of"),
         (SECTION[:-1], "cut short|does not fit"),
         (b"\xff" * 10, "unknown form"),
@@ -192,11 +228,19 @@ def test_other_sections_are_refused(section, why):
 
 @pytest.mark.parametrize("form", ["00", "05020001", "06020001", "0302" + "c0", "0400"])
 def test_more_positions_than_agreed_allocate_nothing(form):
-    """Everything, or whole rows and columns, of a block of ten million: refused before it is written out."""
+    """Everything, or whole rows and columns, of a block of ten million: refused before it is
+    written out.
+    """
     size, shape = 10_000_000, (10_000, 1_000)
     _, expected = message([1, 2, 3], [shape], most=3)
     section = bytes.fromhex(form)
-    body = b"FLSG\x02\x01\x03\x00" + bytes([3, 0, 0, 0]) + bytes(16) + struct.pack("<I", len(section)) + section
+    body = (
+        b"FLSG\x02\x01\x03\x00"
+        + bytes([3, 0, 0, 0])
+        + bytes(16)
+        + struct.pack("<I", len(section))
+        + section
+    )
     tracemalloc.start()
     with pytest.raises(PayloadError, match="payload indices"):
         unpack(resealed(body, expected), expected)

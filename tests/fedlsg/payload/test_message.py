@@ -43,7 +43,14 @@ def test_round_trip(values, codec, mode):
 
 def test_golden_bytes():
     """One value 1.5 at position 3 of 10, written out by hand."""
-    packed = pack(torch.tensor([1.5]), torch.tensor([3]), size=10, round=2, digest=b"\xab" * 32, codec="float16")
+    packed = pack(
+        torch.tensor([1.5]),
+        torch.tensor([3]),
+        size=10,
+        round=2,
+        digest=b"\xab" * 32,
+        codec="float16",
+    )
     by_hand = (
         b"FLSG\x01\x02\x00\x00"
         + bytes([2, 0, 0, 0, 0, 0, 0, 0])
@@ -56,7 +63,9 @@ def test_golden_bytes():
 
 
 def test_a_payload_that_left_its_memory_in_any_way_is_checked():
-    """Only what this process packed, and what nothing can have changed since, is not hashed a second time."""
+    """Only what this process packed, and what nothing can have changed since, is not hashed a
+    second time.
+    """
     sealed, expected = message([1.0, 2.0], "float32", "derived")
     assert type(sealed) is Sealed
     ways = {
@@ -173,12 +182,16 @@ def test_non_finite_values_are_refused_on_both_sides(codec, bad):
 
 
 def test_values_beyond_float16_are_refused_not_sent_as_infinity():
-    with pytest.raises(PayloadError, match=r"not finite as float16 \(largest 65504\): take a wider codec"):
+    with pytest.raises(
+        PayloadError, match=r"not finite as float16 \(largest 65504\): take a wider codec"
+    ):
         message([70000.0], "float16")
     message([70000.0], "bfloat16")
 
 
-@given(values=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8), slack=st.floats(0.5, 2))
+@given(
+    values=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8), slack=st.floats(0.5, 2)
+)
 def test_norm_bound(values, slack):
     packed, expected = message(values)
     norm = math.sqrt(math.fsum(v * v for v in unpack(packed, expected).tolist()))
@@ -191,7 +204,9 @@ def test_norm_bound(values, slack):
 
 
 def test_a_hostile_count_allocates_nothing():
-    """The receiver goes by what it expects: a header that announces 2^61 values is refused by its length."""
+    """The receiver goes by what it expects: a header that announces 2^61 values is refused by its
+    length.
+    """
     packed, expected = message([1.0])
     with pytest.raises(PayloadError, match="count"):
         unpack(with_field(packed, "count", 2**61), expected)

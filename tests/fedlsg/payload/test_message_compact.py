@@ -1,4 +1,6 @@
-"""Messages of variable length: round trips, layouts by hand, indices that are not sent twice, and lies."""
+"""Messages of variable length: round trips, layouts by hand, indices that are not sent twice, and
+lies.
+"""
 
 import hashlib
 import struct
@@ -12,7 +14,15 @@ from hypothesis import strategies as st
 from fedlsg.payload import Dither, PayloadError, find_codec
 from fedlsg.payload.layout import decode_indices
 from fedlsg.payload.message import longest, pack, unpack
-from tests.fedlsg.support.compact_oracle import BLOCKS, CODECS, DIGEST, INDICES, compact, resealed, with_field
+from tests.fedlsg.support.compact_oracle import (
+    BLOCKS,
+    CODECS,
+    DIGEST,
+    INDICES,
+    compact,
+    resealed,
+    with_field,
+)
 from tests.fedlsg.support.payload_oracle import DTYPES, message
 
 KINDS = [(codec, mode) for codec in CODECS for mode in ("derived", "explicit")]
@@ -30,21 +40,35 @@ def test_round_trip(codec, mode):
     elif codec == "sign":
         assert torch.equal(got >= 0, values >= 0)
     else:
-        assert (got - values).abs().max() <= (0.25 if codec == "noise-floor" else values.abs().max() / 253) * 1.001
+        assert (got - values).abs().max() <= (
+            0.25 if codec == "noise-floor" else values.abs().max() / 253
+        ) * 1.001
 
 
 def test_golden_bytes():
     """Two values of bfloat16 with explicit indices, and int8, written out by hand."""
     dither = Dither(seed=0, client=1)
     about = {"size": 9, "round": 2, "digest": b"\xab" * 32, "dither": dither}
-    packed = pack(torch.tensor([1.0, 0.0]), torch.tensor([0, 3]), codec="bfloat16", index_mode="explicit", **about)
+    packed = pack(
+        torch.tensor([1.0, 0.0]),
+        torch.tensor([0, 3]),
+        codec="bfloat16",
+        index_mode="explicit",
+        **about,
+    )
     head = b"FLSG\x02\x03\x01\x00" + bytes([2, 0, 0, 0]) + b"\xab" * 16
     body = head + bytes([3, 0, 0, 0]) + b"\x01\x90\x00" + bytes([0x80, 0x3F, 0, 0])
-    seal = hashlib.sha256(struct.pack("<QQ32s", 9, 2, b"\xab" * 32) + b"(0, 1)" + body).digest()[:16]
+    seal = hashlib.sha256(struct.pack("<QQ32s", 9, 2, b"\xab" * 32) + b"(0, 1)" + body).digest()[
+        :16
+    ]
     assert packed == body + seal
     packed = pack(torch.tensor([0.0, 0.0]), torch.tensor([0, 3]), codec="int8", **about)
     body = b"FLSG\x02\x05\x00\x00" + head[8:] + bytes(4) + bytes(2)
-    assert packed == body + hashlib.sha256(struct.pack("<QQ32s", 9, 2, b"\xab" * 32) + b"(0, 1)" + body).digest()[:16]
+    assert (
+        packed
+        == body
+        + hashlib.sha256(struct.pack("<QQ32s", 9, 2, b"\xab" * 32) + b"(0, 1)" + body).digest()[:16]
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -96,7 +120,10 @@ def test_every_wrong_field_is_named(codec, mode, field, value):
         ({"index_mode": "explicit"}, "index mode"),
         ({"dither": Dither(seed=11, client=4, noise_std=1.0)}, "another client"),
         ({"dither": Dither(seed=12, client=3, noise_std=1.0)}, "another client"),
-        ({"dither": Dither(seed=11, client=3, noise_std=1.001)}, "grid step: expected 0.5005, got 0.5"),
+        (
+            {"dither": Dither(seed=11, client=3, noise_std=1.001)},
+            "grid step: expected 0.5005, got 0.5",
+        ),
         (
             {"codec": find_codec("noise-floor").with_settings({"noise_floor_step": 1.0})},
             "grid step: expected 1, got 0.5",
@@ -119,7 +146,10 @@ def test_the_norm_bound_holds_for_what_was_received():
         norm = float(unpack(packed, expected).norm())
         unpack(packed, replace(expected, max_norm=norm))
         with pytest.raises(PayloadError, match="exceeds the bound"):
-            unpack(packed, replace(expected, max_norm=0.85 * norm if codec == "noise-floor" else 0.97 * norm))
+            unpack(
+                packed,
+                replace(expected, max_norm=0.85 * norm if codec == "noise-floor" else 0.97 * norm),
+            )
 
 
 @pytest.mark.parametrize("steps", ["0000c07f", "0000807f", "000080bf", "ffff7f7f", "0100807f"])
@@ -141,7 +171,12 @@ def test_hostile_lengths(codec, mode):
             unpack(packed[:length], expected)
     with pytest.raises(PayloadError, match="payload length"):
         unpack(packed + bytes(longest(expected, 100)), expected)
-    for hostile in (packed[28:-16] + b"\0", packed[28:-17], b"\xff\xff\xff\xff" + packed[32:-16], b""):
+    for hostile in (
+        packed[28:-16] + b"\0",
+        packed[28:-17],
+        b"\xff\xff\xff\xff" + packed[32:-16],
+        b"",
+    ):
         with pytest.raises(PayloadError):
             unpack(resealed(packed[:28] + hostile, expected), expected)
 
@@ -149,7 +184,9 @@ def test_hostile_lengths(codec, mode):
 def test_indices_must_be_those_of_the_mask():
     packed, expected = compact("float32", "explicit")
     for wrong in (b"\x03\x30", b"\x05\x02\x00\x03"):
-        forged = packed[:28] + struct.pack("<I", len(SECTION) - 2 + len(wrong)) + wrong + packed[34:-16]
+        forged = (
+            packed[:28] + struct.pack("<I", len(SECTION) - 2 + len(wrong)) + wrong + packed[34:-16]
+        )
         with pytest.raises(PayloadError, match="payload indices"):
             unpack(resealed(forged, expected), expected)
 
@@ -177,8 +214,15 @@ def test_codecs_that_quantise_need_their_dither():
     with pytest.raises(PayloadError, match="needs the public dither"):
         pack(torch.zeros(1), torch.zeros(1).long(), size=1, round=1, digest=DIGEST, codec="int8")
     with pytest.raises(PayloadError, match="choose a codec that needs no noise"):
-        pack(torch.zeros(1), torch.zeros(1).long(), size=1, round=1, digest=DIGEST, codec="noise-floor",
-             dither=Dither(seed=0, client=0))  # fmt: skip
+        pack(
+            torch.zeros(1),
+            torch.zeros(1).long(),
+            size=1,
+            round=1,
+            digest=DIGEST,
+            codec="noise-floor",
+            dither=Dither(seed=0, client=0),
+        )
     packed, expected = compact()
     with pytest.raises(PayloadError, match="checksum"):
         unpack(packed, replace(expected, dither=None))
@@ -189,7 +233,15 @@ def test_codecs_that_quantise_need_their_dither():
 def test_values_that_are_not_finite_are_not_sent(codec, bad):
     dither = Dither(seed=0, client=0, noise_std=1.0)
     with pytest.raises(PayloadError, match="not finite"):
-        pack(torch.tensor([bad]), torch.zeros(1).long(), size=1, round=1, digest=DIGEST, codec=codec, dither=dither)
+        pack(
+            torch.tensor([bad]),
+            torch.zeros(1).long(),
+            size=1,
+            round=1,
+            digest=DIGEST,
+            codec=codec,
+            dither=dither,
+        )
 
 
 @given(body=st.binary(max_size=150), kind=st.sampled_from(COMPACT_KINDS), whole=st.booleans())

@@ -1,4 +1,5 @@
-"""Messages damaged at random, or forged by someone who can seal them: a PayloadError or bounded values, and no memory.
+"""Messages damaged at random, or forged by someone who can seal them: a PayloadError or bounded
+values, and no memory.
 
 2,000 messages in the plain tests, 100,000 in the slow ones.
 """
@@ -32,7 +33,9 @@ def damaged(message: bytes, rng: random.Random, other: bytes) -> bytes:
         case 3:
             data[place : place + rng.randrange(1, 12)] = rng.randbytes(rng.randrange(0, 12))
         case 4:  # a length or a count that lies
-            data[place : place + 4] = struct.pack("<I", rng.choice([0, 1, 2**31 - 1, 2**32 - 1, rng.getrandbits(32)]))
+            data[place : place + 4] = struct.pack(
+                "<I", rng.choice([0, 1, 2**31 - 1, 2**32 - 1, rng.getrandbits(32)])
+            )
         case 5:
             data[place:] = rng.randbytes(len(data) - place)
         case 6:  # LEB128 without an end, words that are all ones or zeros
@@ -45,14 +48,17 @@ def damaged(message: bytes, rng: random.Random, other: bytes) -> bytes:
 
 
 def fuzz(count: int, seed: int) -> tuple[int, int]:
-    """How many of ``count`` spoilt messages were accepted and refused. Anything but a PayloadError gets through."""
+    """How many of ``count`` spoilt messages were accepted and refused. Anything but a PayloadError
+    gets through.
+    """
     rng = random.Random(seed)
     subjects = [compact(codec, mode, max_norm=BOUND) for codec, mode in KINDS]
     accepted = refused = 0
     for _ in range(count):
         message, expected = rng.choice(subjects)
         spoilt = damaged(message, rng, rng.choice(subjects)[0])
-        if rng.random() < 0.7 and len(spoilt) > 16:  # sealed anew by a client that lies; half of them keep the header
+        # sealed anew by a client that lies; half of them keep the header
+        if rng.random() < 0.7 and len(spoilt) > 16:
             head = message[:28] if rng.random() < 0.8 else spoilt[:28]
             spoilt = resealed(head + spoilt[28:-16], expected)
         try:

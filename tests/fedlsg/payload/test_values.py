@@ -1,4 +1,6 @@
-"""Dither and entropy coding: errors of zero mean and known variance, integers under a Gaussian, streams that lie."""
+"""Dither and entropy coding: errors of zero mean and known variance, integers under a Gaussian,
+streams that lie.
+"""
 
 import math
 
@@ -60,20 +62,25 @@ def errors(send, value, client=0, round=1) -> np.ndarray:
 
 
 def faults(send) -> list[str]:
-    """What is wrong with a quantiser: its error's mean and variance at fixed values, and between clients and rounds."""
+    """What is wrong with a quantiser: its error's mean and variance at fixed values, and between
+    clients and rounds.
+    """
     found = []
     sd = WIDTH / math.sqrt(12)
     for value in FIXED:
         e = errors(send, value)
         if abs(e.mean()) > 4.5 * sd / math.sqrt(COUNT):
             found.append("mean")
-        if abs(e.var() / sd**2 - 1) > 4.5 * math.sqrt(0.8 / COUNT):  # a uniform number's fourth moment is 9/5 sd^4
+        # a uniform number's fourth moment is 9/5 sd^4
+        if abs(e.var() / sd**2 - 1) > 4.5 * math.sqrt(0.8 / COUNT):
             found.append("variance")
         if abs(e).max() > WIDTH / 2 * (1 + 1e-5):
             found.append("largest error")
     base = errors(send, 0.03)
     for other in (errors(send, 0.03, client=1), errors(send, 0.03, round=2), np.roll(base, 1)):
-        if not abs(np.corrcoef(base, other)[0, 1] if base.std() and other.std() else 1) < 4.5 / math.sqrt(COUNT):
+        if not abs(
+            np.corrcoef(base, other)[0, 1] if base.std() and other.std() else 1
+        ) < 4.5 / math.sqrt(COUNT):
             found.append("reuse")
     return found
 
@@ -98,12 +105,17 @@ def truncated(values, client, round):
 
 def other_dither(values, client, round):
     """Planted: the receiver takes off another client's dither."""
-    levels, wrong = dither(client).draw(round, len(values)), dither(client + 1).draw(round, len(values))
+    levels, wrong = (
+        dither(client).draw(round, len(values)),
+        dither(client + 1).draw(round, len(values)),
+    )
     return dequantize(quantize(values.numpy(), WIDTH, levels), WIDTH, wrong)
 
 
 def kept_dither(values, client, round):
-    """Planted: the dither is not taken off (stochastic rounding): no bias, but twice the variance and more."""
+    """Planted: the dither is not taken off (stochastic rounding): no bias, but twice the variance
+    and more.
+    """
     levels = dither(client).draw(round, len(values))
     return torch.from_numpy((quantize(values.numpy(), WIDTH, levels) * WIDTH).astype(np.float32))
 
@@ -134,13 +146,20 @@ def test_planted_quantisers_are_caught(planted, fault):
     assert fault in faults(planted)
 
 
-@given(seed=st.integers(0, 2**32), step=st.floats(0.05, 4), noise=st.floats(1e-6, 1e6), scale=st.floats(0, 100))
+@given(
+    seed=st.integers(0, 2**32),
+    step=st.floats(0.05, 4),
+    noise=st.floats(1e-6, 1e6),
+    scale=st.floats(0, 100),
+)
 def test_floor_round_trip_is_within_half_a_step(seed, step, noise, scale):
     values = scale * noise * torch.randn(31, generator=torch.Generator().manual_seed(seed))
     codec, d = floor(step), dither(3, noise_std=noise)
     got = received(codec, values, [10, 0, 1, 20], d, 5)
     assert got.dtype == torch.float32
-    assert bool(((got - values).abs() <= codec.width(d) / 2 * (1 + 1e-6) + 1e-6 * values.abs()).all())
+    assert bool(
+        ((got - values).abs() <= codec.width(d) / 2 * (1 + 1e-6) + 1e-6 * values.abs()).all()
+    )
 
 
 def test_the_step_is_that_of_the_noise():
@@ -172,10 +191,17 @@ def test_weights_are_the_gaussians(code, dither_class):
     assert got.sum() < 2**53
     assert np.abs(got / got.sum() - wanted).max() < 4e-3 * max(wanted)
     used = wanted > 0  # what a wrong model would cost, in bits a value
-    assert (wanted[used] * np.log2(wanted[used] / (got / got.sum())[used])).sum() < (2e-5 if top < LARGEST else 5e-4)
+    assert (wanted[used] * np.log2(wanted[used] / (got / got.sum())[used])).sum() < (
+        2e-5 if top < LARGEST else 5e-4
+    )
 
 
-@given(count=st.integers(0, 200), spread=st.floats(0, 1e6), seed=st.integers(0, 2**32), fitted=st.booleans())
+@given(
+    count=st.integers(0, 200),
+    spread=st.floats(0, 1e6),
+    seed=st.integers(0, 2**32),
+    fitted=st.booleans(),
+)
 def test_round_trip(count, spread, seed, fitted):
     """Any integers under any scales, fitted or not."""
     rng = np.random.default_rng(seed)
@@ -207,7 +233,9 @@ def test_leb128(number, tail):
 def test_any_bytes_are_symbols_or_a_value_error(data):
     """What is accepted has a bounded size and is what its own encoding says."""
     count = data.draw(st.integers(0, 20))
-    codes = np.array(data.draw(st.lists(st.integers(0, 255), min_size=count, max_size=count)), np.uint8)
+    codes = np.array(
+        data.draw(st.lists(st.integers(0, 255), min_size=count, max_size=count)), np.uint8
+    )
     classes = np.arange(count).astype(np.uint8) % CLASSES
     stream = data.draw(st.binary(max_size=80))
     try:

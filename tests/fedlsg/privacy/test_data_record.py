@@ -1,4 +1,6 @@
-"""What a process has spent on the same rows: places of rows, and epsilons of several runs together."""
+"""What a process has spent on the same rows: places of rows, and epsilons of several runs
+together.
+"""
 
 import gc
 import math
@@ -10,12 +12,25 @@ import pyarrow as pa
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 
 import fedlsg
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy import Entry, data_record
-from fedlsg.privacy.data_record import DataRun, SpentTogetherWarning, epsilon_of_data, places_of, runs_on
+from fedlsg.privacy.data_record import (
+    DataRun,
+    SpentTogetherWarning,
+    epsilon_of_data,
+    places_of,
+    runs_on,
+)
 
 DELTA = 1e-5
 NAMES = count()
@@ -23,22 +38,36 @@ NAMES = count()
 
 def entry(**changes):
     given = {
-        "client": 0, "round": 1, "attempt": 0, "steps": 10, "sample_rate": 0.1, "noise_multiplier": 1.0,
-        "clip_norm": 1.0, "num_examples": 40, "mechanism": "dp",
-    }  # fmt: skip
+        "client": 0,
+        "round": 1,
+        "attempt": 0,
+        "steps": 10,
+        "sample_rate": 0.1,
+        "noise_multiplier": 1.0,
+        "clip_norm": 1.0,
+        "num_examples": 40,
+        "mechanism": "dp",
+    }
     return Entry(**given | changes)
 
 
 def reads(data, *clients, rows=0, warns=False):
     """A run that has read ``data``, with these entries of its clients."""
-    run = DataRun(ledger=f"run {next(NAMES)}", charged=lambda: clients or [[entry()]], delta=DELTA, warns=warns)
+    run = DataRun(
+        ledger=f"run {next(NAMES)}",
+        charged=lambda: clients or [[entry()]],
+        delta=DELTA,
+        warns=warns,
+    )
     run.read(places_of(data, rows), callers=1)
     return run
 
 
 def exactly(*terms):
     """Epsilon of (q, sigma, steps)."""
-    events = [Event(sample_rate=q, noise_multiplier=sigma, steps=steps) for q, sigma, steps in terms]
+    events = [
+        Event(sample_rate=q, noise_multiplier=sigma, steps=steps) for q, sigma, steps in terms
+    ]
     return compose(events, delta=DELTA).upper
 
 
@@ -93,10 +122,16 @@ SAME = {
     "a table and its targets": (FRAME, (FRAME[:20], FRAME["b"][:20])),
     "a path": ("rows.csv", "./rows.csv"),
     "a function of globals": (function_of_positions, (MANY, MANY)),
-    "a function that names them inside": (lambda positions: torch.stack([MANY[i] for i in positions]), (MANY, 0)),
+    "a function that names them inside": (
+        lambda positions: torch.stack([MANY[i] for i in positions]),
+        (MANY, 0),
+    ),
     "an object of another library": (pa.table({"a": [1, 2]}).column("a"), None),
     "a function of a closure": ((lambda x: lambda positions: x[positions])(X), (X, Y)),
-    "a function of another one": ((lambda inner: lambda positions: inner(positions))(OWN.__getitem__), OWN),
+    "a function of another one": (
+        (lambda inner: lambda positions: inner(positions))(OWN.__getitem__),
+        OWN,
+    ),
 }
 
 
@@ -111,12 +146,16 @@ def test_rows_are_known_by_their_origin(name):
 BIG = torch.randn(600, 3)
 OTHER = {
     "a copy": (lambda: (BIG, BIG), lambda: (BIG.clone(), BIG.clone())),
-    "a constant of a transform": (lambda: Own(BIG.clone(), BIG[0]), lambda: Own(BIG.clone(), BIG[0])),
+    "a constant of a transform": (
+        lambda: Own(BIG.clone(), BIG[0]),
+        lambda: Own(BIG.clone(), BIG[0]),
+    ),
     "weights of a model in a function": (
-        lambda: lambda positions: (MODEL(BIG), positions), lambda: lambda positions: (MODEL(X), positions)
+        lambda: lambda positions: (MODEL(BIG), positions),
+        lambda: lambda positions: (MODEL(X), positions),
     ),
     "another file": (lambda: "rows.csv", lambda: "others.csv"),
-}  # fmt: skip
+}
 MODEL = nn.Embedding(600, 3)
 
 
@@ -127,10 +166,15 @@ def test_other_rows_are_others(name):
     assert run not in runs_on(places_of(asked, 600))
 
 
-@pytest.mark.parametrize("make", [
-    lambda: torch.randn(40, 3), lambda: np.zeros((40, 3)), lambda: Own(torch.randn(40, 3)),
-    lambda: pd.DataFrame({"a": np.zeros(40)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(40, 3),
+        lambda: np.zeros((40, 3)),
+        lambda: Own(torch.randn(40, 3)),
+        lambda: pd.DataFrame({"a": np.zeros(40)}),
+    ],
+)
 def test_data_are_held_weakly_and_memory_that_is_used_again_is_new(make):
     before = len(data_record._READ)
     data = make()
@@ -174,9 +218,14 @@ def test_clients_that_differ_count_as_the_worst():
     assert exactly((0.1, 0.8, 10), (0.1, 3.0, 10)) <= epsilon_of_data(data, DELTA) < 1.3 * worst
 
 
-@pytest.mark.parametrize("other", [
-    {"mechanism": "none", "noise_multiplier": 0.0, "clip_norm": math.inf}, {"reproducible": True}, {"unit": "client"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mechanism": "none", "noise_multiplier": 0.0, "clip_norm": math.inf},
+        {"reproducible": True},
+        {"unit": "client"},
+    ],
+)
 def test_what_no_epsilon_covers_makes_the_sum_infinite(other):
     data = torch.randn(40, 3)
     reads(data)

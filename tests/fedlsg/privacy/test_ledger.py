@@ -57,21 +57,29 @@ def test_a_reopened_ledger_holds_exactly_what_was_charged(entries, tmp_path_fact
 
 
 def test_golden_file(path):
-    """The format by hand: a header, then entries, each with the hash of the line before, and the digest of its own."""
+    """The format by hand: a header, then entries, each with the hash of the line before, and the
+    digest of its own.
+    """
     filled(path, rounds=1)
     header, first, empty = path.read_bytes().split(b"\n")
     assert empty == b""
-    plain = json.dumps({"schema": 2, "client": 3, "adjacency": "add/remove", "prev": "0" * 64}).encode()
+    plain = json.dumps(
+        {"schema": 2, "client": 3, "adjacency": "add/remove", "prev": "0" * 64}
+    ).encode()
     assert json.loads(header) == json.loads(plain) | {"sha256": sha256(plain)}
     without = first[: first.index(b', "sha256"')] + b"}"
     digests = {"prev": sha256(header), "sha256": sha256(without)}
     assert json.loads(first) == {"client": 3, "round": 0, "attempt": 0, **TERMS, **digests}
 
 
-def test_every_charge_is_synced_before_it_returns_and_a_new_file_with_its_directory(path, monkeypatch):
+def test_every_charge_is_synced_before_it_returns_and_a_new_file_with_its_directory(
+    path, monkeypatch
+):
     synced = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))[1])
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))[1]
+    )
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to name a descriptor")
     ledger = Ledger(path, client=3)
@@ -146,7 +154,8 @@ def test_what_is_not_private_exceeds_every_budget(path):
 
 
 def test_would_exceed_says_no_exactly_at_the_last_step_within_the_budget(path):
-    max_steps.cache_clear()  # with many settings in it, a grid is tried first: test_population has both ways
+    # with many settings in it, a grid is tried first: test_population has both ways
+    max_steps.cache_clear()
     allowed = max_steps(epsilon=4.0, delta=1e-5, sample_rate=0.2, noise_multiplier=1.5)
     ledger = Ledger(path, client=3)
     ledger.charge(entry(0, steps=allowed - 2))
@@ -160,10 +169,22 @@ def test_would_exceed_says_no_exactly_at_the_last_step_within_the_budget(path):
 
 
 def test_a_charge_within_a_budget_is_checked_under_the_lock(tmp_path):
-    """Two writers: the second one sees the entries of the first, and charges nothing beyond the budget."""
+    """Two writers: the second one sees the entries of the first, and charges nothing beyond the
+    budget.
+    """
     first, second = Ledger(tmp_path / "l.jsonl", client=0), Ledger(tmp_path / "l.jsonl", client=0)
-    common = {**TERMS, "client": 0, "attempt": 0, "steps": 1, "sample_rate": 1.0, "noise_multiplier": 2.0}
-    budget = (1.75 * epsilon(sample_rate=1.0, noise_multiplier=2.0, steps=1, delta=1e-3).upper, 1e-3)
+    common = {
+        **TERMS,
+        "client": 0,
+        "attempt": 0,
+        "steps": 1,
+        "sample_rate": 1.0,
+        "noise_multiplier": 2.0,
+    }
+    budget = (
+        1.75 * epsilon(sample_rate=1.0, noise_multiplier=2.0, steps=1, delta=1e-3).upper,
+        1e-3,
+    )
     first.charge(Entry(round=1, **common), within=budget)
     second.charge(Entry(round=2, **common), within=budget)
     with pytest.raises(BudgetError, match="would pass the privacy budget"):

@@ -86,7 +86,9 @@ def test_what_does_not_continue_the_copy_is_refused_whole(ledger, copy, spoil, w
 
 
 def test_a_ledger_that_lost_entries_is_refused_on_both_sides(ledger, copy, tmp_path):
-    """A node that restored an old backup, or began a new ledger, cannot go on as if nothing had been spent."""
+    """A node that restored an old backup, or began a new ledger, cannot go on as if nothing had
+    been spent.
+    """
     send(ledger, copy)
     fresh = Ledger(tmp_path / "fresh.jsonl", client=3)
     fresh.charge(entry(1))
@@ -106,14 +108,20 @@ def test_another_clients_ledger_is_refused(tmp_path, copy):
 
 ODD = {
     "almost without noise": ({"noise_multiplier": 1e-300}, "noise multipliers"),
-    "full batches almost without noise": ({"sample_rate": 1.0, "noise_multiplier": 1e-300}, "so little noise"),
+    "full batches almost without noise": (
+        {"sample_rate": 1.0, "noise_multiplier": 1e-300},
+        "so little noise",
+    ),
     "full batches that are too many": (
         {"sample_rate": 1.0, "noise_multiplier": 0.1, "steps": 10**12 - 9},
         "so little noise",
     ),
     "steps without end": ({"steps": 2**53}, "more than 1,000,000,000,000 steps"),
     "another law": ({"log_ratio": 1e300}, "log_ratio=1e"),
-    "epochs without end": ({"sample_rate": 1.0, "batches": 1, "steps": 10**11}, "epochs of shuffled batches"),
+    "epochs without end": (
+        {"sample_rate": 1.0, "batches": 1, "steps": 10**11},
+        "epochs of shuffled batches",
+    ),
     "no privacy": ({"mechanism": "none", "noise_multiplier": 0.0}, "release without privacy"),
 }
 
@@ -133,7 +141,12 @@ def test_an_entry_that_no_accountant_takes_is_refused_by_name_and_not_copied(odd
 
 
 @pytest.mark.parametrize(
-    "lines", [b"x" * (LARGEST_BYTES + 1), b'{"a":' + b"[" * 10**5 + b"}\n", b'{"client":' + b"9" * 5000 + b"}\n"]
+    "lines",
+    [
+        b"x" * (LARGEST_BYTES + 1),
+        b'{"a":' + b"[" * 10**5 + b"}\n",
+        b'{"client":' + b"9" * 5000 + b"}\n",
+    ],
 )
 def test_lines_that_cost_too_much_are_refused(lines, copy):
     for take in (lambda: extend(copy, 3, lines, GENESIS), lambda: verify(3, lines, GENESIS)):
@@ -148,9 +161,15 @@ def test_counts_that_no_float_holds_are_no_entry(name):
 
 
 ENTRY = {
-    "client": 3, "attempt": 0, "steps": 2, "sample_rate": 0.2, "noise_multiplier": 1.5, "clip_norm": 0.5,
-    "num_examples": 300, "mechanism": "dp",
-}  # fmt: skip
+    "client": 3,
+    "attempt": 0,
+    "steps": 2,
+    "sample_rate": 0.2,
+    "noise_multiplier": 1.5,
+    "clip_norm": 0.5,
+    "num_examples": 300,
+    "mechanism": "dp",
+}
 
 
 def charged(path: Path, *rounds: int) -> None:
@@ -202,7 +221,9 @@ def change(path: Path, kind: str, place: int, byte: int, whole: bytes) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(changes=changes)
-def test_whatever_happens_to_a_file_it_says_what_it_says_to_a_fresh_reader(changes, tmp_path_factory):
+def test_whatever_happens_to_a_file_it_says_what_it_says_to_a_fresh_reader(
+    changes, tmp_path_factory
+):
     path = tmp_path_factory.mktemp("ledger") / "client-000003.jsonl"
     charged(path, 20, 21, 22)
     whole = path.read_bytes()
@@ -215,7 +236,9 @@ def test_whatever_happens_to_a_file_it_says_what_it_says_to_a_fresh_reader(chang
 
 
 def test_negative_control_lengths_in_place_of_bytes_would_miss_an_edit(tmp_path, monkeypatch):
-    """Were the file's length all that is compared, an edit of what was read before would go unseen."""
+    """Were the file's length all that is compared, an edit of what was read before would go
+    unseen.
+    """
     path = tmp_path / "client-000003.jsonl"
     charged(path, 0, 1)
     edited = path.read_bytes().replace(b'"noise_multiplier": 1.5', b'"noise_multiplier": 9.5', 1)

@@ -30,7 +30,11 @@ def path(tmp_path: Path) -> Path:
 
 TAMPERS = {
     "edited sigma": lambda lines: [*lines[:2], lines[2].replace(b"1.5", b"9.5"), *lines[3:]],
-    "edited steps of the first": lambda lines: [lines[0], lines[1].replace(b'"steps": 2', b'"steps": 1'), *lines[2:]],
+    "edited steps of the first": lambda lines: [
+        lines[0],
+        lines[1].replace(b'"steps": 2', b'"steps": 1'),
+        *lines[2:],
+    ],
     "edited header": lambda lines: [lines[0].replace(b'"client": 3', b'"client": 3 '), *lines[1:]],
     "removed": lambda lines: [*lines[:2], *lines[3:]],
     "removed first": lambda lines: [lines[0], *lines[2:]],
@@ -54,9 +58,13 @@ def test_a_tampered_file_is_refused_by_file_and_line(path, tamper):
             read()
 
 
-@pytest.mark.parametrize("bits", [[0, 3, 7], pytest.param([1, 2, 4, 5, 6], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "bits", [[0, 3, 7], pytest.param([1, 2, 4, 5, 6], marks=pytest.mark.slow)], ids=str
+)
 def test_every_flipped_bit_of_the_last_line_is_found(path, bits):
-    """No later line vouches for it: its own digest does, also for the brace without which it would look torn."""
+    """No later line vouches for it: its own digest does, also for the brace without which it would
+    look torn.
+    """
     filled(path, rounds=2)
     content = path.read_bytes()
     begin = content.rstrip().rindex(b"\n") + 1
@@ -88,7 +96,9 @@ def test_a_file_of_schema_1_is_read_and_continued(path):
 
 
 def test_a_forged_chain_is_caught_by_a_checkpoint_only(path):
-    """What a hash chain cannot do: someone who rewrites the whole file. The negative control of `verify_extends`."""
+    """What a hash chain cannot do: someone who rewrites the whole file. The negative control of
+    `verify_extends`.
+    """
     ledger = filled(path, rounds=5)
     before = snapshots([path])
     kept = [dataclasses.replace(e, steps=1) for e in ledger.entries]
@@ -124,7 +134,9 @@ def test_an_open_ledger_refuses_a_file_that_was_cut_or_deleted(path):
 
 def test_a_ledger_of_another_client_or_schema_is_refused(path):
     filled(path)
-    with pytest.raises(LedgerError, match="line 1: expected the ledger of client 5, this is client 3"):
+    with pytest.raises(
+        LedgerError, match="line 1: expected the ledger of client 5, this is client 3"
+    ):
         Ledger(path, client=5)
     foreign = encode_line({"schema": 3, "client": 3, "adjacency": "add/remove"}, "0" * 64)
     path.write_bytes(foreign + b"\n")
@@ -133,7 +145,9 @@ def test_a_ledger_of_another_client_or_schema_is_refused(path):
 
 
 def test_negative_control_without_the_chain_an_edit_passes(path, monkeypatch):
-    """If every line hashed to the same value, the tampering above would go unseen: the chain is what finds it."""
+    """If every line hashed to the same value, the tampering above would go unseen: the chain is
+    what finds it.
+    """
     monkeypatch.setattr("fedlsg.privacy.ledger_entry.sha256", lambda line: "0" * 64)
     monkeypatch.setattr("fedlsg.privacy.ledger_file.sha256", lambda line: "0" * 64)
     monkeypatch.setattr(ledger_module, "sha256", lambda line: "0" * 64)
@@ -152,7 +166,8 @@ def test_a_torn_file_keeps_every_whole_line_and_takes_the_next_charge(path):
         if length % 7 and min(abs(length - end) for end in (0, *ends)) > 2:
             continue
         path.write_bytes(content[:length])
-        whole = sum(end <= length for end in ends[1:])  # a line that lacks only its line feed is whole
+        # a line that lacks only its line feed is whole
+        whole = sum(end <= length for end in ends[1:])
         torn = Ledger(path, client=3)
         assert torn.entries == entries[:whole], length
         torn.charge(entry(50))
@@ -184,9 +199,16 @@ def child(code: str, *arguments: object, stdin: int | None = None) -> subprocess
             return Entry(client=3, round=round, attempt=attempt, steps=2, sample_rate=0.2, noise_multiplier=1.5,
                          clip_norm=0.5, num_examples=300, mechanism="dp", reproducible=False)
         """
-    command = [sys.executable, "-c", textwrap.dedent(preamble) + textwrap.dedent(code), *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(preamble) + textwrap.dedent(code),
+        *map(str, arguments),
+    ]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, cwd=REPOSITORY, env=env, text=True)
+    return subprocess.Popen(
+        command, stdin=stdin, stdout=subprocess.PIPE, cwd=REPOSITORY, env=env, text=True
+    )
 
 
 @posix
@@ -203,7 +225,9 @@ def test_kill_9_between_charges_loses_nothing_that_was_acknowledged(path, after)
     )
     acknowledged = [int(line) for line in itertools.islice(process.stdout, after)][-1]
     process.send_signal(signal.SIGKILL)
-    acknowledged = max([acknowledged, *(int(line) for line in process.stdout if line.endswith("\n"))])
+    acknowledged = max(
+        [acknowledged, *(int(line) for line in process.stdout if line.endswith("\n"))]
+    )
     process.wait()
     process.stdout.close()
     ledger = Ledger(path, client=3)
@@ -236,7 +260,8 @@ def test_two_processes_never_charge_one_key_twice(path):
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sum(won) == 60
     assert sorted(e.key for e in Ledger(path, client=3).entries) == sorted(
-        [(3, "", number, 0) for number in range(60)] + [(3, "", 100, attempt) for attempt in range(3)]
+        [(3, "", number, 0) for number in range(60)]
+        + [(3, "", 100, attempt) for attempt in range(3)]
     )
 
 

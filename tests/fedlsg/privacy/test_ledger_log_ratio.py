@@ -1,4 +1,6 @@
-"""A ledger of discrete noise: each entry's Lambda is on file, in epsilon and in the budget; old lines are unchanged."""
+"""A ledger of discrete noise: each entry's Lambda is on file, in epsilon and in the budget; old
+lines are unchanged.
+"""
 
 import json
 import math
@@ -36,7 +38,9 @@ def filled(path, *entries: Entry) -> Ledger:
 
 @settings(max_examples=25, deadline=None)
 @given(ratios=st.lists(st.floats(0, 1e300), max_size=6))
-def test_a_reopened_ledger_holds_every_lambda_and_events_have_at_least_their_sum(ratios, tmp_path_factory):
+def test_a_reopened_ledger_holds_every_lambda_and_events_have_at_least_their_sum(
+    ratios, tmp_path_factory
+):
     path = tmp_path_factory.mktemp("ledger") / "l.jsonl"
     entries = tuple(entry(round, log_ratio) for round, log_ratio in enumerate(ratios))
     ledger = filled(path, *entries)
@@ -64,12 +68,14 @@ def test_an_old_line_is_read_as_lambda_zero_and_written_the_same(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"log_ratio": -1e-9}, {"log_ratio": math.inf}, {"log_ratio": math.nan},
+        {"log_ratio": -1e-9},
+        {"log_ratio": math.inf},
+        {"log_ratio": math.nan},
         {"log_ratio": 1e-9, "mechanism": "clip-only", "noise_multiplier": 0.0},
         {"log_ratio": 1e-9, "mechanism": "none", "noise_multiplier": 0.0, "clip_norm": math.inf},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_lambda_out_of_range_is_refused(wrong):
     with pytest.raises(ValueError, match="log_ratio"):
         entry(**wrong)
@@ -88,12 +94,16 @@ def test_the_ledger_of_a_run_and_a_copy_keep_lambda(tmp_path):
 
 
 def test_epsilon_is_that_of_the_events_with_their_lambda(tmp_path):
-    ledger = filled(tmp_path / "l.jsonl", entry(1, 0.1), entry(2), entry(3, 0.2, noise_multiplier=9.0))
+    ledger = filled(
+        tmp_path / "l.jsonl", entry(1, 0.1), entry(2), entry(3, 0.2, noise_multiplier=9.0)
+    )
     events = [
         Event(sample_rate=1.0, noise_multiplier=6.0, steps=4, log_ratio=0.1),
         Event(sample_rate=1.0, noise_multiplier=9.0, steps=2, log_ratio=0.2),
     ]
-    assert ledger.epsilon(DELTA).upper == pytest.approx(compose(events, delta=DELTA).upper, rel=1e-12)
+    assert ledger.epsilon(DELTA).upper == pytest.approx(
+        compose(events, delta=DELTA).upper, rel=1e-12
+    )
     assert ledger.epsilon(DELTA).upper > compose(events[:1], delta=DELTA).upper + 0.4
 
 
@@ -108,7 +118,9 @@ def test_a_sum_beyond_all_floats_is_refused_as_over_every_budget(tmp_path):
 def test_extreme_lambdas_are_decided(tmp_path):
     """Near the budget, where the closed bound does not decide."""
     ledger = Ledger(tmp_path / "l.jsonl", client=3)
-    budget = compose([Event(sample_rate=1.0, noise_multiplier=6.0, steps=1)], delta=DELTA).upper * 1.001
+    budget = (
+        compose([Event(sample_rate=1.0, noise_multiplier=6.0, steps=1)], delta=DELTA).upper * 1.001
+    )
     for log_ratio in (5e-324, 1e-308, 1e-9):
         assert not ledger.would_exceed(entry(steps=1, log_ratio=log_ratio), budget, DELTA)
     for log_ratio in (0.01, 700.0, 1e300, sys.float_info.max):
@@ -131,12 +143,22 @@ def rounds(path, budget: float, before: tuple[Entry, ...]) -> int:
 
 
 def stops_at_the_budget(folder) -> bool:
-    """Whether a client trains exactly the rounds whose composition is within its budget, whichever path decides."""
+    """Whether a client trains exactly the rounds whose composition is within its budget, whichever
+    path decides.
+    """
     max_steps.cache_clear()
     found = []
-    for name, before in {"alone": (), "pruned": (entry(PRUNING[0], PRUNING[1], **PRUNING[2]),)}.items():
+    for name, before in {
+        "alone": (),
+        "pruned": (entry(PRUNING[0], PRUNING[1], **PRUNING[2]),),
+    }.items():
         events = [
-            Event(sample_rate=1.0, noise_multiplier=e.noise_multiplier, steps=e.steps, log_ratio=e.log_ratio)
+            Event(
+                sample_rate=1.0,
+                noise_multiplier=e.noise_multiplier,
+                steps=e.steps,
+                log_ratio=e.log_ratio,
+            )
             for e in (*before, entry(1, LAMBDA * 7, steps=14))
         ]
         budget = compose(events, delta=DELTA).upper + 1e-6
@@ -158,7 +180,10 @@ def together_with_the_last(before, entry):
 
 
 def events_without(spent):
-    return tuple(Event(sample_rate=q, noise_multiplier=sigma, steps=n) for (q, sigma), (n, _) in sorted(spent.items()))
+    return tuple(
+        Event(sample_rate=q, noise_multiplier=sigma, steps=n)
+        for (q, sigma), (n, _) in sorted(spent.items())
+    )
 
 
 def always_sure(events, *, epsilon, delta):

@@ -29,7 +29,9 @@ def clip_only(clip_norm: float, clip: str = "joint") -> Mechanism:
 
 
 def hostile(batch: int, widths: list[int], dtype: torch.dtype, seed: int) -> list[Tensor]:
-    """Blocks whose rows span the whole range of the dtype, with zeros, NaN and infinities strewn in."""
+    """Blocks whose rows span the whole range of the dtype, with zeros, NaN and infinities strewn
+    in.
+    """
     rng = np.random.default_rng(seed)
     limit = 37 if dtype == torch.float32 else 300
     x = rng.standard_normal((batch, sum(widths))) * 10.0 ** rng.uniform(-limit, limit, (batch, 1))
@@ -43,7 +45,9 @@ def hostile(batch: int, widths: list[int], dtype: torch.dtype, seed: int) -> lis
 def ordinary(batch: int, widths: list[int], seed: int, scale: float = 1.0) -> list[Tensor]:
     """Gaussian float64 blocks."""
     rng = np.random.default_rng(seed)
-    return list(torch.tensor(rng.standard_normal((batch, sum(widths))) * scale).split(widths, dim=1))
+    return list(
+        torch.tensor(rng.standard_normal((batch, sum(widths))) * scale).split(widths, dim=1)
+    )
 
 
 def naive_sum(blocks: list[Tensor], mechanism: Mechanism) -> Tensor:
@@ -69,7 +73,9 @@ def exact_square(x: Tensor) -> Fraction:
 @given(batch=st.integers(1, 6), widths=widths, C=clip_norms, clip=clips, dtype=dtypes, seed=seeds)
 @settings(max_examples=300)
 def test_no_example_contributes_more_than_the_sensitivity(batch, widths, C, clip, dtype, seed):
-    """Exact arithmetic, no tolerance: each row alone stays within C (within C a block where that is promised)."""
+    """Exact arithmetic, no tolerance: each row alone stays within C (within C a block where that is
+    promised).
+    """
     blocks = hostile(batch, widths, dtype, seed)
     for i in range(batch):
         alone = clipped_sum([block[i : i + 1] for block in blocks], clip_only(C, clip))
@@ -83,7 +89,9 @@ def test_no_example_contributes_more_than_the_sensitivity(batch, widths, C, clip
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7])
 @pytest.mark.parametrize("width", [10**5, 3 * 10**5, 10**6])
 def test_the_rounding_of_a_long_norm_is_covered(width, value):
-    """A float64 norm of many equal numbers is off by far more than its last place: C was once exceeded by 5e-12."""
+    """A float64 norm of many equal numbers is off by far more than its last place: C was once
+    exceeded by 5e-12.
+    """
     row = torch.full((1, width), value, dtype=torch.float64)
     clipped = clipped_sum([row], clip_only(1.0))
     assert clipped.unique().numel() == 1
@@ -100,7 +108,8 @@ def test_subnormal_factors_do_not_overshoot(row, C):
 def test_bfloat16_stays_within_its_clip(width, C, seed):
     (block,) = ordinary(1, [width], seed, scale=10.0)
     total = clipped_sum([block.bfloat16()], clip_only(C))
-    assert total.dtype == torch.float32  # sums in fewer digits would be rounded by more than the margin
+    # sums in fewer digits would be rounded by more than the margin
+    assert total.dtype == torch.float32
     assert exact_square(total.double()) <= Fraction(C) ** 2
 
 
@@ -115,7 +124,9 @@ def test_one_example_moves_the_sum_by_at_most_the_sensitivity(batch, widths, C, 
 
 @pytest.mark.parametrize("blocks", [1, 4, 9])
 def test_the_sensitivity_is_reached(blocks):
-    """Not only a bound: one large example moves the sum by all of it (per block, sqrt(G) times C)."""
+    """Not only a bound: one large example moves the sum by all of it (per block, sqrt(G) times
+    C).
+    """
     for clip in ("joint", "per-block"):
         mechanism = clip_only(0.5, clip)
         one = clipped_sum([torch.full((1, 3), 1e3, dtype=torch.float64)] * blocks, mechanism)
@@ -126,21 +137,40 @@ def test_the_sensitivity_is_reached(blocks):
 def test_clipped_sum_equals_the_naive_loop(batch, widths, C, clip, seed):
     blocks = ordinary(batch, widths, seed, scale=2.0)
     wanted = naive_sum(blocks, clip_only(C, clip))
-    torch.testing.assert_close(clipped_sum(blocks, clip_only(C, clip)), wanted, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(
+        clipped_sum(blocks, clip_only(C, clip)), wanted, rtol=1e-10, atol=1e-11
+    )
     in_float32 = clipped_sum([block.float() for block in blocks], clip_only(C, clip))
     torch.testing.assert_close(in_float32.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_clipped_sum_golden():
-    """C = 1. Rows (3 | 4), norm 5, and (.3 | .4), norm .5: joint (.6, .8) + (.3, .4), per block (1, 1) + (.3, .4)."""
-    blocks = [torch.tensor([[3.0], [0.3]], dtype=torch.float64), torch.tensor([[4.0], [0.4]], dtype=torch.float64)]
-    torch.testing.assert_close(clipped_sum(blocks, clip_only(1.0)), torch.tensor([0.9, 1.2]).double())
-    torch.testing.assert_close(clipped_sum(blocks, clip_only(1.0, "per-block")), torch.tensor([1.3, 1.4]).double())
+    """C = 1. Rows (3 | 4), norm 5, and (.3 | .4), norm .5: joint (.6, .8) + (.3, .4), per block (1,
+    1) + (.3, .4).
+    """
+    blocks = [
+        torch.tensor([[3.0], [0.3]], dtype=torch.float64),
+        torch.tensor([[4.0], [0.4]], dtype=torch.float64),
+    ]
+    torch.testing.assert_close(
+        clipped_sum(blocks, clip_only(1.0)), torch.tensor([0.9, 1.2]).double()
+    )
+    torch.testing.assert_close(
+        clipped_sum(blocks, clip_only(1.0, "per-block")), torch.tensor([1.3, 1.4]).double()
+    )
     for kind in ("none", "noise-only"):
-        torch.testing.assert_close(clipped_sum(blocks, Mechanism(kind=kind)), torch.tensor([3.3, 4.4]).double())
+        torch.testing.assert_close(
+            clipped_sum(blocks, Mechanism(kind=kind)), torch.tensor([3.3, 4.4]).double()
+        )
 
 
-@given(widths=widths, clip=clips, dtype=dtypes, seed=seeds, bad=st.sampled_from([math.nan, math.inf, -math.inf]))
+@given(
+    widths=widths,
+    clip=clips,
+    dtype=dtypes,
+    seed=seeds,
+    bad=st.sampled_from([math.nan, math.inf, -math.inf]),
+)
 def test_non_finite_examples_contribute_exactly_zero(widths, clip, dtype, seed, bad):
     blocks = [block.to(dtype) for block in ordinary(4, widths, seed)]
     place = next(i for i, width in enumerate(widths) if width)
@@ -148,8 +178,12 @@ def test_non_finite_examples_contribute_exactly_zero(widths, clip, dtype, seed, 
     spoilt[place][2, 0] = bad
     without = [block[[0, 1, 3]] for block in blocks]
     zeroed = [block.index_fill(0, torch.tensor([2]), 0.0) for block in blocks]
-    assert torch.equal(clipped_sum(spoilt, clip_only(1.0, clip)), clipped_sum(zeroed, clip_only(1.0, clip)))
-    torch.testing.assert_close(clipped_sum(spoilt, clip_only(1.0, clip)), clipped_sum(without, clip_only(1.0, clip)))
+    assert torch.equal(
+        clipped_sum(spoilt, clip_only(1.0, clip)), clipped_sum(zeroed, clip_only(1.0, clip))
+    )
+    torch.testing.assert_close(
+        clipped_sum(spoilt, clip_only(1.0, clip)), clipped_sum(without, clip_only(1.0, clip))
+    )
 
 
 @pytest.mark.parametrize("kind", ["dp", "clip-only", "noise-only", "none"])
@@ -166,12 +200,17 @@ def test_factors_round_down_and_never_exceed_one(norm, C, dtype):
     assert factor.dtype == dtype
     assert Fraction(float(factor)) <= exact
     margin = 8 * torch.finfo(dtype).eps
-    assert Fraction(float(factor)) >= exact * Fraction(1 - margin) or exact < 2 * torch.finfo(dtype).tiny
+    assert (
+        Fraction(float(factor)) >= exact * Fraction(1 - margin)
+        or exact < 2 * torch.finfo(dtype).tiny
+    )
 
 
 @given(blocks=st.integers(1, 60), sigma=st.floats(0.1, 50), C=st.floats(0.01, 100))
 def test_per_block_noise_multiplier_is_the_joint_one(blocks, sigma, C):
-    """(sum_g C_g^2 / s_g^2)^(-1/2), summed block by block; the claimed sigma holds for one block only."""
+    """(sum_g C_g^2 / s_g^2)^(-1/2), summed block by block; the claimed sigma holds for one block
+    only.
+    """
     mechanism = Mechanism(clip="per-block", noise_multiplier=sigma, clip_norm=C)
     wanted = sum(C**2 / mechanism.noise_std**2 for _ in range(blocks)) ** -0.5
     assert mechanism.effective_noise_multiplier(blocks) == pytest.approx(wanted, rel=1e-9)
@@ -191,7 +230,11 @@ def test_per_block_noise_multiplier_is_the_joint_one(blocks, sigma, C):
 )
 def test_kinds(kind, clips, adds_noise, private):
     mechanism = Mechanism(kind=kind, noise_multiplier=2, clip_norm=3)
-    assert (mechanism.clips, mechanism.adds_noise, mechanism.private) == (clips, adds_noise, private)
+    assert (mechanism.clips, mechanism.adds_noise, mechanism.private) == (
+        clips,
+        adds_noise,
+        private,
+    )
     assert mechanism.noise_std == (6 if adds_noise else 0)
     assert mechanism.sensitivity(4) == (3 if clips else math.inf)
     assert mechanism.effective_noise_multiplier(4) == (2 if private else 0)
@@ -200,7 +243,9 @@ def test_kinds(kind, clips, adds_noise, private):
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("kind", ["dp", "noise-only"])
 def test_wrong_noise_multipliers_are_refused(kind, value):
-    with pytest.raises(ValueError, match=r"noise_multiplier=.*choose mechanism 'none' or 'clip-only'"):
+    with pytest.raises(
+        ValueError, match=r"noise_multiplier=.*choose mechanism 'none' or 'clip-only'"
+    ):
         Mechanism(kind=kind, noise_multiplier=value)
     Mechanism(kind="clip-only", noise_multiplier=value)
     Mechanism(kind="none", noise_multiplier=value)
@@ -249,7 +294,9 @@ def test_without_noise_no_stream_is_read(kind):
 def test_noise_has_its_standard_deviation(kind, dtype):
     """Within 2 % on secret draws, 20 standard errors."""
     noise = add_noise(
-        torch.zeros(500_000, dtype=dtype), Mechanism(kind=kind, noise_multiplier=3, clip_norm=0.2), secret_stream()
+        torch.zeros(500_000, dtype=dtype),
+        Mechanism(kind=kind, noise_multiplier=3, clip_norm=0.2),
+        secret_stream(),
     )
     assert float(noise.std()) == pytest.approx(0.6, rel=0.02)
     assert abs(float(noise.mean())) < 7 * 0.6 / math.sqrt(len(noise))
@@ -272,7 +319,9 @@ def test_a_reduced_matmul_precision_does_not_loosen_the_clip(monkeypatch):
 
 
 def test_the_largest_clip_norm_leaves_no_sum_infinite():
-    """At C = 2.5e38 a second example made the float32 sum infinite, and the release with it, whatever the noise."""
+    """At C = 2.5e38 a second example made the float32 sum infinite, and the release with it,
+    whatever the noise.
+    """
     aligned = torch.zeros(NARROW_SUM, 3)
     aligned[:, 0] = torch.finfo(torch.float32).max
     assert clipped_sum([aligned], clip_only(LARGEST_CLIP_NORM)).isfinite().all()

@@ -1,7 +1,9 @@
-"""Negative controls: each check holds for the code as shipped, and fails on the mistake it is there for.
+"""Negative controls: each check holds for the code as shipped, and fails on the mistake it is there
+for.
 
-A plant replaces one part behind the front door, or one argument of it. What is less private than claimed by one
-example's movement or by its noise is planted in the controls of the recipes' contract.
+A plant replaces one part behind the front door, or one argument of it. What is less private than
+claimed by one example's movement or by its noise is planted in the controls of the recipes'
+contract.
 """
 
 import math
@@ -42,7 +44,9 @@ from tests.noise import noise_by
 
 
 def noise_on_another_mask(total, mechanism, noise):
-    """Noise is added on the coordinates of the next epoch's mask, and sent on those of this one's."""
+    """Noise is added on the coordinates of the next epoch's mask, and sent on those of this
+    one's.
+    """
     frame = problem(Mask(kind="uniform", sparsity=0.5)).frame
     other = torch.randperm(frame.size, generator=torch.Generator().manual_seed(1))[: len(total)]
     whole = torch.zeros(frame.size, dtype=total.dtype).index_copy(0, frame.indices, total)
@@ -91,19 +95,61 @@ def factor_to_nearest(norms, clip_norm, dtype, coordinates):
 
 
 def factor_rounded_up(norms, clip_norm, dtype, coordinates):
-    return torch.nextafter(factor_to_nearest(norms, clip_norm, dtype, coordinates), torch.tensor(math.inf, dtype=dtype))
+    return torch.nextafter(
+        factor_to_nearest(norms, clip_norm, dtype, coordinates), torch.tensor(math.inf, dtype=dtype)
+    )
 
 
 CLIENT, METHOD, PRIVATIZE = fedlsg.training.client, fedlsg.method, fedlsg.privacy.clip
 PLANTS = {
-    "noise on another mask": (noise_lies_where_the_mask_keeps, CLIENT, "add_noise", noise_on_another_mask),
-    "noise reused between steps": (noise_is_fresh_in_every_step, CLIENT, "add_noise", reused_noise()),
-    "divided by the batch": (twice_the_data_gives_twice_the_sum, CLIENT, "clipped_sum", mean_of_the_batch),
-    "divided by who answered": (two_clients_count_twice, METHOD, "aggregate", mean_of_those_who_answered),
-    "clip before mask": (the_step_equals_the_naive_loop, CLIENT, "block_gradients", clipped_before_the_mask),
-    "clip after sum, by the loop": (the_step_equals_the_naive_loop, CLIENT, "clipped_sum", clip_after_sum),
-    "factor to nearest": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_to_nearest),
-    "factor rounded up": (float32_contributions_stay_within_the_clip, PRIVATIZE, "clip_factors", factor_rounded_up),
+    "noise on another mask": (
+        noise_lies_where_the_mask_keeps,
+        CLIENT,
+        "add_noise",
+        noise_on_another_mask,
+    ),
+    "noise reused between steps": (
+        noise_is_fresh_in_every_step,
+        CLIENT,
+        "add_noise",
+        reused_noise(),
+    ),
+    "divided by the batch": (
+        twice_the_data_gives_twice_the_sum,
+        CLIENT,
+        "clipped_sum",
+        mean_of_the_batch,
+    ),
+    "divided by who answered": (
+        two_clients_count_twice,
+        METHOD,
+        "aggregate",
+        mean_of_those_who_answered,
+    ),
+    "clip before mask": (
+        the_step_equals_the_naive_loop,
+        CLIENT,
+        "block_gradients",
+        clipped_before_the_mask,
+    ),
+    "clip after sum, by the loop": (
+        the_step_equals_the_naive_loop,
+        CLIENT,
+        "clipped_sum",
+        clip_after_sum,
+    ),
+    "factor to nearest": (
+        float32_contributions_stay_within_the_clip,
+        PRIVATIZE,
+        "clip_factors",
+        factor_to_nearest,
+    ),
+    "factor rounded up": (
+        float32_contributions_stay_within_the_clip,
+        PRIVATIZE,
+        "clip_factors",
+        factor_rounded_up,
+    ),
 }
 
 
@@ -133,7 +179,9 @@ def test_noise_shared_by_clients_is_caught():
 
 
 def test_a_mean_loss_is_caught():
-    """As one number it is refused; spread over the examples it changes with the batch, and that is caught."""
+    """As one number it is refused; spread over the examples it changes with the batch, and that is
+    caught.
+    """
     assert company_changes_no_contribution()
     assert not company_changes_no_contribution(mean_loss)
     with pytest.raises(ValueError, match="one loss an example"):
@@ -146,7 +194,9 @@ def test_a_late_ledger_is_caught(monkeypatch):
     shipped = tests.fedlsg.support.step_oracle.client_step
 
     def noise_first(*args, noise, charge, **settings):
-        drawn = add_gaussian(torch.zeros(settings["frame"].kept).double(), settings["mechanism"].noise_std, noise)
+        drawn = add_gaussian(
+            torch.zeros(settings["frame"].kept).double(), settings["mechanism"].noise_std, noise
+        )
         with noise_by(lambda total, std, stream: total + drawn):
             return shipped(*args, noise=noise, charge=charge, **settings)
 
@@ -156,7 +206,9 @@ def test_a_late_ledger_is_caught(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["dp", "none"])
 def test_a_charge_after_the_batch_is_caught(monkeypatch, kind):
-    """A step that draws its batch before it asks the ledger; without clip and noise, on the short way."""
+    """A step that draws its batch before it asks the ledger; without clip and noise, on the short
+    way.
+    """
     mechanism = NOISY if kind == "dp" else Mechanism(kind=kind)
     assert the_ledger_is_charged_before_the_batch_is_drawn(mechanism)
     shipped = tests.fedlsg.support.step_oracle.client_step
@@ -168,7 +220,14 @@ def test_a_charge_after_the_batch_is_caught(monkeypatch, kind):
             def bernoulli(self, count, probability):
                 return self.drawn
 
-        return shipped(*args, sampler=Drawn(), charge=charge, local=local, num_examples=num_examples, **settings)
+        return shipped(
+            *args,
+            sampler=Drawn(),
+            charge=charge,
+            local=local,
+            num_examples=num_examples,
+            **settings,
+        )
 
     monkeypatch.setattr(tests.fedlsg.support.step_oracle, "client_step", batch_first)
     assert not the_ledger_is_charged_before_the_batch_is_drawn(mechanism)

@@ -1,4 +1,6 @@
-"""The run's ledger: on disk before anybody draws, whole after whatever happened, and never an entry too few."""
+"""The run's ledger: on disk before anybody draws, whole after whatever happened, and never an entry
+too few.
+"""
 
 import json
 import os
@@ -6,11 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from fedlsg.privacy import RUN, BudgetError, Entry, Ledger, LedgerError, RunLedger, ledger_path, verify_extends
+from fedlsg.privacy import (
+    RUN,
+    BudgetError,
+    Entry,
+    Ledger,
+    LedgerError,
+    RunLedger,
+    ledger_path,
+    verify_extends,
+)
 
 
 def entry(client: int, round: int = 1, attempt: int = 0, **more: object) -> Entry:
-    values: dict[str, object] = {"steps": 2, "sample_rate": 0.1, "noise_multiplier": 1.5, "num_examples": 40}
+    values: dict[str, object] = {
+        "steps": 2,
+        "sample_rate": 0.1,
+        "noise_multiplier": 1.5,
+        "num_examples": 40,
+    }
     values |= {"clip_norm": 1.0, "mechanism": "dp"} | more
     return Entry(client=client, round=round, attempt=attempt, **values)
 
@@ -31,7 +47,11 @@ def test_a_record_has_the_clients_of_a_round_in_columns(ledger):
     ledger.charge(own)
     _, line = ledger.path.read_bytes().splitlines()
     columns = json.loads(line)["charged"]
-    assert (columns["client"], columns["round"], columns["num_examples"]) == ([0, 3, 7], 1, [40, 50, 40])
+    assert (columns["client"], columns["round"], columns["num_examples"]) == (
+        [0, 3, 7],
+        1,
+        [40, 50, 40],
+    )
     assert columns["batches"] == [0, 0, 4]
     assert charged(ledger.folder) == {one.client: [one] for one in own}
 
@@ -89,7 +109,9 @@ def test_a_charge_beyond_the_budget_is_refused(ledger):
 
 
 def test_every_way_in_which_a_crash_tears_the_last_record(ledger):
-    """The tear is anywhere: the record does not count unless it is whole, and what follows is readable."""
+    """The tear is anywhere: the record does not count unless it is whole, and what follows is
+    readable.
+    """
     ledger.charge([entry(0)])
     whole = ledger.path.read_bytes()
     ledger.charge([entry(1)])
@@ -99,7 +121,11 @@ def test_every_way_in_which_a_crash_tears_the_last_record(ledger):
         counts = length >= len(content) - 1
         assert charged(ledger.folder) == {0: [entry(0)], **({1: [entry(1)]} if counts else {})}
         RunLedger(ledger.folder).charge([entry(2)])
-        assert charged(ledger.folder) == {0: [entry(0)], **({1: [entry(1)]} if counts else {}), 2: [entry(2)]}
+        assert charged(ledger.folder) == {
+            0: [entry(0)],
+            **({1: [entry(1)]} if counts else {}),
+            2: [entry(2)],
+        }
 
 
 @pytest.mark.parametrize("damage", ["flip", "last byte", "drop", "swap", "header"])

@@ -1,4 +1,6 @@
-"""Poisson batches and shuffled ones: rate, independence, each example once an epoch, and epsilon of what is drawn."""
+"""Poisson batches and shuffled ones: rate, independence, each example once an epoch, and epsilon of
+what is drawn.
+"""
 
 import math
 from collections.abc import Sequence
@@ -56,19 +58,32 @@ def test_the_check_finds_an_example_that_is_in_two_batches():
 
 
 def test_a_round_may_begin_anywhere_in_an_epoch():
-    """Rounds of three steps, each drawn anew from the key, as after a crash: the same batches as in one go."""
+    """Rounds of three steps, each drawn anew from the key, as after a crash: the same batches as in
+    one go.
+    """
     whole = drawn(20, 6, 12)
     rounds = [batch for first in range(0, 12, 3) for batch in drawn(20, 6, 3, first=first)]
     assert all(torch.equal(a, b) for a, b in zip(whole, rounds, strict=True))
-    again = ShuffledBatches(num_examples=20, batch_size=6, first=2, order=lambda epoch: reproducible_stream(8, epoch))
-    assert not takes_part_once(20, 6, [*whole[:2], again.next_batch(), again.next_batch()])  # another key: planted
+    again = ShuffledBatches(
+        num_examples=20, batch_size=6, first=2, order=lambda epoch: reproducible_stream(8, epoch)
+    )
+    # another key: planted
+    assert not takes_part_once(20, 6, [*whole[:2], again.next_batch(), again.next_batch()])
 
 
 def entry(**changes: object) -> Entry:
     made = {
-        "client": 3, "round": 1, "attempt": 0, "steps": 2, "sample_rate": 1.0, "noise_multiplier": 4.0,
-        "clip_norm": 1.0, "num_examples": 50, "mechanism": "dp", "batches": 5,
-    }  # fmt: skip
+        "client": 3,
+        "round": 1,
+        "attempt": 0,
+        "steps": 2,
+        "sample_rate": 1.0,
+        "noise_multiplier": 4.0,
+        "clip_norm": 1.0,
+        "num_examples": 50,
+        "mechanism": "dp",
+        "batches": 5,
+    }
     return Entry(**made | changes)  # type: ignore[arg-type]
 
 
@@ -93,7 +108,9 @@ def closed_form(sigma: float, epochs: int, epsilon: float) -> float:
     return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
 
 
-@pytest.mark.parametrize(("sigma", "count", "epochs"), [(4.0, 20, 8), (4.0, 21, 9), (1.5, 3, 2), (9.6, 120, 48)])
+@pytest.mark.parametrize(
+    ("sigma", "count", "epochs"), [(4.0, 20, 8), (4.0, 21, 9), (1.5, 3, 2), (9.6, 120, 48)]
+)
 def test_epsilon_is_that_of_one_gaussian_release_an_epoch(sigma, count, epochs):
     spent = Totals().extended(rounds(count, noise_multiplier=sigma)).events()
     found = compose(spent, delta=DELTA)
@@ -112,7 +129,9 @@ def test_batches_that_are_taken_twice_are_counted_twice():
 
 
 def test_other_sizes_of_the_data_begin_anew():
-    """With other rows the places in the order are others: an example may be in the same epoch again."""
+    """With other rows the places in the order are others: an example may be in the same epoch
+    again.
+    """
     grown = entry(round=2, first_batch=0, num_examples=51)
     assert Totals().extended([entry(), grown]).events()[0].steps == 2
 
@@ -135,14 +154,17 @@ def test_a_budget_allows_the_epochs_that_it_pays_for(tmp_path):
     ledger = Ledger(tmp_path / "l.jsonl", client=3)
     budget = compose(Totals().extended(rounds(5)).events(), delta=DELTA).upper * 1.0001
     allowed = 0
-    while not ledger.would_exceed(made := ledger.next_batch(entry(round=allowed + 1)), budget, DELTA):
+    while not ledger.would_exceed(
+        made := ledger.next_batch(entry(round=allowed + 1)), budget, DELTA
+    ):
         ledger.charge(made)
         allowed += 1
     assert allowed == 5  # 10 batches: two epochs of 5
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sample_rate": 0.2}, {"log_ratio": 0.1}, {"batches": 51}, {"batches": 0, "first_batch": 3}]
+    "wrong",
+    [{"sample_rate": 0.2}, {"log_ratio": 0.1}, {"batches": 51}, {"batches": 0, "first_batch": 3}],
 )
 def test_an_entry_that_claims_more_is_refused(wrong):
     with pytest.raises(ValueError, match="batch"):
@@ -155,7 +177,9 @@ def step(local: LocalTraining, sampler: object, n: int, seen: list[Tensor] | Non
         model.weight.zero_()
     weights = dict(model.named_parameters())
     method = Method(name="sum", mechanism=Mechanism(kind="clip-only", clip_norm=1e6))
-    frame = make_frame(method, weights, {}, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0)
+    frame = make_frame(
+        method, weights, {}, carried=(), round=1, updates=0, schedule=Schedule(rounds=1), seed=0
+    )
 
     def batch(positions: Tensor) -> tuple[Tensor, Tensor]:
         if seen is not None:
@@ -163,9 +187,17 @@ def step(local: LocalTraining, sampler: object, n: int, seen: list[Tensor] | Non
         return torch.nn.functional.one_hot(positions % 3, 3).float(), torch.ones(len(positions), 1)
 
     return client_step(
-        model, batch, lambda out, y: -(out * y).sum(1), frame=frame, mechanism=method.mechanism, local=local,
-        num_examples=n, sampler=sampler, noise=reproducible_stream(1), charge=lambda: None,
-    )  # fmt: skip
+        model,
+        batch,
+        lambda out, y: -(out * y).sum(1),
+        frame=frame,
+        mechanism=method.mechanism,
+        local=local,
+        num_examples=n,
+        sampler=sampler,
+        noise=reproducible_stream(1),
+        charge=lambda: None,
+    )
 
 
 def test_a_client_that_takes_an_epoch_adds_every_example_once():
@@ -174,14 +206,19 @@ def test_a_client_that_takes_an_epoch_adds_every_example_once():
     local = LocalTraining(steps=4, learning_rate=1e-9, expected_batch=6.0, shuffled=6)
     total = step(local, sampler, 20, seen)
     assert takes_part_once(20, 6, seen)
-    assert torch.allclose(total, -torch.tensor([7.0, 7.0, 6.0]))  # undivided: the last, smaller batch counts as others
+    # undivided: the last, smaller batch counts as others
+    assert torch.allclose(total, -torch.tensor([7.0, 7.0, 6.0]))
 
 
 def test_what_is_drawn_is_what_is_charged():
     poisson = LocalTraining(sample_rate=0.3, expected_batch=6.0)
     shuffled = LocalTraining(expected_batch=6.0, shuffled=6)
     sampler = ShuffledBatches(num_examples=20, batch_size=6, first=0, order=order)
-    for local, stream, n in ((poisson, sampler, 20), (shuffled, reproducible_stream(0), 20), (shuffled, sampler, 21)):
+    for local, stream, n in (
+        (poisson, sampler, 20),
+        (shuffled, reproducible_stream(0), 20),
+        (shuffled, sampler, 21),
+    ):
         with pytest.raises(ValueError, match="batches"):
             step(local, stream, n)
 
@@ -195,7 +232,9 @@ N, Q, DRAWS = 40, 0.3, 4000
 
 
 def fixed_size_batch(num_examples: int, sample_rate: float, sampler: SecretStream) -> Tensor:
-    """The usual mistake: a shuffled batch of constant size q N, which the accountant does not describe."""
+    """The usual mistake: a shuffled batch of constant size q N, which the accountant does not
+    describe.
+    """
     order = torch.from_numpy(sampler.words(num_examples).argsort())
     return order[: round(num_examples * sample_rate)].sort().values
 

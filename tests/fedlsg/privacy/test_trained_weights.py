@@ -14,7 +14,9 @@ STEPS = torch.Generator().manual_seed(4)
 
 def net(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 300), nn.LayerNorm(300), nn.Linear(300, 2))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 300), nn.LayerNorm(300), nn.Linear(300, 2)
+    )
 
 
 def moved(model, *names):
@@ -43,7 +45,10 @@ def refused(model, **given):
 
 
 def test_the_refusal_names_both_ways():
-    with pytest.raises(ValueError, match=r"^0.weight was trained by .*: give ledger=PATH; .*fresh_data=True; or build"):
+    with pytest.raises(
+        ValueError,
+        match=r"^0.weight was trained by .*: give ledger=PATH; .*fresh_data=True; or build",
+    ):
         Writer().check(trained(), "give ledger=PATH")
 
 
@@ -89,15 +94,20 @@ def test_constants_are_nobodys(value):
     assert refused(model)
 
 
-@pytest.mark.parametrize("change", [
-    lambda model: model.half(), lambda model: model.half().float(), lambda model: model.double(),
-    lambda model: [p.detach().clamp_(-0.1, 0.1) for p in model.parameters()],
-    lambda model: model.load_state_dict(net(seed=2).state_dict()),
-    lambda model: model.to(memory_format=torch.channels_last),
-    lambda model: nn.utils.vector_to_parameters(
-        nn.utils.parameters_to_vector(model.parameters()).detach().sign(), model.parameters()
-    ),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.half(),
+        lambda model: model.half().float(),
+        lambda model: model.double(),
+        lambda model: [p.detach().clamp_(-0.1, 0.1) for p in model.parameters()],
+        lambda model: model.load_state_dict(net(seed=2).state_dict()),
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: nn.utils.vector_to_parameters(
+            nn.utils.parameters_to_vector(model.parameters()).detach().sign(), model.parameters()
+        ),
+    ],
+)
 def test_the_trained_model_is_recognised_whatever_becomes_of_its_numbers(change):
     model = trained()
     change(model)
@@ -154,7 +164,11 @@ def test_the_tests_find_planted_mistakes(planted, monkeypatch):
     moved(model)
     assert refused(copied)
     assert refused(model)
-    monkeypatch.setattr(trained_weights, *{
-        "no digests": ("_DIGESTS", {}), "no identity": ("_PARAMETERS", {}),
-    }[planted])  # fmt: skip
+    monkeypatch.setattr(
+        trained_weights,
+        *{
+            "no digests": ("_DIGESTS", {}),
+            "no identity": ("_PARAMETERS", {}),
+        }[planted],
+    )
     assert [refused(copied), refused(model)] == [planted == "no identity", planted == "no digests"]

@@ -1,4 +1,6 @@
-"""Random numbers of a row: a function of its key alone, whatever the code seeds itself, and secret."""
+"""Random numbers of a row: a function of its key alone, whatever the code seeds itself, and
+secret.
+"""
 
 import random
 from collections.abc import Callable
@@ -15,7 +17,12 @@ from fedlsg.randomness import reproducible_stream
 from fedlsg.rows import RowDraws, seeds_replaced
 
 ONE, TWO = bytes([1] * 16), bytes([2] * 16)
-STATES = torch.get_rng_state(), random.getstate(), np.random.get_state(), default_rng(3).bit_generator.state
+STATES = (
+    torch.get_rng_state(),
+    random.getstate(),
+    np.random.get_state(),
+    default_rng(3).bit_generator.state,
+)
 
 
 def drawn(*draw: Callable[[], float]) -> list[float]:
@@ -76,7 +83,7 @@ WAYS: dict[str, Callable[[], float]] = {
     "PCG64": lambda: np.random.Generator(PCG64(5)).random(),
     "SeedSequence": lambda: default_rng(np.random.SeedSequence(5).spawn(2)[1]).random(),
     "state of a bit generator": with_state_of_numpy,
-}  # fmt: skip
+}
 
 
 def under(key: bytes, call: Callable[[], float], draws: RowDraws | None = None) -> float:
@@ -96,7 +103,9 @@ def test_draws_are_a_function_of_the_key(way):
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("torch", "python", "numpy")])
 def test_without_the_interception_seeds_are_known_or_the_systems(way, monkeypatch):
     """Negative control."""
-    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda *given: None))
+    monkeypatch.setattr(
+        "fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda *given: None)
+    )
     first = under(ONE, WAYS[way])
     assert (under(TWO, WAYS[way]) == first) or ("without" in way and under(ONE, WAYS[way]) != first)
 
@@ -130,7 +139,8 @@ def test_everything_is_afterwards_as_it_was():
     assert (
         default_rng(0).random()
         == default_rng(0).random()
-        == RandomState(np.random.MT19937(0)).rand() * 0 + float(np.random.Generator(PCG64(0)).random())
+        == RandomState(np.random.MT19937(0)).rand() * 0
+        + float(np.random.Generator(PCG64(0)).random())
     )
     assert type(vars(np.random.PCG64)["state"]).__name__ == "getset_descriptor"
 

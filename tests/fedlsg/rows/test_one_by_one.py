@@ -1,4 +1,6 @@
-"""Batches of rows that are made one at a time: groups by shape, draws of each row, and what is refused."""
+"""Batches of rows that are made one at a time: groups by shape, draws of each row, and what is
+refused.
+"""
 
 import numpy as np
 import pytest
@@ -32,7 +34,14 @@ def test_rows_of_one_shape_share_a_group_and_no_pad_depends_on_the_company():
 
 def test_groups_of_the_users_own_are_cut_by_shape():
     halves = batch(lambda place: (TEXTS[place], place)).within(lambda positions: positions.split(6))
-    assert [group.tolist() for group in halves(torch.arange(12))] == [[0, 3], [1, 4], [2, 5], [6, 9], [7, 10], [8, 11]]
+    assert [group.tolist() for group in halves(torch.arange(12))] == [
+        [0, 3],
+        [1, 4],
+        [2, 5],
+        [6, 9],
+        [7, 10],
+        [8, 11],
+    ]
 
 
 def test_padded_rows_need_fewer_groups():
@@ -58,9 +67,13 @@ def test_a_row_has_one_draw_in_a_step_and_another_in_the_next(kept, monkeypatch)
 
 
 def test_the_draws_of_a_row_do_not_depend_on_the_others_of_its_batch():
-    """One more row moves the number of its draw: another one, as independent and as secret as before."""
+    """One more row moves the number of its draw: another one, as independent and as secret as
+    before.
+    """
     alone, company = (batch(noisy) for _ in range(2))
-    assert same_row(alone.rows(torch.tensor([5]), bytes(16))[0], company.rows(torch.arange(6), bytes(16))[5])
+    assert same_row(
+        alone.rows(torch.tensor([5]), bytes(16))[0], company.rows(torch.arange(6), bytes(16))[5]
+    )
 
 
 def test_a_stream_repeats_all_draws():
@@ -73,16 +86,27 @@ def test_a_stream_repeats_all_draws():
 
 
 def test_types_of_rows():
-    made = batch(lambda place: ({"a": np.arange(2.0), "b": torch.ones(2, dtype=torch.float64)}, 0.5))
+    made = batch(
+        lambda place: ({"a": np.arange(2.0), "b": torch.ones(2, dtype=torch.float64)}, 0.5)
+    )
     inputs, targets = made(torch.arange(3))
-    assert [inputs["a"].dtype, inputs["b"].dtype, targets.dtype] == [torch.float32, torch.float64, torch.float32]
+    assert [inputs["a"].dtype, inputs["b"].dtype, targets.dtype] == [
+        torch.float32,
+        torch.float64,
+        torch.float32,
+    ]
     assert len(made(torch.arange(0))[1]) == 0
 
 
-@pytest.mark.parametrize(("row", "words"), [
-    (5, r"expected items \(inputs, targets\)"), (("text", 1), "the inputs of .* are of type str"),
-    ((torch.ones(2), [1, 2]), "the targets of .* are of type list"), (({"a": "x"}, 1), "the inputs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (5, r"expected items \(inputs, targets\)"),
+        (("text", 1), "the inputs of .* are of type str"),
+        ((torch.ones(2), [1, 2]), "the targets of .* are of type list"),
+        (({"a": "x"}, 1), "the inputs"),
+    ],
+)
 def test_rows_that_are_none(row, words):
     with pytest.raises(ValueError, match=words):
         batch(lambda place: row)(torch.arange(2))

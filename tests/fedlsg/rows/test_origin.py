@@ -1,9 +1,18 @@
-"""A row that the data hold more than once is refused, however it is hidden in the classes of torch."""
+"""A row that the data hold more than once is refused, however it is hidden in the classes of
+torch.
+"""
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 
 from fedlsg.rows import check_distinct, origin
 
@@ -28,8 +37,14 @@ REPEATED = {
     "nested": (Subset(Subset(ITEMS, [3, 4, 3, 5]), [0, 2]), "1 row more than once"),
     "twice": (ConcatDataset([ITEMS, ITEMS]), "20 rows more than once (one of them 2 times)"),
     "rare class": (ConcatDataset([ITEMS, Subset(ITEMS, [5, 6])]), "2 rows more than once"),
-    "of a concatenation": (Subset(ConcatDataset([ITEMS, DATA]), np.array([1, 21, 21])), "1 row more than once"),
-    "two sets of one tensor": (ConcatDataset([TensorDataset(X, Y), TensorDataset(X[:5], Y[:5])]), "5 rows"),
+    "of a concatenation": (
+        Subset(ConcatDataset([ITEMS, DATA]), np.array([1, 21, 21])),
+        "1 row more than once",
+    ),
+    "two sets of one tensor": (
+        ConcatDataset([TensorDataset(X, Y), TensorDataset(X[:5], Y[:5])]),
+        "5 rows",
+    ),
     "negative": (Subset(DATA, [-1, 19]), "1 row more than once"),
     "stack": (StackDataset(Subset(ITEMS, [0, 0]), Subset(DATA, [1, 1])), "1 row more than once"),
 }

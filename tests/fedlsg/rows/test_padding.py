@@ -10,7 +10,9 @@ def ids(length):
     return torch.arange(1, length + 1)
 
 
-@pytest.mark.parametrize(("length", "padded"), [(0, 8), (1, 8), (8, 8), (9, 16), (16, 16), (200, 256)])
+@pytest.mark.parametrize(
+    ("length", "padded"), [(0, 8), (1, 8), (8, 8), (9, 16), (16, 16), (200, 256)]
+)
 def test_powers_of_two(length, padded):
     row, target = Padding(inputs=0).of_row(ids(length), torch.tensor(1))
     assert row.tolist() == [*range(1, length + 1)] + [0] * (padded - length)
@@ -19,7 +21,12 @@ def test_powers_of_two(length, padded):
 
 def test_a_public_list_of_lengths():
     padding = Padding(inputs=0, lengths=(5, 50))
-    assert [len(padding.of_row(ids(length), torch.tensor(1))[0]) for length in (1, 5, 6, 50)] == [5, 5, 50, 50]
+    assert [len(padding.of_row(ids(length), torch.tensor(1))[0]) for length in (1, 5, 6, 50)] == [
+        5,
+        5,
+        50,
+        50,
+    ]
     with pytest.raises(ValueError, match=r"longer than the largest of lengths= \(50\)"):
         padding.of_row(ids(51), torch.tensor(1))
 
@@ -40,10 +47,14 @@ def test_only_the_first_dimension_grows():
     assert padded[3:].eq(-1).all()
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"inputs": 0, "lengths": (5, 3)}, "ascending order"), ({"mask": "m"}, "give pad="),
-    ({"lengths": (0,)}, "ascending order"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"inputs": 0, "lengths": (5, 3)}, "ascending order"),
+        ({"mask": "m"}, "give pad="),
+        ({"lengths": (0,)}, "ascending order"),
+    ],
+)
 def test_settings_that_do_not_fit(given, words):
     with pytest.raises(ValueError, match=words):
         Padding(**given)

@@ -1,4 +1,6 @@
-"""Degree and threshold hold in every case, by brute force; the graph is regular, symmetric and k-connected."""
+"""Degree and threshold hold in every case, by brute force; the graph is regular, symmetric and
+k-connected.
+"""
 
 from itertools import combinations, product
 
@@ -44,15 +46,21 @@ def test_honest_survivors_are_connected_whoever_is_gone(clients, survivors, coll
     plan = plan_graph(clients, min_survivors=survivors, colluders=colluders)
     graph = harary_graph(range(clients), plan.degree)
     away = clients - survivors + colluders
-    assert all(connected(graph, set(range(clients)) - set(gone)) for gone in combinations(range(clients), away))
+    assert all(
+        connected(graph, set(range(clients)) - set(gone))
+        for gone in combinations(range(clients), away)
+    )
 
 
-def second_group(graph: dict[int, tuple[int, ...]], survivors: int, colluders: int, quorum: int) -> object:
-    """By brute force: a group of honest survivors, not all of them, whose sum a lying server could read, or None.
+def second_group(
+    graph: dict[int, tuple[int, ...]], survivors: int, colluders: int, quorum: int
+) -> object:
+    """By brute force: a group of honest survivors, not all of them, whose sum a lying server could
+    read, or None.
 
-    ``quorum`` survivors tagged the same sets, so they have masks with all survivors around them. Each other one may
-    have been told sharers without some of its neighbours, D at most, and has no masks with these. The group's sum is
-    read if its masks with honest survivors are all within it.
+    ``quorum`` survivors tagged the same sets, so they have masks with all survivors around them.
+    Each other one may have been told sharers without some of its neighbours, D at most, and has no
+    masks with these. The group's sum is read if its masks with honest survivors are all within it.
     """
     dropouts, everyone = len(graph) - survivors, 2 ** len(graph)
     near = [sum(1 << other for other in graph[who]) for who in range(len(graph))]
@@ -62,7 +70,9 @@ def second_group(graph: dict[int, tuple[int, ...]], survivors: int, colluders: i
             honest = alive & ~mask
             group = honest & (honest - 1)
             while group:
-                left_out = [(near[who] & honest & ~group).bit_count() for who in graph if group >> who & 1]
+                left_out = [
+                    (near[who] & honest & ~group).bit_count() for who in graph if group >> who & 1
+                ]
                 lied_to = sum(number > 0 for number in left_out)
                 if max(left_out) <= dropouts and alive.bit_count() - lied_to >= quorum:
                     return bad, bin(alive), bin(group)
@@ -75,7 +85,12 @@ def test_among_m_clients_that_agree_no_second_group_is_read(clients):
     for count, survivors, colluders in CASES:
         if count == clients:
             plan = plan_graph(clients, min_survivors=survivors, colluders=colluders)
-            assert second_group(harary_graph(range(clients), plan.degree), survivors, colluders, survivors) is None
+            assert (
+                second_group(
+                    harary_graph(range(clients), plan.degree), survivors, colluders, survivors
+                )
+                is None
+            )
 
 
 @pytest.mark.parametrize(("clients", "survivors", "colluders"), [c for c in CASES if c[0] <= 7])
@@ -87,7 +102,9 @@ def test_no_division_of_the_holders_gives_both_secrets(clients, survivors, collu
         assert min(seeds, keys) < plan.threshold
 
 
-@pytest.mark.parametrize(("count", "degree"), [(2, 1), (9, 4), (10, 5), (12, 3), (7, 6), (30, 11), (31, 8)])
+@pytest.mark.parametrize(
+    ("count", "degree"), [(2, 1), (9, 4), (10, 5), (12, 3), (7, 6), (30, 11), (31, 8)]
+)
 def test_the_graph_is_regular_and_symmetric(count, degree):
     order = [100 + 7 * who for who in range(count)]
     graph = harary_graph(order, degree)
@@ -123,18 +140,28 @@ def test_what_no_graph_fits_is_refused(clients, survivors, colluders, text):
         plan_graph(clients, min_survivors=survivors, colluders=colluders)
 
 
-@pytest.mark.parametrize(("clients", "survivors", "colluders"), [(6, 5, 1), (6, 5, 2), (8, 6, 1), (8, 7, 2), (8, 8, 3)])
+@pytest.mark.parametrize(
+    ("clients", "survivors", "colluders"), [(6, 5, 1), (6, 5, 2), (8, 6, 1), (8, 7, 2), (8, 8, 3)]
+)
 def test_one_neighbour_less_is_too_few(clients, survivors, colluders):
     """The search above sees a graph that is too thin: k is tight."""
     degree = plan_graph(clients, min_survivors=survivors, colluders=colluders).degree - 1
-    assert second_group(harary_graph(range(clients), degree), survivors, colluders, survivors) is not None
+    assert (
+        second_group(harary_graph(range(clients), degree), survivors, colluders, survivors)
+        is not None
+    )
 
 
-@pytest.mark.parametrize(("clients", "survivors", "colluders"), [(5, 4, 2), (6, 5, 1), (7, 6, 2), (8, 7, 5)])
+@pytest.mark.parametrize(
+    ("clients", "survivors", "colluders"), [(5, 4, 2), (6, 5, 1), (7, 6, 2), (8, 7, 5)]
+)
 def test_one_tag_less_is_too_few(clients, survivors, colluders):
     """A client that is content with m - 1 tags."""
     degree = plan_graph(clients, min_survivors=survivors, colluders=colluders).degree
-    assert second_group(harary_graph(range(clients), degree), survivors, colluders, survivors - 1) is not None
+    assert (
+        second_group(harary_graph(range(clients), degree), survivors, colluders, survivors - 1)
+        is not None
+    )
 
 
 @pytest.mark.parametrize(("threshold", "colluders"), [(3, 0), (4, 1), (2, 0), (4, 2)])

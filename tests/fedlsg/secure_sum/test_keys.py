@@ -1,4 +1,6 @@
-"""Keys, masks and shares: published vectors, what every key depends on, packing by hand, Shamir against an oracle."""
+"""Keys, masks and shares: published vectors, what every key depends on, packing by hand, Shamir
+against an oracle.
+"""
 
 from collections import Counter
 from itertools import combinations, product
@@ -59,9 +61,12 @@ def test_sealed_shares_open_for_their_receiver_alone():
     assert len(sealed) == 80
     assert open_shares(B, 3, public_bytes(A), 7, TERMS, sealed) == bytes(64)
     for receiver, sender, terms, text in [
-        (4, 7, TERMS, sealed), (3, 8, TERMS, sealed), (3, 7, bytes(32), sealed), (3, 7, TERMS, sealed[:-1] + b"\0"),
+        (4, 7, TERMS, sealed),
+        (3, 8, TERMS, sealed),
+        (3, 7, bytes(32), sealed),
+        (3, 7, TERMS, sealed[:-1] + b"\0"),
         (7, 3, TERMS, sealed),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(SecureSumError, match="altered"):
             open_shares(B, receiver, public_bytes(A), sender, terms, text)
 
@@ -75,7 +80,7 @@ def test_tags_fit_at_both_ends_and_depend_on_all_that_they_say():
         agreement_tags(A, 8, public_bytes(B), 3, TERMS, bytes(32)),
         agreement_tags(A, 7, public_bytes(B), 4, TERMS, bytes(32)),
         agreement_tags(A, 7, public_bytes(private_key(bytes([3]) * 32)), 3, TERMS, bytes(32)),
-    ]  # fmt: skip
+    ]
     assert len({mine, due, *(tag for pair in others for tag in pair)}) == 12
     assert {len(mine), len(due)} == {TAG_BYTES}
 
@@ -90,7 +95,10 @@ def test_keys_of_small_order_are_refused(key):
 
 def test_a_commitment_binds_seed_terms_and_client():
     made = {
-        commitment_to(seed, terms, who) for seed in (bytes(32), TERMS) for terms in (bytes(32), TERMS) for who in (1, 2)
+        commitment_to(seed, terms, who)
+        for seed in (bytes(32), TERMS)
+        for terms in (bytes(32), TERMS)
+        for who in (1, 2)
     }
     assert len(made) == 8
 
@@ -109,7 +117,9 @@ def test_a_long_mask_is_one_key_stream(bits):
     length = 2 * AT_ONCE // word(bits).itemsize + 17
     stream = Cipher(algorithms.ChaCha20(bytes(range(32)), bytes(16)), mode=None).encryptor()
     wanted = np.frombuffer(stream.update(bytes(length * word(bits).itemsize)), word(bits))
-    assert np.array_equal(mask(bytes(range(32)), length, bits), wanted & word(bits).type(2**bits - 1))
+    assert np.array_equal(
+        mask(bytes(range(32)), length, bits), wanted & word(bits).type(2**bits - 1)
+    )
 
 
 @given(bits=widths, values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=9))
@@ -145,7 +155,9 @@ def solved(given: dict[int, int], prime: int) -> list[int]:
         rows.remove(pivot)
         rows.insert(at, [value * pow(pivot[at], -1, prime) % prime for value in pivot])
         rows = [
-            row if row is rows[at] else [(a - row[at] * b) % prime for a, b in zip(row, rows[at], strict=True)]
+            row
+            if row is rows[at]
+            else [(a - row[at] * b) % prime for a, b in zip(row, rows[at], strict=True)]
             for row in rows
         ]
     return [row[-1] for row in rows]
@@ -164,7 +176,10 @@ def test_any_h_shares_give_the_secret(secret, coefficients, extra):
     for points in combinations(made, threshold):
         chosen = {x: made[x] for x in points}
         assert combine(chosen, threshold) == as_bytes(secret)
-        assert solved({x: int.from_bytes(y, "big") for x, y in chosen.items()}, PRIME) == [secret, *coefficients]
+        assert solved({x: int.from_bytes(y, "big") for x, y in chosen.items()}, PRIME) == [
+            secret,
+            *coefficients,
+        ]
     assert combine(made, threshold) == as_bytes(secret)
 
 
@@ -180,7 +195,9 @@ def test_h_less_one_shares_fit_every_secret(secret, other, coefficients):
 
 
 def test_h_less_one_shares_are_uniform_whatever_the_secret(monkeypatch: pytest.MonkeyPatch):
-    """All polynomials over a field of 7: any two of three shares have one distribution for all secrets; h do not."""
+    """All polynomials over a field of 7: any two of three shares have one distribution for all
+    secrets; h do not.
+    """
     monkeypatch.setattr(keys, "PRIME", 7)
 
     def views(secret: int, points: tuple[int, ...]) -> Counter[tuple[bytes, ...]]:
@@ -194,7 +211,12 @@ def test_h_less_one_shares_are_uniform_whatever_the_secret(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda s: s.pop(2), lambda s: s.update({2: as_bytes(2**256 - 1)}), lambda s: s.update({2: b"short"})]
+    "spoil",
+    [
+        lambda s: s.pop(2),
+        lambda s: s.update({2: as_bytes(2**256 - 1)}),
+        lambda s: s.update({2: b"short"}),
+    ],
 )
 def test_too_few_or_malformed_shares_are_refused(spoil):
     made = split(as_bytes(5), [3, 2], [1, 2, 3])
@@ -205,9 +227,15 @@ def test_too_few_or_malformed_shares_are_refused(spoil):
 
 @pytest.mark.parametrize(
     ("secret", "coefficients", "points"),
-    [(bytes(31), [1], [1]), (as_bytes(PRIME), [1], [1]), (bytes(32), [PRIME], [1]), (bytes(32), [-1], [1]),
-     (bytes(32), [1], [0]), (bytes(32), [1], [PRIME])],
-)  # fmt: skip
+    [
+        (bytes(31), [1], [1]),
+        (as_bytes(PRIME), [1], [1]),
+        (bytes(32), [PRIME], [1]),
+        (bytes(32), [-1], [1]),
+        (bytes(32), [1], [0]),
+        (bytes(32), [1], [PRIME]),
+    ],
+)
 def test_what_cannot_be_shared_is_refused(secret, coefficients, points):
     """A share at point 0 would be the secret."""
     with pytest.raises(ValueError, match="expected"):

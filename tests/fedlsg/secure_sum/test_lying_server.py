@@ -1,9 +1,11 @@
-"""A server that tells clients different sets and keys reads nothing but the sum of one set of m survivors or more.
+"""A server that tells clients different sets and keys reads nothing but the sum of one set of m
+survivors or more.
 
 Covered by the proof in ``fedlsg.secure_sum.terms``; here real clients are lied to.
 
-The attack: one client's neighbours are each reported as absent to so many others that their mask keys come out, while
-everybody hears that the client itself survived. Each single client is told a set of m survivors that it cannot refuse.
+The attack: one client's neighbours are each reported as absent to so many others that their mask
+keys come out, while everybody hears that the client itself survived. Each single client is told a
+set of m survivors that it cannot refuse.
 """
 
 from collections.abc import Iterator
@@ -29,29 +31,43 @@ AGREED = "told the same sets"
 
 
 def absent_to(terms: Terms, target: int, colluders: frozenset[int]) -> dict[int, set[int]] | None:
-    """Which neighbours of the target to report as absent to whom, so that all their mask keys come out.
+    """Which neighbours of the target to report as absent to whom, so that all their mask keys come
+    out.
 
-    None if there is no way: by a maximum flow from clients, D lies each, to neighbours, one lie for each missing share.
+    None if there is no way: by a maximum flow from clients, D lies each, to neighbours, one lie for
+    each missing share.
     """
     doomed = [who for who in terms.neighbours[target] if who not in colluders]
     honest = [who for who in terms.clients if who not in colluders]
     place = {("from", who): 1 + at for at, who in enumerate(honest)}
     place |= {("to", who): 1 + len(honest) + at for at, who in enumerate(doomed)}
     sink, dropouts = 1 + len(place), len(terms.clients) - terms.min_survivors
-    missing = {who: terms.plan.threshold - len(colluders.intersection(terms.holders(who))) for who in doomed}
+    missing = {
+        who: terms.plan.threshold - len(colluders.intersection(terms.holders(who)))
+        for who in doomed
+    }
     edges = [(0, place["from", who], dropouts) for who in honest]
     edges += [(place["to", who], sink, missing[who]) for who in doomed]
-    edges += [(place["from", who], place["to", j], 1) for j in doomed for who in terms.neighbours[j] if who in honest]
+    edges += [
+        (place["from", who], place["to", j], 1)
+        for j in doomed
+        for who in terms.neighbours[j]
+        if who in honest
+    ]
     start, end, size = zip(*edges, strict=True)
     graph = csr_array((np.array(size, np.int32), (start, end)), shape=(sink + 1, sink + 1))
     flow = maximum_flow(graph, 0, sink)
     if flow.flow_value < sum(missing.values()):
         return None
     lies = flow.flow.toarray()
-    return {who: {j for j in doomed if lies[place["from", who], place["to", j]] > 0} for who in honest}
+    return {
+        who: {j for j in doomed if lies[place["from", who], place["to", j]] > 0} for who in honest
+    }
 
 
-def masked_for_an_attack(terms: Terms, colluders: frozenset[int], absent: dict[int, set[int]]) -> Coalition:
+def masked_for_an_attack(
+    terms: Terms, colluders: frozenset[int], absent: dict[int, set[int]]
+) -> Coalition:
     """Up to the tags: everybody hears the truth but for the survivors."""
     everyone = frozenset(terms.clients)
     coalition = Coalition(terms, colluders)
@@ -79,10 +95,23 @@ def plan_attack(terms: Terms, target: int) -> tuple[frozenset[int], dict[int, se
     return None
 
 
-CASES = [(8, 6, 1), (20, 18, 1), (20, 18, 2), (30, 27, 1), (30, 27, 3), (50, 45, 1), (50, 45, 5), (100, 90, 1),
-         (100, 90, 4), (100, 90, 10), pytest.param(200, 180, 1, marks=pytest.mark.slow),
-         pytest.param(200, 180, 20, marks=pytest.mark.slow)]  # fmt: skip
-"""Clients, survivors, colluders: mostly the defaults, under which one client in ten may be missing."""
+CASES = [
+    (8, 6, 1),
+    (20, 18, 1),
+    (20, 18, 2),
+    (30, 27, 1),
+    (30, 27, 3),
+    (50, 45, 1),
+    (50, 45, 5),
+    (100, 90, 1),
+    (100, 90, 4),
+    (100, 90, 10),
+    pytest.param(200, 180, 1, marks=pytest.mark.slow),
+    pytest.param(200, 180, 20, marks=pytest.mark.slow),
+]
+"""Clients, survivors, colluders: mostly the defaults, under which one client in ten may be
+missing.
+"""
 
 
 @pytest.mark.parametrize(("clients", "survivors", "colluders"), CASES)
@@ -105,7 +134,9 @@ def test_different_survivors_give_a_clients_vector_without_the_agreement_and_not
 
 
 def test_at_five_clients_the_thresholds_alone_are_enough():
-    """No lie about survivors reads a single vector; with the agreement no client even answers one."""
+    """No lie about survivors reads a single vector; with the agreement no client even answers
+    one.
+    """
     terms = make_terms(5, survivors=4, colluders=1, length=3)
     target, *others = terms.clients
     assert plan_attack(terms, target) is None
@@ -121,16 +152,21 @@ def test_at_five_clients_the_thresholds_alone_are_enough():
 
 
 @st.composite
-def lies(draw: st.DrawFn) -> tuple[Terms, frozenset[int], dict[str, dict[int, frozenset[int]]], Sets]:
-    """Terms, colluders, and what each client is told: one of three worlds, and single clients something else.
+def lies(
+    draw: st.DrawFn,
+) -> tuple[Terms, frozenset[int], dict[str, dict[int, frozenset[int]]], Sets]:
+    """Terms, colluders, and what each client is told: one of three worlds, and single clients
+    something else.
 
-    And in whose place single clients are shown an old mask key: nobody's, some others', or all others'. Then sets may
-    be told truly.
+    And in whose place single clients are shown an old mask key: nobody's, some others', or all
+    others'. Then sets may be told truly.
     """
     count = draw(st.integers(5, 9))
     colluders = draw(st.integers(1, 2))
     survivors = draw(st.integers((count + colluders) // 2 + 1, count))
-    terms = make_terms(count, survivors=survivors, colluders=colluders, length=2, attempt=draw(st.integers(0, 3)))
+    terms = make_terms(
+        count, survivors=survivors, colluders=colluders, length=2, attempt=draw(st.integers(0, 3))
+    )
     bad = draw(st.sets(st.sampled_from(terms.clients), min_size=colluders, max_size=colluders))
     some = st.frozensets(st.sampled_from(terms.clients), max_size=count - survivors)
     told: dict[str, dict[int, frozenset[int]]] = {}
@@ -143,7 +179,9 @@ def lies(draw: st.DrawFn) -> tuple[Terms, frozenset[int], dict[str, dict[int, fr
             who = draw(st.sampled_from(terms.clients))
             told[stage][who] = draw(st.frozensets(st.sampled_from(terms.clients))) | {who}
     some = st.frozensets(st.sampled_from(terms.clients)) | st.just(frozenset(terms.clients))
-    replaced = draw(st.just({}) | st.dictionaries(st.sampled_from(terms.clients), some, min_size=1, max_size=2))
+    replaced = draw(
+        st.just({}) | st.dictionaries(st.sampled_from(terms.clients), some, min_size=1, max_size=2)
+    )
     if replaced and draw(st.booleans()):
         told = {stage: dict.fromkeys(terms.clients, frozenset(terms.clients)) for stage in told}
     return terms, frozenset(bad), told, {who: others - {who} for who, others in replaced.items()}
@@ -178,22 +216,34 @@ def test_whatever_the_server_says_one_sum_comes_out_at_most(lie, sent_back):
 
 
 def test_an_honest_server_reads_the_sum_with_its_colluders():
-    """Control of the rule that finds what comes out: with the truth it finds the sum, and no more."""
+    """Control of the rule that finds what comes out: with the truth it finds the sum, and no
+    more.
+    """
     terms = make_terms(9, survivors=7, colluders=2, length=2)
     everyone, bad = frozenset(terms.clients), frozenset(terms.clients[:2])
     alive = everyone - {terms.clients[5]}
     told = {stage: dict.fromkeys(everyone, everyone) for stage in ("announced", "sharers")}
-    coalition, answered = what_comes_out(terms, bad, told | {"survivors": dict.fromkeys(alive, alive)}, False)
+    coalition, answered = what_comes_out(
+        terms, bad, told | {"survivors": dict.fromkeys(alive, alive)}, False
+    )
     assert answered == alive - bad
     assert coalition.revealed() == [alive - bad]
     assert np.array_equal(coalition.read_sum(alive - bad), coalition.sum_of(alive - bad))
 
 
-def test_old_keys_read_a_vector_where_clients_agree_on_who_announced_keys_alone(monkeypatch: pytest.MonkeyPatch):
+def test_old_keys_read_a_vector_where_clients_agree_on_who_announced_keys_alone(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Nobody is told another set; one client is shown old mask keys of all others."""
     terms = make_terms(9, survivors=7, colluders=1, length=2)
-    everyone, target, bad = frozenset(terms.clients), terms.clients[0], frozenset(terms.clients[1:2])
-    told = {stage: dict.fromkeys(everyone, everyone) for stage in ("announced", "sharers", "survivors")}
+    everyone, target, bad = (
+        frozenset(terms.clients),
+        terms.clients[0],
+        frozenset(terms.clients[1:2]),
+    )
+    told = {
+        stage: dict.fromkeys(everyone, everyone) for stage in ("announced", "sharers", "survivors")
+    }
     replaced = {target: everyone - {target}}
     coalition, answered = what_comes_out(terms, bad, told, False, replaced)
     assert (answered, coalition.revealed()) == (frozenset(), [])
@@ -239,9 +289,15 @@ def test_a_client_that_tags_twice_is_caught(monkeypatch: pytest.MonkeyPatch):
         key = AttemptSecrets(reproducible_root(0, who), terms.digest, who).share_key
         for other in terms.clients:
             if other != who and who in told[other]:
-                sets = wire.sets_digest(coalition.roster_digest(other), terms.clients, told[other], terms)
+                sets = wire.sets_digest(
+                    coalition.roster_digest(other), terms.clients, told[other], terms
+                )
                 public = coalition.public[other].share_key
-                collected[who, other] = client_file.agreement_tags(key, who, public, other, terms.digest, sets)[0]
-    coalition.tags = {who: {j: collected[who, j] for i, j in collected if i == who} for who in terms.clients}
+                collected[who, other] = client_file.agreement_tags(
+                    key, who, public, other, terms.digest, sets
+                )[0]
+    coalition.tags = {
+        who: {j: collected[who, j] for i, j in collected if i == who} for who in terms.clients
+    }
     coalition.requests()
     assert target in coalition.revealed()

@@ -1,4 +1,6 @@
-"""Random, damaged and resealed bytes on every parser: nothing but SecureSumError, no change of state, no memory."""
+"""Random, damaged and resealed bytes on every parser: nothing but SecureSumError, no change of
+state, no memory.
+"""
 
 import copy
 import hashlib
@@ -19,7 +21,9 @@ WHO = 10
 
 
 def damaged(message: bytes, rng: random.Random) -> bytes:
-    """One of many ways to spoil bytes; most of them are sealed again, so that the parser behind is reached."""
+    """One of many ways to spoil bytes; most of them are sealed again, so that the parser behind is
+    reached.
+    """
     data = bytearray(message)
     low = wire.HEADER.size if rng.random() < 0.8 else 0
     place = rng.randrange(low, len(data))
@@ -32,9 +36,13 @@ def damaged(message: bytes, rng: random.Random) -> bytes:
             for _ in range(rng.randrange(1, 5)):
                 data[rng.randrange(low, len(data))] ^= 1 << rng.randrange(8)
         case 3:
-            data[place : place + 2] = struct.pack("<H", rng.choice([0, 1, 5, 2**16 - 1, rng.getrandbits(16)]))
+            data[place : place + 2] = struct.pack(
+                "<H", rng.choice([0, 1, 5, 2**16 - 1, rng.getrandbits(16)])
+            )
         case 4:
-            data[place : place + 4] = struct.pack("<I", rng.choice([10, 13, 16, 28, 2**32 - 1, rng.getrandbits(32)]))
+            data[place : place + 4] = struct.pack(
+                "<I", rng.choice([10, 13, 16, 28, 2**32 - 1, rng.getrandbits(32)])
+            )
         case 5:
             data[place:] = rng.randbytes(len(data) - place)
         case 6:
@@ -64,10 +72,15 @@ class Honest:
                 for who, message in sent.items():
                     clients[who].accept(message)
             steps = (
-                lambda c, m: c.keys(), lambda c, m: c.shares(m), lambda c, m: c.masked(np.arange(20)),
-                lambda c, m: c.agree(m), lambda c, m: c.unmask(m),
-            )  # fmt: skip
-            self.up.append({who: steps[stage](client, sent.get(who, b"")) for who, client in clients.items()})
+                lambda c, m: c.keys(),
+                lambda c, m: c.shares(m),
+                lambda c, m: c.masked(np.arange(20)),
+                lambda c, m: c.agree(m),
+                lambda c, m: c.unmask(m),
+            )
+            self.up.append(
+                {who: steps[stage](client, sent.get(who, b"")) for who, client in clients.items()}
+            )
             answer = steps_of(server)[stage](self.up[-1].items())
             if stage < 4:
                 assert isinstance(answer, dict)
@@ -85,8 +98,9 @@ HONEST = Honest(TERMS)
 def fuzz_client(count: int, seed: int) -> int:
     """How many spoilt messages a client refused. It goes on as if they had not come.
 
-    A roster with other public keys is a roster, and another set of m survivors is one: the client cannot know better. A
-    request with too few wrong tags to matter is a request, and gets the honest answer.
+    A roster with other public keys is a roster, and another set of m survivors is one: the client
+    cannot know better. A request with too few wrong tags to matter is a request, and gets the
+    honest answer.
     """
     rng, refused = random.Random(seed), 0
     client = announced()
@@ -118,7 +132,9 @@ def announced() -> Client:
 
 
 def fuzz_server(count: int, seed: int) -> int:
-    """How many spoilt messages a server refused, one of each stage and attempt. The others are not touched."""
+    """How many spoilt messages a server refused, one of each stage and attempt. The others are not
+    touched.
+    """
     rng, refused = random.Random(seed), 0
     for at in range(count):
         stage = at % 5
@@ -128,19 +144,26 @@ def fuzz_server(count: int, seed: int) -> int:
         outcome = steps_of(server)[stage](messages.items())
         assert set(server.refused) <= {WHO}
         refused += WHO in server.refused
-        assert WHO in server.refused or not isinstance(outcome, GivenUp) or "do not fit" in outcome.reason
+        assert (
+            WHO in server.refused
+            or not isinstance(outcome, GivenUp)
+            or "do not fit" in outcome.reason
+        )
     return refused
 
 
 @pytest.mark.parametrize(
-    ("clients", "servers"), [(500, 600), pytest.param(20_000, 10_000, marks=pytest.mark.slow, id="many")]
+    ("clients", "servers"),
+    [(500, 600), pytest.param(20_000, 10_000, marks=pytest.mark.slow, id="many")],
 )
 def test_only_the_named_error_comes_out(clients, servers):
     assert fuzz_client(clients, 0) > 3 * clients
     assert fuzz_server(servers, 1) > 0.6 * servers
 
 
-@pytest.mark.parametrize("wrong", [None, 3, "text", bytearray(200), memoryview(bytes(200)), [b""], {}])
+@pytest.mark.parametrize(
+    "wrong", [None, 3, "text", bytearray(200), memoryview(bytes(200)), [b""], {}]
+)
 def test_what_is_no_bytes_is_refused_by_name(wrong):
     client = make_clients(TERMS)[WHO]
     client.keys()

@@ -1,4 +1,6 @@
-"""Planted mistakes of the protocol, each caught; tags open shares for m survivors over the same sets alone."""
+"""Planted mistakes of the protocol, each caught; tags open shares for m survivors over the same
+sets alone.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -8,9 +10,24 @@ import pytest
 from fedlsg.secure_sum import SecureSumError, Terms, Total, keys, reproducible_root
 from fedlsg.secure_sum import client as client_file
 from fedlsg.secure_sum import messages as wire
-from fedlsg.secure_sum.keys import TAG_BYTES, AttemptSecrets, add_masks, clear, pair_seed, public_bytes, reduced, sign
+from fedlsg.secure_sum.keys import (
+    TAG_BYTES,
+    AttemptSecrets,
+    add_masks,
+    clear,
+    pair_seed,
+    public_bytes,
+    reduced,
+    sign,
+)
 from fedlsg.secure_sum.messages import unpack_bits
-from tests.fedlsg.support.secure_rounds import body_of, exact_sum, make_terms, random_inputs, run_attempt
+from tests.fedlsg.support.secure_rounds import (
+    body_of,
+    exact_sum,
+    make_terms,
+    random_inputs,
+    run_attempt,
+)
 from tests.fedlsg.support.secure_session import EVERYONE, OTHER, WHO, Session, told, told_of
 
 TERMS = make_terms(5, survivors=4, colluders=1, length=64)
@@ -18,8 +35,12 @@ INPUTS = random_inputs(TERMS, 0)
 
 
 def sum_is_exact() -> bool:
-    found = run_attempt(TERMS, INPUTS, drop=lambda stage, who: stage == "unmask" and who == 10).outcome
-    return isinstance(found, Total) and found.values.tolist() == exact_sum(INPUTS, found.survivors, TERMS.bits)
+    found = run_attempt(
+        TERMS, INPUTS, drop=lambda stage, who: stage == "unmask" and who == 10
+    ).outcome
+    return isinstance(found, Total) and found.values.tolist() == exact_sum(
+        INPUTS, found.survivors, TERMS.bits
+    )
 
 
 def vector(message: bytes, terms: Terms) -> np.ndarray:
@@ -27,11 +48,18 @@ def vector(message: bytes, terms: Terms) -> np.ndarray:
 
 
 def late_vector_shows_the_input() -> bool:
-    """A client is counted as absent, its mask key is put together, and its masked vector comes after all."""
+    """A client is counted as absent, its mask key is put together, and its masked vector comes
+    after all.
+    """
     words = vector(run_attempt(TERMS, INPUTS).masked[10], TERMS).copy()
-    secrets = {who: AttemptSecrets(reproducible_root(0, who), TERMS.digest, who) for who in TERMS.clients}
+    secrets = {
+        who: AttemptSecrets(reproducible_root(0, who), TERMS.digest, who) for who in TERMS.clients
+    }
     others = TERMS.neighbours[10]
-    pairs = [pair_seed(secrets[10].mask_key, 10, public_bytes(secrets[j].mask_key), j, TERMS.digest) for j in others]
+    pairs = [
+        pair_seed(secrets[10].mask_key, 10, public_bytes(secrets[j].mask_key), j, TERMS.digest)
+        for j in others
+    ]
     add_masks(words, [(seed, -sign(10, j)) for seed, j in zip(pairs, others, strict=True)])
     return np.array_equal(clear(words, TERMS.bits), reduced(INPUTS[10], TERMS.bits))
 
@@ -70,7 +98,9 @@ def test_equal_signs_are_caught(monkeypatch: pytest.MonkeyPatch):
 def test_one_mask_in_two_attempts_is_caught(monkeypatch: pytest.MonkeyPatch):
     """Keys that do not bind the attempt."""
     monkeypatch.setattr(Terms, "digest", bytes(32))
-    one, two = (make_terms(5, survivors=4, colluders=1, length=64, attempt=attempt) for attempt in (0, 1))
+    one, two = (
+        make_terms(5, survivors=4, colluders=1, length=64, attempt=attempt) for attempt in (0, 1)
+    )
     assert masks_repeat(one, two)
 
 
@@ -82,14 +112,20 @@ def test_a_seed_folded_to_32_bits_is_caught(monkeypatch: pytest.MonkeyPatch):
 
 
 def with_tags(
-    session: Session, request: bytes, senders: Collection[int], tags: Mapping[int, bytes] | None = None
+    session: Session,
+    request: bytes,
+    senders: Collection[int],
+    tags: Mapping[int, bytes] | None = None,
 ) -> bytes:
     """The request with tags of these senders alone; some of them changed."""
     body, size = body_of(request), wire.set_bytes(session.terms)
     table = wire.read_table(body[size:], TAG_BYTES, EVERYONE - {WHO}, of="test")
     table = {who: tag for who, tag in table.items() if who in senders} | dict(tags or {})
     return wire.write(
-        wire.REQUEST, WHO, session.terms, wire.write_set(senders, session.terms) + wire.write_table(table)
+        wire.REQUEST,
+        WHO,
+        session.terms,
+        wire.write_set(senders, session.terms) + wire.write_table(table),
     )
 
 
@@ -99,9 +135,13 @@ def test_a_request_needs_the_tags_of_m_survivors():
     request, client = session.requests()[WHO], session.clients[WHO]
     with pytest.raises(SecureSumError, match="request: expected 7 clients at least, got 6"):
         client.unmask(with_tags(session, request, EVERYONE - {OTHER, 16}))
-    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets and keys, got 6"):
+    with pytest.raises(
+        SecureSumError, match="expected 7 clients that were told the same sets and keys, got 6"
+    ):
         client.unmask(with_tags(session, request, EVERYONE, {OTHER: bytes(16), 16: bytes(16)}))
-    with pytest.raises(SecureSumError, match="expected 7 clients that were told the same sets and keys, got 6"):
+    with pytest.raises(
+        SecureSumError, match="expected 7 clients that were told the same sets and keys, got 6"
+    ):
         client.unmask(with_tags(session, request, EVERYONE - {OTHER}, {16: bytes(16)}))
     with pytest.raises(SecureSumError, match="expected tags of survivors, this client among them"):
         client.unmask(with_tags(session, request, EVERYONE - {WHO}))
@@ -122,7 +162,9 @@ def test_tags_of_clients_that_did_not_survive_are_refused():
 
 def test_a_tag_that_is_sent_back_or_to_another_client_does_not_count():
     session = Session()
-    tags = {who: session.clients[who].agree(message) for who, message in session.survivors().items()}
+    tags = {
+        who: session.clients[who].agree(message) for who, message in session.survivors().items()
+    }
     request = told(session.server.requests(tags.items()))[WHO]
     own = wire.read_table(body_of(tags[WHO]), TAG_BYTES, EVERYONE - {WHO}, of="test")
     others = wire.read_table(body_of(tags[OTHER]), TAG_BYTES, EVERYONE - {OTHER}, of="test")
@@ -136,7 +178,10 @@ def test_tags_are_over_keys_and_each_of_the_sets_and_the_terms():
     keys = {who: bytes([who]) * 64 for who in everyone}
     one, other = (make_terms(8, survivors=7, attempt=attempt) for attempt in (0, 1))
     fewer = {who: keys[who] for who in everyone[1:]}
-    other_share, other_mask = keys | {OTHER: b"s" + keys[OTHER][1:]}, keys | {OTHER: keys[OTHER][:-1] + b"m"}
+    other_share, other_mask = (
+        keys | {OTHER: b"s" + keys[OTHER][1:]},
+        keys | {OTHER: keys[OTHER][:-1] + b"m"},
+    )
     rosters = [wire.roster_digest(known, one) for known in (keys, fewer, other_share, other_mask)]
     rosters.append(wire.roster_digest(keys, other))
     digests = [wire.sets_digest(roster, everyone, everyone, one) for roster in rosters]
@@ -144,4 +189,6 @@ def test_tags_are_over_keys_and_each_of_the_sets_and_the_terms():
     digests += [wire.sets_digest(rosters[0], everyone, everyone[1:], one)]
     digests += [wire.sets_digest(rosters[0], everyone, everyone, other)]
     assert len({*digests}) == len(digests) == 8
-    assert wire.roster_digest(dict(reversed(keys.items())), one) == rosters[0], "the order of keys does not matter"
+    assert wire.roster_digest(dict(reversed(keys.items())), one) == rosters[0], (
+        "the order of keys does not matter"
+    )

@@ -11,7 +11,15 @@ from fedlsg.secure_sum import GivenUp, SecureSumError, reproducible_root
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import SEALED_BYTES, AttemptSecrets, public_bytes
 from tests.fedlsg.support.secure_rounds import body_of, make_clients, make_terms
-from tests.fedlsg.support.secure_session import EVERYONE, OTHER, WHO, Session, told, told_of, with_table
+from tests.fedlsg.support.secure_session import (
+    EVERYONE,
+    OTHER,
+    WHO,
+    Session,
+    told,
+    told_of,
+    with_table,
+)
 
 
 def test_stages_out_of_order_are_refused():
@@ -75,7 +83,9 @@ def test_messages_of_another_attempt_are_refused():
 def test_a_roster_with_keys_of_others_than_its_clients_is_refused(stranger):
     session = Session()
     roster = session.rosters()[WHO]
-    spoilt = with_table(session, roster, wire.ROSTER, lambda t: t.update({stranger: t.pop(OTHER)}), 64)
+    spoilt = with_table(
+        session, roster, wire.ROSTER, lambda t: t.update({stranger: t.pop(OTHER)}), 64
+    )
     with pytest.raises(SecureSumError, match=f"client {stranger} is not expected here"):
         session.clients[WHO].shares(spoilt)
 
@@ -84,7 +94,9 @@ def test_a_delivery_from_a_client_that_is_no_neighbour_is_refused():
     session = Session()
     delivery, near = session.deliveries()[WHO], session.terms.neighbours[WHO]
     far = next(c for c in session.terms.clients if c not in (*near, WHO))
-    spoilt = with_table(session, delivery, wire.DELIVERY, lambda t: t.update({far: t.pop(near[0])}), SEALED_BYTES)
+    spoilt = with_table(
+        session, delivery, wire.DELIVERY, lambda t: t.update({far: t.pop(near[0])}), SEALED_BYTES
+    )
     with pytest.raises(SecureSumError, match=f"client {far} is not expected here"):
         session.clients[WHO].accept(spoilt)
 
@@ -93,7 +105,9 @@ def test_a_roster_without_a_client_or_with_one_twice_is_refused():
     session = Session()
     roster, near = session.rosters()[WHO], session.terms.neighbours[WHO]
     with pytest.raises(SecureSumError, match="roster: expected 7 entries"):
-        session.clients[WHO].shares(with_table(session, roster, wire.ROSTER, lambda t: t.pop(near[0]), 64))
+        session.clients[WHO].shares(
+            with_table(session, roster, wire.ROSTER, lambda t: t.pop(near[0]), 64)
+        )
     body, size = bytearray(body_of(roster)), wire.set_bytes(session.terms)
     body[size + 2 + 68 : size + 6 + 68] = body[size + 2 : size + 6]
     with pytest.raises(SecureSumError, match="without repeats"):
@@ -107,7 +121,11 @@ def test_bad_public_keys_are_refused_by_client_and_server(key):
     own = AttemptSecrets(reproducible_root(0, WHO), session.terms.digest, WHO)
 
     def spoil(table: dict[int, bytes]) -> None:
-        bad = {"small order": bytes(32), "repeated": table[near[1]][:32], "own": public_bytes(own.mask_key)}[key]
+        bad = {
+            "small order": bytes(32),
+            "repeated": table[near[1]][:32],
+            "own": public_bytes(own.mask_key),
+        }[key]
         table[near[0]] = table[near[0]][:32] + bad
 
     with pytest.raises(SecureSumError, match="public key"):
@@ -131,7 +149,9 @@ def test_an_altered_ciphertext_is_refused(place):
         table[sender] = bytes(text)
 
     spoilt = with_table(session, delivery, wire.DELIVERY, spoil, SEALED_BYTES)
-    with pytest.raises(SecureSumError, match=f"shares of client {sender} for client {WHO}: altered"):
+    with pytest.raises(
+        SecureSumError, match=f"shares of client {sender} for client {WHO}: altered"
+    ):
         session.clients[WHO].accept(spoilt)
     session.clients[WHO].accept(delivery)
 
@@ -145,7 +165,9 @@ def test_shares_of_another_sender_or_receiver_are_refused():
         table[one], table[two] = table[two], table[one]
 
     with pytest.raises(SecureSumError, match="altered"):
-        session.clients[WHO].accept(with_table(session, deliveries[WHO], wire.DELIVERY, swap, SEALED_BYTES))
+        session.clients[WHO].accept(
+            with_table(session, deliveries[WHO], wire.DELIVERY, swap, SEALED_BYTES)
+        )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +190,11 @@ def test_survivors_that_are_unknown_or_sent_no_shares_are_refused():
     session = Session(terms)
     rosters = session.rosters()
     gone = terms.clients[-1]
-    sent = told(session.server.deliveries([(w, session.clients[w].shares(m)) for w, m in rosters.items() if w != gone]))
+    sent = told(
+        session.server.deliveries(
+            [(w, session.clients[w].shares(m)) for w, m in rosters.items() if w != gone]
+        )
+    )
     for who, delivery in sent.items():
         session.clients[who].accept(delivery)
         session.clients[who].masked(session.inputs[who])
@@ -185,15 +211,21 @@ def test_a_thin_neighbourhood_is_refused_by_itself():
     session = Session(make_terms(8, survivors=7, colluders=1))
     near = session.terms.neighbours[WHO]
     everyone = frozenset(session.terms.clients)
-    with pytest.raises(SecureSumError, match="survivors: expected 3 of the neighbourhood of client 10, got 2"):
+    with pytest.raises(
+        SecureSumError, match="survivors: expected 3 of the neighbourhood of client 10, got 2"
+    ):
         session.clients[WHO]._near(everyone - set(near[:2]), "survivors")
     assert session.server._too_few(everyone) == ""
     object.__setattr__(session.terms, "min_survivors", 2)
-    assert "fewer than 3 of the neighbourhood of client" in session.server._too_few(everyone - set(near[:2]))
+    assert "fewer than 3 of the neighbourhood of client" in session.server._too_few(
+        everyone - set(near[:2])
+    )
 
 
 def test_never_both_secrets_of_one_neighbour():
-    """A second message counts a neighbour as absent; over all of them one share of each neighbour is given."""
+    """A second message counts a neighbour as absent; over all of them one share of each neighbour
+    is given.
+    """
     session = Session()
     requests = session.requests()
     client = session.clients[WHO]
@@ -208,9 +240,20 @@ def test_never_both_secrets_of_one_neighbour():
 
 @pytest.mark.parametrize(
     "change",
-    [{"run": bytes(31)}, {"round": -1}, {"attempt": 2**64}, {"bits": 7}, {"bits": 65}, {"length": 0},
-     {"clients": (2, 1, 3)}, {"clients": (1, 1, 3)}, {"clients": ()}, {"clients": (1, 2, 2**32)}, {"colluders": 5}],
-)  # fmt: skip
+    [
+        {"run": bytes(31)},
+        {"round": -1},
+        {"attempt": 2**64},
+        {"bits": 7},
+        {"bits": 65},
+        {"length": 0},
+        {"clients": (2, 1, 3)},
+        {"clients": (1, 1, 3)},
+        {"clients": ()},
+        {"clients": (1, 2, 2**32)},
+        {"colluders": 5},
+    ],
+)
 def test_terms_out_of_range_are_refused(change):
     with pytest.raises(ValueError, match="expected"):
         replace(make_terms(), **change)
@@ -218,9 +261,17 @@ def test_terms_out_of_range_are_refused(change):
 
 @pytest.mark.parametrize(
     "change",
-    [{"run": bytes(32)}, {"round": 9}, {"attempt": 9}, {"bits": 17}, {"length": 9}, {"clients": (1, 2, 3, 4, 5, 6)},
-     {"min_survivors": 6}, {"colluders": 2}],
-)  # fmt: skip
+    [
+        {"run": bytes(32)},
+        {"round": 9},
+        {"attempt": 9},
+        {"bits": 17},
+        {"length": 9},
+        {"clients": (1, 2, 3, 4, 5, 6)},
+        {"min_survivors": 6},
+        {"colluders": 2},
+    ],
+)
 def test_every_term_is_in_the_digest(change):
     assert replace(make_terms(), **change).digest != make_terms().digest
 

@@ -1,4 +1,6 @@
-"""Whole attempts: the sum is exact modulo 2^b, or the attempt is given up by name, whichever clients drop out."""
+"""Whole attempts: the sum is exact modulo 2^b, or the attempt is given up by name, whichever
+clients drop out.
+"""
 
 import random
 import struct
@@ -12,23 +14,37 @@ from fedlsg.secure_sum import Client, GivenUp, SecureSumError, Server, Total, re
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import AttemptSecrets, pair_seed, public_bytes
 from fedlsg.secure_sum.messages import packed_bytes
-from tests.fedlsg.support.secure_rounds import exact_sum, make_clients, make_terms, random_inputs, run_attempt
+from tests.fedlsg.support.secure_rounds import (
+    exact_sum,
+    make_clients,
+    make_terms,
+    random_inputs,
+    run_attempt,
+)
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
 
 
 def random_round(seed: int, most: int) -> tuple[str, int]:
-    """One attempt with random terms and dropouts, checked. How it ended, and how many clients dropped out."""
+    """One attempt with random terms and dropouts, checked. How it ended, and how many clients
+    dropped out.
+    """
     rng = random.Random(seed)
     count = 5 + int((most - 4) * rng.random() ** 3)
     colluders = rng.randint(1, 2 if count > 7 else 1)
     survivors = rng.randint((count + colluders) // 2 + 1, count)
     terms = make_terms(
-        tuple(sorted(rng.sample(range(1000), count))), survivors=survivors, colluders=colluders,
-        length=rng.randint(1, 40), bits=rng.randint(8, 64), attempt=seed,
-    )  # fmt: skip
+        tuple(sorted(rng.sample(range(1000), count))),
+        survivors=survivors,
+        colluders=colluders,
+        length=rng.randint(1, 40),
+        bits=rng.randint(8, 64),
+        attempt=seed,
+    )
     rates = {stage: rng.uniform(0, 0.4) if rng.random() < 0.5 else 0.0 for stage in STAGES}
-    gone = {(stage, who) for stage in STAGES for who in terms.clients if rng.random() < rates[stage]}
+    gone = {
+        (stage, who) for stage in STAGES for who in terms.clients if rng.random() < rates[stage]
+    }
     inputs = random_inputs(terms, seed)
     found = run_attempt(terms, inputs, seed=seed, drop=lambda stage, who: (stage, who) in gone)
     silent: set[int] = set()
@@ -60,7 +76,9 @@ def check_rounds(rounds: int, most: int) -> Counter[str]:
 
 @pytest.mark.slow
 def test_two_hundred_rounds_with_dropouts_at_each_stage():
-    """Also: as many dropouts as planned never end an attempt (alive < survivors above, whenever one is given up)."""
+    """Also: as many dropouts as planned never end an attempt (alive < survivors above, whenever one
+    is given up).
+    """
     ended = check_rounds(200, 30)
     assert ended["sum after dropouts"] >= 25
     assert all(ended[stage] >= 5 for stage in STAGES), ended
@@ -80,14 +98,20 @@ def test_the_planned_dropouts_are_recovered_at_each_stage(stage):
 
 @pytest.mark.parametrize(
     ("stage", "text"),
-    [("keys", "6 clients at least, 5 of 9"), ("shares", "6 clients at least, 5 of 9"),
-     ("masked", "6 clients at least, 5 of 9"), ("agree", "6 clients at least, 5 of 9"),
-     ("unmask", "expected 6 shares at least, got 5")],
-)  # fmt: skip
+    [
+        ("keys", "6 clients at least, 5 of 9"),
+        ("shares", "6 clients at least, 5 of 9"),
+        ("masked", "6 clients at least, 5 of 9"),
+        ("agree", "6 clients at least, 5 of 9"),
+        ("unmask", "expected 6 shares at least, got 5"),
+    ],
+)
 def test_one_more_dropout_gives_up_by_name(stage, text):
     terms = make_terms(9, survivors=6, colluders=2)
     gone = set(terms.clients[:4])
-    found = run_attempt(terms, random_inputs(terms, 1), drop=lambda at, who: at == stage and who in gone)
+    found = run_attempt(
+        terms, random_inputs(terms, 1), drop=lambda at, who: at == stage and who in gone
+    )
     assert isinstance(found.outcome, GivenUp)
     assert found.outcome.stage == stage
     assert text in str(found.outcome)
@@ -106,22 +130,34 @@ def test_sums_by_hand_wrap(bits):
 
 
 def test_a_masked_vector_by_hand():
-    """Oracle: key streams and signs in Python's integers. A neighbour that sent no shares has no mask in it."""
+    """Oracle: key streams and signs in Python's integers. A neighbour that sent no shares has no
+    mask in it.
+    """
     terms = make_terms(6, survivors=4, colluders=1, length=9, bits=13)
     inputs, gone, who = random_inputs(terms, 0), 25, 16
-    found = run_attempt(terms, inputs, drop=lambda stage, client: (stage, client) == ("shares", gone))
-    secrets = {client: AttemptSecrets(reproducible_root(0, client), terms.digest, client) for client in terms.clients}
+    found = run_attempt(
+        terms, inputs, drop=lambda stage, client: (stage, client) == ("shares", gone)
+    )
+    secrets = {
+        client: AttemptSecrets(reproducible_root(0, client), terms.digest, client)
+        for client in terms.clients
+    }
 
     def stream(seed: bytes) -> tuple[int, ...]:
         return struct.unpack(
-            "<9H", Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(18))
+            "<9H",
+            Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(18)),
         )
 
-    wanted = [int(x) + mask for x, mask in zip(inputs[who], stream(secrets[who].self_seed), strict=True)]
+    wanted = [
+        int(x) + mask for x, mask in zip(inputs[who], stream(secrets[who].self_seed), strict=True)
+    ]
     for other in set(terms.neighbours[who]) - {gone}:
         own, key = secrets[who].mask_key, public_bytes(secrets[other].mask_key)
         masks = stream(pair_seed(own, who, key, other, terms.digest))
-        wanted = [y + (mask if who < other else -mask) for y, mask in zip(wanted, masks, strict=True)]
+        wanted = [
+            y + (mask if who < other else -mask) for y, mask in zip(wanted, masks, strict=True)
+        ]
     number = int.from_bytes(found.masked[who][wire.HEADER.size : -wire.CHECKSUM_BYTES], "little")
     assert [number >> 13 * at & 0x1FFF for at in range(9)] == [y % 2**13 for y in wanted]
 
@@ -152,7 +188,10 @@ def again(client: Client) -> Client:
 def test_clients_restored_before_every_stage_end_with_the_same_messages():
     inputs = random_inputs(TERMS, 0)
     wanted = run_attempt(TERMS, inputs)
-    clients, server = {who: again(client) for who, client in make_clients(TERMS).items()}, Server(TERMS)
+    clients, server = (
+        {who: again(client) for who, client in make_clients(TERMS).items()},
+        Server(TERMS),
+    )
     sent = server.rosters([(who, client.keys()) for who, client in clients.items()])
     clients = {who: again(client) for who, client in clients.items()}
     sent = server.deliveries([(who, clients[who].shares(m)) for who, m in sent.items()])  # type: ignore[union-attr]

@@ -1,4 +1,6 @@
-"""What the server of a secure sum can see of clients' mistakes or lies is refused by name; the others go on."""
+"""What the server of a secure sum can see of clients' mistakes or lies is refused by name; the
+others go on.
+"""
 
 import pytest
 
@@ -30,7 +32,8 @@ def test_second_and_unexpected_messages_are_refused():
     assert "a second one" in session.server.refused[keys[1][0]]
     told(
         session.server.deliveries(
-            [(keys[0][0], b"")] + [(w, session.clients[w].shares(m)) for w, m in session.server.sent.items()]
+            [(keys[0][0], b"")]
+            + [(w, session.clients[w].shares(m)) for w, m in session.server.sent.items()]
         )
     )
     assert "after a dropout" in session.server.refused[keys[0][0]]
@@ -38,7 +41,9 @@ def test_second_and_unexpected_messages_are_refused():
 
 def test_tags_that_are_not_for_all_other_survivors_are_refused():
     session = Session()
-    tags = {who: session.clients[who].agree(message) for who, message in session.survivors().items()}
+    tags = {
+        who: session.clients[who].agree(message) for who, message in session.survivors().items()
+    }
     table = wire.read_table(body_of(tags[WHO]), TAG_BYTES, EVERYONE - {WHO}, of="test")
     table[WHO] = table.pop(OTHER)
     tags[WHO] = wire.write(wire.TAGS, WHO, session.terms, wire.write_table(table))
@@ -78,14 +83,18 @@ def test_a_wrong_share_costs_its_holder_alone(secret, byte):
     answers = answers_of(session, gone=gone)
     body = bytearray(body_of(answers[WHO]))
     at = 32 + 2 + 4 if secret == "seed" else len(body) - 32
-    body[at : at + 8] = bytes([byte]) * 8 if byte == 0xFF else body[at : at + 7] + bytes([body[at + 7] ^ 1])
+    body[at : at + 8] = (
+        bytes([byte]) * 8 if byte == 0xFF else body[at : at + 7] + bytes([body[at + 7] ^ 1])
+    )
     body[at : at + 32] = b"\xff" * 32 if byte == 0xFF else body[at : at + 32]
     answers[WHO] = wire.write(wire.ANSWER, WHO, terms, bytes(body))
     outcome = session.server.total(answers.items())
     assert isinstance(outcome, Total)
     assert outcome.values.tolist() == exact_sum(session.inputs, outcome.survivors, terms.bits)
     assert set(session.server.refused) <= {WHO}
-    assert ("below 2^256" if byte == 0xFF else "does not fit") in session.server.refused.get(WHO, "does not fit")
+    assert ("below 2^256" if byte == 0xFF else "does not fit") in session.server.refused.get(
+        WHO, "does not fit"
+    )
 
 
 def test_two_wrong_shares_give_the_attempt_up_and_name_whose_secret_is_missing():
@@ -108,7 +117,9 @@ def wrong_shares_for(session: Session, who: int, answer: bytes, owners: set[int]
     body, size = body_of(answer), 32 + wire.table_bytes(len(near), SHARE_BYTES)
     table = wire.read_table(body[32:size], SHARE_BYTES, near, of="test")
     table |= {owner: bytes(SHARE_BYTES) for owner in owners & table.keys()}
-    return wire.write(wire.ANSWER, who, session.terms, body[:32] + wire.write_table(table) + body[size:])
+    return wire.write(
+        wire.ANSWER, who, session.terms, body[:32] + wire.write_table(table) + body[size:]
+    )
 
 
 @pytest.mark.parametrize("clients", [3, 4])
@@ -130,7 +141,9 @@ def test_of_shares_that_are_just_enough_one_liar_makes_nobody_guilty(clients):
 
 
 @pytest.mark.parametrize("liar", range(5))
-def test_a_liar_that_deals_a_wrong_share_and_gives_wrong_ones_changes_no_sum_and_frames_nobody(liar):
+def test_a_liar_that_deals_a_wrong_share_and_gives_wrong_ones_changes_no_sum_and_frames_nobody(
+    liar,
+):
     session = Session(make_terms(5, survivors=4, colluders=1))
     terms, clients = session.terms, session.clients
     liar = terms.clients[liar]
@@ -144,7 +157,9 @@ def test_a_liar_that_deals_a_wrong_share_and_gives_wrong_ones_changes_no_sum_and
         clients[who].accept(delivery)
     masked = {who: client.masked(session.inputs[who]) for who, client in clients.items()}
     survivors = told(session.server.survivors(masked.items()))
-    requests = told(session.server.requests([(who, clients[who].agree(m)) for who, m in survivors.items()]))
+    requests = told(
+        session.server.requests([(who, clients[who].agree(m)) for who, m in survivors.items()])
+    )
     answers = {who: clients[who].unmask(request) for who, request in requests.items()}
     answers[liar] = wrong_shares_for(session, liar, answers[liar], set(near[1:]))
     outcome = session.server.total(answers.items())
@@ -156,7 +171,9 @@ def test_an_answer_for_another_set_is_refused():
     session = Session()
     requests = session.requests()
     answers = {who: session.clients[who].unmask(request) for who, request in requests.items()}
-    answers[WHO] = wire.write(wire.ANSWER, WHO, session.terms, bytes(32) + body_of(answers[WHO])[32:])
+    answers[WHO] = wire.write(
+        wire.ANSWER, WHO, session.terms, bytes(32) + body_of(answers[WHO])[32:]
+    )
     total = session.server.total(answers.items())
     assert "other sets of clients" in session.server.refused[WHO]
     assert not isinstance(total, GivenUp)

@@ -1,7 +1,10 @@
-"""What a server with t colluders sees: uniform vectors, and the honest sum. Secrets repeat from seeds.
+"""What a server with t colluders sees: uniform vectors, and the honest sum. Secrets repeat from
+seeds.
 
-Symbols: x_i inputs, y_i masked vectors; the residual r_i of an honest survivor is y_i without every mask that server
-and colluders can compute: the self-masks, and the pair masks with colluders and with those that dropped out.
+Symbols: x_i inputs, y_i masked vectors; the residual r_i of an honest survivor is y_i without every
+mask that server
+and colluders can compute: the self-masks, and the pair masks with colluders and with those that
+dropped out.
 """
 
 from collections import Counter
@@ -26,7 +29,9 @@ def vector(message: bytes, terms: Terms) -> np.ndarray:
 
 
 def masked_samples(value: int, seed: int) -> np.ndarray:
-    """Masked vectors of all attempts, clients and positions: attempts x clients x values, 8 bits."""
+    """Masked vectors of all attempts, clients and positions: attempts x clients x values, 8
+    bits.
+    """
     samples = []
     for attempt in range(ATTEMPTS):
         terms = make_terms(4, survivors=4, colluders=1, length=LENGTH, bits=8, attempt=attempt)
@@ -77,14 +82,24 @@ def residuals(
     terms: Terms, inputs: dict[int, np.ndarray], seed: int, gone: set[int], colluders: set[int]
 ) -> np.ndarray:
     """The residuals of the honest survivors, computed from what the coalition knows."""
-    found = run_attempt(terms, inputs, seed=seed, drop=lambda stage, who: stage == "masked" and who in gone)
+    found = run_attempt(
+        terms, inputs, seed=seed, drop=lambda stage, who: stage == "masked" and who in gone
+    )
     assert isinstance(found.outcome, Total)
-    secrets = {who: AttemptSecrets(reproducible_root(seed, who), terms.digest, who) for who in terms.clients}
+    secrets = {
+        who: AttemptSecrets(reproducible_root(seed, who), terms.digest, who)
+        for who in terms.clients
+    }
     rest = []
     for who in sorted(found.outcome.survivors - colluders):
         words = vector(found.masked[who], terms).copy()
         known = [
-            (pair_seed(secrets[j].mask_key, j, public_bytes(secrets[who].mask_key), who, terms.digest), -sign(who, j))
+            (
+                pair_seed(
+                    secrets[j].mask_key, j, public_bytes(secrets[who].mask_key), who, terms.digest
+                ),
+                -sign(who, j),
+            )
             for j in terms.neighbours[who]
             if j in gone | colluders
         ]
@@ -94,7 +109,9 @@ def residuals(
 
 
 def coalition_view(inputs: tuple[int, int, int], seed: int) -> np.ndarray:
-    """Residuals of three honest survivors; a fourth client colluded, a fifth dropped out behind its shares."""
+    """Residuals of three honest survivors; a fourth client colluded, a fifth dropped out behind its
+    shares.
+    """
     views = []
     for attempt in range(ATTEMPTS):
         terms = make_terms(5, survivors=4, colluders=1, length=LENGTH, bits=8, attempt=attempt)
@@ -106,7 +123,9 @@ def coalition_view(inputs: tuple[int, int, int], seed: int) -> np.ndarray:
 
 
 def test_a_coalition_learns_the_honest_sum_and_nothing_else():
-    """Two inputs of equal honest sum: the sum of the residuals is that sum, any two of them are uniform."""
+    """Two inputs of equal honest sum: the sum of the residuals is that sum, any two of them are
+    uniform.
+    """
     one, two = coalition_view((7, 50, 100), seed=1), coalition_view((150, 0, 7), seed=2)
     for view in (one, two):
         assert set(view.astype(int).sum(axis=1).ravel() % 256) == {157}
@@ -127,19 +146,28 @@ def test_one_colluder_more_than_the_honest_graph_stands_is_seen():
 
 
 def test_a_coalition_never_holds_both_secrets_of_an_honest_client():
-    """Answers of all and everything that t colluders were sent: less than h shares of the secret that was not asked."""
+    """Answers of all and everything that t colluders were sent: less than h shares of the secret
+    that was not asked.
+    """
     for seed in range(5):
         terms = make_terms(9, survivors=6, colluders=2, attempt=seed)
         gone, colluders = set(terms.clients[1:3]), set(terms.clients[5:7])
         clients = make_clients(terms, seed)
         held = {who: (terms.holders(who)) for who in colluders}
         found = run_attempt(
-            terms, {who: np.zeros(8, int) for who in terms.clients}, seed=seed, clients=clients,
+            terms,
+            {who: np.zeros(8, int) for who in terms.clients},
+            seed=seed,
+            clients=clients,
             drop=lambda stage, who: stage == "masked" and who in gone,  # noqa: B023
-        )  # fmt: skip
+        )
         seeds, keys = Counter[int](), Counter[int]()
         for who in found.answers:
-            given = [other for other in terms.holders(who) if who not in colluders or other not in held[who]]
+            given = [
+                other
+                for other in terms.holders(who)
+                if who not in colluders or other not in held[who]
+            ]
             seeds.update(other for other in given if other not in gone)
             keys.update(other for other in given if other in gone)
         for who in colluders:
@@ -151,7 +179,9 @@ def test_a_coalition_never_holds_both_secrets_of_an_honest_client():
         assert all(seeds[who] >= terms.plan.threshold for who in honest - gone)
 
 
-def ideal_views(inputs: tuple[int, ...], edges: list[tuple[int, int]], modulus: int = 4) -> Counter[tuple[int, ...]]:
+def ideal_views(
+    inputs: tuple[int, ...], edges: list[tuple[int, int]], modulus: int = 4
+) -> Counter[tuple[int, ...]]:
     """All residuals, over all pair masks modulo 4 on the edges of the honest graph."""
     views = Counter[tuple[int, ...]]()
     for masks in product(range(modulus), repeat=len(edges)):
@@ -163,7 +193,9 @@ def ideal_views(inputs: tuple[int, ...], edges: list[tuple[int, int]], modulus: 
     return views
 
 
-@pytest.mark.parametrize("edges", [[(0, 1), (1, 2)], [(0, 1), (1, 2), (0, 2)], [(0, 1), (1, 2), (2, 3), (0, 3)]])
+@pytest.mark.parametrize(
+    "edges", [[(0, 1), (1, 2)], [(0, 1), (1, 2), (0, 2)], [(0, 1), (1, 2), (2, 3), (0, 3)]]
+)
 def test_on_a_connected_graph_equal_sums_have_equal_views(edges):
     count = 1 + max(max(edge) for edge in edges)
     for inputs in product(range(4), repeat=count):

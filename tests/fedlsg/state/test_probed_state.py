@@ -36,10 +36,17 @@ def a_round(state: ServerState, *, silent: bool = False) -> bytes:
 
 
 def test_a_client_derives_a_refresh_from_its_weights_alone():
-    """At the refresh itself from weights, round and number of updates; in between it needs the basis of the refresh."""
+    """At the refresh itself from weights, round and number of updates; in between it needs the
+    basis of the refresh.
+    """
     state = state_of("probe")
     client = PublicState.start(
-        model(), state.method, state.schedule, seed=0, classifier="classifier", source=state.public.source
+        model(),
+        state.method,
+        state.schedule,
+        seed=0,
+        classifier="classifier",
+        source=state.public.source,
     )
     for round in range(1, 6):
         load_weights(client.model, state.weights)
@@ -69,7 +76,9 @@ def test_a_resumed_run_goes_on_bit_for_bit(name, at):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_replica_goes_on_from_a_whole_model(name):
-    """It is given the basis in between two refreshes, and makes it itself where the next round is one."""
+    """It is given the basis in between two refreshes, and makes it itself where the next round is
+    one.
+    """
     for rounds, given in ((1, True), (2, True), (3, False), (4, True)):
         server, replica = state_of(name), state_of(name)
         for _ in range(rounds):
@@ -89,15 +98,32 @@ OTHERS = ("sgd", "Muon")
 @pytest.mark.parametrize(
     "choices",
     [
-        {}, {"momentum": 0.0}, {"rank": 3, "momentum": 0.0, "ema": 0.9},
-        *({"momentum": 0.0, "optimizer": name, "learning_rate": 0.01} for name in names() if name not in OTHERS),
-        {"momentum": 0.0, "optimizer": "RMSprop", "optimizer_options": "momentum=0.9, centered=true"},
-        {"momentum": 0.0, "optimizer": "adam", "optimizer_options": "amsgrad=true", "weight_decay": 0.1},
+        {},
+        {"momentum": 0.0},
+        {"rank": 3, "momentum": 0.0, "ema": 0.9},
+        *(
+            {"momentum": 0.0, "optimizer": name, "learning_rate": 0.01}
+            for name in names()
+            if name not in OTHERS
+        ),
+        {
+            "momentum": 0.0,
+            "optimizer": "RMSprop",
+            "optimizer_options": "momentum=0.9, centered=true",
+        },
+        {
+            "momentum": 0.0,
+            "optimizer": "adam",
+            "optimizer_options": "amsgrad=true",
+            "weight_decay": 0.1,
+        },
     ],
-)  # fmt: skip
+)
 def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
     server, replica = server_state(**choices), server_state(**choices)
-    downlink = SparseDownlink(server, find_codec("float32"), clients=1, clients_per_round=1, store=StepsInMemory())
+    downlink = SparseDownlink(
+        server, find_codec("float32"), clients=1, clients_per_round=1, store=StepsInMemory()
+    )
     restart(replica, server.weights, extra_vectors(server), round=1, updates=0)
     for round in range(6):
         frame = server.frame()
@@ -105,7 +131,13 @@ def test_a_replica_goes_on_from_a_whole_model_bit_for_bit(choices):
             pass
         downlink.finish_round(frame, [values_for(frame, 0, round)], 1.0)
         if round < 2:
-            restart(replica, server.weights, extra_vectors(server), round=server.next_round, updates=server.updates)
+            restart(
+                replica,
+                server.weights,
+                extra_vectors(server),
+                round=server.next_round,
+                updates=server.updates,
+            )
         else:
             replay(replica, read_steps(downlink.steps[-1])[0], find_codec("float32"))
         assert replica.weights.equal(server.weights)

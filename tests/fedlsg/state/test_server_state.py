@@ -16,7 +16,9 @@ from tests.strategies.small_federation import model, server_state, values_for
 def advance(state, rounds: int) -> None:
     for _ in range(rounds):
         frame = state.frame()
-        state.finish_round(frame, [values_for(frame, client, state.round + 1) for client in range(3)])
+        state.finish_round(
+            frame, [values_for(frame, client, state.round + 1) for client in range(3)]
+        )
 
 
 def through_a_file(state: dict) -> dict:
@@ -50,7 +52,9 @@ def test_the_divisor_does_not_know_how_many_answered():
     start = all_.weights
     all_.finish_round(frame, [one, one, one])
     some.finish_round(frame, [one])
-    torch.testing.assert_close(all_.weights - start, 3 * (some.weights - start), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        all_.weights - start, 3 * (some.weights - start), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,9 @@ def test_the_average_of_the_weights_by_hand_and_through_a_checkpoint():
         average = decay * average + (1 - decay) * state.weights
     current = state.weights.clone()
     with state.evaluated() as evaluated:
-        torch.testing.assert_close(torch.cat([p.detach().flatten() for p in evaluated.parameters()]), average)
+        torch.testing.assert_close(
+            torch.cat([p.detach().flatten() for p in evaluated.parameters()]), average
+        )
     assert state.weights.equal(current)
     other = server_state(ema=0.25)
     other.load_state_dict(through_a_file(state.state_dict()))

@@ -25,22 +25,47 @@ MODES = ("client", "aggregate", "secure", "secure, clients", "server")
 
 
 def setting(
-    name: str = "lsg", *, rounds: int = 8, sample_rate: float = 0.5, steps: int = 1, **mechanism: Any
+    name: str = "lsg",
+    *,
+    rounds: int = 8,
+    sample_rate: float = 0.5,
+    steps: int = 1,
+    **mechanism: Any,
 ) -> Setting:
     """The recipe at sigma = 1 in a frame of round 2; each payload is private alone."""
     model = mlp().float()
     own = strategies.own_settings(name)
-    method = strategies.recipe(name, **({"rank": 4} if "rank" in own else {}), **{"noise_multiplier": 1.0, **mechanism})
+    method = strategies.recipe(
+        name, **({"rank": 4} if "rank" in own else {}), **{"noise_multiplier": 1.0, **mechanism}
+    )
     weights = {key: p.detach() for key, p in trainable(model).items()}
     frame = make_frame(
-        method, weights, {key: W * 0.9 for key, W in weights.items()},
+        method,
+        weights,
+        {key: W * 0.9 for key, W in weights.items()},
         carried=() if method.carrier.kind == "dense" else ("hidden.weight",),
-        round=2, updates=1, schedule=Schedule(rounds=2, sample_rate=0.5), seed=0, classifier="classifier",
-    )  # fmt: skip
-    local = LocalTraining(sample_rate=sample_rate, steps=steps, momentum=0.5 if steps > 1 else 0.0, expected_batch=50.0)
+        round=2,
+        updates=1,
+        schedule=Schedule(rounds=2, sample_rate=0.5),
+        seed=0,
+        classifier="classifier",
+    )
+    local = LocalTraining(
+        sample_rate=sample_rate,
+        steps=steps,
+        momentum=0.5 if steps > 1 else 0.0,
+        expected_batch=50.0,
+    )
     sigma = method.mechanism.effective_noise_multiplier(len(frame.blocks))
     stated = stated_at(sigma, sample_rate=sample_rate, steps=rounds * steps)
-    return Setting(model=model, frame=frame, mechanism=method.mechanism, local=local, rounds=rounds, stated=stated)
+    return Setting(
+        model=model,
+        frame=frame,
+        mechanism=method.mechanism,
+        local=local,
+        rounds=rounds,
+        stated=stated,
+    )
 
 
 def stated_at(sigma: float, *, sample_rate: float, steps: int, **threat: Any) -> Stated:
@@ -53,16 +78,22 @@ def stated_at(sigma: float, *, sample_rate: float, steps: int, **threat: Any) ->
 def aggregated(made: Setting, survivors: int, *, clients: int | None = None) -> Setting:
     """The same where only the sum over ``survivors`` clients is private."""
     mechanism = replace(made.mechanism, noise_share=(survivors - 1) ** -0.5, colluders=1)
-    stated = replace(made.stated, trust="aggregate", clients=clients or survivors, min_survivors=survivors)
+    stated = replace(
+        made.stated, trust="aggregate", clients=clients or survivors, min_survivors=survivors
+    )
     return replace(made, mechanism=mechanism, stated=stated)
 
 
 def secure(made: Setting, *, clients: int = 5, survivors: int = 4, colluders: int = 1) -> Setting:
     """The same in secure sums of at least ``survivors`` of ``clients``."""
     sums = SumTerms(
-        clients=clients, min_survivors=survivors, colluders=colluders, expected_examples=50.0 * clients,
-        releases=made.rounds, delta=DELTA,
-    )  # fmt: skip
+        clients=clients,
+        min_survivors=survivors,
+        colluders=colluders,
+        expected_examples=50.0 * clients,
+        releases=made.rounds,
+        delta=DELTA,
+    )
     counts = {"clients": clients, "min_survivors": survivors, "colluders": colluders}
     return replace(
         made,
@@ -73,7 +104,9 @@ def secure(made: Setting, *, clients: int = 5, survivors: int = 4, colluders: in
 
 
 def at_client_level(made: Setting, trust: str) -> Setting:
-    """The same of whole clients: in secure sums, or drawn by a trusted server at the sample rate."""
+    """The same of whole clients: in secure sums, or drawn by a trusted server at the sample
+    rate.
+    """
     q = made.local.sample_rate if trust == "server" else 1.0
     sigma = made.mechanism.effective_noise_multiplier(len(made.frame.blocks))
     stated = stated_at(sigma, sample_rate=q, steps=made.rounds, trust="client", unit="client")
@@ -95,7 +128,9 @@ def in_mode(mode: str, made: Setting) -> Setting:
     }[mode]()
 
 
-def audit(made: Setting, *, plant: str | None = None, canaries: int = 400, seed: int | None = 0) -> Verdict:
+def audit(
+    made: Setting, *, plant: str | None = None, canaries: int = 400, seed: int | None = 0
+) -> Verdict:
     """Record under the plant, judge without it."""
     with planted(plant, clients=made.stated.members):
         seen = record(made, canaries, seed=seed)
@@ -109,7 +144,9 @@ def verdict(made: Setting, seen: Recording) -> Verdict:
 
 def same(first: Recording, second: Recording) -> bool:
     """Whether two recordings are equal to the bit."""
-    return bool((first.scores == second.scores).all() and (first.included == second.included).all()) and all(
+    return bool(
+        (first.scores == second.scores).all() and (first.included == second.included).all()
+    ) and all(
         torch.equal(torch.from_numpy(a), torch.from_numpy(b))
         for a, b in zip(first.silent.values(), second.silent.values(), strict=True)
     )

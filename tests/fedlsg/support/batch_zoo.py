@@ -1,4 +1,6 @@
-"""Batch functions and transforms of users: those that mix examples, and honest ones next to them."""
+"""Batch functions and transforms of users: those that mix examples, and honest ones next to
+them.
+"""
 
 import random
 from collections.abc import Callable
@@ -81,13 +83,17 @@ def once_each_value(rows: Tensor) -> tuple[Tensor, Tensor]:
     return X[rows], Y[rows]
 
 
-def padded(rows: Tensor, *, left: bool = False, mixed: bool = False) -> tuple[dict[str, Tensor], Tensor]:
+def padded(
+    rows: Tensor, *, left: bool = False, mixed: bool = False
+) -> tuple[dict[str, Tensor], Tensor]:
     """Texts to the longest of the batch."""
     texts = [WORDS[row] for row in rows.tolist()]
     long = max(map(len, texts))
     sides = [(long - len(t), 0) if left else (0, long - len(t)) for t in texts]
     ids = torch.stack([F.pad(t, side) for t, side in zip(texts, sides, strict=True)])
-    mask = torch.stack([F.pad(torch.ones_like(t), side) for t, side in zip(texts, sides, strict=True)])
+    mask = torch.stack(
+        [F.pad(torch.ones_like(t), side) for t, side in zip(texts, sides, strict=True)]
+    )
     return {"input_ids": ids + mask * (long if mixed else 0), "attention_mask": mask}, Y[rows]
 
 
@@ -123,7 +129,9 @@ def own_positions(rows: Tensor) -> tuple[Tensor, Tensor]:
 MIXING_BATCHES: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
     "mean": lambda: moved(lambda x: x - x.mean(0)),
     "standardised": lambda: moved(standardised),
-    "standardised next to a unix time": lambda: moved(lambda x: torch.cat([x[:, :1], standardised(x[:, 1:])], 1)),
+    "standardised next to a unix time": lambda: moved(
+        lambda x: torch.cat([x[:, :1], standardised(x[:, 1:])], 1)
+    ),
     "largest": lambda: moved(lambda x: x / x.abs().amax(0)),
     "earlier ones": lambda: moved(lambda x: x.cumsum(0)),
     "less the first": lambda: moved(lambda x: x - x[0]),
@@ -136,20 +144,30 @@ MIXING_BATCHES: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
     "rows twice": lambda: lambda rows: (X[rows.repeat_interleave(2)[: len(rows)]], Y[rows]),
     "targets of the batch": lambda: lambda rows: (X[rows], Y[rows] - Y[rows].min()),
     "mixup": lambda: moved(mixup),
-    "noise of the batch's size": lambda: moved(lambda x: x[:, 1:] + x[:, 1:].norm(dim=0) * torch.rand(len(x), 1)),
-    "mean after noise by numpy": lambda: moved(lambda x: noisy(draw_by_numpy)(x) - x[:, 1:].mean(0)),
-    "mean after noise by python": lambda: moved(lambda x: noisy(draw_by_python)(x) - x[:, 1:].mean(0)),
+    "noise of the batch's size": lambda: moved(
+        lambda x: x[:, 1:] + x[:, 1:].norm(dim=0) * torch.rand(len(x), 1)
+    ),
+    "mean after noise by numpy": lambda: moved(
+        lambda x: noisy(draw_by_numpy)(x) - x[:, 1:].mean(0)
+    ),
+    "mean after noise by python": lambda: moved(
+        lambda x: noisy(draw_by_python)(x) - x[:, 1:].mean(0)
+    ),
     "seed of numpy": lambda: moved(seeded(np.random.seed, draw_by_numpy)),
     "seed of python": lambda: moved(seeded(random.seed, draw_by_python)),
     "seed of torch": lambda: moved(seeded(torch.manual_seed, torch.rand)),
     "own generator": lambda: moved(own_generator()),
     "new generator": lambda: lambda rows: moved(own_generator())(rows),
     "memory": lambda: moved(remembering()),
-    "mean by a coin of torch": lambda: moved(lambda x: x - x.mean(0) if torch.rand(()) < 0.5 else x),
-    "mean by a coin of python": lambda: moved(lambda x: x - x.mean(0) if random.random() < 0.5 else x),
+    "mean by a coin of torch": lambda: moved(
+        lambda x: x - x.mean(0) if torch.rand(()) < 0.5 else x
+    ),
+    "mean by a coin of python": lambda: moved(
+        lambda x: x - x.mean(0) if random.random() < 0.5 else x
+    ),
     "own positions": lambda: own_positions,
     "longest text": lambda: lambda rows: padded(rows, mixed=True),
-}  # fmt: skip
+}
 
 HONEST_BATCHES: dict[str, Callable[[Tensor], Any]] = {
     "moved": moved(lambda x: x),
@@ -167,22 +185,32 @@ HONEST_BATCHES: dict[str, Callable[[Tensor], Any]] = {
     "ascending": ascending,
     "padded": padded,
     "padded at the start": lambda rows: padded(rows, left=True),
-}  # fmt: skip
+}
 
 MIXING_TRANSFORMS: dict[str, Function] = {
     "mean": lambda x: x - x.float().mean(0),
-    "standardised next to a unix time": lambda x: torch.cat([x[:, :1], standardised(x[:, 1:].float())], 1),
-    "weak, next to a unix time": lambda x: torch.cat([x[:, :1], x[:, 1:] + 1e-3 * x[:, 1:].float().mean(0)], 1),
+    "standardised next to a unix time": lambda x: torch.cat(
+        [x[:, :1], standardised(x[:, 1:].float())], 1
+    ),
+    "weak, next to a unix time": lambda x: torch.cat(
+        [x[:, :1], x[:, 1:] + 1e-3 * x[:, 1:].float().mean(0)], 1
+    ),
     "range of the batch": lambda x: (x - x.amin(0)) / (x.amax(0) - x.amin(0)).clamp(min=1e-6),
     "largest": lambda x: x.float() / x.max(),
     "order": lambda x: x.flip(0),
     "earlier ones": lambda x: x.float().cumsum(0),
     "chance": lambda x: x + torch.rand(len(x), 1),
-    "chance after a seed": lambda x: x + torch.rand(len(x), 1, generator=torch.Generator().manual_seed(0)),
+    "chance after a seed": lambda x: (
+        x + torch.rand(len(x), 1, generator=torch.Generator().manual_seed(0))
+    ),
     "one number for all by chance": lambda x: x + random.random(),
-    "-999 by the mean": lambda x: torch.where(x == -999, (x * (x != -999)).float().mean(0), x.float()),
+    "-999 by the mean": lambda x: torch.where(
+        x == -999, (x * (x != -999)).float().mean(0), x.float()
+    ),
     "mean of more than 64": lambda x: x.float() - x.float().mean(0) if len(x) > 64 else x.float(),
-    "missing by the mean": lambda x: torch.where(x.isnan(), x.nanmean(0), x) if x.is_floating_point() else x.flip(0),
+    "missing by the mean": lambda x: (
+        torch.where(x.isnan(), x.nanmean(0), x) if x.is_floating_point() else x.flip(0)
+    ),
 }
 
 HONEST_TRANSFORMS: dict[str, Function] = {
@@ -193,5 +221,7 @@ HONEST_TRANSFORMS: dict[str, Function] = {
     "logarithms": lambda x: x.abs().float().log1p(),
     "own ranks": lambda x: x.argsort(1).float(),
     "-999 by a constant": lambda x: torch.where(x == -999, 0.5, x.float()),
-    "a shift that all have": lambda x: x + torch.rand(6, generator=torch.Generator().manual_seed(0)),
+    "a shift that all have": lambda x: (
+        x + torch.rand(6, generator=torch.Generator().manual_seed(0))
+    ),
 }

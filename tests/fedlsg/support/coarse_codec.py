@@ -49,7 +49,9 @@ CODEC = Coarse(name="coarse", wire_id=100)
 
 @contextmanager
 def planted(folder: Path, **files: str) -> Iterator[None]:
-    """Files of ``folder`` are codecs, too: ``coarse`` by default, else each of ``files`` by name."""
+    """Files of ``folder`` are codecs, too: ``coarse`` by default, else each of ``files`` by
+    name.
+    """
     for name, source in (files or {"coarse": COARSE}).items():
         (folder / f"{name}.py").write_text(source)
     shipped = codecs.__path__

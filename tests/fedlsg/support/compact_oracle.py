@@ -1,4 +1,6 @@
-"""Payloads of variable length to damage: built by the shipped packer, sealed anew after a forgery."""
+"""Payloads of variable length to damage: built by the shipped packer, sealed anew after a
+forgery.
+"""
 
 import hashlib
 import struct
@@ -19,7 +21,9 @@ BLOCKS = (
     Block(parameter="a", part="L", shape=(6, 2), keep=Keep(axis=0, index=torch.tensor([1, 4]))),
     Block(parameter="a", part="R", shape=(2, 9), keep=Keep(index=torch.tensor([0, 3, 17]))),
     Block(parameter="b", part="dense", shape=(5,)),
-    Block(parameter="c", part="dense", shape=(3,), keep=Keep(index=torch.zeros(0, dtype=torch.int64))),
+    Block(
+        parameter="c", part="dense", shape=(3,), keep=Keep(index=torch.zeros(0, dtype=torch.int64))
+    ),
 )
 """12 of 38 coordinates: two rows, single entries, everything, nothing."""
 
@@ -29,13 +33,17 @@ MOST = 15
 """Positions that a sender may choose, where it does."""
 
 
-def compact(codec="noise-floor", mode="derived", scale=3.0, earlier=None, **changes) -> tuple[bytes, Expected]:
+def compact(
+    codec="noise-floor", mode="derived", scale=3.0, earlier=None, **changes
+) -> tuple[bytes, Expected]:
     """A payload of twelve Gaussian values in ``BLOCKS``, and what its receiver expects."""
     values = scale * torch.randn(len(INDICES), generator=torch.Generator().manual_seed(4))
     about = {"round": 7, "size": SIZE, "digest": DIGEST, "codec": codec, "index_mode": mode}
     about |= {"blocks": BLOCKS, "dither": Dither(seed=11, client=3, noise_std=1.0)}
     packed = pack(values, INDICES, **about, earlier=earlier)
-    known = {"indices": torch.arange(SIZE), "most": MOST} if mode == "chosen" else {"indices": INDICES}
+    known = (
+        {"indices": torch.arange(SIZE), "most": MOST} if mode == "chosen" else {"indices": INDICES}
+    )
     return packed, replace(Expected(**about, **known), **changes)
 
 

@@ -1,4 +1,6 @@
-"""Exact laws of discrete Gaussians and of their sums in one dimension, in fixed point from mpmath. An oracle."""
+"""Exact laws of discrete Gaussians and of their sums in one dimension, in fixed point from mpmath.
+An oracle.
+"""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ def gaussian_law(centre: Fraction | float, deviation: Fraction | float) -> Law:
     reach = int(WIDTHS * s) + 2
     first = round(c) - reach
     with mpmath.workprec(BITS + 40):
-        weights = [mpmath.exp(-exact(((x - c) / s) ** 2 / 2)) for x in range(first, first + 2 * reach + 1)]
+        weights = [
+            mpmath.exp(-exact(((x - c) / s) ** 2 / 2)) for x in range(first, first + 2 * reach + 1)
+        ]
         total = mpmath.fsum(weights)
         return first, [int(mpmath.ldexp(w / total, BITS)) for w in weights]
 
@@ -63,10 +67,15 @@ def variation(one: Law, other: Law) -> mpmath.mpf:
 
 
 def hockey_stick(one: Law, other: Law, epsilon: float) -> float:
-    """The smallest delta at epsilon, the larger of both directions: no accountant may claim less."""
+    """The smallest delta at epsilon, the larger of both directions: no accountant may claim
+    less.
+    """
     factor = int(mpmath.ldexp(mpmath.exp(epsilon), 64))
     pairs = common(one, other)
-    sums = [sum(max((p << 64) - factor * q, 0) for p, q in order) for order in (pairs, [(q, p) for p, q in pairs])]
+    sums = [
+        sum(max((p << 64) - factor * q, 0) for p, q in order)
+        for order in (pairs, [(q, p) for p, q in pairs])
+    ]
     return float(mpmath.ldexp(mpmath.mpf(max(sums)), -BITS - 64))
 
 
@@ -77,7 +86,9 @@ def gaussian_delta(epsilon: float, noise_multiplier: float) -> float:
 
 
 def chi_square(samples: np.ndarray, law: Law) -> float:
-    """p-value of the samples under the law; integers with fewer than 8 expected samples are joined."""
+    """p-value of the samples under the law; integers with fewer than 8 expected samples are
+    joined.
+    """
     expected = np.array([float(mpmath.ldexp(p, -BITS)) for p in law[1]]) * len(samples)
     assert samples.min() >= law[0]
     assert samples.max() < law[0] + len(expected)
@@ -85,10 +96,14 @@ def chi_square(samples: np.ndarray, law: Law) -> float:
     cells = np.minimum(np.cumsum(expected) // 8, (expected.sum() - 8) // 8).astype(int)
     found, expected = np.bincount(cells, found), np.bincount(cells, expected)
     kept = expected > 0
-    return float(stats.chisquare(found[kept], expected[kept] * found.sum() / expected[kept].sum()).pvalue)
+    return float(
+        stats.chisquare(found[kept], expected[kept] * found.sum() / expected[kept].sum()).pvalue
+    )
 
 
 def total_variation(deviations: Sequence[float], rounding: float) -> float:
-    """tau of docs/discrete-noise.md: how far one coordinate of the sum is from the rounded Gaussian at most."""
+    """tau of docs/discrete-noise.md: how far one coordinate of the sum is from the rounded Gaussian
+    at most.
+    """
     ripples = sum_ripple(deviations), rounding_ripple(rounding, math.hypot(*deviations))
     return min(ROUNDED_UP * sum(e / (2 * (1 - e)) if e < 1 else 1.0 for e in ripples), 1.0)

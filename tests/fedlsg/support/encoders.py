@@ -1,4 +1,6 @@
-"""A small text classifier with attention, and what is public about its texts, for the tests of text attacks."""
+"""A small text classifier with attention, and what is public about its texts, for the tests of text
+attacks.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,9 @@ class Embeddings(nn.Module):
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        x: Tensor = self.norm(self.words(input_ids) + 0.3 * self.positions(places) + self.types(types))
+        x: Tensor = self.norm(
+            self.words(input_ids) + 0.3 * self.positions(places) + self.types(types)
+        )
         return x
 
 
@@ -39,11 +43,16 @@ class Encoder(nn.Module):
             self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
             self.out = nn.Linear(WIDTH, WIDTH)
             self.classifier = nn.Linear(WIDTH, 2)
-        frozen = [self.embeddings, *([self.query, self.key, self.value] if frozen_attention else [])]
+        frozen = [
+            self.embeddings,
+            *([self.query, self.key, self.value] if frozen_attention else []),
+        ]
         for module in frozen:
             module.requires_grad_(False)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor:
         x = self.embeddings(input_ids, token_type_ids)
         scores = self.query(x) @ self.key(x).mT / WIDTH**0.5
         scores = scores.masked_fill(attention_mask[:, None, :] == 0, -1e9)

@@ -1,4 +1,6 @@
-"""The naive reference: autograd's dense gradient of one example after another, projected and masked afterwards."""
+"""The naive reference: autograd's dense gradient of one example after another, projected and masked
+afterwards.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,10 +18,14 @@ from fedlsg.masks.rules import keep_units, uniform, unit_importance
 TOLERANCE = 1e-9
 
 
-def make_frame(model: nn.Module, *, rank: int, sparsity: float, carry: bool = True, flat: bool = False) -> Frame:
-    """A frame of the model's trainable parameters: weights of two dimensions or more carried if ``carry``.
+def make_frame(
+    model: nn.Module, *, rank: int, sparsity: float, carry: bool = True, flat: bool = False
+) -> Frame:
+    """A frame of the model's trainable parameters: weights of two dimensions or more carried if
+    ``carry``.
 
-    The mask keeps whole units of the carriers by importance, or with ``flat`` uniform coordinates of every block.
+    The mask keeps whole units of the carriers by importance, or with ``flat`` uniform coordinates
+    of every block.
     """
     generator = torch.Generator().manual_seed(11)
     coordinates = []
@@ -40,16 +46,22 @@ def make_frame(model: nn.Module, *, rank: int, sparsity: float, carry: bool = Tr
         else:
             out_units, in_units = unit_importance(weights[block.parameter])
             left = block.part == "L"
-            keep = Keep(axis=0 if left else 1, index=keep_units(out_units if left else in_units, sparsity))
+            keep = Keep(
+                axis=0 if left else 1, index=keep_units(out_units if left else in_units, sparsity)
+            )
         return replace(block, keep=keep)
 
-    return Frame(coordinates=tuple(coordinates), blocks=tuple(masked(b) for b in make_blocks(coordinates)))
+    return Frame(
+        coordinates=tuple(coordinates), blocks=tuple(masked(b) for b in make_blocks(coordinates))
+    )
 
 
 def make_core_frame(model: nn.Module, *, out_rank: int, rank: int, square: bool = False) -> Frame:
-    """Every weight of two dimensions or more as a core; carriers of any scale, orthonormal and m x m, n x n if square.
+    """Every weight of two dimensions or more as a core; carriers of any scale, orthonormal and m x
+    m, n x n if square.
 
-    Every third coordinate of a core is masked away unless square, every second row of that of a kernel.
+    Every third coordinate of a core is masked away unless square, every second row of that of a
+    kernel.
     """
     generator, coordinates = torch.Generator().manual_seed(12), []
     for name, p in model.named_parameters():
@@ -57,11 +69,18 @@ def make_core_frame(model: nn.Module, *, out_rank: int, rank: int, square: bool 
         if p.requires_grad and p.ndim >= 2:
             m, n = flatten_kernel(p).shape
             columns = (m, n) if square else (min(out_rank, m), min(rank, n))
-            L, R = (torch.randn(k, r, generator=generator).to(p) for k, r in zip((m, n), columns, strict=True))
+            L, R = (
+                torch.randn(k, r, generator=generator).to(p)
+                for k, r in zip((m, n), columns, strict=True)
+            )
             L, R = (orthonormal_columns(L), orthonormal_columns(R)) if square else (L, R)
             pair = L, R.mT.contiguous()
         if p.requires_grad:
-            coordinates.append(Coordinates(name=name, shape=tuple(p.shape), L=pair[0], R=pair[1], form=FORMS["core"]))
+            coordinates.append(
+                Coordinates(
+                    name=name, shape=tuple(p.shape), L=pair[0], R=pair[1], form=FORMS["core"]
+                )
+            )
 
     def masked(block: Block) -> Block:
         if block.part != "core" or square:
@@ -70,7 +89,9 @@ def make_core_frame(model: nn.Module, *, out_rank: int, rank: int, square: bool 
             return replace(block, keep=Keep(axis=0, index=torch.arange(0, block.shape[0], 2)))
         return replace(block, keep=Keep(index=torch.arange(0, block.size, 3)))
 
-    return Frame(coordinates=tuple(coordinates), blocks=tuple(masked(b) for b in make_blocks(coordinates)))
+    return Frame(
+        coordinates=tuple(coordinates), blocks=tuple(masked(b) for b in make_blocks(coordinates))
+    )
 
 
 def naive(
@@ -89,8 +110,12 @@ def naive(
             output = model(inputs[i : i + 1])
         else:
             output = model(**{k: t[i : i + 1] for k, t in inputs.items()})
-        gradients = torch.autograd.grad(loss_fn(output, targets[i : i + 1]).sum(), chosen, allow_unused=True)
-        dense = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, chosen, strict=True)]
+        gradients = torch.autograd.grad(
+            loss_fn(output, targets[i : i + 1]).sum(), chosen, allow_unused=True
+        )
+        dense = [
+            torch.zeros_like(p) if g is None else g for g, p in zip(gradients, chosen, strict=True)
+        ]
         rows.append(flat_gradient(dense, frame)[frame.indices])
     return list(torch.stack(rows).split([b.kept for b in frame.blocks], dim=1))
 
@@ -132,4 +157,10 @@ def error(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """Largest difference, relative to the largest wanted value. Shapes must agree."""
     assert [t.shape for t in got] == [t.shape for t in wanted]
     scale = max([1.0] + [float(t.abs().max()) for t in wanted if t.numel()])
-    return max([0.0] + [float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True) if a.numel()]) / scale
+    return (
+        max(
+            [0.0]
+            + [float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True) if a.numel()]
+        )
+        / scale
+    )

@@ -6,9 +6,14 @@ from pathlib import Path
 from fedlsg.privacy import Entry, Ledger, read_entries
 
 TERMS = {
-    "steps": 2, "sample_rate": 0.2, "noise_multiplier": 1.5, "clip_norm": 0.5, "num_examples": 300, "mechanism": "dp",
+    "steps": 2,
+    "sample_rate": 0.2,
+    "noise_multiplier": 1.5,
+    "clip_norm": 0.5,
+    "num_examples": 300,
+    "mechanism": "dp",
     "reproducible": False,
-}  # fmt: skip
+}
 
 
 def entry(round: int = 0, attempt: int = 0, *, client: int = 3, **changes: object) -> Entry:

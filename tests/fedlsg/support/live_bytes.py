@@ -1,4 +1,6 @@
-"""Bytes of all tensors that torch's operations made and that still live: no clock and no allocator, so exact."""
+"""Bytes of all tensors that torch's operations made and that still live: no clock and no allocator,
+so exact.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -11,7 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """``now`` and ``peak`` bytes of storages made within the mode; what an operation allocates for itself is unseen."""
+    """``now`` and ``peak`` bytes of storages made within the mode; what an operation allocates for
+    itself is unseen.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,9 +24,14 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        known = {
+            t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)
+        }
         for t in tree_leaves(out):
-            if isinstance(t, Tensor) and t.untyped_storage()._cdata not in known | self.sizes.keys():
+            if (
+                isinstance(t, Tensor)
+                and t.untyped_storage()._cdata not in known | self.sizes.keys()
+            ):
                 self.made(t.untyped_storage())
         self.peak = max(self.peak, self.now)
         return out

@@ -1,8 +1,9 @@
-"""A server that tells each client other sets and keys, t clients that show it all, and what they read together.
+"""A server that tells each client other sets and keys, t clients that show it all, and what they
+read together.
 
-The clients are the real ones. What comes out is found twice: by the secrets that the coalition puts together from real
-shares, and from these by a rule of its own (``revealed``): the sum of a group of vectors is read if each mask that the
-coalition does not know is in exactly two of them.
+The clients are the real ones. What comes out is found twice: by the secrets that the coalition puts
+together from real shares, and from these by a rule of its own (``revealed``): the sum of a group of
+vectors is read if each mask that the coalition does not know is in exactly two of them.
 """
 
 from collections import Counter
@@ -36,26 +37,39 @@ Sets = Mapping[int, frozenset[int]]
 
 
 def old_key(client: int) -> bytes:
-    """The secret of a mask key that a client had in an earlier attempt, which was put together there."""
+    """The secret of a mask key that a client had in an earlier attempt, which was put together
+    there.
+    """
     return AttemptSecrets(reproducible_root(1, client), bytes(32), client).mask_secret
 
 
 @dataclass
 class Coalition:
-    """A lying server and its colluders in one attempt. Call the stages in order; clients that refuse are left out."""
+    """A lying server and its colluders in one attempt. Call the stages in order; clients that
+    refuse are left out.
+    """
 
     terms: Terms
     colluders: frozenset[int]
     replaced: Sets = field(default_factory=dict)
-    """For some clients: in whose place they are shown an old mask key, whose secret the server has."""
+    """For some clients: in whose place they are shown an old mask key, whose secret the server
+    has.
+    """
     clients: dict[int, Client] = field(init=False)
     refused: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         terms = self.terms
         self.clients, self.inputs = make_clients(terms), random_inputs(terms, 0)
-        self.secrets = {who: AttemptSecrets(reproducible_root(0, who), terms.digest, who) for who in self.colluders}
-        self.told: dict[str, dict[int, frozenset[int]]] = {"announced": {}, "sharers": {}, "survivors": {}}
+        self.secrets = {
+            who: AttemptSecrets(reproducible_root(0, who), terms.digest, who)
+            for who in self.colluders
+        }
+        self.told: dict[str, dict[int, frozenset[int]]] = {
+            "announced": {},
+            "sharers": {},
+            "survivors": {},
+        }
         self.sealed: dict[int, dict[int, bytes]] = {}
         self.masked: dict[int, np.ndarray] = {}
         self.tags: dict[int, dict[int, bytes]] = {}
@@ -65,30 +79,39 @@ class Coalition:
         size = 32
         bodies = {who: body_of(client.keys()) for who, client in self.clients.items()}
         self.public = {
-            who: Announced(*(body[at : at + size] for at in (0, size, 2 * size))) for who, body in bodies.items()
+            who: Announced(*(body[at : at + size] for at in (0, size, 2 * size)))
+            for who, body in bodies.items()
         }
 
     def rosters(self, sets: Sets) -> None:
         for who, announced in sets.items():
             table = {other: self._shown(who, other) for other in announced if other != who}
-            reply = self._send(who, wire.ROSTER, announced, wire.write_table(table), "shares", "announced")
+            reply = self._send(
+                who, wire.ROSTER, announced, wire.write_table(table), "shares", "announced"
+            )
             if reply is not None:
                 due = [other for other in self.terms.neighbours[who] if other in announced]
                 self.sealed[who] = wire.read_table(body_of(reply), SEALED_BYTES, due, of="test")
         for owner, sealed in self.sealed.items():
             for holder in self.colluders & sealed.keys():
                 key, public = self.secrets[holder].share_key, self.public[owner].share_key
-                both = open_shares(key, holder, public, owner, self.roster_digest(owner), sealed[holder])
+                both = open_shares(
+                    key, holder, public, owner, self.roster_digest(owner), sealed[holder]
+                )
                 self._learn(holder, owner, both[:32], both[32:])
 
     def roster_digest(self, who: int) -> bytes:
         """The digest of the roster that a client was shown."""
-        return wire.roster_digest({j: self._shown(who, j) for j in self.told["announced"][who]}, self.terms)
+        return wire.roster_digest(
+            {j: self._shown(who, j) for j in self.told["announced"][who]}, self.terms
+        )
 
     def deliveries(self, sets: Sets) -> None:
         for who, sharers in sets.items():
             near = [other for other in self.terms.neighbours[who] if other in sharers]
-            table = {other: self.sealed.get(other, {}).get(who, bytes(SEALED_BYTES)) for other in near}
+            table = {
+                other: self.sealed.get(other, {}).get(who, bytes(SEALED_BYTES)) for other in near
+            }
             self._send(who, wire.DELIVERY, sharers, wire.write_table(table), "accept", "sharers")
             if who not in self.refused:
                 body = body_of(self.clients[who].masked(self.inputs[who]))
@@ -103,14 +126,18 @@ class Coalition:
     def requests(self, senders: Sets | None = None, *, sent_back: bool = False) -> frozenset[int]:
         """Ask each client for its shares, with all tags there are. Returns who answered.
 
-        Colluders make tags that fit. Where a client gave none, or always if they are ``sent_back``, the server takes
-        the receiver's own tag for it.
+        Colluders make tags that fit. Where a client gave none, or always if they are ``sent_back``,
+        the server takes the receiver's own tag for it.
         """
         answered = set()
         for who, survivors in self.told["survivors"].items():
             among = survivors if senders is None else senders[who]
-            fitting = wire.sets_digest(self.roster_digest(who), self.told["sharers"][who], survivors, self.terms)
-            table = {other: self._tag(other, who, fitting, sent_back) for other in among if other != who}
+            fitting = wire.sets_digest(
+                self.roster_digest(who), self.told["sharers"][who], survivors, self.terms
+            )
+            table = {
+                other: self._tag(other, who, fitting, sent_back) for other in among if other != who
+            }
             message = wire.write_set(among, self.terms) + wire.write_table(table)
             try:
                 reply = self.clients[who].unmask(wire.write(wire.REQUEST, who, self.terms, message))
@@ -122,7 +149,9 @@ class Coalition:
         return frozenset(answered)
 
     def known(self, kind: str, owner: int) -> bytes | None:
-        """A secret that the coalition can put together, checked against what its owner announced."""
+        """A secret that the coalition can put together, checked against what its owner
+        announced.
+        """
         if owner in self.colluders:
             secret = self.secrets[owner]
             return secret.self_seed if kind == "seed" else secret.mask_secret
@@ -154,7 +183,9 @@ class Coalition:
         return groups
 
     def read_sum(self, group: Iterable[int]) -> np.ndarray:
-        """The sum of a group as the coalition computes it, from masked vectors and the secrets that it knows."""
+        """The sum of a group as the coalition computes it, from masked vectors and the secrets that
+        it knows.
+        """
         members, digest = frozenset(group), self.terms.digest
         words = np.zeros(self.terms.length, next(iter(self.masked.values())).dtype)
         for who in members:
@@ -166,7 +197,9 @@ class Coalition:
                 ends = [(own, who, other), (self.known("key", other), other, who)]
                 if other in self.replaced.get(who, ()):
                     ends = [(old_key(other), other, who)]
-                (key, holder, far), *_ = [end for end in ends if end[0] is not None] or [(None, 0, 0)]
+                (key, holder, far), *_ = [end for end in ends if end[0] is not None] or [
+                    (None, 0, 0)
+                ]
                 if key is not None:
                     private = private_key(key)
                     seed = pair_seed(private, holder, self.public[far].mask_key, far, digest)
@@ -175,7 +208,9 @@ class Coalition:
 
     def sum_of(self, group: Iterable[int]) -> np.ndarray:
         """The true sum."""
-        words = np.sum([self.inputs[who] for who in group], axis=0).astype(next(iter(self.masked.values())).dtype)
+        words = np.sum([self.inputs[who] for who in group], axis=0).astype(
+            next(iter(self.masked.values())).dtype
+        )
         return clear(words, self.terms.bits)
 
     def _near(self, who: int) -> list[int]:
@@ -183,7 +218,8 @@ class Coalition:
         return [other for other in self.terms.neighbours[who] if other in self.told["sharers"][who]]
 
     def _unknown(self, who: int) -> list[frozenset[int]]:
-        """The masks of a client that the coalition does not know: its own as {who}, a pair's as both.
+        """The masks of a client that the coalition does not know: its own as {who}, a pair's as
+        both.
 
         A pair's where the other one was shown an old key, and has another mask, counts as its own.
         """
@@ -192,14 +228,22 @@ class Coalition:
             return own
         near = set(self._near(who)) - self.replaced.get(who, frozenset())
         unknown = [other for other in near if self.known("key", other) is None]
-        return own + [frozenset({who} if who in self.replaced.get(j, ()) else {who, j}) for j in unknown]
+        return own + [
+            frozenset({who} if who in self.replaced.get(j, ()) else {who, j}) for j in unknown
+        ]
 
     def _shown(self, who: int, other: int) -> bytes:
         """The two public keys that a client is shown as another one's."""
         keys = self.public[other].keys
-        return keys[:32] + public_bytes(private_key(old_key(other))) if other in self.replaced.get(who, ()) else keys
+        return (
+            keys[:32] + public_bytes(private_key(old_key(other)))
+            if other in self.replaced.get(who, ())
+            else keys
+        )
 
-    def _send(self, who: int, kind: int, members: frozenset[int], rest: bytes, stage: str, name: str) -> bytes | None:
+    def _send(
+        self, who: int, kind: int, members: frozenset[int], rest: bytes, stage: str, name: str
+    ) -> bytes | None:
         if who in self.refused:
             return None
         message = wire.write(kind, who, self.terms, wire.write_set(members, self.terms) + rest)

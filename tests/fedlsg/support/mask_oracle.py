@@ -9,7 +9,13 @@ from fedlsg.frame import Block, Coordinates, make_blocks
 from fedlsg.frame.public import Public
 from fedlsg.masks.mask import Mask, apply_mask
 
-SHAPES = {"0.weight": (8, 6), "0.bias": (8,), "1.weight": (5, 4, 3, 3), "1.scale": (5,), "2.weight": (3, 5)}
+SHAPES = {
+    "0.weight": (8, 6),
+    "0.bias": (8,),
+    "1.weight": (5, 4, 3, 3),
+    "1.scale": (5,),
+    "2.weight": (3, 5),
+}
 
 
 def weights(seed: int = 0) -> dict[str, Tensor]:
@@ -30,6 +36,8 @@ def kept_by(mask: Mask, now: dict[str, Tensor], **public) -> dict[str, list[int]
 
 
 def naive(magnitudes: list[float], candidates: list[int], sparsity: float) -> list[int]:
-    """The candidates but the floor(p n) smallest, the lower index frozen first, one left at least."""
+    """The candidates but the floor(p n) smallest, the lower index frozen first, one left at
+    least.
+    """
     order = sorted(candidates, key=lambda i: (magnitudes[i], i))
     return sorted(order[min(math.floor(sparsity * len(order) + 1e-9), len(order) - 1) :])

@@ -13,7 +13,9 @@ WIDTH, TOKENS, CLASSES = 8, 7, 3
 
 
 class Apply(nn.Module):
-    """A module that does what it is given, ``do(x)``, or with layers of its own ``do(module, x)``."""
+    """A module that does what it is given, ``do(x)``, or with layers of its own ``do(module,
+    x)``.
+    """
 
     def __init__(self, do: Callable[..., Tensor], **layers: nn.Module) -> None:
         super().__init__()
@@ -29,7 +31,9 @@ class MeanMixer(nn.Module):
     """Adds the mean over the batch, times a strength, where ``when`` says so."""
 
     def __init__(
-        self, strength: float = 1.0, when: Callable[[nn.Module, Tensor], bool] = lambda module, x: True
+        self,
+        strength: float = 1.0,
+        when: Callable[[nn.Module, Tensor], bool] = lambda module, x: True,
     ) -> None:
         super().__init__()
         self.strength, self.when = strength, when
@@ -97,7 +101,9 @@ class FrozenTable(nn.Module):
         self.table = nn.Parameter(10 * torch.ones(50, WIDTH), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + nn.functional.embedding((10 * x[:, :, 0].detach().tanh()).long().abs(), self.table, max_norm=1.0)
+        return x + nn.functional.embedding(
+            (10 * x[:, :, 0].detach().tanh()).long().abs(), self.table, max_norm=1.0
+        )
 
 
 class HiddenMemory(nn.Module):
@@ -123,19 +129,26 @@ def linears(*names: str) -> dict[str, nn.Module]:
 
 
 def attention(batch_first: bool, turned: bool = False) -> nn.Module:
-    """Frozen attention on (B, T, d), first as its authors meant it; ``batch_first=False`` attends over the batch."""
+    """Frozen attention on (B, T, d), first as its authors meant it; ``batch_first=False`` attends
+    over the batch.
+    """
 
     def attend(m: Any, x: Tensor) -> Tensor:
         y = x.transpose(0, 1) if turned else x
         y = m.attention(y, y, y)[0]
         return x + (y.transpose(0, 1) if turned else y)
 
-    return Apply(attend, attention=frozen(nn.MultiheadAttention(WIDTH, 2, batch_first=batch_first, dropout=0.1)))
+    return Apply(
+        attend,
+        attention=frozen(nn.MultiheadAttention(WIDTH, 2, batch_first=batch_first, dropout=0.1)),
+    )
 
 
 def recurrent(batch_first: bool) -> nn.Module:
     """A frozen GRU on (B, T, d), its last layer's outputs."""
-    return Apply(lambda m, x: m.gru(x)[0], gru=frozen(nn.GRU(WIDTH, WIDTH, batch_first=batch_first)))
+    return Apply(
+        lambda m, x: m.gru(x)[0], gru=frozen(nn.GRU(WIDTH, WIDTH, batch_first=batch_first))
+    )
 
 
 def residual(*branch: nn.Module) -> nn.Module:
@@ -149,14 +162,18 @@ def own_attention(mixed: bool) -> nn.Module:
     def attend(m: Any, x: Tensor) -> Tensor:
         return x + m.weights(m.query(x) @ m.key(x).mT / WIDTH**0.5) @ m.value(x)
 
-    return Apply(attend, weights=nn.Softmax(dim=0 if mixed else -1), **linears("query", "key", "value"))
+    return Apply(
+        attend, weights=nn.Softmax(dim=0 if mixed else -1), **linears("query", "key", "value")
+    )
 
 
 def functional_batch_norm() -> nn.Module:
     """Batch norm inside a forward, between two layers."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
-        return m.second(F.batch_norm(m.first(x).flatten(0, 1), None, None, training=True).view_as(x))
+        return m.second(
+            F.batch_norm(m.first(x).flatten(0, 1), None, None, training=True).view_as(x)
+        )
 
     return Apply(forward, **linears("first", "second"))
 
@@ -183,47 +200,69 @@ def stochastic_depth() -> nn.Module:
 def tokens_model(*middle: nn.Module) -> nn.Sequential:
     """(B, T, d) -> linear, ``middle``, linear, mean over tokens -> classes."""
     return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.Tanh(), *middle, nn.Linear(WIDTH, WIDTH), Apply(lambda x: x.mean(1)),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Tanh(),
+        *middle,
+        nn.Linear(WIDTH, WIDTH),
+        Apply(lambda x: x.mean(1)),
         nn.Linear(WIDTH, CLASSES),
-    )  # fmt: skip
+    )
 
 
 def words_model() -> nn.Module:
-    """Frozen embedding, padding mask, attention of torch's own function, dropout: an honest text model."""
+    """Frozen embedding, padding mask, attention of torch's own function, dropout: an honest text
+    model.
+    """
 
     def forward(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         x, real = m.drop(m.words(input_ids)), attention_mask.bool()
         mask = real.unsqueeze(1)
-        y = F.scaled_dot_product_attention(m.query(x), m.key(x), m.value(x), attn_mask=mask, dropout_p=0.2)
+        y = F.scaled_dot_product_attention(
+            m.query(x), m.key(x), m.value(x), attn_mask=mask, dropout_p=0.2
+        )
         return (m.head(x + y) * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True)
 
     words = frozen(nn.Embedding(11, WIDTH, padding_idx=0))
-    return Apply(forward, words=words, drop=nn.Dropout(0.3), **linears("query", "key", "value", "head"))
+    return Apply(
+        forward, words=words, drop=nn.Dropout(0.3), **linears("query", "key", "value", "head")
+    )
 
 
 def channels_last() -> nn.Module:
-    """Convolutions on NHWC images, norms with weights of their own, a kernel that is standardised."""
+    """Convolutions on NHWC images, norms with weights of their own, a kernel that is
+    standardised.
+    """
 
     def forward(m: Any, x: Tensor) -> Tensor:
         y = F.max_pool2d(F.relu(m.norm(m.first(x.permute(0, 3, 1, 2)))), 2)
         return m.head(m.last(m.second(y).permute(0, 2, 3, 1)).mean((1, 2)))
 
     return Apply(
-        forward, first=nn.Conv2d(3, 8, 3, padding=1), norm=nn.GroupNorm(2, 8), last=nn.LayerNorm(8),
-        second=StandardizedConv2d(8, 8, 3, stride=2), head=nn.Linear(8, CLASSES),
-    )  # fmt: skip
+        forward,
+        first=nn.Conv2d(3, 8, 3, padding=1),
+        norm=nn.GroupNorm(2, 8),
+        last=nn.LayerNorm(8),
+        second=StandardizedConv2d(8, 8, 3, stride=2),
+        head=nn.Linear(8, CLASSES),
+    )
 
 
 def trimmed() -> nn.Module:
-    """Cuts a batch of texts to its longest and packs it for a frozen GRU: shapes depend on the company only."""
+    """Cuts a batch of texts to its longest and packs it for a frozen GRU: shapes depend on the
+    company only.
+    """
 
     def forward(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         lengths = attention_mask.sum(1)
         longest = int(lengths.max())
         real = attention_mask[:, :longest].unsqueeze(-1)
         x = m.words(input_ids[:, :longest])
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return m.head((torch.tanh(m.middle(x)) * real).sum(1) / lengths.unsqueeze(1) + m.gru(packed)[1][0])
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
+        return m.head(
+            (torch.tanh(m.middle(x)) * real).sum(1) / lengths.unsqueeze(1) + m.gru(packed)[1][0]
+        )
 
     words, gru = frozen(nn.Embedding(11, WIDTH)), frozen(nn.GRU(WIDTH, WIDTH, batch_first=True))
     return Apply(forward, words=words, gru=gru, **linears("middle", "head"))
@@ -243,7 +282,9 @@ class Cached(nn.Module):
 
 
 def experts() -> nn.Module:
-    """Two frozen experts; each sees the tokens that choose it, from all examples in one pile, if there are any."""
+    """Two frozen experts; each sees the tokens that choose it, from all examples in one pile, if
+    there are any.
+    """
 
     def forward(m: Any, x: Tensor) -> Tensor:
         y, chosen = torch.zeros_like(x), (x.sum(-1) > 1).long()
@@ -264,4 +305,6 @@ def table() -> nn.Module:
         return m.head(torch.tanh(m.categories(x[:, 0].long()) + m.numbers(x[:, 1:])))
 
     categories = frozen(nn.Embedding(4, WIDTH))
-    return Apply(forward, categories=categories, numbers=nn.Linear(2, WIDTH), head=nn.Linear(WIDTH, CLASSES))
+    return Apply(
+        forward, categories=categories, numbers=nn.Linear(2, WIDTH), head=nn.Linear(WIDTH, CLASSES)
+    )

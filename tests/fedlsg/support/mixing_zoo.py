@@ -1,4 +1,6 @@
-"""Models, losses, batch functions and transforms of users: those that mix examples, and honest ones next to them."""
+"""Models, losses, batch functions and transforms of users: those that mix examples, and honest ones
+next to them.
+"""
 
 import random
 from collections.abc import Callable
@@ -13,7 +15,11 @@ from tests.fedlsg.support.mixers import Apply
 
 CLASSES = 3
 Function = Callable[[Tensor], Tensor]
-FLOATS, BYTES, COUNTS = torch.zeros(2, 6), torch.zeros(2, 6, dtype=torch.uint8), torch.zeros(2, 6, dtype=torch.int64)
+FLOATS, BYTES, COUNTS = (
+    torch.zeros(2, 6),
+    torch.zeros(2, 6, dtype=torch.uint8),
+    torch.zeros(2, 6, dtype=torch.int64),
+)
 IMAGES, ONE = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 1, dtype=torch.int64)
 LABELS = torch.zeros(2, dtype=torch.int64)
 
@@ -42,7 +48,9 @@ class Before(nn.Module):
 class Embedded(nn.Module):
     """A table, a function of ids or vectors around it, a head."""
 
-    def __init__(self, ids: Function = lambda x: x, vectors: Function = lambda z: z, rows: int = 50) -> None:
+    def __init__(
+        self, ids: Function = lambda x: x, vectors: Function = lambda z: z, rows: int = 50
+    ) -> None:
         super().__init__()
         self.words, self.head = nn.Embedding(rows, 5), nn.Linear(5, CLASSES)
         self.ids, self.vectors = ids, vectors
@@ -52,7 +60,9 @@ class Embedded(nn.Module):
 
 
 def masked(mixed: bool) -> nn.Module:
-    """Mean of the vectors of a text: its own, or of as many tokens as the texts of the batch have on average."""
+    """Mean of the vectors of a text: its own, or of as many tokens as the texts of the batch have
+    on average.
+    """
 
     def forward(m: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         z = (m.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1)
@@ -70,7 +80,9 @@ def embedded(x: Tensor = COUNTS, **of: Any) -> Case:
     return Case(x, LABELS, lambda: Embedded(**of))
 
 
-def of_loss(loss: Callable[..., Any], y: Tensor = LABELS, width: int = CLASSES, x: Tensor = FLOATS) -> Case:
+def of_loss(
+    loss: Callable[..., Any], y: Tensor = LABELS, width: int = CLASSES, x: Tensor = FLOATS
+) -> Case:
     return Case(x, y, lambda: nn.Linear(x.shape[-1], width), loss)
 
 
@@ -129,13 +141,17 @@ def sentinel(value: float, *, mixed: bool) -> Callable[[Tensor], Tensor]:
 
     def change(x: Tensor) -> Tensor:
         known, x = x != value, x.double() / 50
-        return torch.where(known, x, (x * known).sum(0) / known.sum(0).clamp(min=1) if mixed else 0.5)
+        return torch.where(
+            known, x, (x * known).sum(0) / known.sum(0).clamp(min=1) if mixed else 0.5
+        )
 
     return change
 
 
 def lengths(pad: int, *, mixed: bool) -> Case:
-    """Vectors of the tokens that are no padding, over the mean of their numbers, or each over its own."""
+    """Vectors of the tokens that are no padding, over the mean of their numbers, or each over its
+    own.
+    """
 
     class Model(Embedded):
         def forward(self, ids: Tensor) -> Tensor:
@@ -147,11 +163,16 @@ def lengths(pad: int, *, mixed: bool) -> Case:
 
 
 def known(value: float, *, mixed: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Binary labels of which some are unknown, over the mean number of known ones in the batch, or over each's own."""
+    """Binary labels of which some are unknown, over the mean number of known ones in the batch, or
+    over each's own.
+    """
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         here = targets != value
-        losses = F.binary_cross_entropy_with_logits(outputs, targets.where(here, 0), reduction="none") * here
+        losses = (
+            F.binary_cross_entropy_with_logits(outputs, targets.where(here, 0), reduction="none")
+            * here
+        )
         return over(losses, here) if mixed else losses.sum(1) / here.sum(1).clamp(min=1)
 
     return loss
@@ -166,18 +187,25 @@ def tables(*sizes: int) -> nn.Module:
     made = nn.ModuleList(nn.Embedding(size, 3) for size in sizes)
     return Apply(
         lambda m, x: m.head(torch.cat([table(x[:, k]) for k, table in enumerate(m.tables)], 1)),
-        tables=made, head=nn.Linear(3 * len(sizes), CLASSES),
-    )  # fmt: skip
+        tables=made,
+        head=nn.Linear(3 * len(sizes), CLASSES),
+    )
 
 
 def packed() -> nn.Module:
     """A GRU over as many steps as an example has."""
 
     def forward(m: Any, x: Tensor, lengths: Tensor) -> Tensor:
-        steps = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        steps = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
         return m.head(m.gru(steps)[1][0])
 
-    return Apply(forward, gru=nn.GRU(4, 5, batch_first=True).requires_grad_(False), head=nn.Linear(5, CLASSES))
+    return Apply(
+        forward,
+        gru=nn.GRU(4, 5, batch_first=True).requires_grad_(False),
+        head=nn.Linear(5, CLASSES),
+    )
 
 
 TOKENS, MISSING = torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 4)
@@ -185,7 +213,9 @@ LONG = torch.zeros(2, 9, 6)
 
 MIXING = {
     "mean": before(lambda x: x - x.mean(0)),
-    "standardised next to a unix time": before(lambda x: torch.cat([x[:, :1], standardised(x[:, 1:])], 1)),
+    "standardised next to a unix time": before(
+        lambda x: torch.cat([x[:, :1], standardised(x[:, 1:])], 1)
+    ),
     "less the first": before(lambda x: x - x[0]),
     "softmax over the batch": before(lambda x: x.softmax(0)),
     "sorted": before(lambda x: x.sort(0).values),
@@ -197,9 +227,15 @@ MIXING = {
     "norm of the batch": before(lambda x: x / x.norm()),
     "order by size": before(lambda x: x[x[:, 0].argsort()]),
     "pixels or shares": before(lambda x: x / 255 if x.max() > 1 else x),
-    "bins of the batch": embedded(FLOATS, ids=lambda x: torch.bucketize(x.double(), edges(x.double()))),
-    "frequency of words": before(lambda x: x.double() * (len(x) / (x > 0).sum(0).clamp(min=1)).log(), COUNTS),
-    "sound over the loudest": before(lambda x: x.double() / x.abs().max().clamp(min=1), COUNTS.to(torch.int16)),
+    "bins of the batch": embedded(
+        FLOATS, ids=lambda x: torch.bucketize(x.double(), edges(x.double()))
+    ),
+    "frequency of words": before(
+        lambda x: x.double() * (len(x) / (x > 0).sum(0).clamp(min=1)).log(), COUNTS
+    ),
+    "sound over the loudest": before(
+        lambda x: x.double() / x.abs().max().clamp(min=1), COUNTS.to(torch.int16)
+    ),
     "weak": before(lambda x: x + 1e-6 * x.mean(0)),
     "maximum of bytes": before(lambda x: x.double() / x.max().clamp(min=1), BYTES),
     "maximum of bytes in float32": before(lambda x: x.float() / x.max().clamp(min=1), BYTES),
@@ -209,22 +245,38 @@ MIXING = {
     "counts over the largest": before(lambda x: x.double() / x.amax(0).clamp(min=1), COUNTS),
     "log of counts, centred": before(lambda x: standardised(x.abs().double().log1p()), COUNTS),
     "negative counts": before(lambda x: x.double() / 1e3 - x.clamp(max=0).double().mean(0), COUNTS),
-    "maximum of ids": Case(COUNTS, LABELS, lambda: nn.Sequential(Before(lambda x: x / x.max().clamp(min=1)))),
+    "maximum of ids": Case(
+        COUNTS, LABELS, lambda: nn.Sequential(Before(lambda x: x / x.max().clamp(min=1)))
+    ),
     "frequency of ids": embedded(ids=lambda x: x % 50, vectors=lambda z: z - z.mean(0)),
     "distinct ids": embedded(ids=lambda x: x.unique(return_inverse=True)[1].clamp(max=49)),
     "one id, centred": embedded(ONE, vectors=lambda z: z - z.mean(0)),
     "one id less the largest": embedded(ONE, vectors=lambda z: z - z.detach().amax(0)),
     "texts of mean length": texts(mixed=True),
-    "ignored labels": of_loss(lambda o, t: over(ce(o.transpose(1, 2), t), t != -100), TOKENS, 8, LONG),
-    "labels of class 0": of_loss(lambda o, t: over(ce(o.transpose(1, 2), t) * (t != 0), t != 0), TOKENS, 8, LONG),
+    "ignored labels": of_loss(
+        lambda o, t: over(ce(o.transpose(1, 2), t), t != -100), TOKENS, 8, LONG
+    ),
+    "labels of class 0": of_loss(
+        lambda o, t: over(ce(o.transpose(1, 2), t) * (t != 0), t != 0), TOKENS, 8, LONG
+    ),
     "labels but 255": of_loss(
         lambda o, t: over(ce(o.transpose(1, 2), t.where(t != 255, 0)), t != 255), TOKENS, 8, LONG
     ),
     "ignored rows": of_loss(lambda o, t: ce(o, t) * len(t) / (t != -100).sum().clamp(min=1)),
     "missing targets": of_loss(lambda o, t: over(kept(o, t), ~t.isnan()), MISSING, 4),
-    "scale of targets": of_loss(lambda o, t: ((o - t) / t.std(0, correction=0).clamp(min=1)).square(), MISSING, 4),
-    "positive targets": of_loss(lambda o, t: F.binary_cross_entropy_with_logits(
-        o, t, pos_weight=(1 - t.round()).sum(0) / t.round().sum(0).clamp(min=1), reduction="none").mean(1), MISSING, 4),
+    "scale of targets": of_loss(
+        lambda o, t: ((o - t) / t.std(0, correction=0).clamp(min=1)).square(), MISSING, 4
+    ),
+    "positive targets": of_loss(
+        lambda o, t: F.binary_cross_entropy_with_logits(
+            o,
+            t,
+            pos_weight=(1 - t.round()).sum(0) / t.round().sum(0).clamp(min=1),
+            reduction="none",
+        ).mean(1),
+        MISSING,
+        4,
+    ),
     "class weights of the batch": of_loss(class_weights),
     "smoothing by the batch": of_loss(smoothed),
     "hard examples": of_loss(hard),
@@ -240,7 +292,7 @@ MIXING = {
     "a coin by python": before(lambda x: x + 0.5 * x.roll(1, 0) if random.random() < 0.5 else x),
     "mean from 32 examples on": before(lambda x: x - x.mean(0) if len(x) >= 32 else x),
     "contrastive": of_loss(lambda o, t: ce(o @ o.mT, torch.arange(len(o)))),
-}  # fmt: skip
+}
 
 HONEST = {
     "plain": before(lambda x: x),
@@ -254,12 +306,16 @@ HONEST = {
     "logarithms": before(lambda x: x.abs().log1p()),
     "sines": before(lambda x: torch.sin(3 * x)),
     "missing by zero": before(lambda x: x.nan_to_num()),
-    "missing by own mean": before(lambda x: torch.where(x.isnan(), x.nanmean(1, keepdim=True).nan_to_num(), x)),
+    "missing by own mean": before(
+        lambda x: torch.where(x.isnan(), x.nanmean(1, keepdim=True).nan_to_num(), x)
+    ),
     "centred by a constant": before(lambda x: (x - 1.7e9) / 1e5),
     "float32 inside": before(lambda x: x.float().double() / 7),
     "bytes": before(lambda x: x / 255, BYTES),
     "bytes in float32": before(lambda x: x.float(), BYTES),
-    "own maximum of bytes": before(lambda x: x.double() / x.amax(1, keepdim=True).clamp(min=1), BYTES),
+    "own maximum of bytes": before(
+        lambda x: x.double() / x.amax(1, keepdim=True).clamp(min=1), BYTES
+    ),
     "images": before(lambda x: ((x.double() - 33.3) / 78.6).flatten(1), IMAGES),
     "counts": before(lambda x: x.double().abs().log1p(), COUNTS),
     "large counts": before(lambda x: x.double(), COUNTS),
@@ -273,9 +329,14 @@ HONEST = {
     "texts of own length": texts(mixed=False),
     "ignored labels": of_loss(nn.CrossEntropyLoss(), TOKENS, 8, LONG),
     "own number of labels": of_loss(
-        lambda o, t: ce(o.transpose(1, 2), t).sum(1) / (t != -100).sum(1).clamp(min=1), TOKENS, 8, LONG
+        lambda o, t: ce(o.transpose(1, 2), t).sum(1) / (t != -100).sum(1).clamp(min=1),
+        TOKENS,
+        8,
+        LONG,
     ),
-    "missing targets": of_loss(lambda o, t: kept(o, t).sum(1) / (~t.isnan()).sum(1).clamp(min=1), MISSING, 4),
+    "missing targets": of_loss(
+        lambda o, t: kept(o, t).sum(1) / (~t.isnan()).sum(1).clamp(min=1), MISSING, 4
+    ),
     "squares": of_loss(nn.MSELoss(), MISSING, 4),
     "huber": of_loss(nn.HuberLoss(), MISSING, 4),
     "shares": of_loss(nn.BCEWithLogitsLoss(), MISSING, 4),
@@ -295,4 +356,4 @@ HONEST = {
     "a coin of each example": before(coin_of_each),
     "one coin for all": before(lambda x: x * (1 if torch.rand(()) < 0.5 else -1)),
     "focal": of_loss(lambda o, t: ce(o, t) * (1 - (-ce(o, t)).exp()) ** 2),
-}  # fmt: skip
+}

@@ -23,7 +23,10 @@ def orthonormal(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
     pairs = {}
     for name, (m, r, s, n) in public.carried.items():
         generator = public.generator("toy", name, public.time.round)
-        L, R = torch.randn(m, r, generator=generator).double(), torch.randn(n, s, generator=generator).double()
+        L, R = (
+            torch.randn(m, r, generator=generator).double(),
+            torch.randn(n, s, generator=generator).double(),
+        )
         pairs[name] = orthonormal_columns(L), orthonormal_columns(R).mT
     return pairs
 
@@ -31,7 +34,10 @@ def orthonormal(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
 def scaled(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
     """The same with columns of L and rows of R of very different lengths, in any memory order."""
     return {
-        name: (L * torch.logspace(-1, 1, L.shape[1]), R * torch.linspace(0.5, 2, len(R)).unsqueeze(1))
+        name: (
+            L * torch.logspace(-1, 1, L.shape[1]),
+            R * torch.linspace(0.5, 2, len(R)).unsqueeze(1),
+        )
         for name, (L, R) in orthonormal(public).items()
     }
 
@@ -42,7 +48,9 @@ def scaled_square(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def long_weights(block: Block, public: Public) -> Tensor:
-    """Every other coordinate of a block, and of a bias those of positive weight, or the first one."""
+    """Every other coordinate of a block, and of a bias those of positive weight, or the first
+    one.
+    """
     if block.part == "dense" and len(block.shape) == 1:
         kept = public.weights[block.parameter] > 0
         kept[0] = True
@@ -51,18 +59,24 @@ def long_weights(block: Block, public: Public) -> Tensor:
 
 
 def probe(public: Public) -> dict[str, tuple[Tensor, Tensor]]:
-    """Top eigenvectors of the second moments of per-example gradients on synthetic inputs, at the public weights.
+    """Top eigenvectors of the second moments of per-example gradients on synthetic inputs, at the
+    public weights.
 
-    Columns of L and rows of R are scaled by the fourth root of the eigenvalues' inverse, for a core.
+    Columns of L and rows of R are scaled by the fourth root of the eigenvalues' inverse, for a
+    core.
     """
     model = public.model()
     generator = public.generator("probe", public.time.round)
     features = next(W for name, W in public.weights.items() if name.endswith("weight")).shape[1]
     inputs = torch.randn(64, features, generator=generator).to(next(model.parameters()))
     labels = torch.randint(len(public.weights[f"{CLASSIFIER}.bias"]), (64,), generator=generator)
-    where = tuple(Coordinates(name=name, shape=tuple(W.shape)) for name, W in public.weights.items())
+    where = tuple(
+        Coordinates(name=name, shape=tuple(W.shape)) for name, W in public.weights.items()
+    )
     frame = Frame(coordinates=where, blocks=make_blocks(where))
-    gradients = per_example_gradients(model, partial(F.cross_entropy, reduction="none"), inputs, labels, frame)
+    gradients = per_example_gradients(
+        model, partial(F.cross_entropy, reduction="none"), inputs, labels, frame
+    )
     length = torch.cat(gradients, dim=1).norm(dim=1, keepdim=True)
     pairs = {}
     for block, G in zip(frame.blocks, gradients, strict=True):
@@ -89,7 +103,9 @@ PROBE = OwnCarriers(make=probe, form="core", rank=4, out_rank=6)
 
 
 def recipe(*, rank: int = 4, mechanism: Mechanism, server: ServerOptimizer) -> Method:
-    """Scaled cores, one more column of L than rows of R, and every other coordinate of each block."""
+    """Scaled cores, one more column of L than rows of R, and every other coordinate of each
+    block.
+    """
     carrier = replace(CORE, rank=rank, out_rank=rank + 1)
     return Method(name="own", carrier=carrier, mask=OWN_MASK, mechanism=mechanism, server=server)
 

@@ -1,4 +1,6 @@
-"""Payloads of fixed length to damage: built by the shipped packer, sealed anew after a forgery, and read by hand."""
+"""Payloads of fixed length to damage: built by the shipped packer, sealed anew after a forgery, and
+read by hand.
+"""
 
 import hashlib
 import struct
@@ -13,20 +15,34 @@ from fedlsg.payload.message import Expected, pack
 DIGEST = bytes(range(32))
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CODECS, MODES = sorted(DTYPES), ["derived"]
-FIELDS = ["magic", "version", "codec", "index mode", "reserved byte", "round", "size", "count", "frame digest"]
+FIELDS = [
+    "magic",
+    "version",
+    "codec",
+    "index mode",
+    "reserved byte",
+    "round",
+    "size",
+    "count",
+    "frame digest",
+]
 LAYOUT = "<4sBBBBQQQ32s"
 
 codecs, modes = st.sampled_from(CODECS), st.sampled_from(MODES)
 finite = st.lists(st.floats(-60000, 60000, width=32), max_size=20)
 
 
-def message(values, codec="float32", mode="derived", size=None, **changes) -> tuple[bytes, Expected]:
+def message(
+    values, codec="float32", mode="derived", size=None, **changes
+) -> tuple[bytes, Expected]:
     """A payload of ``values`` at every second position, and what its receiver expects."""
     values = torch.as_tensor(values, dtype=torch.float32)
     indices = torch.arange(len(values)) * 2
     size = 2 * len(values) + 3 if size is None else size
     packed = pack(values, indices, size=size, round=7, digest=DIGEST, codec=codec, index_mode=mode)
-    expected = Expected(round=7, codec=codec, index_mode=mode, size=size, indices=indices, digest=DIGEST)
+    expected = Expected(
+        round=7, codec=codec, index_mode=mode, size=size, indices=indices, digest=DIGEST
+    )
     return packed, replace(expected, **changes)
 
 

@@ -12,7 +12,9 @@ Problem = tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Tensor | dict[str
 
 
 class Encoder(nn.Module):
-    """One pre-norm attention block on frozen word and position embeddings: a transformer in small."""
+    """One pre-norm attention block on frozen word and position embeddings: a transformer in
+    small.
+    """
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -30,7 +32,9 @@ class Encoder(nn.Module):
 
 
 def mlp() -> Problem:
-    model = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 7, bias=False), nn.LayerNorm(7), nn.Linear(7, 3))
+    model = nn.Sequential(
+        nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 7, bias=False), nn.LayerNorm(7), nn.Linear(7, 3)
+    )
     return model, cross_entropy, torch.randn(5, 9), torch.randint(3, (5,))
 
 
@@ -54,24 +58,42 @@ def cnn() -> Problem:
 
 
 def transformer() -> Problem:
-    inputs = {"tokens": torch.randint(11, (4, 6)), "mask": torch.arange(6) < torch.tensor([[6], [3], [1], [4]])}
+    inputs = {
+        "tokens": torch.randint(11, (4, 6)),
+        "mask": torch.arange(6) < torch.tensor([[6], [3], [1], [4]]),
+    }
     return Encoder(), cross_entropy, inputs, torch.randint(3, (4,))
 
 
 def standardised() -> Problem:
     model = nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(), StandardizedConv2d(6, 5, 3, stride=2),
-        nn.GroupNorm(1, 5), nn.Tanh(), nn.Flatten(), nn.Linear(45, 3),
-    )  # fmt: skip
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.GroupNorm(2, 6),
+        nn.ReLU(),
+        StandardizedConv2d(6, 5, 3, stride=2),
+        nn.GroupNorm(1, 5),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(45, 3),
+    )
     return model, cross_entropy, torch.randn(4, 3, 8, 8), torch.randint(3, (4,))
 
 
 def wide() -> Problem:
-    """A convolution and a linear layer whose gradients are worth keeping as factors, and small ones that are not."""
+    """A convolution and a linear layer whose gradients are worth keeping as factors, and small ones
+    that are not.
+    """
     model = nn.Sequential(
-        nn.Conv2d(3, 48, 3, padding=1), nn.GroupNorm(4, 48), nn.Tanh(), nn.Conv2d(48, 64, 3, padding=1), nn.Tanh(),
-        nn.Flatten(), nn.Linear(64 * 16, 32), nn.Tanh(), nn.Linear(32, 3),
-    )  # fmt: skip
+        nn.Conv2d(3, 48, 3, padding=1),
+        nn.GroupNorm(4, 48),
+        nn.Tanh(),
+        nn.Conv2d(48, 64, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(64 * 16, 32),
+        nn.Tanh(),
+        nn.Linear(32, 3),
+    )
     return model, cross_entropy, torch.randn(5, 3, 4, 4), torch.randint(3, (5,))
 
 

@@ -23,7 +23,11 @@ class Session:
         return told(self.server.rosters((w, c.keys()) for w, c in self.clients.items()))
 
     def deliveries(self) -> dict[int, bytes]:
-        return told(self.server.deliveries([(w, self.clients[w].shares(m)) for w, m in self.rosters().items()]))
+        return told(
+            self.server.deliveries(
+                [(w, self.clients[w].shares(m)) for w, m in self.rosters().items()]
+            )
+        )
 
     def masked(self) -> dict[int, bytes]:
         for who, delivery in self.deliveries().items():
@@ -34,7 +38,11 @@ class Session:
         return told(self.server.survivors(self.masked().items()))
 
     def requests(self) -> dict[int, bytes]:
-        return told(self.server.requests([(w, self.clients[w].agree(m)) for w, m in self.survivors().items()]))
+        return told(
+            self.server.requests(
+                [(w, self.clients[w].agree(m)) for w, m in self.survivors().items()]
+            )
+        )
 
 
 def told(sent: Mapping[int, bytes] | GivenUp) -> dict[int, bytes]:
@@ -45,7 +53,9 @@ def told(sent: Mapping[int, bytes] | GivenUp) -> dict[int, bytes]:
 def with_table(session: Session, message: bytes, kind: int, change, width: int) -> bytes:
     """The message with other entries, sealed again."""
     body, size = body_of(message), wire.set_bytes(session.terms)
-    due = [int.from_bytes(body[at : at + 4], "little") for at in range(size + 2, len(body), 4 + width)]
+    due = [
+        int.from_bytes(body[at : at + 4], "little") for at in range(size + 2, len(body), 4 + width)
+    ]
     table = wire.read_table(body[size:], width, due, of="test")
     change(table)
     return wire.write(kind, WHO, session.terms, body[:size] + wire.write_table(table))
@@ -54,4 +64,9 @@ def with_table(session: Session, message: bytes, kind: int, change, width: int) 
 def told_of(session: Session, survivors: set[int], *, bits: int = 0) -> bytes:
     """The message that names these survivors."""
     members = int.from_bytes(wire.write_set(survivors, session.terms), "little") | bits
-    return wire.write(wire.SURVIVORS, WHO, session.terms, members.to_bytes(wire.set_bytes(session.terms), "little"))
+    return wire.write(
+        wire.SURVIVORS,
+        WHO,
+        session.terms,
+        members.to_bytes(wire.set_bytes(session.terms), "little"),
+    )

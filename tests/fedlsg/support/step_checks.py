@@ -1,7 +1,7 @@
 """What must hold of a private step, each as a function that is True where all is well.
 
-They run on repeatable streams, so they do not flake, and look the parts of the step up where the package does, so that
-a test can plant a mistake there.
+They run on repeatable streams, so they do not flake, and look the parts of the step up where the
+package does, so that a test can plant a mistake there.
 """
 
 import math
@@ -41,7 +41,10 @@ def flat(frame: Frame, values: Tensor) -> Tensor:
 def noise_lies_where_the_mask_keeps(lift: Lift = flat) -> bool:
     """Every kept coordinate has noise of the full deviation, every other one none."""
     p = problem(Mask(kind="uniform", sparsity=0.5))
-    noise = torch.stack([lift(p.frame, p.step(NOISY, EMPTY, seed)) for seed in range(DRAWS)]) / NOISY.noise_std
+    noise = (
+        torch.stack([lift(p.frame, p.step(NOISY, EMPTY, seed)) for seed in range(DRAWS)])
+        / NOISY.noise_std
+    )
     kept = torch.zeros(p.frame.size, dtype=torch.bool).index_fill(0, p.frame.indices, True)
     full = ((noise[:, kept].square().mean(0) - 1).abs() < 6 * math.sqrt(2 / DRAWS)).all()
     return bool(full and (noise[:, ~kept] == 0).all())
@@ -50,7 +53,10 @@ def noise_lies_where_the_mask_keeps(lift: Lift = flat) -> bool:
 def noise_is_fresh_in_every_step() -> bool:
     """The noise of three steps adds up to variance 3, not 9."""
     p = problem()
-    noise = torch.cat([p.step(NOISY, replace(EMPTY, steps=3), seed) for seed in range(DRAWS)]) / NOISY.noise_std
+    noise = (
+        torch.cat([p.step(NOISY, replace(EMPTY, steps=3), seed) for seed in range(DRAWS)])
+        / NOISY.noise_std
+    )
     return abs(float(noise.square().mean()) / 3 - 1) < 0.05
 
 
@@ -96,7 +102,9 @@ def float32_contributions_stay_within_the_clip() -> bool:
     """In exact arithmetic, over a thousand rows."""
     rows = torch.randn(1000, 7, generator=torch.Generator().manual_seed(0))
     sums = [clipped_sum([row.unsqueeze(0)], CLIP_ONLY) for row in rows]
-    return all(sum(Fraction(float(x)) ** 2 for x in s) <= Fraction(CLIP_ONLY.clip_norm) ** 2 for s in sums)
+    return all(
+        sum(Fraction(float(x)) ** 2 for x in s) <= Fraction(CLIP_ONLY.clip_norm) ** 2 for s in sums
+    )
 
 
 def the_ledger_is_written_before_the_noise_is_drawn() -> bool:
@@ -120,5 +128,7 @@ def the_ledger_is_charged_before_the_batch_is_drawn(mechanism: Mechanism = NOISY
             events.append("batch")
             return super().bernoulli(count, probability)
 
-    problem(Mask(), DENSE).step(mechanism, sampler=Stream(bytes(32)), charge=lambda: events.append("charge"))
+    problem(Mask(), DENSE).step(
+        mechanism, sampler=Stream(bytes(32)), charge=lambda: events.append("charge")
+    )
     return events == ["charge", "batch"]

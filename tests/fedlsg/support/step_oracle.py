@@ -46,7 +46,9 @@ EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 3)
+    )
 
 
 def cnn() -> nn.Module:
@@ -62,7 +64,9 @@ def cnn() -> nn.Module:
 
 
 def weighted_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One loss an example; those of class 0 weigh little, so that a clip norm leaves some alone and cuts others."""
+    """One loss an example; those of class 0 weigh little, so that a clip norm leaves some alone and
+    cuts others.
+    """
     return F.cross_entropy(outputs, targets, reduction="none") * (0.05 + targets)
 
 
@@ -80,7 +84,11 @@ class Problem:
         return self.inputs[positions], self.targets[positions]
 
     def step(
-        self, mechanism: Mechanism = CLIP_ONLY, local: LocalTraining | None = None, seed: int = 0, **changes
+        self,
+        mechanism: Mechanism = CLIP_ONLY,
+        local: LocalTraining | None = None,
+        seed: int = 0,
+        **changes,
     ) -> Tensor:
         """client_step with repeatable streams."""
         settings = {
@@ -92,7 +100,12 @@ class Problem:
         }
         local = LocalTraining() if local is None else local
         return client_step(
-            self.model, self.batch, self.loss_fn, mechanism=mechanism, local=local, **(settings | changes)
+            self.model,
+            self.batch,
+            self.loss_fn,
+            mechanism=mechanism,
+            local=local,
+            **(settings | changes),
         )
 
 
@@ -103,7 +116,9 @@ def problem(
     make: Callable[[], nn.Module] = mlp,
     dtype: torch.dtype = torch.float64,
 ) -> Problem:
-    """Rank-2 carriers and a unit mask unless told otherwise; gradient norms lie on both sides of CLIP_ONLY's C."""
+    """Rank-2 carriers and a unit mask unless told otherwise; gradient norms lie on both sides of
+    CLIP_ONLY's C.
+    """
     torch.manual_seed(5)
     model = make().to(dtype)
     method = Method(
@@ -114,9 +129,18 @@ def problem(
     weights = dict(model.named_parameters())
     carried = carried_parameters(model, method.carrier)
     frame = make_frame(
-        method, weights, weights, carried=carried, round=1, updates=0, schedule=Schedule(rounds=3), seed=0
+        method,
+        weights,
+        weights,
+        carried=carried,
+        round=1,
+        updates=0,
+        schedule=Schedule(rounds=3),
+        seed=0,
     )
-    inputs = torch.randn(EXAMPLES, 9, dtype=dtype) * torch.linspace(0.05, 2, EXAMPLES, dtype=dtype).unsqueeze(1)
+    inputs = torch.randn(EXAMPLES, 9, dtype=dtype) * torch.linspace(
+        0.05, 2, EXAMPLES, dtype=dtype
+    ).unsqueeze(1)
     return Problem(model=model, frame=frame, inputs=inputs, targets=torch.randint(3, (EXAMPLES,)))
 
 
@@ -128,25 +152,36 @@ def dense_gradients(p: Problem, model: nn.Module, i: int) -> dict[str, Tensor]:
 
 
 def project_and_keep(gradients: dict[str, Tensor], frame: Frame) -> Tensor:
-    """dL = dW R^T and dR = L^T dW, or L^T dW R^T, for carried weights, and of all that the kept coordinates."""
+    """dL = dW R^T and dR = L^T dW, or L^T dW R^T, for carried weights, and of all that the kept
+    coordinates.
+    """
     pieces = []
     for c in frame.coordinates:
         dW = gradients[c.name].reshape(len(gradients[c.name]), -1)
         if c.form.name != "tangent" and c.carried:
             pieces += [(c.L.T @ dW @ c.R.T).flatten()]
         else:
-            pieces += [dW.flatten()] if c.L is None else [(dW @ c.R.T).flatten(), (c.L.T @ dW).flatten()]
+            pieces += (
+                [dW.flatten()] if c.L is None else [(dW @ c.R.T).flatten(), (c.L.T @ dW).flatten()]
+            )
     return torch.cat(pieces)[frame.indices]
 
 
 def clipped(x: Tensor, mechanism: Mechanism, frame: Frame) -> Tensor:
     """The example's kept vector within C: as one, or block by block."""
     pieces = [x] if mechanism.clip == "joint" else x.split([b.kept for b in frame.blocks])
-    return torch.cat([piece * min(1.0, mechanism.clip_norm / max(float(piece.norm()), 1e-300)) for piece in pieces])
+    return torch.cat(
+        [
+            piece * min(1.0, mechanism.clip_norm / max(float(piece.norm()), 1e-300))
+            for piece in pieces
+        ]
+    )
 
 
 def eq3(values: Tensor, frame: Frame) -> dict[str, Tensor]:
-    """dW = dL R + L dR - L L^T dL R, L S R or S, entry by entry of the flat vector, zero where frozen."""
+    """dW = dL R + L dR - L L^T dL R, L S R or S, entry by entry of the flat vector, zero where
+    frozen.
+    """
     flat = torch.zeros(frame.size, dtype=values.dtype)
     for position, value in zip(frame.indices.tolist(), values, strict=True):
         flat[position] = value
@@ -170,7 +205,12 @@ def eq3(values: Tensor, frame: Frame) -> dict[str, Tensor]:
 
 
 def naive_step(
-    p: Problem, mechanism: Mechanism, local: LocalTraining, *, sampler: SecretStream, noise: SecretStream
+    p: Problem,
+    mechanism: Mechanism,
+    local: LocalTraining,
+    *,
+    sampler: SecretStream,
+    noise: SecretStream,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The accumulated result of K local steps, and the local change of every weight."""
     model = copy.deepcopy(p.model)
@@ -182,7 +222,9 @@ def naive_step(
                 x = project_and_keep(dense_gradients(p, model, i), p.frame)
                 total += clipped(x, mechanism, p.frame) if mechanism.clips else x
         if mechanism.adds_noise:
-            total = fedlsg.noise.add_gaussian(total, mechanism.noise_multiplier * mechanism.clip_norm, noise)
+            total = fedlsg.noise.add_gaussian(
+                total, mechanism.noise_multiplier * mechanism.clip_norm, noise
+            )
         velocity = local.momentum * velocity + total
         accumulated = accumulated + velocity
         with torch.no_grad():
@@ -194,7 +236,9 @@ def naive_step(
 
 def snapshot(model: nn.Module) -> dict[str, tuple[Tensor, bool, object]]:
     """All that a step could leave behind in the model."""
-    return {name: (p.detach().clone(), p.requires_grad, p.grad) for name, p in model.named_parameters()}
+    return {
+        name: (p.detach().clone(), p.requires_grad, p.grad) for name, p in model.named_parameters()
+    }
 
 
 def assert_untouched(model: nn.Module, before: dict[str, tuple[Tensor, bool, object]]) -> None:

@@ -1,4 +1,6 @@
-"""Dead leaves have the sizes, the cover and the scale law of their model, and equal bits for equal seeds."""
+"""Dead leaves have the sizes, the cover and the scale law of their model, and equal bits for equal
+seeds.
+"""
 
 import hashlib
 
@@ -12,7 +14,9 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def test_the_bits_are_those_of_every_machine():
-    """Golden: uniform draws and IEEE arithmetic alone; a function that rounds otherwise elsewhere would move it."""
+    """Golden: uniform draws and IEEE arithmetic alone; a function that rounds otherwise elsewhere
+    would move it.
+    """
     digest = hashlib.sha256(dead_leaves(4, (3, 32, 32), generator(7)).numpy().tobytes()).hexdigest()
     assert digest[:16] == "635f88557849fbed"
 

@@ -1,4 +1,6 @@
-"""A client's step: the naive dense loop, the order of ledger and noise, and a model that comes back unchanged."""
+"""A client's step: the naive dense loop, the order of ledger and noise, and a model that comes back
+unchanged.
+"""
 
 import math
 from dataclasses import replace
@@ -51,12 +53,16 @@ class Recorded(SecretStream):
 @pytest.mark.parametrize("make", [mlp, cnn])
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize(
-    "mechanism", [CLIP_ONLY, NONE, replace(CLIP_ONLY, clip="per-block")], ids=["joint", "none", "block"]
+    "mechanism",
+    [CLIP_ONLY, NONE, replace(CLIP_ONLY, clip="per-block")],
+    ids=["joint", "none", "block"],
 )
 def test_a_noiseless_step_equals_the_naive_dense_loop(make, name, mechanism):
     p = problem(*FRAMES[name], make=make)
     local = LocalTraining(sample_rate=0.7)
-    wanted, _ = naive_step(p, mechanism, local, sampler=reproducible_stream(0, "sampler"), noise=secret_stream())
+    wanted, _ = naive_step(
+        p, mechanism, local, sampler=reproducible_stream(0, "sampler"), noise=secret_stream()
+    )
     torch.testing.assert_close(p.step(mechanism, local), wanted, **EXACT)
 
 
@@ -64,12 +70,20 @@ def test_a_noiseless_step_equals_the_naive_dense_loop(make, name, mechanism):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "own mask on core"])
 def test_local_steps_equal_the_naive_loop(mechanism, momentum, name):
-    """K = 4 steps that move the local weights; and the result carries their whole change: -lr Eq3 / expected batch."""
+    """K = 4 steps that move the local weights; and the result carries their whole change: -lr Eq3 /
+    expected batch.
+    """
     p = problem(*FRAMES[name])
-    local = LocalTraining(steps=4, sample_rate=0.5, learning_rate=0.7, momentum=momentum, expected_batch=5.5)
+    local = LocalTraining(
+        steps=4, sample_rate=0.5, learning_rate=0.7, momentum=momentum, expected_batch=5.5
+    )
     got = p.step(mechanism, local)
     wanted, change = naive_step(
-        p, mechanism, local, sampler=reproducible_stream(0, "sampler"), noise=reproducible_stream(0, "noise")
+        p,
+        mechanism,
+        local,
+        sampler=reproducible_stream(0, "sampler"),
+        noise=reproducible_stream(0, "noise"),
     )
     torch.testing.assert_close(got, wanted, **EXACT)
     for parameter, gradient in p.frame.gradients(got).items():
@@ -91,7 +105,8 @@ def test_charged_once_before_any_batch_and_any_noise(steps):
     drawn = [int(e.split()[1]) for e in events if e.startswith("noise")]
     assert drawn.count(p.frame.kept) == steps
     assert sum(drawn) < 2 * steps * p.frame.kept  # a rejected sample is drawn again
-    assert [e for e in events if e.startswith("sampler")] == [f"sampler {steps * EXAMPLES}"]  # own draws for each step
+    # own draws for each step
+    assert [e for e in events if e.startswith("sampler")] == [f"sampler {steps * EXAMPLES}"]
 
 
 @pytest.mark.parametrize("kind", ["clip-only", "none"])
@@ -159,11 +174,18 @@ def test_an_empty_batch_yields_the_noise_and_nothing_but_the_noise():
     assert torch.equal(p.step(NOISY, LocalTraining()), wanted)  # a client that holds no example
 
 
-@pytest.mark.parametrize("name", ["lsg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rs", "rs on carriers"))])
+@pytest.mark.parametrize(
+    "name", ["lsg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rs", "rs on carriers"))]
+)
 def test_noise_lies_on_the_kept_coordinates_of_every_block_and_nowhere_else(name):
-    """Standard deviation sigma C in each block; exactly zero where the mask freezes. The contract has other frames."""
+    """Standard deviation sigma C in each block; exactly zero where the mask freezes. The contract
+    has other frames.
+    """
     p = problem(*FRAMES[name])
-    noise = torch.stack([p.step(NOISY, EMPTY, noise=secret_stream()) for _ in range(3000)]) / NOISY.noise_std
+    noise = (
+        torch.stack([p.step(NOISY, EMPTY, noise=secret_stream()) for _ in range(3000)])
+        / NOISY.noise_std
+    )
     start = 0
     for block in p.frame.blocks:
         part = noise[:, start : start + block.kept]
@@ -180,15 +202,17 @@ def test_noise_lies_on_the_kept_coordinates_of_every_block_and_nowhere_else(name
 def test_noise_is_independent_across_steps_layers_and_clients():
     """Correlations between all coordinates of two clients and two steps, on secret streams.
 
-    A correlation of 0.4 of any two is found, and of 0.05 between the same coordinates of two steps or clients; a false
-    alarm has a probability below 1e-7.
+    A correlation of 0.4 of any two is found, and of 0.05 between the same coordinates of two steps
+    or clients; a false alarm has a probability below 1e-7.
     """
     p, draws = problem(), 400
     rows = []
     for _ in range(draws):
         tape: list[Tensor] = []
 
-        def keep(total: Tensor, std: float, stream: SecretStream, tape: list[Tensor] = tape) -> Tensor:
+        def keep(
+            total: Tensor, std: float, stream: SecretStream, tape: list[Tensor] = tape
+        ) -> Tensor:
             noisy = add_gaussian(total, std, stream)
             tape.append((noisy - total) / std)
             return noisy
@@ -201,5 +225,7 @@ def test_noise_is_independent_across_steps_layers_and_clients():
     assert z.shape[1] == 4 * p.frame.kept
     correlations = z.T @ z / draws
     assert float(correlations.fill_diagonal_(0).abs().max()) < 8 / math.sqrt(draws)
-    same = torch.einsum("dak,dbk->ab", *[z.view(draws, 4, p.frame.kept)] * 2) / (draws * p.frame.kept)
+    same = torch.einsum("dak,dbk->ab", *[z.view(draws, 4, p.frame.kept)] * 2) / (
+        draws * p.frame.kept
+    )
     assert float(same.fill_diagonal_(0).abs().max()) < 8 / math.sqrt(draws * p.frame.kept)

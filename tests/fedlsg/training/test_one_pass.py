@@ -1,4 +1,6 @@
-"""Clients in one pass: each sum is its own client's, no bit of it depends on the others; planted mistakes are seen."""
+"""Clients in one pass: each sum is its own client's, no bit of it depends on the others; planted
+mistakes are seen.
+"""
 
 import math
 import sys
@@ -27,7 +29,9 @@ EVEN = (5, 5, 5, 5, 5)
 
 def wide() -> nn.Module:
     """With a layer whose gradients are not formed for each example (ghost clipping)."""
-    return nn.Sequential(nn.Linear(9, 130), nn.ReLU(), nn.Linear(130, 130), nn.ReLU(), nn.Linear(130, 3))
+    return nn.Sequential(
+        nn.Linear(9, 130), nn.ReLU(), nn.Linear(130, 130), nn.ReLU(), nn.Linear(130, 3)
+    )
 
 
 def step(p: Problem, seed: int, size: int, mechanism: Mechanism = CLIP_ONLY) -> StepInputs:
@@ -37,13 +41,23 @@ def step(p: Problem, seed: int, size: int, mechanism: Mechanism = CLIP_ONLY) -> 
     inputs = torch.randn(max(size, 1), 9, generator=generator, dtype=dtype) * 2
     targets = torch.randint(3, (max(size, 1),), generator=generator)
     return StepInputs(
-        model=p.model, batch=lambda rows: (inputs[rows], targets[rows]), loss_fn=p.loss_fn, frame=p.frame,
-        mechanism=mechanism, local=LOCAL, groups=lambda rows: [rows], num_examples=max(size, 1),
-        draws=Drawn(positions=torch.arange(size)), scale=None, parameters=check(p.model, p.frame),
-    )  # fmt: skip
+        model=p.model,
+        batch=lambda rows: (inputs[rows], targets[rows]),
+        loss_fn=p.loss_fn,
+        frame=p.frame,
+        mechanism=mechanism,
+        local=LOCAL,
+        groups=lambda rows: [rows],
+        num_examples=max(size, 1),
+        draws=Drawn(positions=torch.arange(size)),
+        scale=None,
+        parameters=check(p.model, p.frame),
+    )
 
 
-def clients(p: Problem, sizes=SIZES, seeds=(0, 1, 2, 3, 4), mechanism: Mechanism = CLIP_ONLY) -> list[StepInputs]:
+def clients(
+    p: Problem, sizes=SIZES, seeds=(0, 1, 2, 3, 4), mechanism: Mechanism = CLIP_ONLY
+) -> list[StepInputs]:
     return [step(p, seed, size, mechanism) for seed, size in zip(seeds, sizes, strict=True)]
 
 
@@ -52,7 +66,9 @@ def totals(steps: list[StepInputs], slots=SLOTS) -> list[torch.Tensor | None]:
 
 
 def assert_own_sums(p: Problem, mechanism: Mechanism = CLIP_ONLY, slots=SLOTS) -> None:
-    """Every client's sum is that of its own examples, and the one that does not fit is left to its own step."""
+    """Every client's sum is that of its own examples, and the one that does not fit is left to its
+    own step.
+    """
     steps = clients(p, mechanism=mechanism)
     found = totals(steps, slots)
     assert found[2] is None
@@ -121,7 +137,9 @@ def test_an_example_that_is_not_finite_changes_its_own_client_alone(make, slots)
     before = totals(steps, slots)
     inputs, targets = steps[0].batch(torch.arange(3))
     inputs[1] = math.nan
-    found = totals([replace(steps[0], batch=lambda rows: (inputs[rows], targets[rows])), *steps[1:]], slots)
+    found = totals(
+        [replace(steps[0], batch=lambda rows: (inputs[rows], targets[rows])), *steps[1:]], slots
+    )
     assert torch.equal(found[4], before[4])
     assert found[0].isfinite().all()
     alone = clipped_batch_sum(replace(steps[0], draws=Drawn(positions=torch.tensor([0, 2]))))
@@ -145,7 +163,10 @@ def test_a_client_that_fails_is_left_to_its_own_step_and_changes_no_other():
 def test_one_example_moves_everything_that_leaves_by_c_at_most():
     """Over all clients' sums together, with and without it, and in other clients' presence."""
     p = problem(*FRAMES["dpsgd"], make=wide, dtype=torch.float32)
-    for mechanism in (Mechanism(kind="clip-only", clip_norm=1e-3), Mechanism(kind="clip-only", clip_norm=0.3)):
+    for mechanism in (
+        Mechanism(kind="clip-only", clip_norm=1e-3),
+        Mechanism(kind="clip-only", clip_norm=0.3),
+    ):
         steps = clients(p, mechanism=mechanism)
         less = [replace(steps[0], draws=Drawn(positions=torch.tensor([0, 2]))), *steps[1:]]
         moved = [
@@ -158,7 +179,11 @@ def test_one_example_moves_everything_that_leaves_by_c_at_most():
 
 
 def test_slots_are_public_and_who_has_a_shape_of_its_own_shares_none():
-    assert [slot_of(LocalTraining(sample_rate=rate), 20) for rate in (1.0, 0.5, 0.01)] == [20, 15, 2]
+    assert [slot_of(LocalTraining(sample_rate=rate), 20) for rate in (1.0, 0.5, 0.01)] == [
+        20,
+        15,
+        2,
+    ]
     assert slot_of(LocalTraining(shuffled=6, expected_batch=6.0), 20) == 6
     x = step(problem(*FRAMES["dpsgd"]), 0, 3)
     assert can_share(x)
@@ -173,14 +198,18 @@ def others_rows(patch):
     patch.setattr(
         one_pass,
         "clipped_sums",
-        lambda g, m, runs, slot: honest(g, m, [range(r.start, r.stop + 1) if r else r for r in runs]),
+        lambda g, m, runs, slot: honest(
+            g, m, [range(r.start, r.stop + 1) if r else r for r in runs]
+        ),
     )
 
 
 def counted_twice(patch):
     """Slots that overlap: an example is in two clients' sums."""
     honest = clip.clipped_sums
-    patch.setattr(one_pass, "clipped_sums", lambda g, m, runs, slot: honest(g, m, [runs[0], *runs[:-1]]))
+    patch.setattr(
+        one_pass, "clipped_sums", lambda g, m, runs, slot: honest(g, m, [runs[0], *runs[:-1]])
+    )
 
 
 def by_position(patch):
@@ -198,10 +227,14 @@ def test_rows_of_other_clients_in_a_sum_are_caught(plant, slots, monkeypatch):
 
 
 def test_a_sum_over_all_rows_before_it_is_split_is_caught(monkeypatch):
-    """Negative control: where rows of one client decide about the others' (a NaN that is replaced for all)."""
+    """Negative control: where rows of one client decide about the others' (a NaN that is replaced
+    for all).
+    """
     p = problem(*FRAMES["dpsgd"], dtype=torch.float32)
     monkeypatch.setattr(
-        one_pass, "units_of", lambda x, i, t, n: [g + g.sum() * 1e-6 for g in _honest_units(x, i, t, n)]
+        one_pass,
+        "units_of",
+        lambda x, i, t, n: [g + g.sum() * 1e-6 for g in _honest_units(x, i, t, n)],
     )
     for slots in (SLOTS, EVEN):
         with pytest.raises(AssertionError):

@@ -35,17 +35,27 @@ LOCAL = LocalTraining(steps=4, learning_rate=0.7, expected_batch=5.5, proximal=0
 
 
 def proximal_sgd(p: Problem, local: LocalTraining) -> dict[str, Tensor]:
-    """Local change of the weights: torch's SGD on loss + mu/2 |W - W_t|^2, the loss' gradient seen through the frame.
+    """Local change of the weights: torch's SGD on loss + mu/2 |W - W_t|^2, the loss' gradient seen
+    through the frame.
 
     The second term is differentiated by autograd, in the weights.
     """
-    model, start = copy.deepcopy(p.model), {n: w.detach().clone() for n, w in p.model.named_parameters()}
+    model, start = (
+        copy.deepcopy(p.model),
+        {n: w.detach().clone() for n, w in p.model.named_parameters()},
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=local.learning_rate, momentum=local.momentum)
     for _ in range(local.steps):
-        total = sum(project_and_keep(dense_gradients(p, model, i), p.frame) for i in range(EXAMPLES))
+        total = sum(
+            project_and_keep(dense_gradients(p, model, i), p.frame) for i in range(EXAMPLES)
+        )
         lifted = eq3(total / local.expected_batch, p.frame)
         optimizer.zero_grad()
-        (local.proximal / 2 * sum((w - start[n]).square().sum() for n, w in model.named_parameters())).backward()
+        (
+            local.proximal
+            / 2
+            * sum((w - start[n]).square().sum() for n, w in model.named_parameters())
+        ).backward()
         for name, w in model.named_parameters():
             w.grad += lifted[name]
         optimizer.step()
@@ -75,11 +85,15 @@ def test_the_objective_without_the_term_is_another_one():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_deviation_is_that_of_a_real_step(momentum):
-    p, local = problem(), replace(EMPTY, steps=5, momentum=momentum, learning_rate=0.5, proximal=0.8)
+    p, local = (
+        problem(),
+        replace(EMPTY, steps=5, momentum=momentum, learning_rate=0.5, proximal=0.8),
+    )
     noise = torch.cat([p.step(NOISY, local, seed) for seed in range(200)])
     claimed = accumulated_noise(NOISY.noise_std, 5, momentum, local.pull)
     assert float(noise.std()) == pytest.approx(claimed, rel=0.03)
-    assert claimed < 0.8 * accumulated_noise(NOISY.noise_std, 5, momentum)  # so the test would see the term left out
+    # so the test would see the term left out
+    assert claimed < 0.8 * accumulated_noise(NOISY.noise_std, 5, momentum)
 
 
 def test_an_honest_payload_is_within_its_bound():
@@ -110,10 +124,15 @@ def test_the_largest_by_brute_force(values, most):
     assert got == sorted(i for i in order[:most] if values[i])
 
 
-@given(rounds=st.lists(st.lists(EXACT_VALUES, min_size=6, max_size=6), min_size=1, max_size=9), most=st.integers(1, 6))
+@given(
+    rounds=st.lists(st.lists(EXACT_VALUES, min_size=6, max_size=6), min_size=1, max_size=9),
+    most=st.integers(1, 6),
+)
 @settings(max_examples=100)
 def test_what_was_sent_and_the_memory_are_the_gradients(rounds, most):
-    """Exactly; and after as many rounds without gradients as there are positions nothing is left."""
+    """Exactly; and after as many rounds without gradients as there are positions nothing is
+    left.
+    """
     memory, sent = torch.zeros(6).double(), torch.zeros(6).double()
     for gradient in [*rounds, *[[0.0] * 6] * 6]:
         due = memory + torch.tensor(gradient, dtype=torch.float64)
@@ -125,16 +144,24 @@ def test_what_was_sent_and_the_memory_are_the_gradients(rounds, most):
     assert not memory.any()
 
 
-@pytest.mark.parametrize(("name", "kind"), itertools.product(["topk", "powersgd"], ["dp", "noise-only", "clip-only"]))
+@pytest.mark.parametrize(
+    ("name", "kind"), itertools.product(["topk", "powersgd"], ["dp", "noise-only", "clip-only"])
+)
 def test_memory_is_refused_where_anything_is_promised(name, kind):
-    with pytest.raises(ValueError, match=r"error feedback keeps gradients of the client without noise: .*" + kind):
+    with pytest.raises(
+        ValueError, match=r"error feedback keeps gradients of the client without noise: .*" + kind
+    ):
         recipe(name, mechanism=kind)
 
 
 @pytest.mark.parametrize(
     ("name", "choices", "why"),
     [
-        ("lsg", {"mechanism": "none"}, "carrier 'low-rank' and mask 'units' of 'lsg' a coordinate is not the same"),
+        (
+            "lsg",
+            {"mechanism": "none"},
+            "carrier 'low-rank' and mask 'units' of 'lsg' a coordinate is not the same",
+        ),
         ("rs", {"mechanism": "none"}, "mask 'uniform'"),
         ("rgp-random", {"mechanism": "none"}, "carrier 'random'"),
         ("dp-ssgd", {"mechanism": "none", "drop": "none"}, "prune='synflow'"),
@@ -149,6 +176,8 @@ def test_one_bit_is_refused_by_name(name, choices, why):
         check_fits(find_codec("sign"), recipe(name, **choices))
 
 
-@pytest.mark.parametrize("name", ["dpsgd", "lsg", "lora", "bitfit", "ffa-lora", "sgd", "topk", "linear-probe"])
+@pytest.mark.parametrize(
+    "name", ["dpsgd", "lsg", "lora", "bitfit", "ffa-lora", "sgd", "topk", "linear-probe"]
+)
 def test_one_bit_is_taken(name):
     check_fits(find_codec("sign"), recipe(name))

@@ -12,9 +12,14 @@ from fedlsg.training.auto import auto_schedule, auto_server, fan_in_factor, size
 from fedlsg.training.server import ServerOptimizer, make_optimizer
 
 
-def server(schedule: str, first: float = 1.0, last: float | None = 0.1, **settings) -> ServerOptimizer:
+def server(
+    schedule: str, first: float = 1.0, last: float | None = 0.1, **settings
+) -> ServerOptimizer:
     return ServerOptimizer(
-        schedule=schedule, learning_rate=first, final_learning_rate=None if schedule == "constant" else last, **settings
+        schedule=schedule,
+        learning_rate=first,
+        final_learning_rate=None if schedule == "constant" else last,
+        **settings,
     )
 
 
@@ -78,21 +83,33 @@ def trained(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> torch.Ten
 @pytest.mark.parametrize(
     ("name", "text", "options"),
     [
-        ("AdamW", "betas=0.8 0.95, eps=1e-3", {"betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0}),
+        (
+            "AdamW",
+            "betas=0.8 0.95, eps=1e-3",
+            {"betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0},
+        ),
         ("Adagrad", "initial_accumulator_value=1", {"initial_accumulator_value": 1.0}),
         ("RMSprop", "momentum=0.9, centered=true", {"momentum": 0.9, "centered": True}),
-        ("Muon", "ns_steps=3, nesterov=false", {"ns_steps": 3, "nesterov": False, "weight_decay": 0.0}),
+        (
+            "Muon",
+            "ns_steps=3, nesterov=false",
+            {"ns_steps": 3, "nesterov": False, "weight_decay": 0.0},
+        ),
         ("Adafactor", "eps=none 0.01", {"eps": (None, 0.01)}),
         ("Rprop", "", {}),
     ],
 )
 def test_an_optimizer_by_name_is_torchs_class_with_its_options(name, text, options):
     ours, torchs = (nn.Parameter(torch.ones(2, 2)) for _ in range(2))
-    server = ServerOptimizer(optimizer=name.upper(), learning_rate=0.1, optimizer_options=text or None)
+    server = ServerOptimizer(
+        optimizer=name.upper(), learning_rate=0.1, optimizer_options=text or None
+    )
     assert server.optimizer == name
     optimizer, _ = make_optimizer({"weight": ours}, server, updates=2)
     assert type(optimizer) is getattr(torch.optim, name)
-    assert trained(optimizer, ours).equal(trained(getattr(torch.optim, name)([torchs], lr=0.1, **options), torchs))
+    assert trained(optimizer, ours).equal(
+        trained(getattr(torch.optim, name)([torchs], lr=0.1, **options), torchs)
+    )
 
 
 def by_hand_yogi(gradients: list[float], lr: float, tau: float) -> float:
@@ -121,13 +138,19 @@ def test_yogi_is_the_papers_formula(gradients, tau):
     [
         ({"optimizer": "adamww"}, "did you mean 'adamw'"),
         ({"optimizer": "LBFGS"}, "unknown optimizer 'LBFGS'.*AdamW.*Yogi"),
-        ({"optimizer": "AdamW", "optimizer_options": "beta=0.9 0.99"}, "no option 'beta'.*did you mean 'betas'.*eps"),
+        (
+            {"optimizer": "AdamW", "optimizer_options": "beta=0.9 0.99"},
+            "no option 'beta'.*did you mean 'betas'.*eps",
+        ),
         ({"optimizer": "AdamW", "optimizer_options": "betas=0.9"}, "expected 2 numbers"),
         ({"optimizer": "AdamW", "optimizer_options": "betas=1.5 0.9"}, "Invalid beta"),
         ({"optimizer": "AdamW", "optimizer_options": "eps"}, "expected NAME=VALUE"),
         ({"optimizer": "AdamW", "optimizer_options": "eps=1, eps=2"}, "each once"),
         ({"optimizer": "AdamW", "optimizer_options": "lr=1"}, "no option 'lr'"),
-        ({"optimizer": "AdamW", "optimizer_options": "amsgrad=2"}, "expected true or false for amsgrad"),
+        (
+            {"optimizer": "AdamW", "optimizer_options": "amsgrad=2"},
+            "expected true or false for amsgrad",
+        ),
         ({"optimizer": "AdamW", "optimizer_options": "maximize=true"}, "no option 'maximize'"),
         ({"optimizer": "Doppler"}, "'Doppler' was removed; commit 293cb648.*choose 'adam'"),
         ({"optimizer": "dp-adambc"}, "'dp-adambc' was removed; commit 293cb648"),
@@ -144,7 +167,14 @@ def test_what_no_optimizer_takes_is_refused_when_the_setting_is_made(settings, p
 
 @pytest.mark.parametrize(
     ("epochs", "local_steps", "rounds", "rate"),
-    [(4, 1, 40, 0.1), (20, 1, 40, 0.5), (40, 1, 40, 1.0), (60, 1, 60, 1.0), (20, 5, 40, 0.1), (300, 5, 60, 1.0)],
+    [
+        (4, 1, 40, 0.1),
+        (20, 1, 40, 0.5),
+        (40, 1, 40, 1.0),
+        (60, 1, 60, 1.0),
+        (20, 5, 40, 0.1),
+        (300, 5, 60, 1.0),
+    ],
 )
 def test_rounds_and_rate_spend_the_epochs(epochs, local_steps, rounds, rate):
     assert auto_schedule(epochs, local_steps=local_steps) == (rounds, rate)
@@ -164,7 +194,9 @@ def test_rates_and_average_follow_from_the_number_of_updates():
     assert auto_server(100, dense=False, size=2.0)["learning_rate"] == 0.02
     loaded = auto_server(100, dense=True, size=2.0, pretrained=True)
     assert (loaded["learning_rate"], loaded["classifier_learning_rate"]) == (0.002, 0.02)
-    assert "classifier_learning_rate" not in auto_server(100, dense=True, pretrained=True, new_head=False)
+    assert "classifier_learning_rate" not in auto_server(
+        100, dense=True, pretrained=True, new_head=False
+    )
 
 
 def test_the_size_of_a_model_counts_by_its_root_and_less_in_dense_nets():
@@ -176,11 +208,17 @@ def test_the_size_of_a_model_counts_by_its_root_and_less_in_dense_nets():
 
 
 def test_a_layer_has_a_rate_by_its_fan_in_and_its_bias_too():
-    model = nn.Sequential(nn.Conv2d(3, 4, 5), nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 5), nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 2)
+    )
     server = ServerOptimizer(optimizer="adam", learning_rate=0.1, layer_rates="fan-in")
     optimizer, _ = make_optimizer(dict(model.named_parameters()), server, updates=1)
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     for layer, fan_in in ((model[0], 75), (model[2], 64), (model[4], 8)):
-        assert rates[id(layer.weight)] == rates[id(layer.bias)] == pytest.approx(0.1 * (64 / fan_in) ** 0.25)
+        assert (
+            rates[id(layer.weight)]
+            == rates[id(layer.bias)]
+            == pytest.approx(0.1 * (64 / fan_in) ** 0.25)
+        )
     assert rates[id(model[3].weight)] == 0.1  # a norm has no fan-in
     assert fan_in_factor(64) == 1.0

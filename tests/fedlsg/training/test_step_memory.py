@@ -1,4 +1,6 @@
-"""Bytes that live at the peak of a step and behind it, counted tensor by tensor: no clock, no allocator."""
+"""Bytes that live at the peak of a step and behind it, counted tensor by tensor: no clock, no
+allocator.
+"""
 
 import gc
 from collections.abc import Callable
@@ -53,9 +55,13 @@ def plain_peak(subject: Callable[[], Subject]) -> int:
     return peak(plain(subject()))
 
 
-def over_plain(subject: Callable[[], Subject], sparsity: float, precision: Precision = FLOAT32) -> float:
+def over_plain(
+    subject: Callable[[], Subject], sparsity: float, precision: Precision = FLOAT32
+) -> float:
     """Peak of a private step over that of the plain step."""
-    return peak(private(subject(), "lsg", rank=1, sparsity=sparsity, precision=precision)) / plain_peak(subject)
+    return peak(
+        private(subject(), "lsg", rank=1, sparsity=sparsity, precision=precision)
+    ) / plain_peak(subject)
 
 
 LIMITS = {small_wrn: 0.92, small_encoder: 1.0}

@@ -22,7 +22,9 @@ from fedlsg.training import make_optimizer
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
 MOST = 7
-"""Importance of units, shortcuts, rows of the batch (2), the clip, fractions for the noise, the sum."""
+"""Importance of units, shortcuts, rows of the batch (2), the clip, fractions for the noise, the
+sum.
+"""
 
 
 def model_of(layers: int, device: str) -> nn.Module:
@@ -30,12 +32,17 @@ def model_of(layers: int, device: str) -> nn.Module:
     parts: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1)]
     for _ in range(layers):
         parts += [nn.GroupNorm(4, 32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)]
-    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(512, 40), nn.ReLU(), nn.Linear(40, 5)).to(device)
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(512, 40), nn.ReLU(), nn.Linear(40, 5)).to(
+        device
+    )
 
 
 def step_of(layers: int, device: str, recipe: str, **settings: Any) -> Callable[[], None]:
     """A round of one client on its device, with its frame."""
-    model, method = model_of(layers, device), strategies.recipe(recipe, learning_rate=0.1, **settings)
+    model, method = (
+        model_of(layers, device),
+        strategies.recipe(recipe, learning_rate=0.1, **settings),
+    )
     public = PublicState.start(model, method, Schedule(rounds=9), seed=0, classifier=None)
     optimizer, scheduler = make_optimizer(trainable(model), method.server, updates=9)
     x, y = torch.randn(6, 3, 4, 4).to(device), torch.randint(5, (6,)).to(device)
@@ -45,11 +52,26 @@ def step_of(layers: int, device: str, recipe: str, **settings: Any) -> Callable[
         now = next(rounds)
         frame = public.frame(now, updates=now)
         values = client_step(
-            model, lambda rows: (x[rows.to(device)], y[rows.to(device)]), losses, frame=frame,
-            mechanism=method.mechanism, local=LocalTraining(microbatch_size=6, expected_batch=6.0), num_examples=6,
-            sampler=reproducible_stream(0, "rows"), noise=reproducible_stream(0, "noise"), charge=lambda: None,
-        )  # fmt: skip
-        server_step(model, optimizer, scheduler, aggregate([values]), frame=frame, divisor=6.0, server=method.server)
+            model,
+            lambda rows: (x[rows.to(device)], y[rows.to(device)]),
+            losses,
+            frame=frame,
+            mechanism=method.mechanism,
+            local=LocalTraining(microbatch_size=6, expected_batch=6.0),
+            num_examples=6,
+            sampler=reproducible_stream(0, "rows"),
+            noise=reproducible_stream(0, "noise"),
+            charge=lambda: None,
+        )
+        server_step(
+            model,
+            optimizer,
+            scheduler,
+            aggregate([values]),
+            frame=frame,
+            divisor=6.0,
+            server=method.server,
+        )
 
     return step
 
@@ -79,7 +101,9 @@ def test_waits_do_not_grow_with_the_layers(recipe, settings):
 
 def test_tensors_go_to_a_device_in_one_copy(monkeypatch):
     sent = [torch.arange(6.0).view(2, 3).mT, torch.zeros(0), torch.tensor(7.0), torch.ones(2, 2)]
-    assert all(one is other for one, other in zip(to_device(sent, torch.device("cpu")), sent, strict=True))
+    assert all(
+        one is other for one, other in zip(to_device(sent, torch.device("cpu")), sent, strict=True)
+    )
     with pretended_cuda(monkeypatch) as device:
         there = to_device(sent, torch.device("cuda", 0))
         assert all(t.is_cuda for t in there)
@@ -108,7 +132,9 @@ def test_waits_in_each_layer_are_noticed(place, name, plant, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine"
+)
 @pytest.mark.parametrize(("recipe", "settings"), CASES)
 def test_waits_for_a_device(recipe, settings):
     """As torch itself counts them."""

@@ -1,4 +1,6 @@
-"""``fedlsg attack --membership``: halves, scores, bounds, one round, what is written, and what it refuses."""
+"""``fedlsg attack --membership``: halves, scores, bounds, one round, what is written, and what it
+refuses.
+"""
 
 import io
 import json
@@ -24,8 +26,13 @@ from tests.simulations.support.runs import SMALL
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"}
 LEAKY = SETTINGS | {
-    "method": "sgd", "noise_multiplier": None, "train_rows": 120, "clients": 1, "rounds": 15, "sample_rate": 1.0,
-}  # fmt: skip
+    "method": "sgd",
+    "noise_multiplier": None,
+    "train_rows": 120,
+    "clients": 1,
+    "rounds": 15,
+    "sample_rate": 1.0,
+}
 
 
 def plan_of(**changes):
@@ -33,12 +40,19 @@ def plan_of(**changes):
 
 
 def made(*, shift: float, shadows: int = 16, examples: int = 1000, seed: int = 0) -> Trained:
-    """Confidences of examples that differ in how hard they are; being in the model adds ``shift`` deviations."""
+    """Confidences of examples that differ in how hard they are; being in the model adds ``shift``
+    deviations.
+    """
     generator = np.random.default_rng(seed)
     inside = halves(shadows, examples, seed).numpy()
     hardness = 4 * generator.standard_normal(examples)
     confidence = hardness + shift * inside + generator.standard_normal(inside.shape)
-    return Trained(rows=np.arange(examples), confidence=confidence, inside=inside, accuracy=tuple([0.9] * len(inside)))
+    return Trained(
+        rows=np.arange(examples),
+        confidence=confidence,
+        inside=inside,
+        accuracy=tuple([0.9] * len(inside)),
+    )
 
 
 @pytest.mark.parametrize("name", ["loss threshold", "LiRA offline", "LiRA online"])
@@ -49,22 +63,44 @@ def test_no_attack_reads_the_coins_of_its_target(name, target):
     for model in (target, pair_of(target)):
         if model is not None:
             lied[model] = ~lied[model]
-    assert np.array_equal(scored(name, models, target), scored(name, replace(models, inside=lied), target))
+    assert np.array_equal(
+        scored(name, models, target), scored(name, replace(models, inside=lied), target)
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "title", "played", "seen"),
     [
-        ({}, "One payload of one round", "the clip and the noise of a client", "all payloads of all rounds"),
-        ({"trust": "aggregate"}, "The sum of", "the noise shares of the clients", "no single payload"),
+        (
+            {},
+            "One payload of one round",
+            "the clip and the noise of a client",
+            "all payloads of all rounds",
+        ),
+        (
+            {"trust": "aggregate"},
+            "The sum of",
+            "the noise shares of the clients",
+            "no single payload",
+        ),
         (
             {"trust": "secure", "clients": 4, "colluders": 2},
             "The sum of",
             "less the noise of 2 clients",
             "what 2 clients",
         ),
-        ({"trust": "server", "unit": "client"}, "The sum of", "the clip and the noise of the server", "no update"),
-        ({"local_steps": 3}, "One local step of one payload", "the noise of a client", "all payloads"),
+        (
+            {"trust": "server", "unit": "client"},
+            "The sum of",
+            "the clip and the noise of the server",
+            "no update",
+        ),
+        (
+            {"local_steps": 3},
+            "One local step of one payload",
+            "the noise of a client",
+            "all payloads",
+        ),
     ],
 )
 def test_every_mode_says_what_ran_and_who_is_bounded(changes, title, played, seen):
@@ -72,9 +108,16 @@ def test_every_mode_says_what_ran_and_who_is_bounded(changes, title, played, see
     models = made(shift=2.0, examples=200)
     limit = Limit(name="bound", bound=lambda rate: 1.0)
     report = Report(
-        settings=from_mapping(SETTINGS | changes), models=models, found=attack(models, seed=0), claim=None,
-        limits=(limit,), rounds=rounds, own=None, seed=0, seconds=0.0,
-    )  # fmt: skip
+        settings=from_mapping(SETTINGS | changes),
+        models=models,
+        found=attack(models, seed=0),
+        claim=None,
+        limits=(limit,),
+        rounds=rounds,
+        own=None,
+        seed=0,
+        seconds=0.0,
+    )
     table = tables(report)[-1]
     assert table.title.startswith(title)
     assert played in table.note
@@ -88,17 +131,27 @@ PLAYS: dict[str, dict[str, Any]] = {
     "aggregate": {"trust": "aggregate", "clients": 4},
     "secure": {"trust": "secure", "clients": 4, "min_survivors": 4, "colluders": 1},
     "server": {
-        "trust": "server", "unit": "client", "batch_size": 20, "sample_rate": None, "clients": 30,
+        "trust": "server",
+        "unit": "client",
+        "batch_size": 20,
+        "sample_rate": None,
+        "clients": 30,
         "clients_per_round": 9,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
-    "mode", [mode if turn % 2 == 0 else pytest.param(mode, marks=pytest.mark.slow) for turn, mode in enumerate(PLAYS)]
+    "mode",
+    [
+        mode if turn % 2 == 0 else pytest.param(mode, marks=pytest.mark.slow)
+        for turn, mode in enumerate(PLAYS)
+    ],
 )
 def test_the_game_of_one_round_runs_the_shipped_path(mode, monkeypatch):
-    """Its rates are the closed form's; and where that path has four times the noise, they are not."""
+    """Its rates are the closed form's; and where that path has four times the noise, they are
+    not.
+    """
     monkeypatch.setattr("simulations.attack.membership.rounds.TRIALS", 100)
     plan = plan_of(clip_norm=0.05, **PLAYS[mode])
     for one in per_round(plan, seed=0):
@@ -113,7 +166,10 @@ def test_the_game_of_one_round_runs_the_shipped_path(mode, monkeypatch):
 def test_a_secure_sum_of_clients_is_refused_with_what_to_do():
     with pytest.raises(ValueError, match="attack a run with trust=server"):
         train_all(
-            plan_of(**PLAYS["secure"], unit="client", batch_size=20, sample_rate=None), shadows=6, seed=0, tick=nobody
+            plan_of(**PLAYS["secure"], unit="client", batch_size=20, sample_rate=None),
+            shadows=6,
+            seed=0,
+            tick=nobody,
         )
 
 
@@ -142,7 +198,9 @@ def command(tmp_path: Path, run: str | None = None, **given) -> tuple[dict, str,
     """membership.json, membership.html, and what was printed."""
     console = Console(record=True, width=120, file=io.StringIO())
     out = tmp_path / "out"
-    membership_command(run, {} if run else SETTINGS | given, console, shadows=6, seed=0, out=str(out))
+    membership_command(
+        run, {} if run else SETTINGS | given, console, shadows=6, seed=0, out=str(out)
+    )
     return (
         json.loads((out / "membership.json").read_text()),
         (out / "membership.html").read_text(),
@@ -162,7 +220,13 @@ def test_a_run_is_attacked_with_its_settings(tmp_path, small):
     assert len(found["bounds"]) == 2
     assert len(found["one_round"]) == 2
     for part in (page, text):
-        for word in ("guessing", "trade-off curve", "closed form", "candidates", "the client of each example"):
+        for word in (
+            "guessing",
+            "trade-off curve",
+            "closed form",
+            "candidates",
+            "the client of each example",
+        ):
             assert word in part
         assert "private" not in part.lower()
     assert "http" not in without_scripts(page).replace("http://www.w3.org", "")

@@ -16,12 +16,17 @@ from simulations.audit.training import KINDS, choose_canaries, settings_of, with
 from simulations.plan.plan import Plan, make_plan
 from tests.simulations.support.runs import SMALL, Run, reconfigure, run_local
 
-SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {"rounds": 6, "sample_rate": 0.5}
+SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {
+    "rounds": 6,
+    "sample_rate": 0.5,
+}
 TRAINING = SETTINGS | {"train_rows": 480}
 """Of the training mode, which replays each payload with every row of its client."""
 
 
-def audit(tmp_path: Path, run: str | None = None, given=SETTINGS, **options) -> tuple[int, dict, str]:
+def audit(
+    tmp_path: Path, run: str | None = None, given=SETTINGS, **options
+) -> tuple[int, dict, str]:
     """Exit status, audit.json and what was printed."""
     out = tmp_path / "audit.json"
     console = Console(record=True, width=200, file=io.StringIO())
@@ -48,13 +53,16 @@ def test_correct_code(tmp_path):
 
 
 SECURE = SETTINGS | {"trust": "secure", "clients": 5, "min_survivors": 4, "colluders": 1}
-CLIENTS = {
-    key: value for key, value in SETTINGS.items() if key != "sample_rate"
-} | {"unit": "client", "batch_size": 20, "rounds": 3}  # fmt: skip
+CLIENTS = {key: value for key, value in SETTINGS.items() if key != "sample_rate"} | {
+    "unit": "client",
+    "batch_size": 20,
+    "rounds": 3,
+}
 MODES = {
     "aggregate": SETTINGS | {"trust": "aggregate", "clients": 4},
     "secure": SECURE,
-    "secure, clients": CLIENTS | {"trust": "secure", "clients": 5, "min_survivors": 4, "colluders": 1},
+    "secure, clients": CLIENTS
+    | {"trust": "secure", "clients": 5, "min_survivors": 4, "colluders": 1},
     "server": CLIENTS | {"trust": "server", "clients": 30, "clients_per_round": 9},
 }
 
@@ -64,7 +72,10 @@ MODES = {
 def test_correct_code_of_every_mode(tmp_path, mode):
     status, found, text = audit(tmp_path, given=MODES[mode], canaries=40)
     assert status == 0, text
-    assert (found["trust"], found["unit"]) == (mode.split(",")[0], "example" if "unit" not in MODES[mode] else "client")
+    assert (found["trust"], found["unit"]) == (
+        mode.split(",")[0],
+        "example" if "unit" not in MODES[mode] else "client",
+    )
     assert found["canary_kind"] == ("gradients" if found["unit"] == "example" else "updates")
     assert found["reader"] in (tmp_path / "audit.html").read_text()
 
@@ -87,7 +98,9 @@ def test_a_plant_of_a_mode_is_falsified(tmp_path, mode, plant):
 
 
 def test_a_run_at_client_level_is_held_to_the_server_s_ledger(tmp_path):
-    run = run_local(tmp_path / "run", **MODES["server"] | {"reproducible": False, "sample_rate": None})
+    run = run_local(
+        tmp_path / "run", **MODES["server"] | {"reproducible": False, "sample_rate": None}
+    )
     run.directory.summary.unlink()
     found = audited_run(str(run.path))
     assert found.source == "the server's ledger"
@@ -154,7 +167,10 @@ def test_training_mode_finds_full_batches(tmp_path):
     [
         ({"mode": "other"}, "expected --mode"),
         ({"plant": "other"}, "expected --plant"),
-        ({"canary_kind": "other", "mode": "training"}, "expected --canary-kind in mislabelled, two-tone"),
+        (
+            {"canary_kind": "other", "mode": "training"},
+            "expected --canary-kind in mislabelled, two-tone",
+        ),
         ({"canary_kind": "two-tone"}, "with --mode training"),
         ({"canaries": 3}, "canaries=3"),
         ({"given": {"method": "sgd"}}, "claims no epsilon"),
@@ -198,10 +214,15 @@ def test_everybody_else_stays_where_they_are(plan, kind):
     others = ~torch.isin(everything, inserted.rows)
     assert_close(after[0][others], before[0][others], rtol=0, atol=0)
     assert_close(after[1][others], before[1][others])
-    gone = torch.cat(list(plan.parts))[~torch.isin(torch.cat(list(plan.parts)), torch.cat(list(made.parts)))]
+    gone = torch.cat(list(plan.parts))[
+        ~torch.isin(torch.cat(list(plan.parts)), torch.cat(list(made.parts)))
+    ]
     assert torch.equal(gone.sort().values, inserted.rows[~inserted.included])
     assert made.divisor == plan.divisor
-    assert all(torch.isin(row, plan.parts[client]) for row, client in zip(inserted.rows, inserted.clients, strict=True))
+    assert all(
+        torch.isin(row, plan.parts[client])
+        for row, client in zip(inserted.rows, inserted.clients, strict=True)
+    )
     if kind == "mislabelled":
         assert_close(after[0], before[0], rtol=0, atol=0)
         assert bool((after[1] != before[1])[inserted.rows].all())

@@ -1,4 +1,6 @@
-"""The command line: what it accepts, and that every wrong input is one line, a status that is not 0, and no trace."""
+"""The command line: what it accepts, and that every wrong input is one line, a status that is not
+0, and no trace.
+"""
 
 import json
 import re
@@ -22,15 +24,21 @@ SMALL = (*SHORT, "--noise-multiplier", "2")
 
 
 def test_a_run_says_what_it_did(fedlsg, tmp_path):
-    status, out, err = fedlsg("run", *SMALL, "--seed", "3", "--out", "here", "--method", "rgp", "--rank", "2")
+    status, out, err = fedlsg(
+        "run", *SMALL, "--seed", "3", "--out", "here", "--method", "rgp", "--rank", "2"
+    )
     assert (status, err) == (0, "")
     run = Run(tmp_path / "here")
     words = " ".join(out.split())
     for part in (
-        "digits: 2 clients with 718 to 719 examples, 2 rounds at q = 0.05, method rgp, engine local",
-        "round 1/2 accuracy", "round 2/2 accuracy", "test accuracy", "epsilon 0.22",
+        "digits: 2 clients with 718 to 719 examples, 2 rounds at q = 0.05, method rgp, engine "
+        "local",
+        "round 1/2 accuracy",
+        "round 2/2 accuracy",
+        "test accuracy",
+        "epsilon 0.22",
         f"run directory {run.path}",
-    ):  # fmt: skip
+    ):
         assert part in words, (part, words)
     assert "NOT PRIVATE" not in out
     assert (run.config["rank"], run.config["seed"], run.config["method"]) == (2, 3, "rgp")
@@ -54,34 +62,57 @@ def test_what_is_not_private_says_so_first_and_last(options, line, fedlsg):
 
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
-    "misspelt option": (("run", "--sparcity", "0.3", *SMALL), "(?i)no such option.*--sparcity.*--sparsity"),
-    "unknown workload": (("run", "digitz", *SMALL), "unknown workload 'digitz'.*did you mean 'digits'"),
+    "misspelt option": (
+        ("run", "--sparcity", "0.3", *SMALL),
+        "(?i)no such option.*--sparcity.*--sparsity",
+    ),
+    "unknown workload": (
+        ("run", "digitz", *SMALL),
+        "unknown workload 'digitz'.*did you mean 'digits'",
+    ),
     "sigma 0": (("run", *SMALL, "--noise-multiplier", "0"), "noise_multiplier=0.0 < inf"),
-    "a setting of Opacus": (("run", "-c", "max_grad_norm=1", *SMALL), "'max_grad_norm'; it is 'clip_norm' here"),
+    "a setting of Opacus": (
+        ("run", "-c", "max_grad_norm=1", *SMALL),
+        "'max_grad_norm'; it is 'clip_norm' here",
+    ),
     "an option of Opacus": (("run", "--max-grad-norm", "1", *SMALL), "it is 'clip_norm' here"),
-    "misspelt setting": (("run", "-c", "sparcity=0.3", *SMALL), "unknown setting 'sparcity'; did you mean 'sparsity'"),
+    "misspelt setting": (
+        ("run", "-c", "sparcity=0.3", *SMALL),
+        "unknown setting 'sparcity'; did you mean 'sparsity'",
+    ),
     "no value": (("run", "-c", "sparsity", *SMALL), "expected -c KEY=VALUE, got 'sparsity'"),
     "unknown command": (("train",), "(?i)no such command 'train'"),
     "missing data directory": (("run", "cifar10", "--data-dir", "no/data", *SMALL), "no/data"),
     "sigma too small to certify": (
         ("run", *SMALL, "--noise-multiplier", "0.001"),
-        "no accountant certifies an epsilon for noise_multiplier=0.001 .*: give a larger noise multiplier",
+        "no accountant certifies an epsilon for noise_multiplier=0.001 .*: give a larger noise "
+        "multiplier",
     ),
     "one survivor": (
         ("run", *SMALL, "-c", "trust=secure", "-c", "min_survivors=1"),
-        r"expected min_survivors >= colluders \+ 1 = 2, .* got 1: give -c min_survivors=2 or more, at most 2",
+        r"expected min_survivors >= colluders \+ 1 = 2, .* got 1: give -c min_survivors=2 or more, "
+        r"at most 2",
     ),
     "epsilon out of reach": (
         ("run", *SMALL[:-4], "--epsilon", "1e-9", "-c", "sample_rate=1", "-c", "delta=1e-12"),
         "epsilon=1e-09",
     ),
-    "unwritable output": (("run", *SMALL, "--out", "/dev/null/run"), "cannot write to /dev/null/run.*another --out"),
+    "unwritable output": (
+        ("run", *SMALL, "--out", "/dev/null/run"),
+        "cannot write to /dev/null/run.*another --out",
+    ),
     "output is a file": (("run", *SMALL, "--out", "/dev/null"), "cannot write to /dev/null"),
     "resume nothing": (("resume", "nowhere"), "nowhere is no run directory: it does not exist"),
     "resume no run": (("resume", "."), "is no run directory: it holds no config.toml"),
     "export nothing": (("export", "nowhere"), "nowhere is no run directory: it does not exist"),
-    "payload of nothing": (("payload", ".", "--round", "1", "--client", "0", "--out", "x.npz"), "holds no config.toml"),
-    "payload of which round": (("payload", ".", "--client", "0", "--out", "x.npz"), "(?i)missing option.*--round"),
+    "payload of nothing": (
+        ("payload", ".", "--round", "1", "--client", "0", "--out", "x.npz"),
+        "holds no config.toml",
+    ),
+    "payload of which round": (
+        ("payload", ".", "--client", "0", "--out", "x.npz"),
+        "(?i)missing option.*--round",
+    ),
     "calibrate nothing": (("calibrate",), "give either --epsilon .* or --noise-multiplier"),
     "calibrate both": (("calibrate", "--epsilon", "1", "--noise-multiplier", "1"), "give either"),
     "calibrate two kinds": (
@@ -112,16 +143,22 @@ def test_calibrate_finds_the_noise(fedlsg):
     assert status == 0
     assert found is not None
     assert 2.99 < float(found[2]) <= 3
-    assert fedlsg("calibrate", "--noise-multiplier", "1")[1].startswith("noise multiplier 1: epsilon 1.8"), "q is 0.01"
+    assert fedlsg("calibrate", "--noise-multiplier", "1")[1].startswith(
+        "noise multiplier 1: epsilon 1.8"
+    ), "q is 0.01"
 
 
 def test_the_installed_command():
-    """As the entry point of the package and as a module; nothing heavy is imported before an error is known."""
+    """As the entry point of the package and as a module; nothing heavy is imported before an error
+    is known.
+    """
     script = Path(sys.executable).with_name("fedlsg")
     if not script.exists():
         pytest.skip(f"the package is not installed next to {sys.executable}")
     for command in ([str(script)], [sys.executable, "-m", "simulations"]):
-        done = subprocess.run([*command, "run", "--rnak", "4"], capture_output=True, text=True, cwd=REPOSITORY)
+        done = subprocess.run(
+            [*command, "run", "--rnak", "4"], capture_output=True, text=True, cwd=REPOSITORY
+        )
         assert done.returncode == 2
         assert re.match("fedlsg: error: No such option.*--rnak", done.stderr)
         assert len(done.stderr.splitlines()) == 1
@@ -139,7 +176,11 @@ def test_a_command_of_an_earlier_version_says_where_it_is(word, said, fedlsg):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_settings(shell, fedlsg, monkeypatch, capsys):
     assert "_FEDLSG_COMPLETE" in fedlsg("completion", shell)[1]
-    asked = {"": f"{shell}_complete", "WORDS": "fedlsg run --lear", "CWORD": "--lear" if shell == "fish" else "2"}
+    asked = {
+        "": f"{shell}_complete",
+        "WORDS": "fedlsg run --lear",
+        "CWORD": "--lear" if shell == "fish" else "2",
+    }
     for name, value in asked.items():
         monkeypatch.setenv(f"COMP_{name}" if name else "_FEDLSG_COMPLETE", value)
     with pytest.raises(SystemExit):
@@ -151,7 +192,13 @@ COMMANDS = {
     "inspect": ["inspect", "--examples", "10"],
     "audit": ["audit", "--canaries", "20"],
     "audit training": ["audit", "--mode", "training", "--canaries", "10"],
-    "attack": ["attack", "--attacks", "inverting-gradients,dlg,first-layer,relu-batch", "--seconds", "0.5"],
+    "attack": [
+        "attack",
+        "--attacks",
+        "inverting-gradients,dlg,first-layer,relu-batch",
+        "--seconds",
+        "0.5",
+    ],
     "attack without labels": ["attack", "--labels", "unknown", "--naive", "--seconds", "0.2"],
     "membership": ["attack", "--membership", "--shadows", "6"],
 }
@@ -161,28 +208,46 @@ COMMANDS = {
 def recorded(tmp_path_factory: pytest.TempPathFactory, without_pages: None) -> Run:
     """A run on the CPU whose batches an attack may try."""
     return run_local(
-        tmp_path_factory.mktemp("recorded") / "run", clients=3, batch_size=1, sample_rate=None, record_updates=True
+        tmp_path_factory.mktemp("recorded") / "run",
+        clients=3,
+        batch_size=1,
+        sample_rate=None,
+        record_updates=True,
     )
 
 
 QUICK = ("inspect",)
-CASES = [pytest.param(name, "auto", marks=() if name in QUICK else pytest.mark.slow) for name in COMMANDS]
+CASES = [
+    pytest.param(name, "auto", marks=() if name in QUICK else pytest.mark.slow) for name in COMMANDS
+]
 
 
-@pytest.mark.parametrize(("command", "device"), [*CASES, pytest.param("inspect", "cpu", marks=pytest.mark.slow)])
-def test_a_command_computes_where_it_is_told_to(command, device, recorded, fedlsg, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "device"), [*CASES, pytest.param("inspect", "cpu", marks=pytest.mark.slow)]
+)
+def test_a_command_computes_where_it_is_told_to(
+    command, device, recorded, fedlsg, tmp_path, monkeypatch
+):
     name, *options = COMMANDS[command]
     out = str(tmp_path / "audit.json" if name == "audit" else tmp_path)
     with pretended_cuda(monkeypatch) as mode:
-        status, _, errors = fedlsg(name, str(recorded.path), *options, "--device", device, "--out", out)
+        status, _, errors = fedlsg(
+            name, str(recorded.path), *options, "--device", device, "--out", out
+        )
     assert (status, errors) == (0, "")
     assert (mode.operations > 100) == (device != "cpu")
 
 
-@pytest.mark.parametrize(("used", "setting", "device"), [
-    ("cuda", "auto", "auto"), ("cpu", "auto", "cpu"), (None, "auto", "auto"), (None, "cpu", "cpu"),
-    (None, "cuda", "auto"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("used", "setting", "device"),
+    [
+        ("cuda", "auto", "auto"),
+        ("cpu", "auto", "cpu"),
+        (None, "auto", "auto"),
+        (None, "cpu", "cpu"),
+        (None, "cuda", "auto"),
+    ],
+)
 def test_a_record_is_read_with_the_frames_of_its_server(used, setting, device):
     """Carriers have other last digits on another device. A finished run names its server's."""
     summary = SimpleNamespace(exists=lambda: used is not None)

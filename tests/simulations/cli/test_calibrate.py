@@ -1,4 +1,6 @@
-"""Small commands: ``fedlsg calibrate`` is not below what is spent; ``fedlsg docs``; ``fedlsg`` alone."""
+"""Small commands: ``fedlsg calibrate`` is not below what is spent; ``fedlsg docs``; ``fedlsg``
+alone.
+"""
 
 import ast
 import os
@@ -37,7 +39,10 @@ def test_epsilon_of_shuffled_batches_is_that_of_the_epochs_begun(steps, epochs):
     assert true <= found < true + 1e-4
     assert f"{epochs} epochs, zero-out, no" in " ".join(said.split())
     if epochs > 1:  # control: whole epochs alone would claim less
-        assert found > epsilon(sample_rate=1.0, noise_multiplier=8.0, steps=epochs - 1, delta=1e-5).upper
+        assert (
+            found
+            > epsilon(sample_rate=1.0, noise_multiplier=8.0, steps=epochs - 1, delta=1e-5).upper
+        )
 
 
 def test_shuffled_batches_are_not_amplified():
@@ -53,7 +58,9 @@ def test_shuffled_batches_are_not_amplified():
 
 @pytest.mark.parametrize("target", [0.5, 1.0, 2.0, 4.0])
 def test_what_is_printed_is_never_less_than_what_is_spent(target):
-    """The noise multiplier as it is printed keeps the target, and the epsilon next to it is not below what it costs."""
+    """The noise multiplier as it is printed keeps the target, and the epsilon next to it is not
+    below what it costs.
+    """
     given = ["--steps", "100", "--sample-rate", "0.05"]
     sigma, found, _ = printed(*given, "--epsilon", str(target))
     spent = epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=100, delta=1e-5).upper
@@ -65,7 +72,9 @@ def test_no_command_shows_three_things_to_do_first(fedlsg):
     """Each with a command that exists, with options that exist; then how to see all commands."""
     status, out, err = fedlsg()
     assert (status, err) == (2, "")
-    assert [line.strip() for line in out.splitlines() if line.startswith("     ")] == [step for _, step in STEPS]
+    assert [line.strip() for line in out.splitlines() if line.startswith("     ")] == [
+        step for _, step in STEPS
+    ]
     assert "fedlsg --help" in out
     for _, command in STEPS:
         _, name, *options = command.split()
@@ -91,9 +100,14 @@ def test_a_closed_output_is_not_called_an_interruption():
     """``fedlsg run --help | head -0``: the reader has gone before the first line."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = "from simulations.cli.app import main; import sys; sys.argv = ['fedlsg', 'run', '--help']; main()"
+    command = (
+        "from simulations.cli.app import main; import sys; sys.argv = ['fedlsg', 'run', '--help']; "
+        "main()"
+    )
     try:
-        ended = subprocess.run([sys.executable, "-c", command], stdout=writer, stderr=subprocess.PIPE, text=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", command], stdout=writer, stderr=subprocess.PIPE, text=True
+        )
     finally:
         os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, "fedlsg: error: its output was closed\n")
@@ -103,22 +117,43 @@ PAGES = {file.stem for file in (REPOSITORY / "docs").glob("*.md")} | {"changelog
 
 
 def test_no_message_points_to_a_file_of_the_clone():
-    """Strings of the program, without docstrings and comments: a user of pip has no docs/ folder."""
-    code = [file for name in ("fedlsg", "strategies", "simulations") for file in (REPOSITORY / name).rglob("*.py")]
+    """Strings of the program, without docstrings and comments: a user of pip has no docs/
+    folder.
+    """
+    code = [
+        file
+        for name in ("fedlsg", "strategies", "simulations")
+        for file in (REPOSITORY / name).rglob("*.py")
+    ]
     pointing = {file.name: found for file in code if (found := messages(file.read_text()))}
     assert pointing == {}
-    assert messages('raise ValueError("see docs/settings.md")') == ["docs/settings.md"], "negative control"
+    assert messages('raise ValueError("see docs/settings.md")') == ["docs/settings.md"], (
+        "negative control"
+    )
 
 
 def messages(code: str) -> list[str]:
     nodes = list(ast.walk(ast.parse(code)))
     described = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    texts = (node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in described)
-    return [name for text in texts if isinstance(text, str) for name in re.findall(r"docs/[\w-]+\.md", text)]
+    texts = (
+        node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in described
+    )
+    return [
+        name
+        for text in texts
+        if isinstance(text, str)
+        for name in re.findall(r"docs/[\w-]+\.md", text)
+    ]
 
 
 def test_every_page_that_a_message_names_exists():
-    files = [file for file in (REPOSITORY / "simulations").rglob("*.py") if file != Path(docs.__file__)]
-    named = {name for file in files for name in re.findall(r"fedlsg docs ([a-z][\w-]*)", file.read_text())}
+    files = [
+        file for file in (REPOSITORY / "simulations").rglob("*.py") if file != Path(docs.__file__)
+    ]
+    named = {
+        name
+        for file in files
+        for name in re.findall(r"fedlsg docs ([a-z][\w-]*)", file.read_text())
+    }
     assert {"attacks", "layers", "methods"} <= named
     assert named - {"lists"} <= PAGES

@@ -1,4 +1,6 @@
-"""``fedlsg export``: folders that torch and transformers load without fedlsg, and one line for every wrong use."""
+"""``fedlsg export``: folders that torch and transformers load without fedlsg, and one line for
+every wrong use.
+"""
 
 import json
 import shutil
@@ -52,10 +54,16 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("runs") / "lora", **LORA)
 
 
-def test_a_run_without_its_model_is_named_and_an_unfinished_one_has_that_of_its_checkpoint(lora, tmp_path):
+def test_a_run_without_its_model_is_named_and_an_unfinished_one_has_that_of_its_checkpoint(
+    lora, tmp_path
+):
     old = tmp_path / "old"
-    shutil.copytree(lora.path, old, ignore=shutil.ignore_patterns("model.safetensors", "manifest.*", "export"))
-    with pytest.raises(ValueError, match=r"holds no model.safetensors: restore it .* by the version that made it"):
+    shutil.copytree(
+        lora.path, old, ignore=shutil.ignore_patterns("model.safetensors", "manifest.*", "export")
+    )
+    with pytest.raises(
+        ValueError, match=r"holds no model.safetensors: restore it .* by the version that made it"
+    ):
         export(old, tmp_path / "out")
     whole, left = (load_run(path).model.state_dict() for path in (lora.path, old))
     assert all(torch.equal(left[name], value) for name, value in whole.items())
@@ -63,17 +71,31 @@ def test_a_run_without_its_model_is_named_and_an_unfinished_one_has_that_of_its_
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Runs of tiny encoders; their exported folders, each with ``logits.pt`` by a process without fedlsg."""
+    """Runs of tiny encoders; their exported folders, each with ``logits.pt`` by a process without
+    fedlsg.
+    """
     pytest.importorskip("transformers", reason="text models need the text extra")
     folder = tmp_path_factory.mktemp("texts")
     write_sst2(folder / "data", train=40, validation=20)
-    bert, pooled = make_bert(folder / "bert", layers=1), make_bert(folder / "mean", layers=1, base_only=True)
+    bert, pooled = (
+        make_bert(folder / "bert", layers=1),
+        make_bert(folder / "mean", layers=1, base_only=True),
+    )
     (pooled / "1_Pooling").mkdir()
-    (pooled / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    common = {"workload": "glue-sst2", "data_dir": str(folder / "data"), "max_length": 16, "rounds": 1}
+    (pooled / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True})
+    )
+    common = {
+        "workload": "glue-sst2",
+        "data_dir": str(folder / "data"),
+        "max_length": 16,
+        "rounds": 1,
+    }
     runs = {
         "lora": run_local(folder / "lora", **common, **LORA, model=str(bert)),
-        "pooled": run_local(folder / "pooled", **common, model=str(pooled), method="dpsgd", learning_rate=1.0),
+        "pooled": run_local(
+            folder / "pooled", **common, model=str(pooled), method="dpsgd", learning_rate=1.0
+        ),
     }
     _, file = some_inputs(runs["lora"], folder)
     folders = [export(run.path, merge_lora=kind == "lora") for kind, run in runs.items()]
@@ -86,6 +108,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 def test_transformers_computes_the_logits_of_the_evaluated_model(kind, texts):
     run = texts[kind]
     inputs, _ = some_inputs(run, run.path.parent)
-    torch.testing.assert_close(torch.load(run.path / "export" / "logits.pt"), logits_of(run, inputs))
+    torch.testing.assert_close(
+        torch.load(run.path / "export" / "logits.pt"), logits_of(run, inputs)
+    )
     said = json.loads((run.path / "export" / "fedlsg-run.json").read_text())
     assert said["method"] == run.plan.method.name

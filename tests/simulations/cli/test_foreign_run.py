@@ -1,4 +1,6 @@
-"""A run directory that somebody sent: no command and no Python call runs code of it, until its reader says so."""
+"""A run directory that somebody sent: no command and no Python call runs code of it, until its
+reader says so.
+"""
 
 import json
 import os
@@ -19,24 +21,45 @@ from tests.simulations.support.own import MINE, fresh, quick, refused, write
 Command = Callable[..., tuple[int, str, str]]
 OTHER = "\ndef watch(row): ...\n\ndef draw(count, generator):\n    return rows(count, 3)\n"
 READS = (
-    "report RUN", "report RUN RUN --out pages", "report UNFINISHED", "report GRID --out pages", "export RUN --out x",
-    "payload RUN --round 1 --client 0 --out x.npz", "runs SENT --html x.html", "runs --compare RUN UNFINISHED",
-)  # fmt: skip
+    "report RUN",
+    "report RUN RUN --out pages",
+    "report UNFINISHED",
+    "report GRID --out pages",
+    "export RUN --out x",
+    "payload RUN --round 1 --client 0 --out x.npz",
+    "runs SENT --html x.html",
+    "runs --compare RUN UNFINISHED",
+)
 NEEDS = (
-    "resume UNFINISHED", "inspect RUN", "audit RUN", "attack RUN", "attack --membership RUN",
+    "resume UNFINISHED",
+    "inspect RUN",
+    "audit RUN",
+    "attack RUN",
+    "attack --membership RUN",
     "attack --record RUN",
-)  # fmt: skip
+)
 OTHERS = {
-    "run": "run --out RUN --engine local", "compare": "compare digits --methods lsg --epsilons 8 --out GRID",
-    "calibrate": "calibrate --epsilon 1", "partition": None, "list": "list methods", "settings": "settings",
-    "docs": "docs", "plan": "plan digits --method lsg", "completion": "completion bash", "tune": None,
-}  # fmt: skip
-"""Commands without a run directory, with what they do where one is; None: they take a name of a user's alone."""
+    "run": "run --out RUN --engine local",
+    "compare": "compare digits --methods lsg --epsilons 8 --out GRID",
+    "calibrate": "calibrate --epsilon 1",
+    "partition": None,
+    "list": "list methods",
+    "settings": "settings",
+    "docs": "docs",
+    "plan": "plan digits --method lsg",
+    "completion": "completion bash",
+    "tune": None,
+}
+"""Commands without a run directory, with what they do where one is; None: they take a name of a
+user's alone.
+"""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A folder that somebody sent: code that writes a marker where it is run, and run directories that name it."""
+    """A folder that somebody sent: code that writes a marker where it is run, and run directories
+    that name it.
+    """
 
     folder: Path
     marker: Path
@@ -48,8 +71,10 @@ class Sent:
     def words(self, command: str) -> list[str]:
         """A command whose words in capitals are folders."""
         folders = {"SENT": self.folder}
-        return [str(folders.get(word, self.folder / word)) if word.partition("/")[0].isupper() else word
-                for word in command.split()]  # fmt: skip
+        return [
+            str(folders.get(word, self.folder / word)) if word.partition("/")[0].isupper() else word
+            for word in command.split()
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +84,26 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> Sent:
     sent = Sent(folder, folder / "ran")
     write(sent.mine, f"import pathlib\npathlib.Path({str(sent.marker)!r}).touch()\n{MINE}{OTHER}")
     names = {name: f"{sent.mine}:{name}" for name in ("workload", "recipe", "watch", "draw")}
-    settings = {"method": names["recipe"], "callbacks": names["watch"], "width": 1, "record_updates": True}
+    settings = {
+        "method": names["recipe"],
+        "callbacks": names["watch"],
+        "width": 1,
+        "record_updates": True,
+    }
     with fresh(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(folder / "sender"))
         quick(folder / "RUN", workload=names["workload"], rounds=2, **settings)
-    manifest = ["manifest.json*", "clients/manifest.json*"]  # it would tell that the copies are not whole
+    # it would tell that the copies are not whole
+    manifest = ["manifest.json*", "clients/manifest.json*"]
     shutil.copytree(folder / "RUN", folder / "UNFINISHED")
     for pattern in ("summary.json", *manifest):
         for path in (folder / "UNFINISHED").glob(pattern):
             path.unlink()
     shutil.copytree(folder / "RUN", folder / "GRID/cells/lsg-epsilon8-seed0")
-    write(folder / "GRID/grid.toml", f'workload = "{names["workload"]}"\n[methods.lsg]\nmethod = "{names["recipe"]}"\n')
+    write(
+        folder / "GRID/grid.toml",
+        f'workload = "{names["workload"]}"\n[methods.lsg]\nmethod = "{names["recipe"]}"\n',
+    )
     cell = {"given": {"method": names["recipe"]}, "status": "done"}
     write(folder / "GRID/cells.json", json.dumps({"lsg-epsilon8-seed0": cell}))
     assert sent.marker.exists()
@@ -100,7 +134,12 @@ def test_reading_runs_nothing(command, sent, fedlsg: Command):
 def test_a_command_that_needs_the_code_asks(command, sent, fedlsg: Command):
     status, _, err = fedlsg(*sent.words(command))
     assert (status, err.count("\n")) == (1, 1)
-    for words in ("names code, workload 'mine.py:workload'", str(sent.mine), "(sha256 ", "so nothing of it was run"):
+    for words in (
+        "names code, workload 'mine.py:workload'",
+        str(sent.mine),
+        "(sha256 ",
+        "so nothing of it was run",
+    ):
         assert words in err
     assert f"name it: --workload {sent.mine}:workload, or add --trust-code" in err
     assert not sent.marker.exists()
@@ -132,7 +171,8 @@ def test_python_reads_a_run_and_runs_nothing(sent):
 
 def test_named_once_it_is_known(sent, fedlsg: Command, tmp_path):
     shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
-    for named in (("--workload", f"{sent.mine}:workload"), ()):  # of the whole file; then as a requeue does
+    # of the whole file; then as a requeue does
+    for named in (("--workload", f"{sent.mine}:workload"), ()):
         with fresh():
             status, _, err = fedlsg("resume", str(tmp_path / "copy"), *named)
             assert (status, err) == (0, "")
@@ -146,11 +186,14 @@ def test_other_code_than_the_record_is_refused(how, sent, fedlsg: Command, tmp_p
     text = (tmp_path / "copy/config.toml").read_text().replace(str(sent.mine), str(other))
     write(tmp_path / "copy/config.toml", text)
     monkeypatch.setattr(simulations.plan.trust, "is_known", lambda digest, path: how == "known")
-    said = {"named": ["--workload", f"{other}:workload"], "trusted": ["--trust-code"], "known": []}[how]
+    said = {"named": ["--workload", f"{other}:workload"], "trusted": ["--trust-code"], "known": []}[
+        how
+    ]
     status, _, err = fedlsg("resume", str(tmp_path / "copy"), *said)
     assert status == 1
     assert (
-        "the code of the run's own callbacks and method and workload differs from that which this run began with" in err
+        "the code of the run's own callbacks and method and workload differs from that which this "
+        "run began with" in err
     )
     assert "restore the file mine.py, or start a new run" in err
     assert not sent.marker.exists()
@@ -168,19 +211,31 @@ class Bomb:
 
 def test_no_checkpoint_is_unpickled(sent, fedlsg: Command, tmp_path):
     shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
-    bomb, named = tmp_path / "bomb", ("--workload", f"{sent.mine}:workload", "--method", f"{sent.mine}:recipe")
+    bomb, named = (
+        tmp_path / "bomb",
+        ("--workload", f"{sent.mine}:workload", "--method", f"{sent.mine}:recipe"),
+    )
     for name in ("latest", "previous"):
-        save_checkpoint(tmp_path / f"copy/checkpoint/{name}.pt", tmp_path / "before.pt", {"server": Bomb(bomb)})
+        save_checkpoint(
+            tmp_path / f"copy/checkpoint/{name}.pt", tmp_path / "before.pt", {"server": Bomb(bomb)}
+        )
     status, _, err = fedlsg("inspect", str(tmp_path / "copy"), *named)
     assert status == 1
     assert "latest.pt is damaged" in err
     assert not bomb.exists()
 
 
-@pytest.mark.parametrize(("command", "name"), [
-    ("report RUN", "report.html"), ("report RUN", ".report.html.1"), ("audit RUN", "audit.json"),
-    ("inspect RUN", "inspection"), ("resume RUN", ".lock"), ("export RUN", "export"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("report RUN", "report.html"),
+        ("report RUN", ".report.html.1"),
+        ("audit RUN", "audit.json"),
+        ("inspect RUN", "inspection"),
+        ("resume RUN", ".lock"),
+        ("export RUN", "export"),
+    ],
+)
 def test_no_link_leads_out_of_it(command, name, sent, fedlsg: Command, tmp_path):
     shutil.copytree(sent.folder / "RUN", tmp_path / "RUN")
     precious = tmp_path / "precious"

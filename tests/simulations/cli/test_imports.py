@@ -1,4 +1,6 @@
-"""What each kind of process imports before it has anything to do: seconds of every start depend on it."""
+"""What each kind of process imports before it has anything to do: seconds of every start depend on
+it.
+"""
 
 import json
 import os
@@ -10,14 +12,47 @@ import pytest
 from tests.places import REPOSITORY
 
 HEAVY = (
-    "torch", "flwr", "ray", "numpy", "scipy", "dp_accounting", "prv_accountant", "sklearn", "pandas", "matplotlib",
-    "tensorboard", "jinja2", "datasets", "transformers", "pyarrow", "constriction", "cryptography", "torch._dynamo",
-    "sympy", "sqlalchemy", "fastapi", "safetensors",
-)  # fmt: skip
+    "torch",
+    "flwr",
+    "ray",
+    "numpy",
+    "scipy",
+    "dp_accounting",
+    "prv_accountant",
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "tensorboard",
+    "jinja2",
+    "datasets",
+    "transformers",
+    "pyarrow",
+    "constriction",
+    "cryptography",
+    "torch._dynamo",
+    "sympy",
+    "sqlalchemy",
+    "fastapi",
+    "safetensors",
+)
 ACCOUNTANTS = {"scipy", "prv_accountant"}
-ALWAYS_LATER = {"sklearn", "pandas", "matplotlib", "tensorboard", "jinja2", "datasets", "transformers", "pyarrow",
-                "constriction", "torch._dynamo", "sympy", "ray", "safetensors", "dp_accounting",
-                *ACCOUNTANTS}  # fmt: skip
+ALWAYS_LATER = {
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "tensorboard",
+    "jinja2",
+    "datasets",
+    "transformers",
+    "pyarrow",
+    "constriction",
+    "torch._dynamo",
+    "sympy",
+    "ray",
+    "safetensors",
+    "dp_accounting",
+    *ACCOUNTANTS,
+}
 
 
 PROBE = """
@@ -31,7 +66,9 @@ print(json.dumps(found))
 
 
 def imported(*codes: str) -> list[set[str]]:
-    """The heavy modules that a fresh process has after running each of ``codes``, one after another."""
+    """The heavy modules that a fresh process has after running each of ``codes``, one after
+    another.
+    """
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-P", "-c", PROBE, json.dumps([HEAVY, codes])]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
@@ -45,7 +82,8 @@ def test_before_a_command_runs_nothing_heavy_is_imported():
         "import simulations.engines.cluster",
         "from simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
         "from simulations.settings import published, settings; published.resolve({})",
-        "import sys; sys.argv = ['fedlsg', '--help']\nfrom simulations.cli.app import app\napp(standalone_mode=False)",
+        "import sys; sys.argv = ['fedlsg', '--help']\nfrom simulations.cli.app import app\n"
+        "app(standalone_mode=False)",
     )
     *nothing, planted = imported(*codes, "import scipy.special")
     assert dict(zip(codes, nothing, strict=True)) == {code: set() for code in codes}
@@ -69,7 +107,10 @@ from tests.fedlsg.support.step_oracle import problem
 p = problem()
 per_example_gradients(p.model, p.loss_fn, p.inputs, p.targets, p.frame)
 """
-HANDED = "import torch; x = torch.ones(2, requires_grad=True); torch.autograd.grad(2 * x, x, torch.ones(2))"
+HANDED = (
+    "import torch; x = torch.ones(2, requires_grad=True); torch.autograd.grad(2 * x, x, "
+    "torch.ones(2))"
+)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +146,10 @@ def test_accountants_are_imported_by_a_client_beyond_its_budget_only(life):
 
 
 def test_a_private_step_needs_no_sympy(life):
-    """Half a second of each worker's start: torch imports it to compare the shapes of gradients that it is handed."""
+    """Half a second of each worker's start: torch imports it to compare the shapes of gradients
+    that it is handed.
+    """
     assert "sympy" not in life["a private step"]
-    assert "sympy" in life["a gradient handed to torch"], "where torch no longer does, the detour can go"
+    assert "sympy" in life["a gradient handed to torch"], (
+        "where torch no longer does, the detour can go"
+    )

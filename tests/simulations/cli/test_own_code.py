@@ -39,13 +39,24 @@ def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_p
 
     monkeypatch.setattr(RoundDisplay, "on_round", stop)
     status, *_ = fedlsg(
-        "run", "mine.py:workload", "--method", "mine.py:recipe", "--rounds", "3", *QUICK, "--out", "here"
+        "run",
+        "mine.py:workload",
+        "--method",
+        "mine.py:recipe",
+        "--rounds",
+        "3",
+        *QUICK,
+        "--out",
+        "here",
     )
     assert status == 130
     write(mine, MINE + "\n# changed\n")
     status, _, err = fedlsg("resume", "here")
     assert (status, err.count("\n")) == (1, 1)
-    assert "the code of the run's own method and workload differs from that which this run began with" in err
+    assert (
+        "the code of the run's own method and workload differs from that which this run began with"
+        in err
+    )
     write(mine)
     status, _, err = fedlsg("resume", "here")
     assert (status, err) == (0, "")
@@ -53,14 +64,32 @@ def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_p
 
 
 WRONG = {
-    "a function of arguments": ("run mine.py:rows", "rows() missing 2 required positional arguments"),
-    "a function of something else": ("run mine.py:build", "expected a fedlsg.Workload, or a function without argum"),
+    "a function of arguments": (
+        "run mine.py:rows",
+        "rows() missing 2 required positional arguments",
+    ),
+    "a function of something else": (
+        "run mine.py:build",
+        "expected a fedlsg.Workload, or a function without argum",
+    ),
     "no function": ("run mine.py:W", "expected a fedlsg.Workload"),
     "a module of Python": ("run os:getcwd", "expected a fedlsg.Workload"),
-    "a method that is none": ("run --method mine.py:build", "does not take mechanism and server: a recipe is def"),
-    "a shadowed setting of a run": ("run --method bad.py:rounds", "declares 'rounds', which is a setting of every run"),
-    "a shadowed setting of a codec": ("run --method bad.py:codec", "declares 'noise_floor_step', which is a setting"),
-    "an unknown setting": ("run --method mine.py:recipe -c widht=2", "unknown setting 'widht'; did you mean 'width'?"),
+    "a method that is none": (
+        "run --method mine.py:build",
+        "does not take mechanism and server: a recipe is def",
+    ),
+    "a shadowed setting of a run": (
+        "run --method bad.py:rounds",
+        "declares 'rounds', which is a setting of every run",
+    ),
+    "a shadowed setting of a codec": (
+        "run --method bad.py:codec",
+        "declares 'noise_floor_step', which is a setting",
+    ),
+    "an unknown setting": (
+        "run --method mine.py:recipe -c widht=2",
+        "unknown setting 'widht'; did you mean 'width'?",
+    ),
     "a value of another type": ("run --method mine.py:recipe -c width=two", "width"),
 }
 BAD = '''
@@ -86,7 +115,10 @@ def test_a_mistake_is_one_line_and_the_next_command_is_fine(case, fedlsg, mine, 
 def test_the_workers_of_ray_never_imported_the_file(fedlsg, mine, tmp_path, on_ray: Cluster):
     write(tmp_path / "helper.py", "from torch import nn\ndef layer(a, b): return nn.Linear(a, b)\n")
     write(
-        mine, MINE.replace("nn.Linear(", "helper.layer(").replace("import fedlsg\n", "import fedlsg\nimport helper\n")
+        mine,
+        MINE.replace("nn.Linear(", "helper.layer(").replace(
+            "import fedlsg\n", "import fedlsg\nimport helper\n"
+        ),
     )
     names = ("run", "mine.py:workload", "--method", "mine.py:recipe", *QUICK[2:])
     for engine in ("local", "ray"):
@@ -97,7 +129,9 @@ def test_the_workers_of_ray_never_imported_the_file(fedlsg, mine, tmp_path, on_r
 
 def test_an_error_of_a_callback_names_its_line_and_how_to_continue(fedlsg, tmp_path):
     (tmp_path / "own.py").write_text("def after(row):\n    open('/nowhere/at/all')\n")
-    status, out, err = fedlsg("run", "--callbacks", "own.py:after", "--rounds", "2", *QUICK, "--out", "here")
+    status, out, err = fedlsg(
+        "run", "--callbacks", "own.py:after", "--rounds", "2", *QUICK, "--out", "here"
+    )
     assert status == 1
     assert out.splitlines()[-1] == f"continue with: fedlsg resume {tmp_path / 'here'}"
     assert err.startswith("fedlsg: error: FileNotFoundError: ")

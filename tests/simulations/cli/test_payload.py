@@ -1,4 +1,6 @@
-"""``fedlsg payload`` and the numpy reader of docs/outputs.md: arrays of one payload, on the scale of its page."""
+"""``fedlsg payload`` and the numpy reader of docs/outputs.md: arrays of one payload, on the scale
+of its page.
+"""
 
 import json
 import re
@@ -24,7 +26,12 @@ QUIET = {"noise_multiplier": None}
 CASES: dict[str, dict[str, Any]] = {
     "lsg": {"method": "lsg"},
     "convolutions": {"method": "rgp-random", "model": "conv", "rank": 2},
-    "power iteration of W - W_0": {"method": "rgp", "rank": 2, "clients": 3, "clients_per_round": 2},
+    "power iteration of W - W_0": {
+        "method": "rgp",
+        "rank": 2,
+        "clients": 3,
+        "clients_per_round": 2,
+    },
     "clip weights": {"method": "lsg", "norms_clip_weight": 2.0, "classifier_clip_weight": 0.5},
     "local steps": {"method": "lsg", "local_steps": 2},
     "probe": {"method": "probe", "sparsity": 0.3, "probes": 30, "codec": "noise-floor"},
@@ -35,7 +42,12 @@ CASES: dict[str, dict[str, Any]] = {
     "lsg-lora": {"method": "lsg-lora", "model": "conv", "rank": 2},
     "random": {"method": "rs", "sparsity": 0.5},
     "ranked": {"method": "rs", "ranking": "gradients", "sparsity": 0.5},
-    "pruned by data": {"method": "dp-ssgd", "prune": "dp-snip", "epsilon": 8.0, "noise_multiplier": None},
+    "pruned by data": {
+        "method": "dp-ssgd",
+        "prune": "dp-snip",
+        "epsilon": 8.0,
+        "noise_multiplier": None,
+    },
     "factors": {"method": "dp-powersgd", "rank": 2, "norms_clip_weight": 2.0},
     "factors, error feedback": {"method": "powersgd", "rank": 2, **QUIET},
     "chosen": {"method": "topk", **QUIET},
@@ -65,7 +77,9 @@ def arrays_of(run: Run, round: int, client: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_clients_gradients_make_the_server_s_step(case, runs):
-    """W_2 = W_1 - lr sum(dW) / divisor: round, scale and order of every parameter, from public files alone."""
+    """W_2 = W_1 - lr sum(dW) / divisor: round, scale and order of every parameter, from public
+    files alone.
+    """
     run = runs(case)
     before, after = (np.load(round_folder(run.path, round) / "weights.npy") for round in (1, 2))
     about = read_frame(round_folder(run.path, 1))[1]
@@ -76,7 +90,9 @@ def test_the_clients_gradients_make_the_server_s_step(case, runs):
     rates = run.plan.server_state().optimizer.param_groups
     rate_of = {id(p): group["lr"] for group in rates for p in group["params"]}
     assert len(set(rate_of.values())) == 1
-    total = np.concatenate([sum(one[f"dW/{name}"].astype(float) for one in seen).ravel() for name in trainable(model)])
+    total = np.concatenate(
+        [sum(one[f"dW/{name}"].astype(float) for one in seen).ravel() for name in trainable(model)]
+    )
     step = -next(iter(rate_of.values())) * total / about["divisor"]
     np.testing.assert_allclose(after - before, step, atol=1e-6 + 1e-5 * abs(step).max())
     assert abs(step).max() > 1e-4, "negative control: a step of nothing would agree with anything"
@@ -86,14 +102,23 @@ def test_the_command_writes_what_numpy_reads(small, tmp_path):
     payload_command(str(small.path), 2, 1, str(tmp_path / "x.npz"), Console(quiet=True))
     expected = arrays_of(small, 2, 1)
     with np.load(tmp_path / "x.npz") as found:
-        assert set(found) == set(expected) >= {"indices", "values", "dW/hidden.weight", "dW/classifier.bias"}
+        assert (
+            set(found)
+            == set(expected)
+            >= {"indices", "values", "dW/hidden.weight", "dW/classifier.bias"}
+        )
         assert all(np.array_equal(found[name], array) for name, array in expected.items())
         assert (found["indices"].dtype, found["values"].dtype) == (np.int64, np.float32)
 
 
-@pytest.mark.parametrize(("name", "error"), [
-    ("frame.json", DamagedError), ("frame.npz", DamagedError), ("client-000000.bin", ValueError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("frame.json", DamagedError),
+        ("frame.npz", DamagedError),
+        ("client-000000.bin", ValueError),
+    ],
+)
 def test_a_damaged_file_is_named(name, error, small, tmp_path):
     shutil.copytree(small.path, tmp_path / "run")
     path = round_folder(tmp_path / "run", 1) / name
@@ -107,7 +132,12 @@ def test_a_damaged_file_is_named(name, error, small, tmp_path):
 PAGE = (REPOSITORY / "docs" / "outputs.md").read_text()
 PAGE_RUNS: dict[str, dict[str, Any]] = {
     "lsg": {"method": "lsg"},
-    "convolutions and weights": {"method": "lsg", "model": "conv", "rank": 2, "norms_clip_weight": 2.0},
+    "convolutions and weights": {
+        "method": "lsg",
+        "model": "conv",
+        "rank": 2,
+        "norms_clip_weight": 2.0,
+    },
     "masked": {"method": "rs", "sparsity": 0.5, "codec": "bfloat16"},
     "core": {"method": OWN_RECIPE, "model": "conv", "rank": 3, "norms_clip_weight": 2.0},
     "factors": {"method": "dp-powersgd", "rank": 2, "codec": "float16"},
@@ -130,7 +160,9 @@ def read(tmp_path_factory: pytest.TempPathFactory):
     """By case: the round's folder, with read.npz as the page's program wrote it."""
     folder = tmp_path_factory.mktemp("page")
     user_code.permit(*(str(value) for case in PAGE_RUNS.values() for value in case.values()))
-    runs = {case: run_local(folder / case, record_updates=True, **PAGE_RUNS[case]) for case in PAGE_RUNS}
+    runs = {
+        case: run_local(folder / case, record_updates=True, **PAGE_RUNS[case]) for case in PAGE_RUNS
+    }
     outside(reader() + SAVE, *(round_folder(run.path, 2) for run in runs.values()))
     yield runs
     strategies.forget()
@@ -141,7 +173,9 @@ def test_the_page_s_reader_agrees_with_the_command(case, read, own_code):
     run = read[case]
     ours = read_payload(run.directory, 2, 1, find(run.directory, 2, 1))
     with np.load(round_folder(run.path, 2) / "read.npz") as theirs:
-        assert {f"dW/{name}" for name in theirs} == {name for name in ours if name.startswith("dW/")}
+        assert {f"dW/{name}" for name in theirs} == {
+            name for name in ours if name.startswith("dW/")
+        }
         for name, dW in theirs.items():
             assert dW.shape == ours[f"dW/{name}"].shape
             np.testing.assert_allclose(dW, ours[f"dW/{name}"], atol=1e-5)

@@ -1,4 +1,6 @@
-"""Which code runs does not depend on the working directory: real runs inside folders that hold other code."""
+"""Which code runs does not depend on the working directory: real runs inside folders that hold
+other code.
+"""
 
 import os
 import shutil
@@ -20,7 +22,9 @@ NO_NOISE = "\n\ndef add_noise(total, mechanism, noise):\n    return total\n"
 def clone_without_noise(folder: Path) -> Path:
     """Another clone of this repository, whose clients add no noise."""
     for name in PACKAGES:
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     mechanism = folder / "fedlsg" / "privacy" / "mechanism.py"
     assert "\ndef add_noise(total" in mechanism.read_text(), "the function that is replaced"
     mechanism.write_text(mechanism.read_text() + NO_NOISE)
@@ -41,7 +45,9 @@ def command_in(folder: Path) -> list[str]:
     """``fedlsg`` as it is installed: a script in another folder than the working directory."""
     folder.mkdir()
     script = folder / "fedlsg"
-    script.write_text("from simulations.cli.app import main\nif __name__ == '__main__':\n    main()\n")
+    script.write_text(
+        "from simulations.cli.app import main\nif __name__ == '__main__':\n    main()\n"
+    )
     return [sys.executable, str(script)]
 
 
@@ -55,18 +61,26 @@ def weights_of_run(
 ) -> Tensor:
     """Final weights of the small run for one round, started in a folder."""
     settings = {**SMALL, "engine": engine, "rounds": 1}
-    pairs = [word for key, value in settings.items() for word in ("-c", f"{key}={str(value).lower()}")]
+    pairs = [
+        word for key, value in settings.items() for word in ("-c", f"{key}={str(value).lower()}")
+    ]
     command = [*command, "run", "digits", *pairs, "--out", str(out)]
-    done = subprocess.run(command, cwd=inside, env=environment(path), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=inside, env=environment(path), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return Run(out).weights
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("make", [hostile, pytest.param(clone_without_noise, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "make", [hostile, pytest.param(clone_without_noise, marks=pytest.mark.slow)]
+)
 def test_workers_import_what_the_driver_imported(make, tmp_path):
-    weights = weights_of_run(command_in(tmp_path / "bin"), make(tmp_path / "here"), tmp_path / "run", path=REPOSITORY)
+    weights = weights_of_run(
+        command_in(tmp_path / "bin"), make(tmp_path / "here"), tmp_path / "run", path=REPOSITORY
+    )
     assert weights.equal(run_local(tmp_path / "local", rounds=1).weights)
 
 
@@ -82,7 +96,15 @@ def test_a_clone_that_is_run_as_a_module_is_what_runs_everywhere(tmp_path):
 
 @pytest.mark.slow
 def test_the_worker_of_a_comparison_imports_nothing_of_the_working_directory(tmp_path):
-    command = [*command_in(tmp_path / "bin"), "compare", "digits", "--methods", "sgd", "-c", "rounds=1"]
+    command = [
+        *command_in(tmp_path / "bin"),
+        "compare",
+        "digits",
+        "--methods",
+        "sgd",
+        "-c",
+        "rounds=1",
+    ]
     command += ["--out", str(tmp_path / "out")]
     inside, env = hostile(tmp_path / "here"), environment(REPOSITORY)
     done = subprocess.run(command, cwd=inside, env=env, capture_output=True, text=True, check=False)

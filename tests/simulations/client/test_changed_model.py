@@ -1,4 +1,6 @@
-"""A model or a loss that is changed while a run is under way trains nobody, and nobody is charged."""
+"""A model or a loss that is changed while a run is under way trains nobody, and nobody is
+charged.
+"""
 
 import gc
 import json
@@ -102,11 +104,15 @@ def test_a_change_between_rounds_is_refused_and_not_charged(change, tmp_path, mo
 
 
 def test_what_a_pass_or_an_evaluation_writes_is_no_change(tmp_path, monkeypatch):
-    run = run_with(lambda loss, patch: None, tmp_path / "run", monkeypatch, model=lambda: build(Writing))
+    run = run_with(
+        lambda loss, patch: None, tmp_path / "run", monkeypatch, model=lambda: build(Writing)
+    )
     assert trained(run) == [True, True, True]
 
 
-def test_negative_control_a_client_that_does_not_compare_trains_and_is_charged(tmp_path, monkeypatch):
+def test_negative_control_a_client_that_does_not_compare_trains_and_is_charged(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(Process, "check_unchanged", lambda self: None)
     assert trained(run_with(by_hook, tmp_path / "run", monkeypatch)) == [True, True, True]
 
@@ -130,7 +136,9 @@ def images(count: int, *, scattered: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("arrays", [False, True])
-def test_training_rows_that_are_scattered_in_memory_are_refused_before_anything_is_written(tmp_path, clients, arrays):
+def test_training_rows_that_are_scattered_in_memory_are_refused_before_anything_is_written(
+    tmp_path, clients, arrays
+):
     train, test = images(80, scattered=True), images(40, scattered=False)
     if arrays:
         train, test = (tuple(part.numpy() for part in split) for split in (train, test))

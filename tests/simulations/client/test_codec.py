@@ -1,4 +1,6 @@
-"""Codecs, indices and runs in fewer bits: bytes, what the server applies, what is recorded and refused."""
+"""Codecs, indices and runs in fewer bits: bytes, what the server applies, what is recorded and
+refused.
+"""
 
 import math
 import struct
@@ -39,7 +41,9 @@ def test_the_step_follows_the_noise_of_all_local_steps(tmp_path):
     run = run_local(tmp_path / "run", codec="noise-floor", record_updates=True, **settings)
     noise_std = SIGMA * 0.1 * math.sqrt(1.75**2 + 1.5**2 + 1)
     for payload in run.payloads.values():
-        assert struct.unpack_from("<f", payload, COMPACT.size)[0] == pytest.approx(0.25 * noise_std, rel=1e-6)
+        assert struct.unpack_from("<f", payload, COMPACT.size)[0] == pytest.approx(
+            0.25 * noise_std, rel=1e-6
+        )
     assert run.summary["codec"]["added_variance"] == 0.25**2 / 12
 
 
@@ -52,7 +56,10 @@ def test_the_step_follows_the_noise_of_all_local_steps(tmp_path):
         ({"method": "dp-powersgd"}, "'dp-powersgd' sends factors"),
         ({"noise_floor_step": 0.0}, "0 < noise_floor_step=0.0"),
         ({"noise_floor_step": math.nan}, "noise_floor_step"),
-        ({"codec": "int8", "noise_floor_step": 0.5}, "needs codec=noise-floor or .*, got codec=int8"),
+        (
+            {"codec": "int8", "noise_floor_step": 0.5},
+            "needs codec=noise-floor or .*, got codec=int8",
+        ),
     ],
 )
 def test_refused(settings, why, tmp_path):
@@ -60,9 +67,13 @@ def test_refused(settings, why, tmp_path):
         plan_at(tmp_path / "run", **{"codec": "noise-floor", **settings})
 
 
-@pytest.mark.parametrize(("codec", "factor"), [("float32", 1.0), ("noise-floor", math.sqrt(1 + 0.25 / 12))])
+@pytest.mark.parametrize(
+    ("codec", "factor"), [("float32", 1.0), ("noise-floor", math.sqrt(1 + 0.25 / 12))]
+)
 def test_the_server_knows_the_noise_of_the_sum(codec, factor, tmp_path, monkeypatch):
-    """What ranked sparsification gives to frozen coordinates: two clients' noise, and the error of their grids."""
+    """What ranked sparsification gives to frozen coordinates: two clients' noise, and the error of
+    their grids.
+    """
     told, finish = [], ServerState.finish_round
 
     def listen(state, frame, updates, *, noise_std):
@@ -83,12 +94,18 @@ METHODS = ("lsg", "dpsgd", "sgd", "lora", "lsg-lora", "rs")
 def test_a_run_says_in_which_bits_it_was_made(method, tmp_path):
     noise = {"noise_multiplier": None, **({} if method == "sgd" else {"mechanism": "clip-only"})}
     given = {"method": method, "local_steps": 1 if "lora" in method else 2, **noise}
-    exact, fewer = (run_local(tmp_path / name, **given, **bits) for name, bits in (("exact", {}), ("fewer", FEWER)))
-    assert {fewer.summary[name] for name in FEWER} == {fewer.config[name.replace("_", "-")] for name in FEWER}
+    exact, fewer = (
+        run_local(tmp_path / name, **given, **bits)
+        for name, bits in (("exact", {}), ("fewer", FEWER))
+    )
+    assert {fewer.summary[name] for name in FEWER} == {
+        fewer.config[name.replace("_", "-")] for name in FEWER
+    }
     assert {fewer.summary[name] for name in FEWER} == {"bfloat16"}
     assert {exact.summary[name] for name in FEWER} == {"float32"}
     assert {w.dtype for w in fewer.model.values()} == {torch.float32}
-    assert [fewer.entries(i) for i in range(2)] == [exact.entries(i) for i in range(2)]  # same steps, noise and clip
+    # same steps, noise and clip
+    assert [fewer.entries(i) for i in range(2)] == [exact.entries(i) for i in range(2)]
     assert fewer.summary["epsilon_max"] == exact.summary["epsilon_max"]
     distance = (fewer.weights - exact.weights).norm() / exact.weights.norm()
     assert 0 < distance < 0.02

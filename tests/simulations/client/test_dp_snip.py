@@ -1,4 +1,6 @@
-"""DP-SNIP in a whole run: its round is in the ledger, in the epsilon, in the bytes, and is run once."""
+"""DP-SNIP in a whole run: its round is in the ledger, in the epsilon, in the bytes, and is run
+once.
+"""
 
 import pytest
 from flwr.app import Context, Message
@@ -27,8 +29,9 @@ def test_every_client_is_charged_one_full_batch_event_and_then_its_steps(pruned)
         assert first.noise_multiplier == pytest.approx(sigma)
         assert (first.clip_norm, first.mechanism) == (1.0, "dp")
         assert [(e.round, e.sample_rate, e.noise_multiplier, e.clip_norm) for e in rest] == [
-            (1, 0.05, 2.0, 0.5), (2, 0.05, 2.0, 0.5)
-        ]  # fmt: skip
+            (1, 0.05, 2.0, 0.5),
+            (2, 0.05, 2.0, 0.5),
+        ]
 
 
 def test_a_round_0_that_is_not_in_the_ledger_is_caught(tmp_path, monkeypatch):
@@ -48,9 +51,16 @@ def test_a_client_without_the_budget_for_round_0_is_named_and_not_charged(tmp_pa
     settings = {"sample_rate": 0.3, "noise_multiplier": 1.0, "epsilon": 8.0}
     plan, directory = plan_at(tmp_path / "run", **SNIP, **settings, reproducible=False)
     spent = Entry(
-        client=1, round=0, attempt=0, steps=1, sample_rate=1.0, noise_multiplier=0.3, clip_norm=0.5,
-        num_examples=718, mechanism="dp",
-    )  # fmt: skip
+        client=1,
+        round=0,
+        attempt=0,
+        steps=1,
+        sample_rate=1.0,
+        noise_multiplier=0.3,
+        clip_norm=0.5,
+        num_examples=718,
+        mechanism="dp",
+    )
     Ledger(directory.ledger(1), client=1).charge(spent)
     run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
     assert run.summary["pruning"]["answered"] == [0]
@@ -61,7 +71,8 @@ def test_a_client_without_the_budget_for_round_0_is_named_and_not_charged(tmp_pa
 
 def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_path, monkeypatch):
     """The client's own settings say whether data may be read for pruning."""
-    monkeypatch.setattr(local, "is_served", lambda: True)  # as nodes do, clients read their own settings
+    # as nodes do, clients read their own settings
+    monkeypatch.setattr(local, "is_served", lambda: True)
 
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train":
@@ -69,7 +80,8 @@ def test_a_server_that_asks_for_a_round_0_that_was_not_agreed_gets_nothing(tmp_p
         return app(message, context)
 
     with pytest.raises(
-        RuntimeError, match=r"in the pruning round, 0 replied: client 0 1: \[1001\] a client failed, and run.log"
+        RuntimeError,
+        match=r"in the pruning round, 0 replied: client 0 1: \[1001\] a client failed, and run.log",
     ):
         run_local(tmp_path / "run", client=client, **SNIP)
     assert not any(Run(tmp_path / "run").ledgers.values())

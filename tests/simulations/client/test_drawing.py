@@ -15,7 +15,9 @@ def state():
 
 
 def drawn_by_two(base):
-    """What two clients draw, whose code seeds all generators itself; and where they leave the generators."""
+    """What two clients draw, whose code seeds all generators itself; and where they leave the
+    generators.
+    """
     before, found = state(), []
     with kept_draws("cpu"):
         for client in (0, 1):
@@ -34,7 +36,9 @@ def test_each_client_has_secret_draws_and_the_generators_outside_are_as_before(t
 
 
 def test_a_client_that_goes_on_with_the_draws_of_another_is_caught(tmp_path, monkeypatch):
-    """Negative control: without a seed of its own, a client draws what the code of the one before it decided."""
+    """Negative control: without a seed of its own, a client draws what the code of the one before
+    it decided.
+    """
     base = plan_at(tmp_path / "run", reproducible=False)[0]
     monkeypatch.setattr(drawing, "seed_draws", lambda seed, device: None)
     assert drawn_by_two(base)[0][1] == drawn_by_two(base)[0][1]

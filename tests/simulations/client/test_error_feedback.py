@@ -1,4 +1,6 @@
-"""Error feedback in whole runs: nothing is lost or counted twice, through crashes too, and nothing private has it."""
+"""Error feedback in whole runs: nothing is lost or counted twice, through crashes too, and nothing
+private has it.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -18,10 +20,20 @@ from simulations.rundir.last_payload import FeedbackBox
 from strategies.federation.wire import Announcement
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
-SILENT: dict[str, Any] = {"noise_multiplier": None, "rounds": 4, "sample_rate": 0.2, "learning_rate": 0.3}
+SILENT: dict[str, Any] = {
+    "noise_multiplier": None,
+    "rounds": 4,
+    "sample_rate": 0.2,
+    "learning_rate": 0.3,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "topk": {"method": "topk", "topk_rate": 0.01},
-    "topk, three local steps": {"method": "topk", "topk_rate": 0.01, "local_steps": 3, "local_momentum": 0.5},
+    "topk, three local steps": {
+        "method": "topk",
+        "topk_rate": 0.01,
+        "local_steps": 3,
+        "local_momentum": 0.5,
+    },
     "topk, int8": {"method": "topk", "topk_rate": 0.05, "codec": "int8"},
     "topk, a bit each": {"method": "topk", "topk_rate": 0.05, "codec": "sign"},
     "powersgd": {"method": "powersgd", "rank": 2},
@@ -34,7 +46,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass
 class Watched:
-    """What client 0 computed and what the server made of its payloads, over a run: sums in float64."""
+    """What client 0 computed and what the server made of its payloads, over a run: sums in
+    float64.
+    """
 
     gradients: Tensor
     received: Tensor
@@ -78,7 +92,9 @@ def test_what_was_received_and_the_memory_are_the_gradients(kind, tmp_path, monk
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Run:
-    return run_local(tmp_path_factory.mktemp("whole") / "run", record_updates=True, **SILENT | KINDS["topk"])
+    return run_local(
+        tmp_path_factory.mktemp("whole") / "run", record_updates=True, **SILENT | KINDS["topk"]
+    )
 
 
 def same(run: Run, whole: Run) -> bool:
@@ -87,7 +103,9 @@ def same(run: Run, whole: Run) -> bool:
 
 
 def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
-    """A run that dies before or after the ``nth`` file of payload and memory is in place, and is resumed."""
+    """A run that dies before or after the ``nth`` file of payload and memory is in place, and is
+    resumed.
+    """
     write, count = last_payload.write_atomically, [0]
 
     def crash(path: Path, *content: bytes, private: bool) -> None:
@@ -107,7 +125,9 @@ def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
 @pytest.mark.parametrize("nth", [1, 4, 7])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_the_store_counts_nothing_twice(whole, tmp_path, monkeypatch, when, nth):
-    """``after``: the payload is there and was not sent; it is sent as it is, and the memory stays as it is."""
+    """``after``: the payload is there and was not sent; it is sent as it is, and the memory stays
+    as it is.
+    """
     assert same(crashed(tmp_path, monkeypatch, when, nth), whole)
 
 
@@ -132,19 +152,34 @@ def test_no_memory_is_kept(settings, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"method": "topk", "mechanism": "dp"}, "error feedback keeps gradients of the client without noise"),
-        ({"method": "powersgd", "mechanism": "dp"}, "error feedback keeps gradients of the client without noise"),
-        ({"method": "topk", "mechanism": "noise-only"}, "error feedback keeps gradients of the client without noise"),
+        (
+            {"method": "topk", "mechanism": "dp"},
+            "error feedback keeps gradients of the client without noise",
+        ),
+        (
+            {"method": "powersgd", "mechanism": "dp"},
+            "error feedback keeps gradients of the client without noise",
+        ),
+        (
+            {"method": "topk", "mechanism": "noise-only"},
+            "error feedback keeps gradients of the client without noise",
+        ),
         (
             {"method": "powersgd", "noise_multiplier": None, "epsilon": 8.0},
             "epsilon=8 needs a mechanism that adds noise",
         ),
-        ({"method": "topk", "noise_multiplier": None, "trust": "aggregate"}, "adds position by position"),
+        (
+            {"method": "topk", "noise_multiplier": None, "trust": "aggregate"},
+            "adds position by position",
+        ),
         (
             {"method": "topk", "noise_multiplier": None, "indices": "explicit"},
             "indices=explicit does not go with positions that clients choose .*leave indices out",
         ),
-        ({"codec": "sign", "mechanism": "none", "noise_multiplier": None}, "'lsg' a coordinate is not the same"),
+        (
+            {"codec": "sign", "mechanism": "none", "noise_multiplier": None},
+            "'lsg' a coordinate is not the same",
+        ),
         ({"codec": "sign", "method": "dp-powersgd"}, "codec 'sign' keeps no magnitudes"),
     ],
 )
@@ -154,7 +189,9 @@ def test_refused(settings, why, tmp_path):
 
 
 def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeypatch):
-    """Negative control: the rules planted open; the client looks once more, before it reads a memory."""
+    """Negative control: the rules planted open; the client looks once more, before it reads a
+    memory.
+    """
     monkeypatch.setattr(simulations.client.train, "keeps_memory", lambda method, codec: True)
     run = run_local(tmp_path / "run", method="dpsgd", codec="sign")
     assert [row.rejected for row in run.rows] == ["0 1", "0 1"]

@@ -1,4 +1,6 @@
-"""Clients that share a pass: charges, batches, noise and payloads are each client's own, as without it."""
+"""Clients that share a pass: charges, batches, noise and payloads are each client's own, as without
+it.
+"""
 
 import time
 from dataclasses import replace
@@ -22,15 +24,26 @@ from simulations.engines.accounts import give
 from tests.simulations.support.runs import Run, run_local
 
 SMALL: dict[str, Any] = {
-    "reproducible": False, "clients": 4, "rounds": 2, "method": "dpsgd", "model": "mlp", "record_updates": True,
-    "codec": "float32", "sample_rate": 0.02,
-}  # fmt: skip
+    "reproducible": False,
+    "clients": 4,
+    "rounds": 2,
+    "method": "dpsgd",
+    "model": "mlp",
+    "record_updates": True,
+    "codec": "float32",
+    "sample_rate": 0.02,
+}
 
 
 CHARGE = {
-    "steps": 1, "sample_rate": 0.1, "noise_multiplier": 1.0, "clip_norm": 1.0, "num_examples": 10, "mechanism": "dp",
+    "steps": 1,
+    "sample_rate": 0.1,
+    "noise_multiplier": 1.0,
+    "clip_norm": 1.0,
+    "num_examples": 10,
+    "mechanism": "dp",
     "reproducible": False,
-}  # fmt: skip
+}
 DRAWN = Drawn(positions=torch.arange(2), total=torch.zeros(3))
 
 
@@ -67,17 +80,26 @@ def alone(folder, monkeypatch, **settings: Any) -> Run:
 def values(run: Run) -> dict[str, torch.Tensor]:
     """The last numbers of each payload, in front of its checksum."""
     cut = slice(-4096 - 16, -16)
-    return {name: torch.frombuffer(bytearray(data[cut]), dtype=torch.float32) for name, data in run.payloads.items()}
+    return {
+        name: torch.frombuffer(bytearray(data[cut]), dtype=torch.float32)
+        for name, data in run.payloads.items()
+    }
 
 
 def truths(run: Run) -> list[bytes]:
-    return [path.read_bytes() for path in sorted((run.path / "updates-truth").rglob("*")) if path.is_file()]
+    return [
+        path.read_bytes()
+        for path in sorted((run.path / "updates-truth").rglob("*"))
+        if path.is_file()
+    ]
 
 
 def assert_equal(run: Run, other: Run) -> None:
     """The same charges, truths and payloads, these up to rounding."""
     assert [run.entries(c) for c in range(4)] == [other.entries(c) for c in range(4)]
-    assert all(len(run.entries(c)) == 2 for c in range(4)), "a client with an empty batch sends its noise, too"
+    assert all(len(run.entries(c)) == 2 for c in range(4)), (
+        "a client with an empty batch sends its noise, too"
+    )
     assert truths(run) == truths(other), "the rows of each batch"
     a, b = values(run), values(other)
     assert len(a) == 8
@@ -108,14 +130,21 @@ def other_clients_sum(patch):
 
     def turned(steps, slots):
         found = honest(steps, slots)
-        return [replace(own, total=other.total) for own, other in zip(found, [*found[-1:], *found[:-1]], strict=True)]
+        return [
+            replace(own, total=other.total)
+            for own, other in zip(found, [*found[-1:], *found[:-1]], strict=True)
+        ]
 
     patch.setattr(one_pass, "sums_in_one_pass", turned)
 
 
 def noise_reused(patch):
     """All clients of a round have the noise of the first one."""
-    patch.setattr(train, "stream_of", lambda base, purpose, client, round: reproducible_stream(7, purpose, 0, round))
+    patch.setattr(
+        train,
+        "stream_of",
+        lambda base, purpose, client, round: reproducible_stream(7, purpose, 0, round),
+    )
 
 
 def drawn_again(patch):
@@ -161,7 +190,9 @@ def test_an_empty_client_that_is_skipped_is_caught(tmp_path, monkeypatch):
         assert len(run_local(tmp_path / "planted", **SMALL | rare).payloads) < 4
 
 
-def test_a_pass_that_hangs_is_stopped_and_each_client_goes_on_with_its_own_batch(tmp_path, by_itself, monkeypatch):
+def test_a_pass_that_hangs_is_stopped_and_each_client_goes_on_with_its_own_batch(
+    tmp_path, by_itself, monkeypatch
+):
     monkeypatch.setattr(one_pass, "sums_in_one_pass", lambda *_: time.sleep(60))
     run = run_local(tmp_path / "run", **SMALL, client_timeout=3.0)
     assert run.log.count("a pass of 4 clients was stopped") == 1
@@ -199,7 +230,8 @@ def test_a_reproducible_run_and_several_steps_share_no_pass(tmp_path, shared):
 def test_a_model_that_draws_numbers_shares_no_draws(draw, tmp_path, by_itself, monkeypatch, shared):
     honest = nn.Linear.forward
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: honest(self, x + 0 * draw()))
-    run = run_local(tmp_path / "run", **SMALL, isolation="checked")  # as the run that it is compared with
+    # as the run that it is compared with
+    run = run_local(tmp_path / "run", **SMALL, isolation="checked")
     assert len(shared) == 1, "seen in the first pass"
     assert_equal(run, by_itself)
 
@@ -244,7 +276,9 @@ def test_a_sum_of_other_weights_is_not_used(other, tmp_path, by_itself, monkeypa
 def test_a_draw_of_another_run_is_not_taken():
     """An equal entry of a run that was interrupted is another charge: the record is another one."""
     stash, charge = Stash(), Entry(client=0, round=1, attempt=0, **CHARGE)
-    own, other = (GivenAccount(give(charge, last=None, memory=None)[RECORD], HISTORY, False) for _ in range(2))
+    own, other = (
+        GivenAccount(give(charge, last=None, memory=None)[RECORD], HISTORY, False) for _ in range(2)
+    )
     loaded: Any = object()
     stash.put(Ahead(account=own, entry=charge, drawn=DRAWN, loaded=loaded))
     assert stash.take(own, charge, loaded) is DRAWN

@@ -12,7 +12,9 @@ from tests.simulations.support.runs import run_local
 
 
 @given(question=st.text(), other=st.text(), payload=st.binary(), before=st.none() | st.binary())
-def test_the_payload_comes_back_for_its_question_only(tmp_path_factory, question, other, payload, before):
+def test_the_payload_comes_back_for_its_question_only(
+    tmp_path_factory, question, other, payload, before
+):
     outbox = LastPayload(tmp_path_factory.mktemp("outbox") / "a" / "client.bin")
     assert outbox.find(question) is None
     if before is not None:
@@ -53,11 +55,22 @@ def test_a_payload_that_a_kill_left_half_written_over_another_answers_nothing(tm
         new = outbox.path.read_bytes()
         for place in range(1, len(new) + 1):
             outbox.path.write_bytes(torn := new[:place] + old[place:])
-            assert torn in (old, new) or outbox.find("before") is outbox.find("after") is outbox.last() is None
+            assert (
+                torn in (old, new)
+                or outbox.find("before") is outbox.find("after") is outbox.last() is None
+            )
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n", b"no json\npayload", b"[]\npayload", b"\xff\xfe\npayload", b'{"question": "q", "bytes": 7}']
+    "content",
+    [
+        b"",
+        b"\n",
+        b"no json\npayload",
+        b"[]\npayload",
+        b"\xff\xfe\npayload",
+        b'{"question": "q", "bytes": 7}',
+    ],
 )
 def test_a_file_that_is_no_outbox_answers_nothing(content, tmp_path):
     (tmp_path / "client.bin").write_bytes(content)
@@ -78,7 +91,9 @@ def test_every_flipped_bit_answers_nothing_and_is_named(tmp_path):
             assert outbox.damaged
 
 
-@pytest.mark.parametrize(("choices", "stored"), [({}, True), ({"method": "sgd", "noise_multiplier": None}, False)])
+@pytest.mark.parametrize(
+    ("choices", "stored"), [({}, True), ({"method": "sgd", "noise_multiplier": None}, False)]
+)
 def test_what_carries_noise_is_stored_and_what_carries_none_is_not(choices, stored, tmp_path):
     run = run_local(tmp_path / "run", rounds=1, **choices)
     assert run.directory.last_payload(0).exists() is stored

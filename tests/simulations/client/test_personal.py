@@ -1,4 +1,6 @@
-"""Personal heads in a run: what they become, that they survive a resume and a retry, and what is refused."""
+"""Personal heads in a run: what they become, that they survive a resume and a retry, and what is
+refused.
+"""
 
 from typing import Any
 
@@ -14,9 +16,16 @@ from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 PERSONAL: dict[str, Any] = {
-    "personal": "classifier", "partition": "dirichlet", "alpha": 0.1, "clients": 3, "rounds": 4, "method": "lsg",
-    "momentum": 0.9, "weight_decay": 0.01, "evaluate_every": 9,
-}  # fmt: skip
+    "personal": "classifier",
+    "partition": "dirichlet",
+    "alpha": 0.1,
+    "clients": 3,
+    "rounds": 4,
+    "method": "lsg",
+    "momentum": 0.9,
+    "weight_decay": 0.01,
+    "evaluate_every": 9,
+}
 SIZE = 64 * 10 + 10
 
 
@@ -51,14 +60,17 @@ def test_a_head_is_the_clients_own_noisy_values(tmp_path, monkeypatch):
     for client, head in enumerate(heads(run)):
         terms = run.plan.terms[client]
         steps = [personal_gradient(v, frames[3 * r]) for r, v in enumerate(released[client])]
-        torch.testing.assert_close(head, -0.3 / (terms.sample_rate * terms.num_examples) * sum(steps))
+        torch.testing.assert_close(
+            head, -0.3 / (terms.sample_rate * terms.num_examples) * sum(steps)
+        )
     values = sum(block.kept for block in frames[0].wire.blocks)
     assert all(row.uplink_bytes == 3 * (4 * values + 80) for row in run.rows)
     assert values == frames[0].kept - SIZE
     start = run.plan.build_model()
     state = run.plan.server_state()
     state.load_state_dict(run.directory.load_checkpoint()["server"])
-    assert trainable(state.model)["classifier.weight"].equal(start.classifier.weight)  # the server never moves it
+    # the server never moves it
+    assert trainable(state.model)["classifier.weight"].equal(start.classifier.weight)
     assert not trainable(state.model)["hidden.weight"].equal(start.hidden.weight)
 
 

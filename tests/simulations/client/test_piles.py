@@ -25,7 +25,12 @@ def _server() -> Iterable[None]:
 def questions() -> list[Message]:
     shared = ArrayRecord({"flat": raw_array(np.zeros(10**5, dtype="float32"))})
     return [
-        Message(RecordDict({"weights": shared, "own": ConfigRecord({"i": i})}), FIRST_NODE + i, "train", group_id="1")
+        Message(
+            RecordDict({"weights": shared, "own": ConfigRecord({"i": i})}),
+            FIRST_NODE + i,
+            "train",
+            group_id="1",
+        )
         for i in range(7)
     ]
 
@@ -43,7 +48,9 @@ def test_what_messages_share_is_in_a_pile_once():
 
 
 @given(
-    work=st.lists(st.integers(0, 100), min_size=1, max_size=20), workers=st.integers(1, 5), speed=st.floats(0.1, 1e4)
+    work=st.lists(st.integers(0, 100), min_size=1, max_size=20),
+    workers=st.integers(1, 5),
+    speed=st.floats(0.1, 1e4),
 )
 def test_work_is_shared_out_whole_and_evenly(work, workers, speed):
     tasks = [Task(SimpleNamespace(), work=w) for w in work]
@@ -54,6 +61,9 @@ def test_work_is_shared_out_whole_and_evenly(work, workers, speed):
     assert all(piles)
     assert len(piles) >= min(workers, len(tasks))
     loads = [sum(task.work + 1 for task in pile) for pile in piles]
-    assert max(loads) <= sum(work, len(work)) / len(piles) + max(work) + 1  # Graham's bound for list scheduling
+    # Graham's bound for list scheduling
+    assert max(loads) <= sum(work, len(work)) / len(piles) + max(work) + 1
     if len(piles) > workers and len(piles) < len(tasks):
-        assert (len(piles) - 1) * PILE_SECONDS < sum(work) / speed, "no more piles than their length asks for"
+        assert (len(piles) - 1) * PILE_SECONDS < sum(work) / speed, (
+            "no more piles than their length asks for"
+        )

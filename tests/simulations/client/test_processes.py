@@ -1,4 +1,6 @@
-"""Processes: a client that shares nothing with the server but message bytes; runs that are interrupted by signals."""
+"""Processes: a client that shares nothing with the server but message bytes; runs that are
+interrupted by signals.
+"""
 
 import json
 import os
@@ -17,7 +19,13 @@ from tests.simulations.support.runs import Run, run_local
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
 
-LONG = {"rounds": 12, "clients": 2, "sample_rate": 0.05, "noise_multiplier": 2.0, "reproducible": True}
+LONG = {
+    "rounds": 12,
+    "clients": 2,
+    "sample_rate": 0.05,
+    "noise_multiplier": 2.0,
+    "reproducible": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +38,23 @@ def command_line(*arguments: str) -> list[str]:
 
 
 def interrupt(
-    command: list[str], run: Run, number: signal.Signals, *, after_round: int, env: dict[str, str] = ENVIRONMENT
+    command: list[str],
+    run: Run,
+    number: signal.Signals,
+    *,
+    after_round: int,
+    env: dict[str, str] = ENVIRONMENT,
 ) -> tuple[int, str]:
-    """Start a command, send it the signal once a round is finished; (exit status, what it printed)."""
+    """Start a command, send it the signal once a round is finished; (exit status, what it
+    printed).
+    """
     process = subprocess.Popen(
-        command, env=env, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=env,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     deadline = time.monotonic() + 300
     try:
@@ -54,8 +74,23 @@ def finished_rounds(run: Run) -> int:
 
 
 def options(engine: str, out: Path) -> list[str]:
-    given = [item for name, value in LONG.items() if name != "reproducible" for item in ("-c", f"{name}={value}")]
-    return ["run", "--engine", engine, "--out", str(out), "--reproducible", "-c", "evaluate_every=12", *given]
+    given = [
+        item
+        for name, value in LONG.items()
+        if name != "reproducible"
+        for item in ("-c", f"{name}={value}")
+    ]
+    return [
+        "run",
+        "--engine",
+        engine,
+        "--out",
+        str(out),
+        "--reproducible",
+        "-c",
+        "evaluate_every=12",
+        *given,
+    ]
 
 
 def check_continued(run: Run, unbroken: Run) -> None:
@@ -73,7 +108,9 @@ def check_continued(run: Run, unbroken: Run) -> None:
 def test_interrupted_and_terminated_and_continued_to_the_same_weights(tmp_path, unbroken, fedlsg):
     """SIGINT, then SIGTERM. test_kills.py holds the same for SIGKILL."""
     run = Run(tmp_path / "run")
-    status, printed = interrupt(command_line(*options("local", run.path)), run, signal.SIGINT, after_round=2)
+    status, printed = interrupt(
+        command_line(*options("local", run.path)), run, signal.SIGINT, after_round=2
+    )
     assert status == 130
     assert "fedlsg: error: interrupted" in printed
     assert f"continue with: fedlsg resume {run.path}" in printed
@@ -83,7 +120,8 @@ def test_interrupted_and_terminated_and_continued_to_the_same_weights(tmp_path, 
     resume = command_line("resume", str(run.path))
     status, terminated = interrupt(resume, run, signal.SIGTERM, after_round=at_interrupt + 2)
     assert status == 128 + signal.SIGTERM
-    assert terminated.splitlines()[-2:] == printed.splitlines()[-2:]  # SIGTERM says the same as Ctrl-C
+    # SIGTERM says the same as Ctrl-C
+    assert terminated.splitlines()[-2:] == printed.splitlines()[-2:]
     assert at_interrupt + 2 <= finished_rounds(run) < 12
     status, out, _ = fedlsg("resume", str(run.path))
     assert status == 0
@@ -92,8 +130,14 @@ def test_interrupted_and_terminated_and_continued_to_the_same_weights(tmp_path, 
 
 
 def left_in(temporary: Path) -> list[str]:
-    """What runs have left there. torch makes an empty cache folder for each user wherever an optimizer is made."""
-    return [path.name for path in sorted(temporary.iterdir()) if not path.name.startswith("torchinductor_")]
+    """What runs have left there. torch makes an empty cache folder for each user wherever an
+    optimizer is made.
+    """
+    return [
+        path.name
+        for path in sorted(temporary.iterdir())
+        if not path.name.startswith("torchinductor_")
+    ]
 
 
 @pytest.mark.slow
@@ -103,18 +147,28 @@ def test_terminated_and_killed_on_ray_leaves_no_folder_and_is_continued(tmp_path
     run = Run(tmp_path / "run")
     with tempfile.TemporaryDirectory(prefix="t") as short:  # Ray's sockets need a short path
         temporary, env = Path(short), {**ENVIRONMENT, "TMPDIR": short}
-        start, resume = command_line(*options("ray", run.path)), command_line("resume", str(run.path))
+        start, resume = (
+            command_line(*options("ray", run.path)),
+            command_line("resume", str(run.path)),
+        )
         status, printed = interrupt(start, run, signal.SIGTERM, after_round=3, env=env)
         assert status == 128 + signal.SIGTERM
-        assert printed.splitlines()[-2:] == [f"continue with: fedlsg resume {run.path}", "fedlsg: error: interrupted"]
+        assert printed.splitlines()[-2:] == [
+            f"continue with: fedlsg resume {run.path}",
+            "fedlsg: error: interrupted",
+        ]
         assert left_in(temporary) == []
-        status, _ = interrupt(resume, run, signal.SIGKILL, after_round=finished_rounds(run) + 3, env=env)
+        status, _ = interrupt(
+            resume, run, signal.SIGKILL, after_round=finished_rounds(run) + 3, env=env
+        )
         assert status == -signal.SIGKILL
         deadline = time.monotonic() + 60
         while left_in(temporary):
             assert time.monotonic() < deadline, left_in(temporary)
             time.sleep(0.05)
-        done = subprocess.run(resume, env=env, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            resume, env=env, cwd=REPOSITORY, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert left_in(temporary) == []
     check_continued(run, unbroken)

@@ -1,4 +1,6 @@
-"""Replicas and carriers of probes in whole runs: the same weights and bytes, no matter who joins late."""
+"""Replicas and carriers of probes in whole runs: the same weights and bytes, no matter who joins
+late.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +22,27 @@ PROBED = {"rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 2}
 CASES: dict[str, dict[str, Any]] = {
     "lsg": {"momentum": 0.9},
     "adam": {"optimizer": "adam", "learning_rate": 0.01, "schedule": "cosine", "ema": 0.9},
-    "NAdam": {"optimizer": "NAdam", "learning_rate": 0.01, "optimizer_options": "momentum_decay=0.01"},
-    "Adagrad": {"optimizer": "adagrad", "learning_rate": 0.05, "clients": 4, "clients_per_round": 2},
+    "NAdam": {
+        "optimizer": "NAdam",
+        "learning_rate": 0.01,
+        "optimizer_options": "momentum_decay=0.01",
+    },
+    "Adagrad": {
+        "optimizer": "adagrad",
+        "learning_rate": 0.05,
+        "clients": 4,
+        "clients_per_round": 2,
+    },
     "evaluated by an average": {"ema": 0.9, "momentum": 0.0, "rank": 5},
     "rgp": {"method": "rgp"},
     "rs, masks of an epoch": {"method": "rs", "redraw": "epoch", "sparsity": 0.5},
-    "rs, ranked": {"method": "rs", "ranking": "gradients", "sparsity": 0.5, "cooling": False, "sample_rate": 0.5},
+    "rs, ranked": {
+        "method": "rs",
+        "ranking": "gradients",
+        "sparsity": 0.5,
+        "cooling": False,
+        "sample_rate": 0.5,
+    },
     "dpsgd": {"method": "dpsgd", "momentum": 0.5},
     "lora": {"method": "lora"},
     "local steps": {"local_steps": 3, "local_momentum": 0.5},
@@ -47,22 +64,38 @@ CASES: dict[str, dict[str, Any]] = {
 
 def sparse_and_full(out: Path, **settings: Any) -> tuple[Run, Run]:
     settings = {"rounds": 3, "evaluate_every": 9} | settings
-    return run_local(out / "sparse", downlink="sparse", **settings), run_local(out / "full", **settings)
+    return run_local(out / "sparse", downlink="sparse", **settings), run_local(
+        out / "full", **settings
+    )
 
 
 @pytest.mark.parametrize(
-    "name", [name if turn % 2 == 0 else pytest.param(name, marks=pytest.mark.slow) for turn, name in enumerate(CASES)]
+    "name",
+    [
+        name if turn % 2 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for turn, name in enumerate(CASES)
+    ],
 )
 def test_sparse_in_float32_is_full_bit_for_bit(name, tmp_path, own_code):
     sparse, full = sparse_and_full(tmp_path, **CASES[name])
     assert sparse.weights.equal(full.weights)
     assert [row.answered for row in sparse.rows] == [row.answered for row in full.rows]
-    assert [row.downlink_messages for row in sparse.rows] == [row.downlink_messages for row in full.rows]
-    assert sum(row.downlink_bytes for row in sparse.rows) < sum(row.downlink_bytes for row in full.rows)
+    assert [row.downlink_messages for row in sparse.rows] == [
+        row.downlink_messages for row in full.rows
+    ]
+    assert sum(row.downlink_bytes for row in sparse.rows) < sum(
+        row.downlink_bytes for row in full.rows
+    )
     for run in (sparse, full):
-        lines = [line for line in read_lines(run.path / "bytes.csv") if line.direction == "down" and line.round]
+        lines = [
+            line
+            for line in read_lines(run.path / "bytes.csv")
+            if line.direction == "down" and line.round
+        ]
         assert all(line.payload_bytes >= line.values_bytes for line in lines)
-        assert sum(line.payload_bytes for line in lines) == sum(row.downlink_bytes for row in run.rows)
+        assert sum(line.payload_bytes for line in lines) == sum(
+            row.downlink_bytes for row in run.rows
+        )
     assert sparse.summary["downlink_bytes_dense"] == full.summary["downlink_bytes_dense"]
 
 
@@ -75,7 +108,10 @@ def flip(settings: Any) -> None:
 
 def is_for(message: Message, context: Context, round: int, partition: int) -> bool:
     train = message.metadata.message_type == "train"
-    return train and (message.content["round"]["round"], context.node_config["partition-id"]) == (round, partition)
+    return train and (message.content["round"]["round"], context.node_config["partition-id"]) == (
+        round,
+        partition,
+    )
 
 
 def diverging(round: int, partition: int = 0) -> Callable[[Message, Context], Any]:
@@ -92,22 +128,40 @@ def diverging(round: int, partition: int = 0) -> Callable[[Message, Context], An
 
 @pytest.mark.parametrize("method", ["lsg", "rs"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_replica_that_diverged_is_noticed_and_repaired_in_the_same_round(method, momentum, tmp_path):
-    """lsg: the update does not fit the frame that is derived from other weights; rs: the digest of the weights."""
-    settings = {"method": method, "momentum": momentum, "sparsity": 0.8, "rounds": 9, "evaluate_every": 9}
+def test_a_replica_that_diverged_is_noticed_and_repaired_in_the_same_round(
+    method, momentum, tmp_path
+):
+    """lsg: the update does not fit the frame that is derived from other weights; rs: the digest of
+    the weights.
+    """
+    settings = {
+        "method": method,
+        "momentum": momentum,
+        "sparsity": 0.8,
+        "rounds": 9,
+        "evaluate_every": 9,
+    }
     honest = run_local(tmp_path / "honest", downlink="sparse", **settings)
     run = run_local(tmp_path / "run", downlink="sparse", client=diverging(4), **settings)
     assert run.weights.equal(honest.weights)
     assert run.ledgers == honest.ledgers
     assert "clients [] derive another frame, [0] hold another model" in run.log
     whole = 4 * 4810 * (2 if momentum else 1)
-    extra = [r.downlink_bytes - h.downlink_bytes for r, h in zip(run.rows, honest.rows, strict=True)]
+    extra = [
+        r.downlink_bytes - h.downlink_bytes for r, h in zip(run.rows, honest.rows, strict=True)
+    ]
     assert extra == [0, 0, 0, whole] + [0] * 5
     assert [row.downlink_messages for row in run.rows] == [2, 2, 2, 3] + [2] * 5
     assert [row.answered for row in run.rows] == ["0 1"] * 9
 
 
-CORE: dict[str, Any] = {"method": "probe", "rank": 6, "out_rank": 5, "probes": 20, "refresh_rounds": 3}
+CORE: dict[str, Any] = {
+    "method": "probe",
+    "rank": 6,
+    "out_rank": 5,
+    "probes": 20,
+    "refresh_rounds": 3,
+}
 SOME: dict[str, Any] = {"clients": 4, "clients_per_round": 2, "rounds": 7, "evaluate_every": 9}
 
 

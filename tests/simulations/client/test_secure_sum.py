@@ -1,4 +1,6 @@
-"""Whole runs under secure sums: what is summed, who is charged, and what a dropout at each stage leaves."""
+"""Whole runs under secure sums: what is summed, who is charged, and what a dropout at each stage
+leaves.
+"""
 
 import pytest
 import torch
@@ -41,14 +43,17 @@ def test_the_sum_is_that_under_an_assumed_secure_sum_but_for_the_noise(tmp_path,
     """The same batches and clips under both; the noise of five shares is there, and no more."""
     assumed, add_noise = [], fedlsg.training.client.add_noise
     monkeypatch.setattr(
-        fedlsg.training.client, "add_noise", lambda total, *rest: assumed.append(total) or add_noise(total, *rest)
+        fedlsg.training.client,
+        "add_noise",
+        lambda total, *rest: assumed.append(total) or add_noise(total, *rest),
     )
     run_five(tmp_path / "assumed", trust="aggregate", colluders=None)
     parts = watch_encode(monkeypatch)
     run = run_five(tmp_path / "secure")
     assert len(assumed) == len(parts) == 5
     assert all(
-        torch.allclose(part.total, total.double(), atol=1e-5) for part, total in zip(parts, assumed, strict=True)
+        torch.allclose(part.total, total.double(), atol=1e-5)
+        for part, total in zip(parts, assumed, strict=True)
     )
     noise = recorded_sum(run) - sum(part.total for part in parts)
     share = noise.square().mean() / parts[0].release.noise_std(5) ** 2
@@ -56,7 +61,9 @@ def test_the_sum_is_that_under_an_assumed_secure_sum_but_for_the_noise(tmp_path,
 
 
 def test_the_clipped_sum_is_not_rounded_to_float32_before_the_noise(tmp_path, monkeypatch):
-    """Rounding in float32 would move the difference that one example makes by more than the plan allows for."""
+    """Rounding in float32 would move the difference that one example makes by more than the plan
+    allows for.
+    """
     parts = watch_encode(monkeypatch)
     run_five(tmp_path / "run", sample_rate=0.01)
     assert {part.total.dtype for part in parts} == {torch.float64}
@@ -115,9 +122,15 @@ def test_a_round_with_too_few_clients_is_given_up(stage, tmp_path, with_weights)
     assert "given up" in row.reasons
     assert recorded_sum(run) is None
     assert run.weights.equal(with_weights)
-    assert charged_clients(run) == {"masked": [0, 1, 4], "agree": [*range(5)], "unmask": [*range(5)]}.get(stage, [])
+    assert charged_clients(run) == {
+        "masked": [0, 1, 4],
+        "agree": [*range(5)],
+        "unmask": [*range(5)],
+    }.get(stage, [])
     asked = [at for _, at in clients.stages]
-    assert asked.count("unmask") == (5 if stage == "unmask" else 0), "nobody is asked for a share in vain"
+    assert asked.count("unmask") == (5 if stage == "unmask" else 0), (
+        "nobody is asked for a share in vain"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +150,9 @@ def test_an_attempt_with_values_is_not_repeated(stage, tmp_path):
     assert [at for _, at in clients.stages].count("keys") == 5
 
 
-def test_an_interrupted_round_is_a_new_attempt_with_new_noise_and_a_new_charge(tmp_path, monkeypatch):
+def test_an_interrupted_round_is_a_new_attempt_with_new_noise_and_a_new_charge(
+    tmp_path, monkeypatch
+):
     parts = watch_encode(monkeypatch)
     watched = Release.encode
 
@@ -152,9 +167,13 @@ def test_an_interrupted_round_is_a_new_attempt_with_new_noise_and_a_new_charge(t
     monkeypatch.setattr(Release, "encode", watched)
     run = resume_local(tmp_path / "run")
     once, twice = [(1, 0), (2, 0)], [(1, 0), (2, 0), (2, 1)]
-    assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(5)] == [twice] * 2 + [once] * 3
+    assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(5)] == [twice] * 2 + [
+        once
+    ] * 3
     second, third = parts[5].integers, parts[6].integers
-    assert (second != third).float().mean() > 0.5, "the noise of the first attempt is not used again"
+    assert (second != third).float().mean() > 0.5, (
+        "the noise of the first attempt is not used again"
+    )
     assert run.rows[-1].answered == "0 1 2 3 4"
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
 

@@ -1,4 +1,6 @@
-"""Messages that a server must not send, and replies that a client must not: refused by name, and nobody is charged."""
+"""Messages that a server must not send, and replies that a client must not: refused by name, and
+nobody is charged.
+"""
 
 from dataclasses import replace
 
@@ -31,7 +33,9 @@ from tests.simulations.support.secure_clients import (
 
 
 def terms_of(stage: Stage) -> Terms:
-    sums = SumTerms(clients=5, min_survivors=4, colluders=1, expected_examples=5, releases=1, delta=1e-5)
+    sums = SumTerms(
+        clients=5, min_survivors=4, colluders=1, expected_examples=5, releases=1, delta=1e-5
+    )
     return stage.terms(sums)
 
 
@@ -40,7 +44,9 @@ def survivors(*clients: int):
 
     def attack(stage: Stage) -> Stage:
         terms = terms_of(stage)
-        return replace(stage, message=wire.write(wire.SURVIVORS, 1, terms, wire.write_set(clients, terms)))
+        return replace(
+            stage, message=wire.write(wire.SURVIVORS, 1, terms, wire.write_set(clients, terms))
+        )
 
     return attack
 
@@ -84,21 +90,49 @@ LATE = ("agree", "unmask")
 STALE = "has not announced keys for this attempt"
 BEFORE = {
     "shares before keys": ("keys", with_terms(name="shares"), STALE),
-    "unmask before shares": ("shares", with_terms(name="unmask"), "out of order, the next stage is shares"),
-    "unmask before values": ("masked", with_terms(name="unmask"), "out of order, the next stage is masked"),
+    "unmask before shares": (
+        "shares",
+        with_terms(name="unmask"),
+        "out of order, the next stage is shares",
+    ),
+    "unmask before values": (
+        "masked",
+        with_terms(name="unmask"),
+        "out of order, the next stage is masked",
+    ),
     "another round's terms": ("shares", with_terms(round=2), STALE),
     "another attempt's roster": ("shares", with_terms(attempt=1), STALE),
     "another run's roster": ("shares", with_terms(run=bytes(32)), STALE),
-    "other clients": ("keys", with_terms(clients=(0, 1, 2, 3)), "expected the clients that round 1 selects"),
-    "invented clients": ("keys", with_terms(clients=(0, 1, 2, 3, 4, 5)), "expected the clients that round 1 selects"),
-    "a client twice": ("keys", with_terms(clients=(0, 1, 1, 2, 3)), "expected the clients that round 1 selects"),
+    "other clients": (
+        "keys",
+        with_terms(clients=(0, 1, 2, 3)),
+        "expected the clients that round 1 selects",
+    ),
+    "invented clients": (
+        "keys",
+        with_terms(clients=(0, 1, 2, 3, 4, 5)),
+        "expected the clients that round 1 selects",
+    ),
+    "a client twice": (
+        "keys",
+        with_terms(clients=(0, 1, 1, 2, 3)),
+        "expected the clients that round 1 selects",
+    ),
     "no such attempt": ("keys", with_terms(attempt=-1), "attempt=-1"),
     "too many bits": ("keys", with_terms(bits=65), "bits=65"),
-    "less noise": ("masked", with_terms(noise=1e-3), "expected noise of deviation .* from each client"),
+    "less noise": (
+        "masked",
+        with_terms(noise=1e-3),
+        "expected noise of deviation .* from each client",
+    ),
     "no noise": ("keys", with_terms(noise=0.0), "expected a finite noise > 0"),
     "an altered roster": ("shares", flipped, "checksum differs"),
     "no roster": ("shares", with_terms(message=b""), "bytes, got 0"),
-    "values of another round": ("masked", with_terms(round=2), "expected stage 'masked' of round 1, got .* of 2"),
+    "values of another round": (
+        "masked",
+        with_terms(round=2),
+        "expected stage 'masked' of round 1, got .* of 2",
+    ),
     "more values": ("masked", longer, "values of .* bits, the server says"),
     "fewer bits": ("masked", with_terms(bits=8), "values of .* bits, the server says 1074 of 8"),
     "another attempt's delivery": ("masked", with_terms(attempt=1), STALE),
@@ -106,17 +140,41 @@ BEFORE = {
     "no delivery": ("masked", with_terms(message=b""), "bytes, got 0"),
     "too few survivors": ("agree", survivors(0, 1, 2), "expected 4 clients at least, got 3"),
     "survivors without the client": ("agree", survivors(0, 2, 3, 4), "client 1 itself is missing"),
-    "unmask before tags": ("agree", with_terms(name="unmask"), "out of order, the next stage is agree"),
-    "tags of nobody": ("unmask", tags(), "expected 4 clients that were told the same sets and keys, got 1"),
-    "tags of one other": ("unmask", tags(0), "expected 4 clients that were told the same sets and keys, got 2"),
+    "unmask before tags": (
+        "agree",
+        with_terms(name="unmask"),
+        "out of order, the next stage is agree",
+    ),
+    "tags of nobody": (
+        "unmask",
+        tags(),
+        "expected 4 clients that were told the same sets and keys, got 1",
+    ),
+    "tags of one other": (
+        "unmask",
+        tags(0),
+        "expected 4 clients that were told the same sets and keys, got 2",
+    ),
     "an unknown stage": ("keys", with_terms(name="all"), "expected a stage among"),
     "no terms": ("shares", without_terms, "got none of the name 'run'"),
-}  # fmt: skip
+}
 AFTER = {
-    "another roster": ("shares", flipped, "this attempt has answered another message of this stage"),
+    "another roster": (
+        "shares",
+        flipped,
+        "this attempt has answered another message of this stage",
+    ),
     "another delivery": ("masked", flipped, "this attempt has accepted another one"),
-    "other survivors": ("agree", survivors(0, 1, 2, 3), "this attempt has answered another message of this stage"),
-    "other tags": ("unmask", tags(0, 2, 3), "this attempt has answered another message of this stage"),
+    "other survivors": (
+        "agree",
+        survivors(0, 1, 2, 3),
+        "this attempt has answered another message of this stage",
+    ),
+    "other tags": (
+        "unmask",
+        tags(0, 2, 3),
+        "this attempt has answered another message of this stage",
+    ),
 }
 
 
@@ -138,7 +196,11 @@ def refused(client: Abused, text: str, out) -> None:
     with pytest.raises(AssertionError, match=text):
         raise AssertionError(*client.errors)
     before, after = client.charges
-    assert before == after == (1 if (client.after and client.at == "masked") or client.at in LATE else 0)
+    assert (
+        before
+        == after
+        == (1 if (client.after and client.at == "masked") or client.at in LATE else 0)
+    )
     assert (run.rows[0].answered, len(run.entries(1))) == ("0 1 2 3 4", 1)
 
 
@@ -154,11 +216,16 @@ def test_a_repeated_message_gets_the_stored_answer(stage, tmp_path, monkeypatch)
     assert len(run.entries(1)) == 1
 
 
-EARLIER = r"expected a later attempt than the last one of this run, number {} of round {}, got number {} of round {}"
+EARLIER = (
+    r"expected a later attempt than the last one of this run, number {} of round {}, got number {} "
+    r"of round {}"
+)
 
 
 def test_an_attempt_that_is_over_does_not_begin_again(tmp_path):
-    """Keys of attempt 0, then of 7, then of 0 again: a second client under the same terms would have other keys."""
+    """Keys of attempt 0, then of 7, then of 0 again: a second client under the same terms would
+    have other keys.
+    """
     seen: list[str | bytes] = []
 
     def asked(message: Message, context: Context, **terms: object) -> None:
@@ -169,7 +236,14 @@ def test_an_attempt_that_is_over_does_not_begin_again(tmp_path):
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if int(context.node_config["partition-id"]) == 1 and stage_in(message) == "keys":
-            for terms in ({}, {"attempt": 7}, {"attempt": 7}, {"attempt": 6}, {}, {"attempt": 7, "bits": 8}):
+            for terms in (
+                {},
+                {"attempt": 7},
+                {"attempt": 7},
+                {"attempt": 6},
+                {},
+                {"attempt": 7, "bits": 8},
+            ):
                 asked(message, context, **terms)
             asked(message, context, run=bytes(32))
             asked(message, context)
@@ -200,9 +274,12 @@ def test_a_client_that_is_not_selected_refuses(tmp_path):
             selected = read_stage(message.content).clients
             (left, *_) = {0, 1, 2, 3, 4, 5} - {*selected}
             other = Context(
-                run_id=1, node_id=1, node_config={**context.node_config, "partition-id": left}, state=RecordDict(),
+                run_id=1,
+                node_id=1,
+                node_config={**context.node_config, "partition-id": left},
+                state=RecordDict(),
                 run_config=context.run_config,
-            )  # fmt: skip
+            )
             errors.append(honest(planted(message, read_stage(message.content)), other).error.reason)
         return honest(message, context)
 
@@ -262,9 +339,16 @@ def test_a_client_over_its_budget_is_a_dropout_that_is_not_charged(tmp_path):
     budget = 1.0001 * epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=1, delta=1e-5).upper
     plan, directory = plan_at(tmp_path / "run", **(FIVE | SECRET | {"epsilon": budget}))
     earlier = Entry(
-        client=2, round=0, attempt=0, steps=1, sample_rate=0.05, noise_multiplier=2.0,
-        clip_norm=0.5, num_examples=287, mechanism="dp",
-    )  # fmt: skip
+        client=2,
+        round=0,
+        attempt=0,
+        steps=1,
+        sample_rate=0.05,
+        noise_multiplier=2.0,
+        clip_norm=0.5,
+        num_examples=287,
+        mechanism="dp",
+    )
     Ledger(directory.ledger(2), client=2).charge(earlier)
     run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
     assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
@@ -280,11 +364,15 @@ def test_an_announcement_without_a_stage_is_refused_in_a_run_with_secure_sums(tm
 
     def bare(message: Message, context: Context) -> Message:
         if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 1:
-            content = {name: one for name, one in message.content.items() if name not in (TERMS, MESSAGE)}
+            content = {
+                name: one for name, one in message.content.items() if name not in (TERMS, MESSAGE)
+            }
             errors.append(honest(planted(message, RecordDict(content)), context).error.reason)
         return honest(message, context)
 
     run = run_five(tmp_path / "run", bare, reproducible=False)
     (text,) = errors
-    assert "expected a stage with its terms and its message, got none of the name 'secure sum'" in text
+    assert (
+        "expected a stage with its terms and its message, got none of the name 'secure sum'" in text
+    )
     assert len(run.entries(1)) == 1

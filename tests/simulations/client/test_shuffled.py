@@ -1,4 +1,6 @@
-"""Runs with shuffled batches: who takes part when, what the ledgers say, and what stops a run that cannot know."""
+"""Runs with shuffled batches: who takes part when, what the ledgers say, and what stops a run that
+cannot know.
+"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -19,11 +21,19 @@ from simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 # Clients of 719 and 718 examples: 5 batches an epoch, the last one of 119 or 118.
-SHUFFLE: dict[str, Any] = {"sampling": "shuffle", "sample_rate": None, "batch_size": 150, "rounds": 6, "method": "rs"}
+SHUFFLE: dict[str, Any] = {
+    "sampling": "shuffle",
+    "sample_rate": None,
+    "batch_size": 150,
+    "rounds": 6,
+    "method": "rs",
+}
 
 
 def truth_of(path: Path, round: int, client: int) -> torch.Tensor:
-    found = files.load_array(path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy")
+    found = files.load_array(
+        path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
+    )
     return torch.from_numpy(found)
 
 
@@ -33,14 +43,20 @@ def took_part(run: Run, client: int, rounds: int) -> list[torch.Tensor]:
 
 
 def once_an_epoch(rows: list[torch.Tensor], part: torch.Tensor, of_epoch: int) -> bool:
-    epochs = [torch.cat(rows[i : i + of_epoch]) for i in range(0, len(rows) - of_epoch + 1, of_epoch)]
+    epochs = [
+        torch.cat(rows[i : i + of_epoch]) for i in range(0, len(rows) - of_epoch + 1, of_epoch)
+    ]
     return all(torch.equal(epoch.sort().values, part.sort().values) for epoch in epochs)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Run:
     return run_local(
-        tmp_path_factory.mktemp("runs") / "run", **SHUFFLE, record_updates=True, reproducible=False, noise_multiplier=8
+        tmp_path_factory.mktemp("runs") / "run",
+        **SHUFFLE,
+        record_updates=True,
+        reproducible=False,
+        noise_multiplier=8,
     )
 
 
@@ -58,9 +74,11 @@ def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
 
     def anew(base: Base, entry: Entry, key: bytes | None) -> ShuffledBatches:
         return ShuffledBatches(
-            num_examples=entry.num_examples, batch_size=base.local.shuffled, first=entry.first_batch,
+            num_examples=entry.num_examples,
+            batch_size=base.local.shuffled,
+            first=entry.first_batch,
             order=lambda epoch: reproducible_stream(entry.round),
-        )  # fmt: skip
+        )
 
     monkeypatch.setattr(simulations.client.drawing, "batches_of", anew)
     planted = run_local(tmp_path / "run", **SHUFFLE, record_updates=True)
@@ -70,7 +88,12 @@ def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_a_resumed_run_goes_on_in_the_same_epoch(local_steps, tmp_path):
     """Without seeded noise: the order is read from the client's key."""
-    given = SHUFFLE | {"record_updates": True, "reproducible": False, "local_steps": local_steps, "rounds": 10}
+    given = SHUFFLE | {
+        "record_updates": True,
+        "reproducible": False,
+        "local_steps": local_steps,
+        "rounds": 10,
+    }
     stopped_after(2, tmp_path / "run", **given)
     whole = resume_local(tmp_path / "run")
     rows = torch.cat(took_part(whole, 0, 10))
@@ -104,7 +127,9 @@ def test_what_does_not_fit_is_refused(wrong, says):
         make_plan(from_mapping(SMALL | SHUFFLE | wrong))
 
 
-@pytest.mark.parametrize("command", [["audit", "--mode", "training"], ["attack", "--membership", "--shadows", "6"]])
+@pytest.mark.parametrize(
+    "command", [["audit", "--mode", "training"], ["attack", "--membership", "--shadows", "6"]]
+)
 def test_what_takes_examples_out_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["--method", "rs", "-c", "sampling=shuffle", "-c", "batch_size=150", "-c", "rounds=2"]
@@ -115,11 +140,26 @@ def test_what_takes_examples_out_is_refused(command, tmp_path, monkeypatch):
 
 def test_the_unit_mode_of_the_audit_tests_an_epoch_as_one_release(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    audited = audited_settings({"method": "dpsgd", "sampling": "shuffle", "batch_size": 300, "rounds": 20})
+    audited = audited_settings(
+        {"method": "dpsgd", "sampling": "shuffle", "batch_size": 300, "rounds": 20}
+    )
     assert (audited.claim.sample_rate, audited.claim.steps, audited.setting.rounds) == (1.0, 20, 20)
     assert (audited.setting.local.shuffled, audited.setting.local.sample_rate) == (0, 1.0)
-    given = ["--method", "dpsgd", "-c", "sampling=shuffle", "-c", "batch_size=300", "-c", "rounds=20", "--seed", "1"]
+    given = [
+        "--method",
+        "dpsgd",
+        "-c",
+        "sampling=shuffle",
+        "-c",
+        "batch_size=300",
+        "-c",
+        "rounds=20",
+        "--seed",
+        "1",
+    ]
     done = CliRunner().invoke(app, ["audit", *given, "--canaries", "100"], standalone_mode=False)
     assert "not falsified" in done.output
-    planted = CliRunner().invoke(app, ["audit", *given, "--plant", "halved-noise"], standalone_mode=False)
+    planted = CliRunner().invoke(
+        app, ["audit", *given, "--plant", "halved-noise"], standalone_mode=False
+    )
     assert "falsified by" in planted.output

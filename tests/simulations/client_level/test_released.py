@@ -1,7 +1,8 @@
 """Under trust=server nothing that leaves the server depends on who, or how many, took part.
 
-Two runs have the same noise and draw other clients, another number of them. Their updates are left out of the sums, so
-that the weights are equal; then every byte that others may see must be equal, too.
+Two runs have the same noise and draw other clients, another number of them. Their updates are left
+out of the sums, so that the weights are equal; then every byte that others may see must be equal,
+too.
 """
 
 import io
@@ -34,11 +35,18 @@ from tests.simulations.support.runs import plan_at, run_local
 DRAWN = ((0, 3, 7), tuple(range(1, 29, 2)))
 """The clients of every round in either run."""
 SETTINGS = CLIENT_LEVEL | {
-    "rounds": 3, "record_updates": True, "downlink": "sparse", "example_seconds": 0.01, "uplink_mbps": 1.0,
-    "downlink_mbps": 1.0, "speed": "lognormal 0.5",
-}  # fmt: skip
+    "rounds": 3,
+    "record_updates": True,
+    "downlink": "sparse",
+    "example_seconds": 0.01,
+    "uplink_mbps": 1.0,
+    "downlink_mbps": 1.0,
+    "speed": "lognormal 0.5",
+}
 OWN = ("run.log", "checkpoint", "clients", ".lock", FILE)
-"""Of the server alone, see docs/client-level.md; and the events, which are compared as TensorBoard reads them."""
+"""Of the server alone, see docs/client-level.md; and the events, which are compared as TensorBoard
+reads them.
+"""
 
 
 class Watching(Callback):
@@ -73,10 +81,15 @@ class Seen:
 
     def differs(self, other: "Seen") -> list[str]:
         """The consumers, or files, that differ."""
-        parts = [name for name in ("events", "callbacks", "terminal", "page", "result")
-                 if getattr(self, name) != getattr(other, name)]  # fmt: skip
+        parts = [
+            name
+            for name in ("events", "callbacks", "terminal", "page", "result")
+            if getattr(self, name) != getattr(other, name)
+        ]
         names = self.files.keys() | other.files.keys()
-        return parts + sorted(name for name in names if self.files.get(name) != other.files.get(name))
+        return parts + sorted(
+            name for name in names if self.files.get(name) != other.files.get(name)
+        )
 
 
 @contextmanager
@@ -89,7 +102,9 @@ def drawing(clients: tuple[int, ...]):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_noise.ServerNoiseExchange, "select", select)
-        patch.setattr(server_noise, "release_round", lambda updates, **given: release_round([], **given))
+        patch.setattr(
+            server_noise, "release_round", lambda updates, **given: release_round([], **given)
+        )
         yield
 
 
@@ -101,15 +116,22 @@ def seen_of(folder: Path, clients: tuple[int, ...]) -> Seen:
         execute(plan, directory, Console(file=text, width=500), callbacks=[watching])
     where = re.compile(re.escape(str(folder)))
     files = {
-        str(path.relative_to(directory.path)): where.sub("", path.read_bytes().decode("latin-1")).encode("latin-1")
+        str(path.relative_to(directory.path)): where.sub(
+            "", path.read_bytes().decode("latin-1")
+        ).encode("latin-1")
         for path in directory.path.rglob("*")
         if path.is_file() and path.relative_to(directory.path).parts[0] not in OWN
     }
     record = json.loads(files["manifest.json"])
-    del record["sha256"], record["files"]["config.toml"], record["grows"][FILE]  # where the run is, and its seal
+    # where the run is, and its seal
+    del record["sha256"], record["files"]["config.toml"], record["grows"][FILE]
     files["manifest.json"] = json.dumps(record).encode()
     events = [
-        (event.step, event.wall_time, [(value.tag, list(value.tensor.float_val)) for value in event.summary.value])
+        (
+            event.step,
+            event.wall_time,
+            [(value.tag, list(value.tensor.float_val)) for value in event.summary.value],
+        )
         for event in EventFileLoader(str(directory.path / FILE)).Load()
     ]
     result = read_run(directory.path)
@@ -141,7 +163,11 @@ def test_nothing_that_leaves_the_server_depends_on_who_was_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "names", "where"),
     [
-        ("summary", "uplink_bytes uplink_bytes_dense downlink_bytes", {"summary.json", "callbacks", "result"}),
+        (
+            "summary",
+            "uplink_bytes uplink_bytes_dense downlink_bytes",
+            {"summary.json", "callbacks", "result"},
+        ),
         ("summary", "transfer_seconds", {"summary.json", "callbacks", "terminal", "page"}),
         ("summary", "simulated", {"summary.json", "callbacks"}),
         ("summary", "wall_seconds", {"summary.json", "callbacks"}),
@@ -173,7 +199,10 @@ def test_a_client_that_is_charged_on_its_own_is_seen(tmp_path, monkeypatch):
 def test_other_modes_show_everything(tmp_path, trust):
     assert RELEASED[trust] is EVERYTHING
     settings = {"trust": trust, "clients": 4, "rounds": 1}
-    run = run_local(tmp_path / "run", **settings | ({"colluders": 1, "min_survivors": 4} if trust == "secure" else {}))
+    run = run_local(
+        tmp_path / "run",
+        **settings | ({"colluders": 1, "min_survivors": 4} if trust == "secure" else {}),
+    )
     assert {"uplink_bytes", "wall_seconds", "transfer_seconds"} <= run.summary.keys()
     assert {"asked", "seconds"} <= run.rows[0].columns.keys()
 

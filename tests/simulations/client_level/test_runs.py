@@ -1,4 +1,6 @@
-"""Runs with unit=client: what the ledgers say, that epsilon is the accountants', and that no round is skipped."""
+"""Runs with unit=client: what the ledgers say, that epsilon is the accountants', and that no round
+is skipped.
+"""
 
 import json
 import math
@@ -20,9 +22,18 @@ from tests.noise import no_noise
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 CLIENT_LEVEL: dict[str, Any] = {
-    "unit": "client", "trust": "server", "sample_rate": None, "batch_size": 20, "clients": 30, "clients_per_round": 9,
-    "local_steps": 2, "method": "lsg", "rounds": 4, "clip_norm": 1.0, "noise_multiplier": 1.5,
-}  # fmt: skip
+    "unit": "client",
+    "trust": "server",
+    "sample_rate": None,
+    "batch_size": 20,
+    "clients": 30,
+    "clients_per_round": 9,
+    "local_steps": 2,
+    "method": "lsg",
+    "rounds": 4,
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.5,
+}
 
 
 def at_client_level(out: Path, **changes: Any) -> Run:
@@ -60,13 +71,21 @@ def test_no_client_has_a_ledger_or_a_file_that_would_tell_that_it_took_part(run)
 
 @pytest.mark.parametrize(("q", "sigma", "rounds"), [(0.3, 1.5, 4), (0.1, 0.8, 40), (1.0, 3.0, 10)])
 def test_the_planned_epsilon_is_that_of_another_accountant(q, sigma, rounds):
-    settings = CLIENT_LEVEL | {"clients_per_round": int(30 * q), "noise_multiplier": sigma, "rounds": rounds}
+    settings = CLIENT_LEVEL | {
+        "clients_per_round": int(30 * q),
+        "noise_multiplier": sigma,
+        "rounds": rounds,
+    }
     plan = make_plan(from_mapping(SMALL | settings))
     from fedlsg.accounting import compose
     from simulations.plan.plan import count_blocks, events_of
 
     found = compose(events_of(plan, plan.terms[0], count_blocks(plan)), delta=1e-5).upper
-    assert golden(q, sigma, rounds, 1e-5) * (1 - 1e-3) <= found <= golden(q, sigma, rounds, 1e-5) * 1.01
+    assert (
+        golden(q, sigma, rounds, 1e-5) * (1 - 1e-3)
+        <= found
+        <= golden(q, sigma, rounds, 1e-5) * 1.01
+    )
 
 
 def lonely(out: Path) -> Run:
@@ -120,21 +139,27 @@ def test_a_run_whose_server_ledger_was_cut_is_not_resumed(tmp_path):
 
 
 def test_a_round_past_the_budget_ends_the_run_before_anything_is_drawn(tmp_path):
-    found = at_client_level(tmp_path / "run", rounds=6, epsilon=golden(0.3, 1.5, 3, 1e-5) * 1.005, reproducible=False)
+    found = at_client_level(
+        tmp_path / "run", rounds=6, epsilon=golden(0.3, 1.5, 3, 1e-5) * 1.005, reproducible=False
+    )
     assert found.summary["rounds"] == 3
     assert "budget" in found.summary["stopped"]
     assert found.summary["private"]
 
 
 def test_the_adaptive_clip_norm_is_in_the_ledger_and_in_the_checkpoint(tmp_path):
-    found = at_client_level(tmp_path / "run", clip_quantile=0.5, clip_norm=0.05, clip_count_noise=2.0)
+    found = at_client_level(
+        tmp_path / "run", clip_quantile=0.5, clip_norm=0.05, clip_count_noise=2.0
+    )
     entries = found.entries(SERVER)
     assert len({e.clip_norm for e in entries}) == 4
     (charged,) = {e.noise_multiplier for e in entries}
     assert charged == pytest.approx(1.5)
     assert found.checkpoint["server"]["clip_norm"] > entries[-1].clip_norm > entries[0].clip_norm
     stopped_after(
-        2, tmp_path / "cut", **CLIENT_LEVEL | {"clip_quantile": 0.5, "clip_norm": 0.05, "clip_count_noise": 2.0}
+        2,
+        tmp_path / "cut",
+        **CLIENT_LEVEL | {"clip_quantile": 0.5, "clip_norm": 0.05, "clip_count_noise": 2.0},
     )
     assert torch.equal(resume_local(tmp_path / "cut").weights, found.weights)
 
@@ -168,7 +193,9 @@ def test_a_reply_after_the_timeout_ends_the_run_before_anything_is_released(tmp_
             return None  # no reply
         return app(message, context)
 
-    with pytest.raises(RuntimeError, match=r"^round 1: a reply did not come within .* give a longer round_timeout"):
+    with pytest.raises(
+        RuntimeError, match=r"^round 1: a reply did not come within .* give a longer round_timeout"
+    ):
         run_local(tmp_path / "run", client=client, **CLIENT_LEVEL)
     entries = Run(tmp_path / "run").entries(SERVER)
     assert len(entries) == 1, "the round stays charged"

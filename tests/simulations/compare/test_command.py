@@ -1,4 +1,6 @@
-"""The grid as it runs: skipped, resumed, refused, failed, out of time, interrupted; then the real processes."""
+"""The grid as it runs: skipped, resumed, refused, failed, out of time, interrupted; then the real
+processes.
+"""
 
 import csv
 import json
@@ -39,11 +41,19 @@ class Heard:
         self.ends.append(f"{cell.name} {outcome.status}")
 
 
-def run(folder: Folder, cells: list[Cell], outcomes: Any, **options: Any) -> tuple[list[str], list[str]]:
+def run(
+    folder: Folder, cells: list[Cell], outcomes: Any, **options: Any
+) -> tuple[list[str], list[str]]:
     """(how cells ended, what the workers were asked)."""
     heard, (new_worker, log) = Heard(), fake(outcomes)
     run_cells(
-        cells, folder, started=heard.started, running=heard.running, ended=heard.ended, new_worker=new_worker, **options
+        cells,
+        folder,
+        started=heard.started,
+        running=heard.running,
+        ended=heard.ended,
+        new_worker=new_worker,
+        **options,
     )
     return heard.ends, log
 
@@ -89,8 +99,12 @@ def test_other_settings_are_refused_by_name(record, folder):
     )
     if not record:
         (folder.path / "cells.json").unlink()
-    check_same_settings(folder, asked({"learning_rate": 0.5, "threads": 2}, rank=4))  # moves no result
-    with pytest.raises(ValueError, match=r"lsg-seed0 was run with learning_rate = 0.5 \(now 0.25\); .*another --out"):
+    # moves no result
+    check_same_settings(folder, asked({"learning_rate": 0.5, "threads": 2}, rank=4))
+    with pytest.raises(
+        ValueError,
+        match=r"lsg-seed0 was run with learning_rate = 0.5 \(now 0.25\); .*another --out",
+    ):
         check_same_settings(folder, asked({"learning_rate": 0.25}, rank=4))
     with pytest.raises(ValueError, match=r"rank = 4 \(now 8\)"):
         check_same_settings(folder, asked({"learning_rate": 0.5}, rank=8))
@@ -108,7 +122,12 @@ def job(path: Path, **changes: Any) -> Job:
 
 def test_cells_of_a_process_share_data_and_nothing_that_a_result_shows(tmp_path):
     shared, found = Shared(), []
-    for name, changes in (("one", {}), ("again", {}), ("other", {"partition": "dirichlet"}), ("last", {})):
+    for name, changes in (
+        ("one", {}),
+        ("again", {}),
+        ("other", {"partition": "dirichlet"}),
+        ("last", {}),
+    ):
         outcome = run_cell(job(tmp_path / name, **changes), ExitStack(), shared)
         assert (outcome.status, outcome.reason) == ("done", "")
         assert outcome.seconds > 0
@@ -121,22 +140,37 @@ def test_cells_of_a_process_share_data_and_nothing_that_a_result_shows(tmp_path)
 
 
 def test_compare_end_to_end(fedlsg, tmp_path):
-    """Runs, skips what is done, and refuses other settings and cells that cannot run, before it starts any."""
+    """Runs, skips what is done, and refuses other settings and cells that cannot run, before it
+    starts any.
+    """
     command = ["compare", "digits", "--methods", "lsg,sgd", *OPTIONS, "--out", "here"]
     status, out, err = fedlsg(*command)
     assert (status, err) == (0, ""), out
     assert "[2/2] sgd-seed0: done" in out
     here = tmp_path / "here"
     assert {p.name for p in here.iterdir()} >= {
-        "grid.toml", "cells.json", "results.csv", "table.csv", "table.md", "report.html", "cells", "logs", "plots",
-    }  # fmt: skip
+        "grid.toml",
+        "cells.json",
+        "results.csv",
+        "table.csv",
+        "table.md",
+        "report.html",
+        "cells",
+        "logs",
+        "plots",
+    }
     before = {p: p.read_bytes() for p in (here / "cells").rglob("*") if p.is_file()}
     more = ("compare", "--grid", "here/grid.toml", "--methods", "lsg,sgd,rgp", "--out", "here")
     status, out, err = fedlsg(*more, "-c", "rgp.rank=4000")
     assert status == 1
-    assert "1 of 1 cells cannot run, so none was started: rgp-seed0: rank=4000 carries no layer" in err
+    assert (
+        "1 of 1 cells cannot run, so none was started: rgp-seed0: rank=4000 carries no layer" in err
+    )
     with (here / "results.csv").open() as file:
-        assert [(r["method"], r["status"]) for r in csv.DictReader(file)] == [("lsg", "done"), ("sgd", "done")]
+        assert [(r["method"], r["status"]) for r in csv.DictReader(file)] == [
+            ("lsg", "done"),
+            ("sgd", "done"),
+        ]
     status, out, err = fedlsg(*command, "-c", "learning_rate=0.25")
     assert status == 1
     assert "learning_rate = unset (now 0.25)" in err
@@ -148,12 +182,18 @@ WRONG = {
     "unknown workload": (("digitz", "--methods", "lsg"), "unknown workload 'digitz'"),
     "unknown method": (("--methods", "lsgg"), "unknown method 'lsgg'"),
     "misspelt setting": (("--methods", "lsg", "-c", "sparcity=1"), "unknown setting 'sparcity'"),
-    "stranger's setting": (("--methods", "lsg", "-c", "rgp.rank=1"), "unknown method of this grid 'rgp'"),
+    "stranger's setting": (
+        ("--methods", "lsg", "-c", "rgp.rank=1"),
+        "unknown method of this grid 'rgp'",
+    ),
     "no number": (("--methods", "lsg", "--epsilons", "1,x"), "expected --epsilons as numbers"),
     "no jobs": (("--methods", "lsg", "--jobs", "0"), "--jobs 0 >= 1"),
     "no time": (("--methods", "lsg", "--budget-minutes", "0"), "--budget-minutes 0"),
     "no grid file": (("--grid", "nowhere.toml"), "cannot read the grid file nowhere.toml"),
-    "unwritable": (("--methods", "lsg", "--out", "/dev/null/grid"), "cannot write to /dev/null/grid"),
+    "unwritable": (
+        ("--methods", "lsg", "--out", "/dev/null/grid"),
+        "cannot write to /dev/null/grid",
+    ),
 }
 
 
@@ -171,8 +211,20 @@ def test_a_wrong_grid_is_one_line_and_leaves_nothing(kind, fedlsg, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ended_in_the_middle_no_process_is_left_and_the_cell_is_resumable(number, tmp_path):
-    """SIGINT to the parent, as Ctrl-C; and SIGKILL, after which the worker must notice by itself."""
-    command = [sys.executable, "-m", "simulations", "compare", "digits", "--methods", "sgd", "--out", str(tmp_path)]
+    """SIGINT to the parent, as Ctrl-C; and SIGKILL, after which the worker must notice by
+    itself.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "simulations",
+        "compare",
+        "digits",
+        "--methods",
+        "sgd",
+        "--out",
+        str(tmp_path),
+    ]
     command += ["-c", "rounds=5000", "-c", "evaluate_every=5000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     cell = RunDir(tmp_path / "cells" / "sgd-seed0")

@@ -1,4 +1,6 @@
-"""Which cells a grid has, what it varies, which cannot run, and what is refused before the first."""
+"""Which cells a grid has, what it varies, which cannot run, and what is refused before the
+first.
+"""
 
 import os
 import shutil
@@ -21,11 +23,22 @@ def test_the_cells_of_a_small_grid_by_hand():
     assert [cell.name for cell in cells] == [
         f"{name}-seed{seed}"
         for seed in (0, 1)
-        for name in ("lsg-epsilon1-rank4", "sgd", "lsg-epsilon1-rank8", "lsg-epsilon3-rank4", "lsg-epsilon3-rank8")
+        for name in (
+            "lsg-epsilon1-rank4",
+            "sgd",
+            "lsg-epsilon1-rank8",
+            "lsg-epsilon3-rank4",
+            "lsg-epsilon3-rank8",
+        )
     ]
     assert cells[2].given == {
-        "workload": "digits", "method": "lsg", "seed": 0, "engine": "local", "epsilon": 1.0, "rank": 8,
-    }  # fmt: skip
+        "workload": "digits",
+        "method": "lsg",
+        "seed": 0,
+        "engine": "local",
+        "epsilon": 1.0,
+        "rank": 8,
+    }
     assert cells[2].varied == ()
     assert cells[1].given == {"workload": "digits", "method": "sgd", "seed": 0, "engine": "local"}
 
@@ -33,15 +46,33 @@ def test_the_cells_of_a_small_grid_by_hand():
 REFUSED = {
     "no method": ({"methods": {}}, "at least one method: give --methods"),
     "unknown method": ({"methods": {"lsgg": {}}}, "unknown method 'lsgg'.*did you mean 'lsg'"),
-    "unknown key": ({"epsilon": [1.0]}, "unknown key of a grid file 'epsilon'.*did you mean 'epsilons'"),
+    "unknown key": (
+        {"epsilon": [1.0]},
+        "unknown key of a grid file 'epsilon'.*did you mean 'epsilons'",
+    ),
     "unknown setting": ({"settings": {"sparcity": 1}}, "unknown setting 'sparcity'"),
     "hostile label": ({"methods": {"../../lsg": {"method": "lsg"}}}, "expected a method label"),
-    "seed as a setting": ({"settings": {"seed": 3}}, "seed is an axis of the grid: give it as --seeds"),
-    "epsilon as a setting": ({"methods": {"lsg": {"epsilon": 3}}}, "epsilon is an axis of the grid"),
-    "a preset in a grid": ({"methods": {"lsg": {"preset": "x"}}}, "a preset is the setting of one run"),
+    "seed as a setting": (
+        {"settings": {"seed": 3}},
+        "seed is an axis of the grid: give it as --seeds",
+    ),
+    "epsilon as a setting": (
+        {"methods": {"lsg": {"epsilon": 3}}},
+        "epsilon is an axis of the grid",
+    ),
+    "a preset in a grid": (
+        {"methods": {"lsg": {"preset": "x"}}},
+        "a preset is the setting of one run",
+    ),
     "twice": ({"epsilons": [1.0, 1.0]}, "epsilons without repetitions"),
-    "noise and epsilon": ({"epsilons": [1.0], "settings": {"noise_multiplier": 2}}, "either --epsilons or"),
-    "nobody has it": ({"settings": {"drop_rate": 0.5}}, "none of the methods lsg, sgd has a setting drop_rate"),
+    "noise and epsilon": (
+        {"epsilons": [1.0], "settings": {"noise_multiplier": 2}},
+        "either --epsilons or",
+    ),
+    "nobody has it": (
+        {"settings": {"drop_rate": 0.5}},
+        "none of the methods lsg, sgd has a setting drop_rate",
+    ),
     "no number": ({"ranks": ["four"]}, "expected ranks as a list of numbers"),
     "half a rank": ({"ranks": [1.5]}, "expected ranks as a list of numbers"),
     "epsilon below 0": ({"epsilons": [-1.0]}, "expected epsilons > 0 and finite, got -1"),
@@ -78,10 +109,26 @@ def test_cells_that_run_are_accepted():
     ("methods", "settings", "words"),
     [
         ({"lsg": {"rank": 4000}}, {}, r"lsg-seed0, lsg-seed1: rank=4000 carries no layer"),
-        ({"lsg": {}}, {"vary": {"clients": [2, 5000]}}, r"lsg-clients5000-seed0, .*: expected clients in 1..1437"),
-        ({"lsg": {}}, {"vary": {"rank": [4, 4000]}}, r"lsg-rank4000-seed0.*rank=4000 carries no layer"),
-        ({"lsg": {}}, {"vary": {"rank": [0, 4]}}, r"lsg-rank0-seed0, .*: expected rank=0 >= 1 for low-rank"),
-        ({"lsg": {"sample_rate": 0.1, "batch_size": 3}}, {}, "lsg-seed0, lsg-seed1: .* give either sample_rate"),
+        (
+            {"lsg": {}},
+            {"vary": {"clients": [2, 5000]}},
+            r"lsg-clients5000-seed0, .*: expected clients in 1..1437",
+        ),
+        (
+            {"lsg": {}},
+            {"vary": {"rank": [4, 4000]}},
+            r"lsg-rank4000-seed0.*rank=4000 carries no layer",
+        ),
+        (
+            {"lsg": {}},
+            {"vary": {"rank": [0, 4]}},
+            r"lsg-rank0-seed0, .*: expected rank=0 >= 1 for low-rank",
+        ),
+        (
+            {"lsg": {"sample_rate": 0.1, "batch_size": 3}},
+            {},
+            "lsg-seed0, lsg-seed1: .* give either sample_rate",
+        ),
     ],
 )
 def test_those_that_cannot_are_named_with_the_reason(methods, settings, words):
@@ -127,7 +174,11 @@ def test_every_method_is_run_with_all_combinations_of_the_settings_that_it_has()
         (["clip_norm=1"], {}, "expected two values of clip_norm at least"),
         (["clip_norm=0,1"], {}, "expected 1e-30 <= clip_norm=0"),
         (["epsilon=1,3"], {}, "epsilon is an axis of its own: give it as --epsilons"),
-        (["clip_norm=1,2"], {"settings": {"clip_norm": 1.0}}, "clip_norm is varied, and given elsewhere"),
+        (
+            ["clip_norm=1,2"],
+            {"settings": {"clip_norm": 1.0}},
+            "clip_norm is varied, and given elsewhere",
+        ),
         (["rank=1,2"], {"ranks": [1, 2]}, "rank is varied, and given elsewhere"),
         (["noise_multiplier=1,2"], {"epsilons": [3.0]}, "give either --epsilons or"),
         (["damping=0.1,0.2"], {}, "none of the methods lsg, sgd has a setting damping"),
@@ -140,7 +191,12 @@ def test_what_cannot_be_varied_is_refused(texts, more, words):
 
 def accuracy(clip: float, noise: float) -> float:
     """Different for every pair, and not symmetric: best at clip 1, noise 0.5."""
-    return 0.9 - 0.2 * abs(CLIPS.index(clip) - 1) - 0.07 * NOISES.index(noise) - 0.01 * CLIPS.index(clip)
+    return (
+        0.9
+        - 0.2 * abs(CLIPS.index(clip) - 1)
+        - 0.07 * NOISES.index(noise)
+        - 0.01 * CLIPS.index(clip)
+    )
 
 
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
@@ -148,7 +204,9 @@ EVIL = "<img src=x onerror=alert(1)>\x1b[31m\u202e"
 
 @pytest.fixture
 def folder(small, stopped, tmp_path: Path) -> Path:
-    """A finished run, an interrupted one, one of a comparison, a damaged one, and names that want to be obeyed."""
+    """A finished run, an interrupted one, one of a comparison, a damaged one, and names that want
+    to be obeyed.
+    """
     place = tmp_path / "runs"
     shutil.copytree(small.path, place / "done")
     shutil.copytree(stopped.path, place / "half")
@@ -176,7 +234,10 @@ def test_the_list(folder, fedlsg):
 
 
 def runs(method: str, *accuracies: float, **more: object) -> list[Result]:
-    return [result(accuracy, method=method, seed=seed, **more) for seed, accuracy in enumerate(accuracies)]  # type: ignore[arg-type]
+    return [
+        result(accuracy, method=method, seed=seed, **more)
+        for seed, accuracy in enumerate(accuracies)
+    ]  # type: ignore[arg-type]
 
 
 def said(*groups: list[Result]) -> list[str]:
@@ -185,11 +246,16 @@ def said(*groups: list[Result]) -> list[str]:
 
 def test_a_clear_lead_and_an_unclear_one():
     clear = said(runs("dpsgd", 0.90, 0.91, 0.92), runs("lsg", 0.80, 0.81, 0.82))[0]
-    assert clear.startswith("At epsilon 3, dpsgd has the highest mean accuracy, 91.0 ± 1.0 %, with 4.0x fewer uplink")
+    assert clear.startswith(
+        "At epsilon 3, dpsgd has the highest mean accuracy, 91.0 ± 1.0 %, with 4.0x fewer uplink"
+    )
     assert "lead" not in clear
     unclear = said(runs("dpsgd", 0.80, 0.95, 0.90), runs("lsg", 0.90, 0.80, 0.92))[0]
     assert "(its lead over lsg is within 2 standard errors)" in unclear
-    assert "(one seed in common with lsg, so the lead may be chance)" in said(runs("dpsgd", 0.9), runs("lsg", 0.8))[0]
+    assert (
+        "(one seed in common with lsg, so the lead may be chance)"
+        in said(runs("dpsgd", 0.9), runs("lsg", 0.8))[0]
+    )
 
 
 def test_what_is_not_supported_is_not_said():
@@ -201,10 +267,14 @@ def test_what_is_not_supported_is_not_said():
 
 
 def test_a_copy_began_when_its_run_did(stopped, tmp_path):
-    """By its first event; by the time of its settings where there are no events, or none with a time."""
+    """By its first event; by the time of its settings where there are no events, or none with a
+    time.
+    """
     copy = Path(shutil.copytree(stopped.path, tmp_path / "copy"))
     os.utime(copy / "config.toml", (9.0, 9.0))
-    assert listed(copy, "a").began == pytest.approx((stopped.path / "config.toml").stat().st_mtime, abs=300)
+    assert listed(copy, "a").began == pytest.approx(
+        (stopped.path / "config.toml").stat().st_mtime, abs=300
+    )
     (copy / EVENTS).write_bytes(b"short")
     assert listed(copy, "a").began == 9.0
 
@@ -212,6 +282,7 @@ def test_a_copy_began_when_its_run_did(stopped, tmp_path):
 def test_an_epsilon_that_no_noise_reaches_is_refused_before_the_first_cell():
     made = grid(methods={"lsg": {}, "sgd": {}}, settings={"rounds": 2}, epsilons=[3, 1e9])
     with pytest.raises(
-        ValueError, match=r"1 of 3 cells cannot run, .*: lsg-epsilon1e\+09-seed0: .*almost without noise"
+        ValueError,
+        match=r"1 of 3 cells cannot run, .*: lsg-epsilon1e\+09-seed0: .*almost without noise",
     ):
         check_cells(made.cells())

@@ -1,4 +1,6 @@
-"""Cells that share one Ray: how many run at a time, with how many workers, with which results, and what is left."""
+"""Cells that share one Ray: how many run at a time, with how many workers, with which results, and
+what is left.
+"""
 
 import json
 import os
@@ -18,7 +20,13 @@ from simulations.compare.runner import share_out
 from simulations.engines.cluster import Cluster
 from simulations.rundir.rundir import RunDir
 from tests.places import REPOSITORY
-from tests.simulations.engines.test_cluster import command_of, left_in, listening, marked, wait_until
+from tests.simulations.engines.test_cluster import (
+    command_of,
+    left_in,
+    listening,
+    marked,
+    wait_until,
+)
 from tests.simulations.support.compare_cases import grid
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local
 from tests.simulations.support.two_nodes import NODE, environment, of_node, two_nodes
@@ -53,7 +61,8 @@ def test_places_are_shared_out(settings, jobs, workers, at_a_time, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("simulations.compare.runner.processors", lambda: 4)
     monkeypatch.setattr(
-        "simulations.compare.runner.fitting", lambda cpus, gpus: int(min(8 / cpus, 2 / gpus if gpus else 99))
+        "simulations.compare.runner.fitting",
+        lambda cpus, gpus: int(min(8 / cpus, 2 / gpus if gpus else 99)),
     )
     cells = grid(seeds=3, settings={"engine": "ray", "device": "cpu"} | settings).cells()
     with share_out(cells, jobs, cast("Cluster", FakeRay())) as (shared, number):
@@ -66,11 +75,19 @@ def test_places_are_shared_out(settings, jobs, workers, at_a_time, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_two_cells_at_a_time_have_the_bits_of_the_local_engine(warm, fedlsg, small, tmp_path):
-    """This process uses Ray already, so they join that one; its idle workers make place for theirs."""
+    """This process uses Ray already, so they join that one; its idle workers make place for
+    theirs.
+    """
     for worker in warm.workers(1, cpus=1, gpus=0):
         warm.kill(worker)
-    options = [word for name, value in {**SMALL, "engine": "ray"}.items() for word in ("-c", f"{name}={value}")]
-    status, out, err = fedlsg("compare", "digits", "--methods", "lsg", "--seeds", "2", *options, "--out", "grid")
+    options = [
+        word
+        for name, value in {**SMALL, "engine": "ray"}.items()
+        for word in ("-c", f"{name}={value}")
+    ]
+    status, out, err = fedlsg(
+        "compare", "digits", "--methods", "lsg", "--seeds", "2", *options, "--out", "grid"
+    )
     assert (status, err) == (0, ""), out
     other = run_local(tmp_path / "local", seed=1, record_updates=True)
     for seed, alone in enumerate((small, other)):
@@ -102,7 +119,9 @@ def count(mark: str, word: str) -> int:
         pytest.param(signal.SIGKILL, True, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_cell_and_an_interrupted_grid_leave_nothing_and_can_be_resumed(number, foreign, short_tmp, tmp_path):
+def test_a_killed_cell_and_an_interrupted_grid_leave_nothing_and_can_be_resumed(
+    number, foreign, short_tmp, tmp_path
+):
     settings = {**SMALL, "engine": "ray", "workers": 1, "rounds": ROUNDS, "evaluate_every": ROUNDS}
     options = ["--methods", "sgd", "--seeds", "2", "--jobs", "2", "--out", str(tmp_path / "grid")]
     options += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -110,19 +129,29 @@ def test_a_killed_cell_and_an_interrupted_grid_leave_nothing_and_can_be_resumed(
     mark = f"FEDLSG_TEST_MARK={uuid.uuid4().hex}"
     (short_tmp / "d" / "tmp").mkdir(parents=True)
     with two_nodes(short_tmp) if foreign else nullcontext() as nodes:
-        env = environment(short_tmp / "d" if nodes is None else nodes.first, PYTHONPATH=str(REPOSITORY))
+        env = environment(
+            short_tmp / "d" if nodes is None else nodes.first, PYTHONPATH=str(REPOSITORY)
+        )
         env |= dict([mark.split("=")]) | ({} if nodes is None else {"RAY_ADDRESS": nodes.address})
         env.pop(NODE)
         command = [sys.executable, "-P", "-m", "simulations", "compare", "digits", *options]
         with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL) as parent:
-            wait_until(lambda: all(c.rounds.exists() and len(c.read_rounds()) > 2 for c in cells), seconds=120)
+            wait_until(
+                lambda: all(c.rounds.exists() and len(c.read_rounds()) > 2 for c in cells),
+                seconds=120,
+            )
             if nodes is None:
-                assert [count(mark, "raylet/raylet"), count(mark, "gcs_server")] == [1, 1], "one Ray for both cells"
+                assert [count(mark, "raylet/raylet"), count(mark, "gcs_server")] == [1, 1], (
+                    "one Ray for both cells"
+                )
                 assert count(mark, "ray::Worker") == 2, "no more than the cells have"
                 assert listening(marked(mark)) <= LOOPBACK
             os.kill(int((cells[0].path / ".lock").read_text()), signal.SIGKILL)
             record = tmp_path / "grid" / "cells.json"
-            wait_until(lambda: json.loads(record.read_text())["sgd-seed0"]["status"] == "failed", seconds=30)
+            wait_until(
+                lambda: json.loads(record.read_text())["sgd-seed0"]["status"] == "failed",
+                seconds=30,
+            )
             rows = len(cells[1].read_rounds())
             wait_until(lambda: len(cells[1].read_rounds()) > rows, seconds=30)
             parent.send_signal(number)
@@ -131,11 +160,19 @@ def test_a_killed_cell_and_an_interrupted_grid_leave_nothing_and_can_be_resumed(
         if nodes is not None:
             assert of_node(nodes.first), "the foreign cluster stays"
             assert of_node(nodes.second)
-            assert not any("ray::Worker" in command_of(pid) for pid in of_node(nodes.first) + of_node(nodes.second))
+            assert not any(
+                "ray::Worker" in command_of(pid)
+                for pid in of_node(nodes.first) + of_node(nodes.second)
+            )
     assert [c.summary.exists() for c in cells] == [False, False]
     assert json.loads(record.read_text())["sgd-seed1"]["status"] == "interrupted"
     resume_local(cells[1].path)
     alone = run_local(
-        tmp_path / "local", method="sgd", noise_multiplier=None, seed=1, rounds=ROUNDS, evaluate_every=ROUNDS
+        tmp_path / "local",
+        method="sgd",
+        noise_multiplier=None,
+        seed=1,
+        rounds=ROUNDS,
+        evaluate_every=ROUNDS,
     )
     assert Run(cells[1].path).weights.equal(alone.weights)

@@ -1,7 +1,9 @@
-"""The deployment engine on loopback moves the payloads of the simulation, to the byte, in a framing that is documented.
+"""The deployment engine on loopback moves the payloads of the simulation, to the byte, in a framing
+that is documented.
 
-One run of a SuperLink and two SuperNodes; what the nodes' sockets carried is counted by a proxy before each of them.
-Both runs are reproducible, which a deployed client refuses: a ClientApp of this test lifts that refusal alone.
+One run of a SuperLink and two SuperNodes; what the nodes' sockets carried is counted by a proxy
+before each of them. Both runs are reproducible, which a deployed client refuses: a ClientApp of
+this test lifts that refusal alone.
 """
 
 import os
@@ -24,13 +26,19 @@ CLIENTS = REPOSITORY / "tests" / "simulations" / "support"
 SETTINGS = {"codec": "noise-floor", "record_updates": True, "rounds": 1}
 
 FRAMING = {"up": (800, 1250), "down": (150, 400)}
-"""Bytes over our wire count a request, least and most: docs/communication.md, "Bytes on a socket"."""
+"""Bytes over our wire count a request, least and most: docs/communication.md, "Bytes on a
+socket".
+"""
 
 LONGER_IDS = 100
-"""Bytes by which the deployment's serialised messages are longer: names that are hashes, and random ids."""
+"""Bytes by which the deployment's serialised messages are longer: names that are hashes, and random
+ids.
+"""
 
 LEDGER_RECORD = 250
-"""Bytes of the record that brings a ledger's lines, or asks for them, next to the lines: names and hashes."""
+"""Bytes of the record that brings a ledger's lines, or asks for them, next to the lines: names and
+hashes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +56,11 @@ class Both:
 
     def news(self, line: Line) -> int:
         """Bytes of the ledger lines that an update brings: all of them, in the first round."""
-        return self.deployed.directory.ledger(line.client).stat().st_size if line.direction == "up" else 0
+        return (
+            self.deployed.directory.ledger(line.client).stat().st_size
+            if line.direction == "up"
+            else 0
+        )
 
     def on_socket(self, line: Line) -> Message:
         return self.seen[line.client].messages[str(line.round), line.direction]
@@ -75,14 +87,21 @@ def test_payloads_are_those_of_the_simulation_to_the_byte(both):
     assert both.deployed.weights.equal(both.simulated.weights)
     assert both.deployed.model_file == both.simulated.model_file
     for name in ("frame.json", "frame.npz"):
-        written = [run.path / "updates" / "round-000001" / name for run in (both.deployed, both.simulated)]
+        written = [
+            run.path / "updates" / "round-000001" / name for run in (both.deployed, both.simulated)
+        ]
         assert written[0].read_bytes() == written[1].read_bytes()
-    key = {(line.round, line.client, line.direction): line for line in read_lines(both.simulated.directory.messages)}
+    key = {
+        (line.round, line.client, line.direction): line
+        for line in read_lines(both.simulated.directory.messages)
+    }
     assert len(both.lines) == len(key) == 4
     for line in both.lines:
         same = key[line.round, line.client, line.direction]
         assert (line.values_bytes, line.payload_bytes) == (same.values_bytes, same.payload_bytes)
-        assert 0 <= line.wire_bytes - same.wire_bytes - both.news(line) <= LONGER_IDS + LEDGER_RECORD
+        assert (
+            0 <= line.wire_bytes - same.wire_bytes - both.news(line) <= LONGER_IDS + LEDGER_RECORD
+        )
 
 
 @pytest.mark.ray
@@ -97,12 +116,18 @@ def test_the_socket_carries_each_payload_once_and_verbatim(both):
             wanted = np.load(folder / "weights.npy").tobytes()
         assert len(wanted) == line.payload_bytes
         assert [wanted in content for content in objects].count(True) == 1
-        assert max(len(content) for content in objects) <= max(len(wanted) + 64, 600 + both.news(line))
-        assert not any(bytes([wanted[0] ^ 1]) + wanted[1:] in content for content in objects), "negative control"
+        assert max(len(content) for content in objects) <= max(
+            len(wanted) + 64, 600 + both.news(line)
+        )
+        assert not any(bytes([wanted[0] ^ 1]) + wanted[1:] in content for content in objects), (
+            "negative control"
+        )
 
 
 def framed(line: Line, message: Message) -> bool:
-    """Whether the socket carried the message's wire bytes and, for each request, what the document says."""
+    """Whether the socket carried the message's wire bytes and, for each request, what the document
+    says.
+    """
     least, most = FRAMING[line.direction]
     return least * message.requests <= message.socket - line.wire_bytes <= most * message.requests
 

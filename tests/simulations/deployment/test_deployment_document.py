@@ -1,4 +1,6 @@
-"""What docs/deployment.md says of terms and refusals is what the code does; its commands: test_two_hospitals.py."""
+"""What docs/deployment.md says of terms and refusals is what the code does; its commands:
+test_two_hospitals.py.
+"""
 
 import re
 import tomllib
@@ -26,7 +28,11 @@ def chapter(number: int) -> str:
 
 def node_configs() -> list[str]:
     """Every node config of the commands."""
-    return [found for block in blocks(DOCUMENT, MACHINES) for found in re.findall(r'--node-config "(.*)"', block.text)]
+    return [
+        found
+        for block in blocks(DOCUMENT, MACHINES)
+        for found in re.findall(r'--node-config "(.*)"', block.text)
+    ]
 
 
 def terms() -> Terms:
@@ -37,7 +43,9 @@ def terms() -> Terms:
 def run_settings(**changes: object) -> Settings:
     """The settings of run.toml, with changes."""
     (text,) = [
-        t for b in blocks(DOCUMENT, MACHINES) for t in re.findall(r"run\.toml <<END\n(.*?)END", b.text, re.DOTALL)
+        t
+        for b in blocks(DOCUMENT, MACHINES)
+        for t in re.findall(r"run\.toml <<END\n(.*?)END", b.text, re.DOTALL)
     ]
     return from_run_config(tomllib.loads(text) | changes)
 
@@ -62,7 +70,9 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "a deployed client needs ledger-dir": lambda: other_terms(**{"ledger-dir": None}),
     "unknown key 'ledgerdir'": lambda: other_terms(ledgerdir="/srv"),
     "reproducible=true": lambda: usable(run_settings(reproducible=True), terms()),
-    "mechanism='none'": lambda: usable(run_settings(method="sgd", epsilon="preset", delta="preset"), terms()),
+    "mechanism='none'": lambda: usable(
+        run_settings(method="sgd", epsilon="preset", delta="preset"), terms()
+    ),
     "the run's epsilon=3": lambda: usable(run_settings(epsilon=3.0), terms()),
     "the run's delta=0.001": lambda: usable(run_settings(delta=0.001), terms()),
 }
@@ -70,7 +80,9 @@ REFUSALS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("begins", REFUSALS)
 def test_a_refusal_is_worded_as_the_document_says(begins):
-    (row,) = [line for line in chapter(11).splitlines() if line.startswith("| `") and begins in line]
+    (row,) = [
+        line for line in chapter(11).splitlines() if line.startswith("| `") and begins in line
+    ]
     words = row.split("`")[1].removesuffix("...").rstrip()
     with pytest.raises(TermsError) as refused:
         REFUSALS[begins]()

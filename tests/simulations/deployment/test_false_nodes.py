@@ -1,4 +1,6 @@
-"""No message of a node ends a run: whatever it sends, the others go on, and it is named in report and log."""
+"""No message of a node ends a run: whatever it sends, the others go on, and it is named in report
+and log.
+"""
 
 import json
 import random
@@ -27,9 +29,16 @@ from strategies.federation.wire import over_the_wire
 
 HONEST, FALSE, ROUNDS = 5, 4, 15
 SETTINGS: dict[str, Any] = {
-    "clients": HONEST + FALSE, "rounds": ROUNDS, "sample_rate": 0.05, "noise_multiplier": 2.0, "delta": 1e-5,
-    "method": "dpsgd", "codec": "float32", "evaluate_every": ROUNDS, "engine": "local",
-}  # fmt: skip
+    "clients": HONEST + FALSE,
+    "rounds": ROUNDS,
+    "sample_rate": 0.05,
+    "noise_multiplier": 2.0,
+    "delta": 1e-5,
+    "method": "dpsgd",
+    "codec": "float32",
+    "evaluate_every": ROUNDS,
+    "engine": "local",
+}
 
 
 class Nodes(LocalGrid):
@@ -66,7 +75,11 @@ def federation(chance: float = 0.9) -> list[FalseNode]:
     plan = make_plan(settings, declared=[500 + client for client in range(HONEST + FALSE)])
     return [
         FalseNode(
-            client=client, plan=plan, rng=random.Random(client), chance=chance if client >= HONEST else 0.0, pairs=5
+            client=client,
+            plan=plan,
+            rng=random.Random(client),
+            chance=chance if client >= HONEST else 0.0,
+            pairs=5,
         )
         for client in range(HONEST + FALSE)
     ]
@@ -105,7 +118,9 @@ def test_a_run_ends_with_its_result_whatever_some_nodes_send(tmp_path, caplog):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_same_of_raw_nodes_at_a_real_superlink(tmp_path):
-    """A hundred replies that no honest node sends, some of which are no messages; ``node_fuzz`` has more."""
+    """A hundred replies that no honest node sends, some of which are no messages; ``node_fuzz`` has
+    more.
+    """
     found = fuzz(tmp_path, messages=100, clients=22, seed=0, patience=900)
     assert found["status"] == "finished:completed"
     assert (found["honest replies rejected"], found["without update"]) == (0, 0)
@@ -128,4 +143,7 @@ def test_a_run_that_is_continued_goes_on_without_a_ledger_that_lost_entries(tmp_
         deployment.open(copies.folder, "x")
     assert deployment.roster.node(nodes[-1].client) is None
     assert deployment.roster.node(0) is not None
-    assert f"client {nodes[-1].client} cannot take part: the ledger that client {nodes[-1].client}" in caplog.text
+    assert (
+        f"client {nodes[-1].client} cannot take part: the ledger that client {nodes[-1].client}"
+        in caplog.text
+    )

@@ -23,14 +23,25 @@ N = 1437  # training images of digits
 
 
 def test_batches_are_drawn_at_the_rate_that_the_ledger_is_told(tmp_path):
-    """batch_size over unequal partitions: q_k = B / N_k; the truth beside the updates says which rows were drawn."""
-    settings = {"batch_size": 60, "sample_rate": None, "partition": "dirichlet", "record_updates": True}
+    """batch_size over unequal partitions: q_k = B / N_k; the truth beside the updates says which
+    rows were drawn.
+    """
+    settings = {
+        "batch_size": 60,
+        "sample_rate": None,
+        "partition": "dirichlet",
+        "record_updates": True,
+    }
     run = run_local(tmp_path / "run", clients=3, local_steps=2, rounds=1, **settings)
     sizes = [len(part) for part in run.plan.parts]
     assert max(sizes) > 1.5 * min(sizes)
     for client, part in enumerate(run.plan.parts):
         (entry,) = run.entries(client)
-        assert (entry.sample_rate, entry.num_examples, entry.steps) == (60 / len(part), len(part), 2)
+        assert (entry.sample_rate, entry.num_examples, entry.steps) == (
+            60 / len(part),
+            len(part),
+            2,
+        )
         sampler = reproducible_stream(0, "sampler", client, 1)
         drawn = [part[sampler.bernoulli(len(part), entry.sample_rate)] for _ in range(2)]
         truth = np.load(run.path / "updates-truth" / "round-000001" / f"client-{client:06d}.npy")
@@ -50,7 +61,10 @@ TOLERANCE = 0.05  # five standard deviations of a standard deviation from 4,810 
 
 def failing(*partitions: int) -> ClientFunction:
     def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "train" and context.node_config["partition-id"] in partitions:
+        if (
+            message.metadata.message_type == "train"
+            and context.node_config["partition-id"] in partitions
+        ):
             raise RuntimeError("planted failure")
         return app(message, context)
 
@@ -77,20 +91,34 @@ def test_a_divisor_from_the_number_of_answers_is_caught(tmp_path, monkeypatch):
 
 def payload_noise(run: Run) -> list[float]:
     """Standard deviation of every payload over sigma C."""
-    values = [torch.frombuffer(bytearray(payload[64:-16]), dtype=torch.float32) for payload in run.payloads.values()]
+    values = [
+        torch.frombuffer(bytearray(payload[64:-16]), dtype=torch.float32)
+        for payload in run.payloads.values()
+    ]
     return [float(v.std()) / (50.0 * 0.5) for v in values]
 
 
 @pytest.mark.parametrize(("survivors", "failed"), [(None, ()), (4, ()), (3, ()), (3, (0,))])
 def test_each_client_adds_its_share_of_the_noise(survivors, failed, tmp_path):
-    settings = LOUD | {"trust": "aggregate", "min_survivors": survivors, "record_updates": True, "clients": 4}
+    settings = LOUD | {
+        "trust": "aggregate",
+        "min_survivors": survivors,
+        "record_updates": True,
+        "clients": 4,
+    }
     run = run_local(tmp_path / "run", client=failing(*failed), **settings)
     needed = 4 if survivors is None else survivors
     assert len(run.payloads) == 4 - len(failed)
     for noise in payload_noise(run):
-        assert math.isclose(noise, 1 / math.sqrt(needed - 1), rel_tol=TOLERANCE), "one of them reads the sum"
-    assert math.isclose(noise_gain(run), math.sqrt((4 - len(failed)) / (needed - 1)), rel_tol=TOLERANCE)
-    assert noise_gain(run) > 1 - TOLERANCE, "the sum of the fewest survivors carries all of the noise"
+        assert math.isclose(noise, 1 / math.sqrt(needed - 1), rel_tol=TOLERANCE), (
+            "one of them reads the sum"
+        )
+    assert math.isclose(
+        noise_gain(run), math.sqrt((4 - len(failed)) / (needed - 1)), rel_tol=TOLERANCE
+    )
+    assert noise_gain(run) > 1 - TOLERANCE, (
+        "the sum of the fewest survivors carries all of the noise"
+    )
     assert run.entries(3)[0].noise_multiplier == 50.0
 
 

@@ -1,4 +1,6 @@
-"""A SuperLink is killed in the middle of a run, which docs/deployment.md, chapter 14, continues: real processes."""
+"""A SuperLink is killed in the middle of a run, which docs/deployment.md, chapter 14, continues:
+real processes.
+"""
 
 import json
 from pathlib import Path
@@ -28,7 +30,9 @@ KILLED = 14
 FEW = 3
 
 
-def test_a_run_whose_superlink_was_killed_is_continued_by_the_command_that_resume_prints(tmp_path: Path):
+def test_a_run_whose_superlink_was_killed_is_continued_by_the_command_that_resume_prints(
+    tmp_path: Path,
+):
     with federation(tmp_path) as made:
         for block in chapters(*SET_UP):
             follow(made, block)
@@ -47,10 +51,14 @@ def test_a_run_whose_superlink_was_killed_is_continued_by_the_command_that_resum
         summary = json.loads((folder / "summary.json").read_text())
         assert (summary["rounds"], summary["stopped"], summary["private"]) == (FEW, None, True)
         assert before < FEW, "it was killed in the middle"
-        entries: dict[str, tuple[Entry, ...]] = {name: ledger(made, name).entries for name in HOSPITALS}
+        entries: dict[str, tuple[Entry, ...]] = {
+            name: ledger(made, name).entries for name in HOSPITALS
+        }
         assert copies(folder) == {name: ledger(made, name).path.read_bytes() for name in HOSPITALS}
         for name in HOSPITALS:
             assert len({entry.run for entry in entries[name]}) == 1, "one run in the ledger"
             assert {entry.round for entry in entries[name]} == set(range(1, FEW + 1))
             again = [entry for entry in entries[name] if entry.attempt]
-            assert all(entry.round == before + 1 for entry in again), "only the interrupted round may be charged twice"
+            assert all(entry.round == before + 1 for entry in again), (
+                "only the interrupted round may be charged twice"
+            )

@@ -1,6 +1,8 @@
-"""What docs/deployment.md says of signed apps: a SuperNode with --trusted-entities runs signed code, and no other.
+"""What docs/deployment.md says of signed apps: a SuperNode with --trusted-entities runs signed
+code, and no other.
 
-Real processes; the hub that carries signatures in Flower 1.41 is one of the test's own, with keys of its own.
+Real processes; the hub that carries signatures in Flower 1.41 is one of the test's own, with keys
+of its own.
 """
 
 import json
@@ -11,7 +13,14 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.simulations.deployment.test_two_hospitals import READY, REFUSED, Federation, chapters, federation, follow
+from tests.simulations.deployment.test_two_hospitals import (
+    READY,
+    REFUSED,
+    Federation,
+    chapters,
+    federation,
+    follow,
+)
 from tests.simulations.support.app_hub import Hub, serving, sign, trusted_entities
 from tests.simulations.support.machines import Machine
 
@@ -67,7 +76,9 @@ def query(message, context):
 
 @dataclass(kw_only=True)
 class Signed:
-    """One SuperNode that trusts one key, the hub, and the app as it was built and as somebody changed it."""
+    """One SuperNode that trusts one key, the hub, and the app as it was built and as somebody
+    changed it.
+    """
 
     made: Federation
     hub: Hub
@@ -127,6 +138,8 @@ def test_any_other_app_is_refused_before_a_line_of_it_runs(node, case):
     key = Ed25519PrivateKey.generate() if case == "another key" else node.trusted
     node.hub.app = node.changed if case == "changed" else node.app
     node.hub.signatures = () if case == "unsigned" else (sign(key, node.app),)
-    error, ran = node.ask(case.replace(" ", "-"), "probe" if case == "local" else "@test/probe==1.0.0")
+    error, ran = node.ask(
+        case.replace(" ", "-"), "probe" if case == "local" else "@test/probe==1.0.0"
+    )
     assert error == [INVALID_FAB, "The FAB could not be verified."]
     assert not ran

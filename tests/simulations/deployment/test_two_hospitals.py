@@ -1,4 +1,5 @@
-"""Two hospitals and a server, as docs/deployment.md says it: real processes, TLS, keys, own data, no shared folder.
+"""Two hospitals and a server, as docs/deployment.md says it: real processes, TLS, keys, own data,
+no shared folder.
 
 Every command of the document is run as it is written there; only ports are replaced, by free ones.
 """
@@ -26,9 +27,15 @@ DOCUMENT = REPOSITORY / "docs" / "deployment.md"
 HOSPITALS = ("north", "south")
 NAMES = ("server", *HOSPITALS)
 PORTS = ("9092", "9094", "9095")
-READY = {"server": "Uvicorn running on https://", "north": "SuperNode ID:", "south": "SuperNode ID:"}
+READY = {
+    "server": "Uvicorn running on https://",
+    "north": "SuperNode ID:",
+    "south": "SuperNode ID:",
+}
 REFUSED = "Failed to activate SuperNode"
-"""What Flower says to a key that is not registered, or whose node was killed less than a minute ago."""
+"""What Flower says to a key that is not registered, or whose node was killed less than a minute
+ago.
+"""
 
 EXAMPLES = {"north": 900, "south": 537}
 EPSILON_MAX = {"north": 2.25, "south": 2.15}
@@ -52,7 +59,9 @@ def federation(root: Path) -> Iterator[Federation]:
 
 def chapters(*numbers: int) -> list[Block]:
     """The commands of chapters of the document."""
-    return [block for block in blocks(DOCUMENT, NAMES) if int(block.heading.split(".")[0]) in numbers]
+    return [
+        block for block in blocks(DOCUMENT, NAMES) if int(block.heading.split(".")[0]) in numbers
+    ]
 
 
 def follow(made: Federation, block: Block) -> str:
@@ -83,7 +92,9 @@ def finished_rounds(made: Federation) -> int:
 
 def ledger(made: Federation, name: str) -> Ledger:
     """A hospital's own ledger."""
-    return Ledger(made[name].home / "federation" / "ledger" / "ledger.jsonl", client=HOSPITALS.index(name))
+    return Ledger(
+        made[name].home / "federation" / "ledger" / "ledger.jsonl", client=HOSPITALS.index(name)
+    )
 
 
 def statuses(made: Federation) -> list[str]:
@@ -94,7 +105,8 @@ def statuses(made: Federation) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """What two runs left: their summaries, the server's copies of the ledgers, and the hospitals' own ledgers.
+    """What two runs left: their summaries, the server's copies of the ledgers, and the hospitals'
+    own ledgers.
 
     away: the rounds that were finished when a hospital was killed.
     """
@@ -115,12 +127,17 @@ class Story:
 
 def copies(folder: Path) -> dict[str, bytes]:
     """The server's copies of the ledgers in a run directory."""
-    return {name: (folder / "ledger" / f"client-{HOSPITALS.index(name):06d}.jsonl").read_bytes() for name in HOSPITALS}
+    return {
+        name: (folder / "ledger" / f"client-{HOSPITALS.index(name):06d}.jsonl").read_bytes()
+        for name in HOSPITALS
+    }
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """Chapters 1 to 9; in the first run north is killed and returns under its key, south under another."""
+    """Chapters 1 to 9; in the first run north is killed and returns under its key, south under
+    another.
+    """
     with federation(tmp_path_factory.mktemp("federation")) as made:
         for block in chapters(*SET_UP):
             follow(made, block)
@@ -140,7 +157,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         folders = run_folders(made)
         yield Story(
             made=made,
-            summaries=tuple(json.loads((folder / "summary.json").read_text()) for folder in folders),
+            summaries=tuple(
+                json.loads((folder / "summary.json").read_text()) for folder in folders
+            ),
             copies=tuple(copies(folder) for folder in folders),
             ledgers={name: ledger(made, name) for name in HOSPITALS},
             away=away,
@@ -150,7 +169,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 def lose(made: Federation, name: str, rounds: int) -> int:
     """Kill a hospital once so many rounds are finished; returns how many are."""
-    wait_until(lambda: finished_rounds(made) >= rounds, lambda: f"round {rounds}:\n{made['server'].log[-3000:]}")
+    wait_until(
+        lambda: finished_rounds(made) >= rounds,
+        lambda: f"round {rounds}:\n{made['server'].log[-3000:]}",
+    )
     made[name].kill("flower-supernode")
     return finished_rounds(made)
 
@@ -161,7 +183,9 @@ def charged_after(made: Federation, name: str, round: int) -> int:
     def back() -> list[int]:
         return [entry.round for entry in ledger(made, name).entries if entry.round > round + 1]
 
-    wait_until(lambda: bool(back()), lambda: f"{name} to train again:\n{made['server'].log[-3000:]}")
+    wait_until(
+        lambda: bool(back()), lambda: f"{name} to train again:\n{made['server'].log[-3000:]}"
+    )
     return min(back())
 
 
@@ -227,7 +251,10 @@ class TestTwoRounds:
         with federation(tmp_path_factory.mktemp("federation")) as made:
             for block in chapters(*SET_UP, RUN):
                 assert f"rounds = {ROUNDS}\n" in block.text or "run.toml" not in block.text
-                follow(made, replace(block, text=block.text.replace(f"rounds = {ROUNDS}\n", "rounds = 2\n")))
+                follow(
+                    made,
+                    replace(block, text=block.text.replace(f"rounds = {ROUNDS}\n", "rounds = 2\n")),
+                )
             yield made
 
     def test_the_run_completes_and_everyone_agrees_on_epsilon(self, made):
@@ -238,11 +265,16 @@ class TestTwoRounds:
         spent = {name: ledger(made, name).epsilon(DELTA).upper for name in HOSPITALS}
         assert summary["epsilon_max"] == pytest.approx(max(spent.values()), rel=1e-6)
         assert copies(folder) == {name: ledger(made, name).path.read_bytes() for name in HOSPITALS}
-        entries = {name: [(e.round, e.num_examples) for e in ledger(made, name).entries] for name in HOSPITALS}
+        entries = {
+            name: [(e.round, e.num_examples) for e in ledger(made, name).entries]
+            for name in HOSPITALS
+        }
         assert entries == {name: [(1, EXAMPLES[name]), (2, EXAMPLES[name])] for name in HOSPITALS}
 
     def test_the_code_is_the_bundle_of_the_server(self, made):
-        """What the document says of whom a hospital trusts: its client ran from the app that the server sent."""
+        """What the document says of whom a hospital trusts: its client ran from the app that the
+        server sent.
+        """
         for name in HOSPITALS:
             (app,) = (made[name].home / ".flwr" / "apps").iterdir()
             assert list((app / "simulations" / "client" / "__pycache__").glob("app.*.pyc"))
@@ -253,9 +285,15 @@ class TestTwoRounds:
     def test_the_server_proves_itself_by_the_certificate_of_the_authority(self, made):
         address = ("127.0.0.1", made["server"].ports["9092"])
         authority = ssl.create_default_context(cafile=made["north"].home / "federation" / "ca.crt")
-        with socket.create_connection(address) as plain, authority.wrap_socket(plain, server_hostname="127.0.0.1") as s:
+        with (
+            socket.create_connection(address) as plain,
+            authority.wrap_socket(plain, server_hostname="127.0.0.1") as s,
+        ):
             assert s.version() == "TLSv1.3"
-        with socket.create_connection(address) as plain, pytest.raises(ssl.SSLCertVerificationError):
+        with (
+            socket.create_connection(address) as plain,
+            pytest.raises(ssl.SSLCertVerificationError),
+        ):
             ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1")
 
     def test_a_key_that_is_not_registered_is_refused(self, made):

@@ -1,4 +1,6 @@
-"""The driver's accounts: a charge is on disk before anybody trains, whatever ends the driver or a worker."""
+"""The driver's accounts: a charge is on disk before anybody trains, whatever ends the driver or a
+worker.
+"""
 
 import json
 import os
@@ -41,7 +43,9 @@ def cut_off(folder, monkeypatch, where: str, engine: Any) -> Run:
     honest = getattr(Accounts, where)
 
     def cut(self: Accounts, pile, *rest):
-        if any(task.message.content["round"]["round"] == 2 for task in pile if RECORD in task.state):
+        if any(
+            task.message.content["round"]["round"] == 2 for task in pile if RECORD in task.state
+        ):
             raise PowerCutError
         return honest(self, pile, *rest)
 
@@ -60,7 +64,10 @@ def resumed(run: Run, engine: Any) -> Run:
 
 def charged(run: Run, round: int) -> list[list[int]]:
     """Attempts of each client that were charged in a round."""
-    return [[entry.attempt for entry in run.entries(client) if entry.round == round] for client in range(3)]
+    return [
+        [entry.attempt for entry in run.entries(client) if entry.round == round]
+        for client in range(3)
+    ]
 
 
 def test_clients_that_were_at_work_when_the_driver_ended_are_charged(tmp_path, engine, monkeypatch):
@@ -99,7 +106,9 @@ def test_a_round_has_one_record_and_one_sync(tmp_path, monkeypatch):
 
 
 def test_a_client_that_refuses_is_not_charged(tmp_path, engine, monkeypatch):
-    """Planted: the driver announces another rate than the one that it charges. The client sees it before it trains."""
+    """Planted: the driver announces another rate than the one that it charges. The client sees it
+    before it trains.
+    """
     plan, directory = planned(tmp_path / "run", engine)
     honest = give
 
@@ -136,16 +145,23 @@ def test_a_stored_payload_is_sent_again_without_a_charge(tmp_path, engine, monke
     run = resumed(Run(directory.path, plan), engine)
     assert charged(run, 2) == [[0]] * 3
     payloads = [run.payloads[f"round-000002/client-{client:06d}.bin"] for client in range(3)]
-    assert all(before[f"client-{client:06d}.bin"].endswith(payload) for client, payload in enumerate(payloads))
+    assert all(
+        before[f"client-{client:06d}.bin"].endswith(payload)
+        for client, payload in enumerate(payloads)
+    )
 
 
 def test_a_round_whose_replies_are_lost_is_answered_from_the_store(tmp_path, monkeypatch):
     """The driver knows what it has stored, and reads no file that answers something else."""
     deliver, lost = local.LocalGrid.deliver, [2]
 
-    def losing(self: local.LocalGrid, messages: list[Message], timeout: float | None) -> list[Message]:
+    def losing(
+        self: local.LocalGrid, messages: list[Message], timeout: float | None
+    ) -> list[Message]:
         replies = list(deliver(self, messages, timeout))
-        if not any(message.metadata.group_id == str(number) for message in messages for number in lost):
+        if not any(
+            message.metadata.group_id == str(number) for message in messages for number in lost
+        ):
             return replies
         lost.clear()
         return []

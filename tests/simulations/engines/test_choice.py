@@ -1,4 +1,6 @@
-"""``engine=auto``: chosen by the work, by what only Ray has, and never against what the user said."""
+"""``engine=auto``: chosen by the work, by what only Ray has, and never against what the user
+said.
+"""
 
 from dataclasses import replace
 
@@ -48,7 +50,9 @@ def test_an_engine_that_is_given_stays(plan):
         assert said(plan, engine=engine) == (engine, "")
 
 
-@pytest.mark.parametrize("asked", [{"workers": 1}, {"client_timeout": 5.0}, {"client_cpus": 2}, {"data_from": "node"}])
+@pytest.mark.parametrize(
+    "asked", [{"workers": 1}, {"client_timeout": 5.0}, {"client_cpus": 2}, {"data_from": "node"}]
+)
 def test_what_only_ray_has_takes_ray(plan, asked):
     assert said(plan, **asked) == (
         "ray",
@@ -69,7 +73,11 @@ def of(plan: Plan, model) -> float:
 def test_multiplications_count_positions(plan):
     def model() -> nn.Module:
         return nn.Sequential(
-            nn.Flatten(), nn.Unflatten(1, (1, 64)), nn.Conv1d(1, 3, 3), nn.Flatten(), nn.Linear(186, 10)
+            nn.Flatten(),
+            nn.Unflatten(1, (1, 64)),
+            nn.Conv1d(1, 3, 3),
+            nn.Flatten(),
+            nn.Linear(186, 10),
         )
 
     assert multiplications(plan) == 64 * 64 + 64 * 10
@@ -107,9 +115,14 @@ def test_the_engine_that_ran_is_recorded_and_resumed(tmp_path, monkeypatch):
         quick(tmp_path / "auto", engine="auto", rounds=2, callbacks=[stop])
     monkeypatch.setattr(choice, "START", -1e9)  # now Ray would be chosen, as on another machine
     resumed = quick(tmp_path / "auto", engine="auto", rounds=2, resume=True)
-    assert (Run(resumed.directory).config["engine"], resumed.summary["engine"]) == ("local", "local")
+    assert (Run(resumed.directory).config["engine"], resumed.summary["engine"]) == (
+        "local",
+        "local",
+    )
     wanted = quick(tmp_path / "named", engine="local", rounds=2).model.state_dict()
-    assert all(torch.equal(value, wanted[name]) for name, value in resumed.model.state_dict().items())
+    assert all(
+        torch.equal(value, wanted[name]) for name, value in resumed.model.state_dict().items()
+    )
 
 
 def test_a_configuration_that_was_edited_to_auto_is_chosen_for(tmp_path):

@@ -1,6 +1,7 @@
 """Ray of one run: what it leaves behind (nothing), where it listens, whose cluster it joins.
 
-Processes are counted by oracles of the test's own: a mark in the environment, searched in /proc, and descent.
+Processes are counted by oracles of the test's own: a mark in the environment, searched in /proc,
+and descent.
 """
 
 import os
@@ -47,12 +48,23 @@ def short_tmp() -> Iterator[Path]:
 
 
 def started(when: str, folder: Path) -> tuple[subprocess.Popen[str], str, str]:
-    """A process that starts Ray, its mark, and the last line that it printed; it has come as far as ``when``."""
+    """A process that starts Ray, its mark, and the last line that it printed; it has come as far as
+    ``when``.
+    """
     mark = f"FEDLSG_TEST_MARK={uuid.uuid4().hex}"
-    env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(REPOSITORY), **dict([mark.split("=")])}
+    env = {
+        **os.environ,
+        "TMPDIR": str(folder),
+        "PYTHONPATH": str(REPOSITORY),
+        **dict([mark.split("=")]),
+    }
     env.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", READY, when], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-P", "-c", READY, when],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -79,7 +91,9 @@ def command_of(pid: int) -> str:
 
 
 def marked(mark: str) -> set[int]:
-    """Living processes with the mark in their environment, and their descendants: two of Ray's overwrite theirs."""
+    """Living processes with the mark in their environment, and their descendants: two of Ray's
+    overwrite theirs.
+    """
     parents, found = dict[int, int](), set[int]()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         pid = int(stat.parent.name)
@@ -111,7 +125,9 @@ def inodes(pids: set[int]) -> dict[str, int]:
 
 
 def sockets(pids: set[int]) -> dict[str, int]:
-    """ADDRESS:PORT, the address as /proc/net/tcp writes it, where these processes listen, each with its process."""
+    """ADDRESS:PORT, the address as /proc/net/tcp writes it, where these processes listen, each with
+    its process.
+    """
     owners, found = inodes(pids), {}
     for name in ("tcp", "tcp6"):
         for row in map(str.split, Path(f"/proc/net/{name}").read_text().splitlines()[1:]):
@@ -136,7 +152,9 @@ def left_in(folder: Path) -> list[str]:
     ("when", "number"),
     [
         pytest.param(when, number, marks=() if case in ALWAYS else pytest.mark.slow)
-        for case, (when, number) in enumerate(product(("starting", "in the middle", "ready"), SIGNALS))
+        for case, (when, number) in enumerate(
+            product(("starting", "in the middle", "ready"), SIGNALS)
+        )
     ],
 )
 def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp):
@@ -146,12 +164,24 @@ def test_a_signal_leaves_no_process_and_no_folder_behind(number, when, short_tmp
     assert len(family) > (6 if when == "ready" else 0)
     if when == "ready":
         (private,) = short_tmp.glob("fedlsg-*")
-        assert private.stat().st_mode & 0o777 == 0o700, "Ray opens its own folder, inside, to everybody"
-        assert answered(address.rpartition(":")[2], ["/ray.rpc.InternalKVGcsService/InternalKVKeys"]) == [], "no token"
-        assert listening(family) <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+        assert private.stat().st_mode & 0o777 == 0o700, (
+            "Ray opens its own folder, inside, to everybody"
+        )
+        assert (
+            answered(address.rpartition(":")[2], ["/ray.rpc.InternalKVGcsService/InternalKVKeys"])
+            == []
+        ), "no token"
+        assert listening(family) <= {
+            "0100007F",
+            "0000000000000000FFFF00000100007F",
+            "00000000000000000000000001000000",
+        }
     process.send_signal(number)
     status = process.wait(timeout=60)
-    assert status == {signal.SIGINT: 1, signal.SIGTERM: 143, signal.SIGKILL: -9}[number] or status == -signal.SIGINT
+    assert (
+        status == {signal.SIGINT: 1, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        or status == -signal.SIGINT
+    )
     with process:  # closes its pipe
         pass
     wait_until(lambda: not marked(mark), seconds=30 if number == signal.SIGKILL else 10)

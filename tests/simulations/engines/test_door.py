@@ -23,9 +23,17 @@ def test_a_token_is_new_private_and_not_in_the_environment(tmp_path):
             file = tmp_path / name / "token"
             tokens.append(file.read_text())
             assert file.stat().st_mode & 0o777 == 0o600
-            assert (os.environ[MODE], os.environ[PATH], os.environ.get(TOKEN)) == ("token", str(file), None)
+            assert (os.environ[MODE], os.environ[PATH], os.environ.get(TOKEN)) == (
+                "token",
+                str(file),
+                None,
+            )
             assert tokens[-1] not in os.environ.values()
-        assert (os.environ[MODE], os.environ.get(PATH), os.environ[TOKEN]) == ("disabled", None, "theirs")
+        assert (os.environ[MODE], os.environ.get(PATH), os.environ[TOKEN]) == (
+            "disabled",
+            None,
+            "theirs",
+        )
     assert tokens[0] != tokens[1]
     assert [len(bytes.fromhex(token)) for token in tokens] == [32, 32]
 

@@ -1,4 +1,6 @@
-"""The engines: they agree bit for bit, survive every bad client, and count the bytes that are really sent."""
+"""The engines: they agree bit for bit, survive every bad client, and count the bytes that are
+really sent.
+"""
 
 import re
 from pathlib import Path
@@ -31,13 +33,19 @@ def bad_local(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def check_bad_client(run: Run, kind: str) -> None:
-    """The client is named with the reason in rounds.csv and in the log, and charged if and only if it trained."""
+    """The client is named with the reason in rounds.csv and in the log, and charged if and only if
+    it trained.
+    """
     bad, client = KINDS[kind], list(KINDS).index(kind)
     for row in run.rows[int(bad.honest_first) :]:
         assert str(client) in row.rejected.split()
         assert str(client) not in row.answered.split()
-        assert re.search(rf"(^|; )([\d ]* )?{client}( [\d ]*)?: [^;]*{bad.reason}", row.reasons), row.reasons
-        assert re.search(rf"round {row.round}: client {client}: .*{bad.reason.split(',')[0]}", run.log)
+        assert re.search(rf"(^|; )([\d ]* )?{client}( [\d ]*)?: [^;]*{bad.reason}", row.reasons), (
+            row.reasons
+        )
+        assert re.search(
+            rf"round {row.round}: client {client}: .*{bad.reason.split(',')[0]}", run.log
+        )
     assert len(run.entries(client)) == len(run.rows) * bad.trained
 
 
@@ -65,12 +73,15 @@ class Wire:
         return [
             data
             for message, data in self.messages
-            if message.metadata.group_id == str(round) and (message.metadata.reply_to_message_id != "") == up
+            if message.metadata.group_id == str(round)
+            and (message.metadata.reply_to_message_id != "") == up
         ]
 
     @property
     def replies(self) -> list[Message]:
-        return [message for message, _ in self.messages if message.metadata.reply_to_message_id != ""]
+        return [
+            message for message, _ in self.messages if message.metadata.reply_to_message_id != ""
+        ]
 
 
 def reply_fields(reply: Message) -> dict[str, object]:
@@ -83,11 +94,19 @@ def reply_fields(reply: Message) -> dict[str, object]:
     payload = content["update"]["payload"]
     meta = reply.metadata
     fields["payload"] = (payload.dtype, payload.shape, payload.stype, payload.data[:64])
-    fields["metadata"] = (meta.message_type, meta.group_id, meta.ttl > 0, meta.src_node_id, meta.dst_node_id)
+    fields["metadata"] = (
+        meta.message_type,
+        meta.group_id,
+        meta.ttl > 0,
+        meta.src_node_id,
+        meta.dst_node_id,
+    )
     return fields
 
 
-def data_dependent_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: ClientFunction) -> set[str]:
+def data_dependent_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: ClientFunction
+) -> set[str]:
     """Places in which the replies of two runs differ that draw different batches and noise."""
     fields = []
     for name in ("a", "b"):
@@ -95,15 +114,23 @@ def data_dependent_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clien
         run_local(tmp_path / name, client=client, rounds=1, reproducible=False)
         fields.append([reply_fields(reply) for reply in wire.replies])
         payloads = [read_update(reply.content) for reply in wire.replies]
-        assert all(reply.content["from"] == {"partition": p} for p, reply in enumerate(wire.replies))
+        assert all(
+            reply.content["from"] == {"partition": p} for p, reply in enumerate(wire.replies)
+        )
         assert len(set(payloads)) == 2
         monkeypatch.setattr(local, "over_the_wire", wire.pass_on)
     places = set(fields[0][0]) | set(fields[1][0])
-    return {place for place in places for a, b in zip(*fields, strict=True) if a.get(place) != b.get(place)}
+    return {
+        place
+        for place in places
+        for a, b in zip(*fields, strict=True)
+        if a.get(place) != b.get(place)
+    }
 
 
 def test_a_reply_holds_nothing_of_the_data_but_the_payload(tmp_path, monkeypatch):
-    def client(message: Message, context: Context) -> Message:  # another than ours: its messages are copied
+    # another than ours: its messages are copied
+    def client(message: Message, context: Context) -> Message:
         return app(message, context)
 
     assert data_dependent_places(tmp_path, monkeypatch, client) == set()
@@ -137,12 +164,23 @@ def test_what_a_client_writes_into_its_message_reaches_nobody_else(tmp_path, mon
     assert [row.answered for row in run.rows] == ["0 1"] * 2
 
     monkeypatch.setattr(local, "over_the_wire", lambda message: message)  # negative control
-    assert [row.answered for row in run_local(tmp_path / "b", client=meddling, rounds=1).rows] == ["0"]
+    assert [row.answered for row in run_local(tmp_path / "b", client=meddling, rounds=1).rows] == [
+        "0"
+    ]
 
 
 @pytest.mark.ray
 def test_engines_agree_bit_for_bit(tmp_path, capsys, on_ray):
-    options = ["--rounds", "3", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
+    options = [
+        "--rounds",
+        "3",
+        "--clients",
+        "2",
+        "--noise-multiplier",
+        "2",
+        "--reproducible",
+        "--record-updates",
+    ]
     a, b = Run(tmp_path / "a"), Run(tmp_path / "b")
     cli(["run", "--engine", "local", "--out", str(a.path), *options], standalone_mode=False)
     cli(["run", "--engine", "ray", "--out", str(b.path), *options], standalone_mode=False)
@@ -164,7 +202,9 @@ def test_engines_agree_bit_for_bit(tmp_path, capsys, on_ray):
 @pytest.mark.ray
 def test_bad_clients_on_ray(tmp_path, on_ray, bad_local):
     plan, directory = plan_at(tmp_path / "run", engine="ray", **BAD_SETTINGS)
-    summary = ray.run(plan, directory, on_round=ignore, client="tests.simulations.support.bad_clients:app")
+    summary = ray.run(
+        plan, directory, on_round=ignore, client="tests.simulations.support.bad_clients:app"
+    )
     run = Run(directory.path, plan, summary)
     for kind in KINDS:
         check_bad_client(run, kind)

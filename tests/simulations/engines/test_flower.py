@@ -12,7 +12,13 @@ from tests.simulations.support.runs import Run, plan_at, run_local
 
 @pytest.mark.ray
 def test_flower_s_simulation_runs_as_the_local_engine(tmp_path):
-    settings = {"downlink": "sparse", "rounds": 3, "clients": 3, "clients_per_round": 2, "record_updates": True}
+    settings = {
+        "downlink": "sparse",
+        "rounds": 3,
+        "clients": 3,
+        "clients_per_round": 2,
+        "record_updates": True,
+    }
     alone = run_local(tmp_path / "local", **settings)
     plan, directory = plan_at(tmp_path / "run", engine="flower", **settings)
     app = write_app(tmp_path / "app", plan)
@@ -29,12 +35,15 @@ def test_flower_s_simulation_runs_as_the_local_engine(tmp_path):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_supernodes_keep_replicas_of_their_own(tmp_path, monkeypatch):
-    """Under reproducible noise, which a deployed client refuses: a ClientApp of this test lifts that refusal alone."""
+    """Under reproducible noise, which a deployed client refuses: a ClientApp of this test lifts
+    that refusal alone.
+    """
     settings = {"downlink": "sparse", "rounds": 3, "momentum": 0.9, "codec": "noise-floor"}
     alone = run_local(tmp_path / "local", **settings)
     plan, directory = plan_at(tmp_path / "deployed", engine="flower", **settings)
     clients = REPOSITORY / "tests" / "simulations" / "support"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(clients), str(REPOSITORY)]))  # for the SuperNodes
+    # for the SuperNodes
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(clients), str(REPOSITORY)]))
     flower = deploy(plan, tmp_path / "flower", nodes=2, client_app="reproducible_clients:app")
     assert flower.status == "finished:completed", flower.log[-3000:]
     run = Run(directory.path, plan)

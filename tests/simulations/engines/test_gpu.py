@@ -13,7 +13,9 @@ from fedlsg.randomness import own_draws, seed_draws
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine"
+    ),
 ]
 
 
@@ -21,8 +23,26 @@ pytestmark = [
 def test_a_run_on_cuda_leaves_the_same_records_as_on_the_cpu(method, tmp_path):
     summaries = {}
     for device in ("cpu", "cuda"):
-        command = [sys.executable, "-m", "simulations", "run", "digits", "--engine", "local", "--method", method]
-        options = ["--device", device, "--rounds", "5", "--reproducible", "--out", str(tmp_path / device)]
+        command = [
+            sys.executable,
+            "-m",
+            "simulations",
+            "run",
+            "digits",
+            "--engine",
+            "local",
+            "--method",
+            method,
+        ]
+        options = [
+            "--device",
+            device,
+            "--rounds",
+            "5",
+            "--reproducible",
+            "--out",
+            str(tmp_path / device),
+        ]
         subprocess.run([*command, *options], check=True)
         summaries[device] = json.loads((tmp_path / device / "summary.json").read_text())
     assert summaries["cuda"]["device"] == "cuda"
@@ -35,8 +55,26 @@ def test_a_run_on_cuda_leaves_the_same_records_as_on_the_cpu(method, tmp_path):
 def test_a_run_in_fewer_bits_on_cuda(name, tmp_path):
     summaries = {}
     for bits in ("float32", "bfloat16"):
-        command = [sys.executable, "-m", "simulations", "run", "digits", "--engine", "local", "--device", "cuda"]
-        options = ["--rounds", "5", "--reproducible", "-c", f"{name}={bits}", "--out", str(tmp_path / bits)]
+        command = [
+            sys.executable,
+            "-m",
+            "simulations",
+            "run",
+            "digits",
+            "--engine",
+            "local",
+            "--device",
+            "cuda",
+        ]
+        options = [
+            "--rounds",
+            "5",
+            "--reproducible",
+            "-c",
+            f"{name}={bits}",
+            "--out",
+            str(tmp_path / bits),
+        ]
         subprocess.run([*command, *options], check=True)
         summaries[bits] = json.loads((tmp_path / bits / "summary.json").read_text())
     assert summaries["bfloat16"][name] == "bfloat16"
@@ -46,7 +84,17 @@ def test_a_run_in_fewer_bits_on_cuda(name, tmp_path):
 
 def run(out: Path, *options: str) -> dict[str, Any]:
     """The summary of a small run."""
-    command = [sys.executable, "-m", "simulations", "run", "digits", "--rounds", "3", "--reproducible", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "simulations",
+        "run",
+        "digits",
+        "--rounds",
+        "3",
+        "--reproducible",
+        *options,
+    ]
     subprocess.run([*command, "--out", str(out)], check=True)
     return json.loads((out / "summary.json").read_text())
 
@@ -55,9 +103,17 @@ def run(out: Path, *options: str) -> dict[str, Any]:
 def test_flower_messages_ray_and_cuda_together(tmp_path):
     """Four workers share the GPU; what is charged and sent is that of the CPU."""
     on_ray = ("--engine", "ray", "--clients", "8", "-c", "client_gpus=0.25")
-    here, there = (run(tmp_path / device, *on_ray, "--device", device) for device in ("cpu", "auto"))
+    here, there = (
+        run(tmp_path / device, *on_ray, "--device", device) for device in ("cpu", "auto")
+    )
     assert (here["device"], there["device"]) == ("cpu", "cuda")
-    for name in ("uplink_bytes", "downlink_bytes", "epsilon_max", "noise_multiplier", "empty_rounds"):
+    for name in (
+        "uplink_bytes",
+        "downlink_bytes",
+        "epsilon_max",
+        "noise_multiplier",
+        "empty_rounds",
+    ):
         assert here[name] == there[name]
     assert abs(here["accuracy"] - there["accuracy"]) < 0.05
     log = (tmp_path / "auto" / "run.log").read_text()
@@ -66,7 +122,9 @@ def test_flower_messages_ray_and_cuda_together(tmp_path):
 
 
 def test_several_gpus_are_not_touched_by_one_process():
-    """Torch's own generators are forked on the current device alone: no context is made on another GPU."""
+    """Torch's own generators are forked on the current device alone: no context is made on another
+    GPU.
+    """
     with own_draws("cuda"):
         seed_draws(3, "cuda")
         first = torch.rand(4, device="cuda")

@@ -1,4 +1,6 @@
-"""Shares of GPUs that Ray hands out: none on a cluster without one, some on a Ray that is told it has two."""
+"""Shares of GPUs that Ray hands out: none on a cluster without one, some on a Ray that is told it
+has two.
+"""
 
 import json
 import os
@@ -37,7 +39,8 @@ folder.cleanup()
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "share"), [("auto", True, 0.25), ("auto", False, 0), ("cpu", True, 0), ("cuda", False, 0.25)]
+    ("device", "gpus", "share"),
+    [("auto", True, 0.25), ("auto", False, 0), ("cpu", True, 0), ("cuda", False, 0.25)],
 )
 def test_a_worker_takes_a_share_only_where_there_is_a_gpu(tmp_path, device, gpus, share):
     there: Any = SimpleNamespace(has_gpus=lambda: gpus)
@@ -51,12 +54,17 @@ def test_a_worker_takes_a_share_only_where_there_is_a_gpu(tmp_path, device, gpus
 @pytest.mark.slow
 @pytest.mark.ray
 def test_workers_share_all_gpus_and_compute_the_same_run(tmp_path):
-    """Ray counts two GPUs; there is none, so that torch finds none in the workers and ``auto`` is the CPU."""
+    """Ray counts two GPUs; there is none, so that torch finds none in the workers and ``auto`` is
+    the CPU.
+    """
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", TWO_GPUS, str(tmp_path / "ray")], env={**env, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", TWO_GPUS, str(tmp_path / "ray")],
+        env={**env, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted(found["seen"]) == ["0", "0", "1", "1"]

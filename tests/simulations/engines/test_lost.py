@@ -1,4 +1,6 @@
-"""What ends a run or a worker, and what is said then: lost Rays, late losses, signals; no task is repeated."""
+"""What ends a run or a worker, and what is said then: lost Rays, late losses, signals; no task is
+repeated.
+"""
 
 import ast
 import os
@@ -36,12 +38,18 @@ with last_word("the last word", Console(quiet=sys.argv[1] == "quiet")):
 """
 
 
-@pytest.mark.parametrize(("how", "said"), [("killed", "the last word\n"), ("alive", ""), ("quiet", "")])
+@pytest.mark.parametrize(
+    ("how", "said"), [("killed", "the last word\n"), ("alive", ""), ("quiet", "")]
+)
 def test_a_killed_process_has_a_last_word(how, said):
     done = subprocess.run(
-        [sys.executable, "-P", "-c", SPEAK, how], env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", SPEAK, how],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == (0 if how == "alive" else -signal.SIGKILL)
     assert done.stdout == said
 
@@ -51,16 +59,29 @@ GCS, RAYLET, WORKER = "gcs/gcs_server", "raylet/raylet", "ray::Worker"
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize(("whose", "what"), [
-    ("own", GCS), ("own", RAYLET), ("others", GCS), ("others", RAYLET), ("others", WORKER),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("whose", "what"),
+    [
+        ("own", GCS),
+        ("own", RAYLET),
+        ("others", GCS),
+        ("others", RAYLET),
+        ("others", WORKER),
+    ],
+)
 def test_a_lost_ray_ends_the_run_with_the_command_that_continues(whose, what, tmp_path, short_tmp):
-    """Within 60 s, which Ray itself would need for a lost control service; a lost raylet may leave a driver waiting.
+    """Within 60 s, which Ray itself would need for a lost control service; a lost raylet may leave
+    a driver waiting.
 
     A lost worker ends nothing.
     """
     mark, out = f"FEDLSG_TEST_MARK={uuid.uuid4().hex}", tmp_path / "run"
-    env = {**os.environ, "TMPDIR": str(short_tmp), "PYTHONPATH": str(REPOSITORY), **dict([mark.split("=")])}
+    env = {
+        **os.environ,
+        "TMPDIR": str(short_tmp),
+        "PYTHONPATH": str(REPOSITORY),
+        **dict([mark.split("=")]),
+    }
     env.pop("RAY_ADDRESS", None)
     options = ["--rounds", "20000", "-c", "clients=2", "--epsilon", "1000", "--out", str(out)]
     command = [sys.executable, "-P", "-m", "simulations", "run", *options]
@@ -70,7 +91,9 @@ def test_a_lost_ray_ends_the_run_with_the_command_that_continues(whose, what, tm
             nodes = stack.enter_context(two_nodes(short_tmp, late=True))
             command += ["--ray-address", nodes.address]
         file = stack.enter_context(log.open("wb"))
-        process = stack.enter_context(subprocess.Popen(command, env=env, cwd=tmp_path, stdout=file, stderr=file))
+        process = stack.enter_context(
+            subprocess.Popen(command, env=env, cwd=tmp_path, stdout=file, stderr=file)
+        )
         wait_until(lambda: rounds_in(out) > 3, seconds=300)
         pids = marked(mark) if whose == "own" else of_node(nodes.first)
         pid = next(pid for pid in pids if what in command_of(pid).split("\0")[0])
@@ -87,7 +110,11 @@ def test_a_lost_ray_ends_the_run_with_the_command_that_continues(whose, what, tm
 
 
 def rounds_in(run: Path) -> int:
-    return len((run / "rounds.csv").read_text().splitlines()) - 1 if (run / "rounds.csv").exists() else 0
+    return (
+        len((run / "rounds.csv").read_text().splitlines()) - 1
+        if (run / "rounds.csv").exists()
+        else 0
+    )
 
 
 class Dying:
@@ -155,20 +182,30 @@ def repeatable(source: str) -> list[int]:
             given = {key.arg: getattr(key.value, "value", None) for key in node.keywords}
             if ONCE.items() <= given.items():
                 safe |= {id(inner) for inner in ast.walk(node)}
-    made = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) == "ray.remote"]
+    made = [
+        n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) == "ray.remote"
+    ]
     return [node.lineno for node in made if id(node) not in safe]
 
 
 def test_no_task_of_the_package_is_repeated():
-    files = [path for top in ("simulations", "strategies") for path in (REPOSITORY / top).rglob("*.py")]
+    files = [
+        path for top in ("simulations", "strategies") for path in (REPOSITORY / top).rglob("*.py")
+    ]
     sources = {str(path): path.read_text() for path in files}
     assert {path: lines for path, text in sources.items() if (lines := repeatable(text))} == {}
     assert any("ray.remote(" in text for text in sources.values())
 
 
-@pytest.mark.parametrize("planted", [
-    "ray.remote(W).remote()", "ray.remote(W).options(max_restarts=0).remote()", "@ray.remote\ndef f(): pass",
-    "ray.remote(W).options(max_restarts=0, max_task_retries=1).remote()", "@ray.remote(num_cpus=1)\ndef f(): pass",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "ray.remote(W).remote()",
+        "ray.remote(W).options(max_restarts=0).remote()",
+        "@ray.remote\ndef f(): pass",
+        "ray.remote(W).options(max_restarts=0, max_task_retries=1).remote()",
+        "@ray.remote(num_cpus=1)\ndef f(): pass",
+    ],
+)
 def test_a_task_that_ray_may_repeat_is_found(planted):
     assert repeatable(planted) == [1]

@@ -1,4 +1,6 @@
-"""Passes in a Ray worker's own code, without Ray: the driver's accounts, and a pile in a worker of this process."""
+"""Passes in a Ray worker's own code, without Ray: the driver's accounts, and a pile in a worker of
+this process.
+"""
 
 import math
 import time
@@ -18,7 +20,13 @@ from simulations.settings.settings import as_config
 from strategies.federation.proofs import own_identity
 from tests.simulations.support.runs import Run, ignore, plan_at
 
-SMALL: dict[str, Any] = {"reproducible": False, "clients": 3, "rounds": 1, "method": "dpsgd", "record_updates": True}
+SMALL: dict[str, Any] = {
+    "reproducible": False,
+    "clients": 3,
+    "rounds": 1,
+    "method": "dpsgd",
+    "record_updates": True,
+}
 
 
 class OneWorker:
@@ -28,7 +36,11 @@ class OneWorker:
         config = as_config(plan.settings)
         self.worker, self.limit, self.piles = Worker(), limit, 0
         self.job = Job(
-            run="one", client=CLIENT, run_config=config, num_partitions=len(plan.terms), code=own_identity().digest
+            run="one",
+            client=CLIENT,
+            run_config=config,
+            num_partitions=len(plan.terms),
+            code=own_identity().digest,
         )
 
     def __len__(self) -> int:
@@ -39,7 +51,9 @@ class OneWorker:
             self.piles += 1
             sending(tasks)
             pickled, left = pack([([], []), *tasks])
-            answers, arrays, *_ = self.worker.answer(self.job, None, [self.limit] * len(tasks), pickled, *left)
+            answers, arrays, *_ = self.worker.answer(
+                self.job, None, [self.limit] * len(tasks), pickled, *left
+            )
             yield tasks, unpack(answers, arrays)
 
     def close(self) -> None:

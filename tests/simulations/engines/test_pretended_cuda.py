@@ -1,4 +1,6 @@
-"""Whole runs on a pretended CUDA device: no operation mixes devices, and everything that is recorded agrees."""
+"""Whole runs on a pretended CUDA device: no operation mixes devices, and everything that is
+recorded agrees.
+"""
 
 import pytest
 import torch
@@ -20,8 +22,20 @@ CASES = {
     "prune": {"method": "dp-ssgd"},
     "memory": {"method": "powersgd", "noise_multiplier": None},
     "conv": {"method": "lsg", "model": "conv", "local_steps": 2},
-    "probe": {"method": "probe", "probes": 20, "refresh_rounds": 1, "model": "conv", "rank": 6, "out_rank": 4},
-    "probe, replica": {"method": "lsg-probe", "probes": 20, "downlink": "sparse", "codec": "noise-floor"},
+    "probe": {
+        "method": "probe",
+        "probes": 20,
+        "refresh_rounds": 1,
+        "model": "conv",
+        "rank": 6,
+        "out_rank": 4,
+    },
+    "probe, replica": {
+        "method": "lsg-probe",
+        "probes": 20,
+        "downlink": "sparse",
+        "codec": "noise-floor",
+    },
     "replica": {"method": "lsg", "downlink": "sparse", "codec": "noise-floor"},
 }
 
@@ -79,7 +93,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_sum_in_float64_and_its_noise_take_few_launches(monkeypatch):
-    """Parts that fit a processor's cache were 90 % of a dense step on a GPU: each part is a launch or three."""
+    """Parts that fit a processor's cache were 90 % of a dense step on a GPU: each part is a launch
+    or three.
+    """
     assert launches(monkeypatch) < 60
     monkeypatch.setattr("fedlsg.tensors.AT_ONCE_ON_DEVICE", 2**10)
     assert launches(monkeypatch) > 1000

@@ -1,7 +1,8 @@
-"""Twenty kills (-9) of driver, worker, raylet or node at random moments; each run is continued until it is whole.
+"""Twenty kills (-9) of driver, worker, raylet or node at random moments; each run is continued
+until it is whole.
 
-Then no process is left that the run started, a foreign cluster stands, weights are those of an unbroken run, and no
-client trained without a charge.
+Then no process is left that the run started, a foreign cluster stands, weights are those of an
+unbroken run, and no client trained without a charge.
 """
 
 import json
@@ -29,7 +30,13 @@ from tests.simulations.support.two_nodes import NODE, TwoNodes, environment, of_
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 CLIENT = "tests.simulations.support.ray_clients:noting"
 CLIENTS, ROUNDS = 5, 12
-SETTINGS = {**SMALL, "clients": CLIENTS, "rounds": ROUNDS, "evaluate_every": ROUNDS, "round_timeout": 60.0}
+SETTINGS = {
+    **SMALL,
+    "clients": CLIENTS,
+    "rounds": ROUNDS,
+    "evaluate_every": ROUNDS,
+    "round_timeout": 60.0,
+}
 
 DRIVE = """
 import json, sys
@@ -60,13 +67,25 @@ def short_tmp() -> Iterator[Path]:
         yield Path(folder)
 
 
-def start(out: Path, env: dict[str, str], settings: dict[str, object]) -> tuple[subprocess.Popen[bytes], str]:
+def start(
+    out: Path, env: dict[str, str], settings: dict[str, object]
+) -> tuple[subprocess.Popen[bytes], str]:
     """A driver, and the mark of everything that it starts."""
     mark = f"FEDLSG_TEST_MARK={uuid.uuid4().hex}"
     env = {**env, "PYTHONPATH": str(REPOSITORY), **dict([mark.split("=")])}
-    command = [sys.executable, "-P", "-c", DRIVE, str(out), CLIENT, json.dumps({**settings, "engine": "ray"})]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        DRIVE,
+        str(out),
+        CLIENT,
+        json.dumps({**settings, "engine": "ray"}),
+    ]
     with (out.parent / "driver.log").open("ab") as log:
-        process = subprocess.Popen(command, env=env, cwd=out.parent, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=env, cwd=out.parent, stdout=log, stderr=log, start_new_session=True
+        )
     return process, mark
 
 
@@ -87,7 +106,12 @@ def targets(what: str, driver: int, mark: str, nodes: TwoNodes | None) -> list[i
 
 
 def kill_at_a_random_moment(
-    out: Path, what: str, driver: subprocess.Popen[bytes], mark: str, nodes: TwoNodes | None, draws: random.Random
+    out: Path,
+    what: str,
+    driver: subprocess.Popen[bytes],
+    mark: str,
+    nodes: TwoNodes | None,
+    draws: random.Random,
 ) -> int:
     """After the first row of the table; returns how many processes were ended."""
     rows = out / "rounds.csv"
@@ -139,7 +163,9 @@ def test_a_kill_loses_no_round_and_no_charge(seed, unbroken, tmp_path, short_tmp
             assert of_node(nodes.first), "the foreign cluster stays"
     run = Run(out)
     report(seed, what, foreign, ended, tries, run)
-    assert [row.answered.split() for row in run.rows] == [[str(client) for client in range(CLIENTS)]] * ROUNDS
+    assert [row.answered.split() for row in run.rows] == [
+        [str(client) for client in range(CLIENTS)]
+    ] * ROUNDS
     trained = Counter((tmp_path / "trained").read_text().split("\n")[:-1])
     for client in range(CLIENTS):
         charged = Counter(entry.round for entry in run.entries(client))
@@ -156,4 +182,7 @@ def report(seed: int, what: str, foreign: bool, ended: int, tries: int, run: Run
     """A line for each kill, to be read with ``pytest -s``."""
     entries = sum(len(run.entries(client)) for client in range(CLIENTS))
     where = "cluster of two nodes" if foreign else "own Ray"
-    print(f"seed {seed}: {what} of {where}, {ended} ended, {tries} resumes, {entries} charges for {CLIENTS * ROUNDS}")
+    print(
+        f"seed {seed}: {what} of {where}, {ended} ended, {tries} resumes, {entries} charges for "
+        f"{CLIENTS * ROUNDS}"
+    )

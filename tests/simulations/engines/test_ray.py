@@ -17,9 +17,13 @@ SUPPORT = "tests.simulations.support"
 
 @pytest.fixture(scope="module")
 def deadly(tmp_path_factory: pytest.TempPathFactory, warm) -> Run:
-    """Five clients; in round 2 one kills its worker once, another each time. Rounds 3 and 4 come after."""
+    """Five clients; in round 2 one kills its worker once, another each time. Rounds 3 and 4 come
+    after.
+    """
     folder = tmp_path_factory.mktemp("deadly") / "run"
-    plan, directory = plan_at(folder, engine="ray", clients=5, rounds=4, evaluate_every=4, reproducible=False)
+    plan, directory = plan_at(
+        folder, engine="ray", clients=5, rounds=4, evaluate_every=4, reproducible=False
+    )
     cluster._AHEAD.append(warm)
     summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:deadly")
     cluster._AHEAD.clear()
@@ -30,15 +34,20 @@ def deadly(tmp_path_factory: pytest.TempPathFactory, warm) -> Run:
 def test_a_dead_worker_loses_no_other_client_and_no_later_round(deadly):
     everyone = [str(i) for i in range(5)]
     assert [row.answered.split() for row in deadly.rows] == [
-        everyone, [i for i in everyone if i != str(ALWAYS)], everyone, everyone,
-    ]  # fmt: skip
+        everyone,
+        [i for i in everyone if i != str(ALWAYS)],
+        everyone,
+        everyone,
+    ]
     assert (deadly.path / f"killed-by-{ONCE}").exists()
     assert "ActorDiedError" in deadly.rows[1].reasons
     assert "a worker was lost with" in deadly.log
 
 
 def test_every_attempt_that_may_have_drawn_noise_is_in_the_ledger(deadly):
-    """Nobody knows how far those came who were in a lost pile: they are charged for it, and for the next attempt."""
+    """Nobody knows how far those came who were in a lost pile: they are charged for it, and for the
+    next attempt.
+    """
     for client in range(5):
         charged = Counter(entry.round for entry in deadly.entries(client))
         assert (charged[1], charged[3], charged[4]) == (1, 1, 1)
@@ -47,7 +56,9 @@ def test_every_attempt_that_may_have_drawn_noise_is_in_the_ledger(deadly):
 
 @pytest.mark.slow
 def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
-    """All are lost, and sent again, and lost: no round. The next attempt ends as the run in which nobody died."""
+    """All are lost, and sent again, and lost: no round. The next attempt ends as the run in which
+    nobody died.
+    """
     settings = {"clients": 2, "rounds": 3}
     plan, directory = plan_at(tmp_path / "run", engine="ray", **settings)
     summary = ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:all_dying")
@@ -63,10 +74,15 @@ def test_a_round_in_which_every_worker_died_is_sent_again(tmp_path, on_ray):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["by its worker", "by the driver"])
 def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray, monkeypatch):
-    """It is the last of its pile. It is stopped by its worker; where that fails, the driver replaces the worker."""
+    """It is the last of its pile. It is stopped by its worker; where that fails, the driver
+    replaces the worker.
+    """
     if how == "by the driver":
-        monkeypatch.setattr("simulations.engines.workers.MARGIN_SECONDS", -3600.0)  # the worker's own clock is late
-    plan, directory = plan_at(tmp_path / "run", engine="ray", clients=5, rounds=3, evaluate_every=3, round_timeout=12.0)
+        # the worker's own clock is late
+        monkeypatch.setattr("simulations.engines.workers.MARGIN_SECONDS", -3600.0)
+    plan, directory = plan_at(
+        tmp_path / "run", engine="ray", clients=5, rounds=3, evaluate_every=3, round_timeout=12.0
+    )
     began = time.monotonic()
     ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:hanging")
     assert time.monotonic() - began < 60
@@ -79,13 +95,16 @@ def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray,
         assert [row.rejected for row in run.rows if row.round != 2] == ["", ""]
     assert "no reply before the round's timeout" in run.rows[1].reasons
     rounds = {client: [e.round for e in run.entries(client)] for client in range(5)}
-    began = HANGS if how == "by its worker" else None  # else nobody knows whether it trained: it is charged
+    # else nobody knows whether it trained: it is charged
+    began = HANGS if how == "by its worker" else None
     assert rounds == {client: [1, 3] if client == began else [1, 2, 3] for client in range(5)}
 
 
 def test_a_worker_with_other_code_than_the_driver_is_refused(tmp_path, on_ray, monkeypatch):
     """Files were edited since the driver started, or a machine has another version."""
-    monkeypatch.setattr("simulations.engines.workers.own_identity", lambda: SimpleNamespace(digest="other"))
+    monkeypatch.setattr(
+        "simulations.engines.workers.own_identity", lambda: SimpleNamespace(digest="other")
+    )
     plan, directory = plan_at(tmp_path / "run", engine="ray")
     with pytest.raises(RuntimeError, match="other code than the driver: install the same version"):
         ray.run(plan, directory, on_round=ignore)
@@ -112,7 +131,11 @@ def test_a_worker_that_finds_no_place_stops_nobody(tmp_path, on_ray):
 def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
     """Not even that of an exception which no handler of errors catches: it may quote a row."""
     plan, directory = plan_at(tmp_path / "run", engine="ray", rounds=1, clients=3)
-    run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:odd"))
+    run = Run(
+        directory.path,
+        plan,
+        ray.run(plan, directory, on_round=ignore, client=f"{SUPPORT}.ray_clients:odd"),
+    )
     assert run.rows[0].rejected.split() == ["0", "1"]
     assert "SECRETROW" not in directory.rounds.read_text()
     assert run.log.count("SECRETROW") >= 2, "the run's own log, which is private, has the reason"
@@ -121,8 +144,16 @@ def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
 
 @pytest.mark.slow
 def test_new_workers_get_the_steps_that_they_lack(tmp_path, on_ray, monkeypatch):
-    """A resumed run has only new workers. Planted once: steps that were read and freed got each other's place."""
-    settings = {"downlink": "sparse", "rounds": 8, "clients": 4, "clients_per_round": 2, "model": "mlp"}
+    """A resumed run has only new workers. Planted once: steps that were read and freed got each
+    other's place.
+    """
+    settings = {
+        "downlink": "sparse",
+        "rounds": 8,
+        "clients": 4,
+        "clients_per_round": 2,
+        "model": "mlp",
+    }
     alone = run_local(tmp_path / "local", **settings)
     plan, directory = plan_at(tmp_path / "ray", engine="ray", **settings)
     with monkeypatch.context() as patch:

@@ -14,14 +14,20 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_with_masked_values_costs_their_charge_and_not_the_round(tmp_path, on_ray):
-    """The values of the first try never left: the client masks others, with new noise, and is charged twice."""
+def test_a_worker_that_dies_with_masked_values_costs_their_charge_and_not_the_round(
+    tmp_path, on_ray
+):
+    """The values of the first try never left: the client masks others, with new noise, and is
+    charged twice.
+    """
     plan, directory = plan_at(tmp_path / "run", **(FIVE | {"engine": "ray", "reproducible": False}))
     client = "tests.simulations.support.ray_clients:deadly_secure"
     run = Run(directory.path, plan, ray.run(plan, directory, on_round=ignore, client=client))
     assert {path.name for path in run.path.glob("killed-by-*")} == {
-        f"killed-by-{ONCE}-masked", f"killed-by-{ALWAYS}-masked", f"killed-by-{AT_THE_END}-unmask",
-    }  # fmt: skip
+        f"killed-by-{ONCE}-masked",
+        f"killed-by-{ALWAYS}-masked",
+        f"killed-by-{AT_THE_END}-unmask",
+    }
     assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
     assert recorded_sum(run) is not None
     charged = [[entry.attempt for entry in run.entries(client)] for client in range(5)]
@@ -36,7 +42,11 @@ def test_secrets_of_clients_are_in_no_file_of_the_driver(tmp_path, on_ray, monke
     kept, settle = [], Accounts.settle
 
     def watched(self, pile, answers):
-        kept.extend(state.config_records[SECRETS]["state"] for _, state in answers if SECRETS in state.config_records)
+        kept.extend(
+            state.config_records[SECRETS]["state"]
+            for _, state in answers
+            if SECRETS in state.config_records
+        )
         return settle(self, pile, answers)
 
     monkeypatch.setattr(Accounts, "settle", watched)
@@ -46,13 +56,25 @@ def test_secrets_of_clients_are_in_no_file_of_the_driver(tmp_path, on_ray, monke
     assert len(kept) == 25
     assert len(roots) == 5, "the first part of a state is the root, of 32 bytes"
     files = [path.read_bytes() for path in directory.path.rglob("*") if path.is_file()]
-    assert not any(root in content or root.hex().encode() in content for root in roots for content in files)
+    assert not any(
+        root in content or root.hex().encode() in content for root in roots for content in files
+    )
 
 
 FEDERATION = {
-    "unit": "client", "trust": "server", "sample_rate": None, "batch_size": 10, "clients": 40, "clients_per_round": 12,
-    "local_steps": 2, "method": "probe", "rounds": 3, "clip_quantile": 0.5, "dropout": 0.2, "downlink": "sparse",
-}  # fmt: skip
+    "unit": "client",
+    "trust": "server",
+    "sample_rate": None,
+    "batch_size": 10,
+    "clients": 40,
+    "clients_per_round": 12,
+    "local_steps": 2,
+    "method": "probe",
+    "rounds": 3,
+    "clip_quantile": 0.5,
+    "dropout": 0.2,
+    "downlink": "sparse",
+}
 
 
 @pytest.mark.slow
@@ -70,8 +92,13 @@ def test_both_engines_give_the_same_run(tmp_path, on_ray):
 
 
 SHUFFLE = {
-    "sampling": "shuffle", "sample_rate": None, "batch_size": 150, "rounds": 6, "method": "rs", "local_steps": 2,
-}  # fmt: skip
+    "sampling": "shuffle",
+    "sample_rate": None,
+    "batch_size": 150,
+    "rounds": 6,
+    "method": "rs",
+    "local_steps": 2,
+}
 
 
 def test_both_engines_give_the_same_shuffled_run(tmp_path, on_ray):

@@ -1,4 +1,5 @@
-"""Another user can do nothing with the Ray of a run; where it asks for no token he runs code as its owner.
+"""Another user can do nothing with the Ray of a run; where it asks for no token he runs code as its
+owner.
 
 Needs root, to become another user.
 """
@@ -20,9 +21,15 @@ from tests.simulations.support import second_user
 
 NOBODY = 65534
 TRIES = (
-    "read classes of workers", "replace classes of workers", "push a task to a worker", "submit a job",
-    "read files", "connect to Unix sockets", "ask over HTTP", "kill workers",
-)  # fmt: skip
+    "read classes of workers",
+    "replace classes of workers",
+    "push a task to a worker",
+    "submit a job",
+    "read files",
+    "connect to Unix sockets",
+    "ask over HTTP",
+    "kill workers",
+)
 OWNER = """
 import sys
 from contextlib import nullcontext
@@ -48,27 +55,47 @@ with cluster.starting(ahead=0) as ray_of_run:
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root, to become another user"),
+    pytest.mark.skipif(
+        not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root, to become another user"
+    ),
 ]
 
 
 @contextmanager
 def owner(door: str) -> Iterator[tuple[subprocess.Popen[str], str, Path, str]]:
-    """The process that started a Ray, Ray's address and folder, and the mark of all its processes."""
+    """The process that started a Ray, Ray's address and folder, and the mark of all its
+    processes.
+    """
     mark = f"FEDLSG_TEST_MARK={os.urandom(8).hex()}"
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short_tmp:
         Path(short_tmp).chmod(0o755)
-        env = {**os.environ, "TMPDIR": short_tmp, "PYTHONPATH": str(REPOSITORY), **dict([mark.split("=")])}
+        env = {
+            **os.environ,
+            "TMPDIR": short_tmp,
+            "PYTHONPATH": str(REPOSITORY),
+            **dict([mark.split("=")]),
+        }
         env.pop("RAY_ADDRESS", None)
         command = [sys.executable, "-P", "-c", OWNER, door]
-        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             address, folder = process.stdout.readline().split()
             yield process, address, Path(folder), mark
 
 
 def attack(address: str, folder: Path, ports: list[str], command: str) -> dict[str, object]:
-    script = [sys.executable, "-P", second_user.__file__, str(NOBODY), address, str(folder), command, *ports]
+    script = [
+        sys.executable,
+        "-P",
+        second_user.__file__,
+        str(NOBODY),
+        address,
+        str(folder),
+        command,
+        *ports,
+    ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=300, check=True)
     result: dict[str, object] = json.loads(done.stdout)
@@ -76,7 +103,9 @@ def attack(address: str, folder: Path, ports: list[str], command: str) -> dict[s
 
 
 def tried(door: str, folder: Path) -> tuple[dict[str, object], str, Path]:
-    """What another user could do to a Ray, how its owner's next worker started, and what would be stolen."""
+    """What another user could do to a Ray, how its owner's next worker started, and what would be
+    stolen.
+    """
     secret, stolen = folder / "secret", folder / "stolen"
     secret.touch(mode=0o600)
     secret.write_text("only for its owner")

@@ -46,16 +46,22 @@ class Loss(nn.Module):
         return functional.nll_loss(o.log_softmax(1), t, reduction="none")
 """
 WAYS = {
-    "lambdas": {"model": lambda: Net(4), "loss": lambda o, t: functional.cross_entropy(o, t, reduction="none")},
+    "lambdas": {
+        "model": lambda: Net(4),
+        "loss": lambda o, t: functional.cross_entropy(o, t, reduction="none"),
+    },
     "partial and dict": {
-        "model": partial(Net, 4), "transform": lambda x: {"x": x / 2}, "metrics": {"m": lambda o, t: o.mean()},
+        "model": partial(Net, 4),
+        "transform": lambda x: {"x": x / 2},
+        "metrics": {"m": lambda o, t: o.mean()},
     },
     "a script": {
         "model": in_main("def f(): return nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3))", "f"),
-        "method": in_main(METHOD, "f"), "width": 1,
+        "method": in_main(METHOD, "f"),
+        "width": 1,
         "loss": in_main(LOSS, "Loss")(),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.ray
@@ -65,6 +71,8 @@ def test_ray_gives_the_weights_of_local(way, tmp_path, on_ray: Cluster):
     changes = dict(WAYS[way])
     if way == "lambdas":
         changes["model"] = lambda: Net(width)  # a closure, too
-    found = [quick(tmp_path / engine, rounds=2, engine=engine, **changes) for engine in ("local", "ray")]
+    found = [
+        quick(tmp_path / engine, rounds=2, engine=engine, **changes) for engine in ("local", "ray")
+    ]
     assert torch.equal(weights(found[0]), weights(found[1]))
     assert found[1].summary["rounds"] == 2

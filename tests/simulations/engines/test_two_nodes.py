@@ -1,4 +1,6 @@
-"""The engine ``ray`` on a cluster of two nodes that share no folder: the bits of one machine, also when one is lost."""
+"""The engine ``ray`` on a cluster of two nodes that share no folder: the bits of one machine, also
+when one is lost.
+"""
 
 import json
 import subprocess
@@ -32,17 +34,35 @@ with ahead("ray"):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TwoNodes]:
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder, two_nodes(Path(folder)) as nodes:
+    with (
+        tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder,
+        two_nodes(Path(folder)) as nodes,
+    ):
         yield nodes
 
 
-def drive(nodes: TwoNodes, out: Path, *, mirror: dict[str, str] | None = None, **settings: object) -> Run | str:
-    """A run whose driver is a process of the first node and knows a mirror of data, or what it wrote as it failed."""
+def drive(
+    nodes: TwoNodes, out: Path, *, mirror: dict[str, str] | None = None, **settings: object
+) -> Run | str:
+    """A run whose driver is a process of the first node and knows a mirror of data, or what it
+    wrote as it failed.
+    """
     for node in (nodes.first, nodes.second):
         (node / "trained").unlink(missing_ok=True)
-    env = environment(nodes.first, RAY_ADDRESS=nodes.address, PYTHONPATH=str(REPOSITORY), **(mirror or {}))
-    command = [sys.executable, "-c", DRIVE, str(out), CLIENT, json.dumps({**SMALL, "engine": "ray", **settings})]
-    done = subprocess.run(command, env=env, cwd=nodes.first / "work", capture_output=True, text=True, timeout=300)
+    env = environment(
+        nodes.first, RAY_ADDRESS=nodes.address, PYTHONPATH=str(REPOSITORY), **(mirror or {})
+    )
+    command = [
+        sys.executable,
+        "-c",
+        DRIVE,
+        str(out),
+        CLIENT,
+        json.dumps({**SMALL, "engine": "ray", **settings}),
+    ]
+    done = subprocess.run(
+        command, env=env, cwd=nodes.first / "work", capture_output=True, text=True, timeout=300
+    )
     return Run(out) if done.returncode == 0 else done.stderr
 
 
@@ -59,7 +79,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.slow
-def test_two_nodes_give_the_bits_of_one_process_and_hold_no_file_of_the_run(cluster, alone, tmp_path):
+def test_two_nodes_give_the_bits_of_one_process_and_hold_no_file_of_the_run(
+    cluster, alone, tmp_path
+):
     run = drive(cluster, tmp_path / "run", **SETTINGS, record_updates=True)
     assert isinstance(run, Run), run
     assert run.weights.equal(alone.weights)
@@ -69,7 +91,9 @@ def test_two_nodes_give_the_bits_of_one_process_and_hold_no_file_of_the_run(clus
     assert (run.path / truth).read_bytes() == (alone.path / truth).read_bytes()
     assert trained(cluster.first)
     assert trained(cluster.second), "both nodes took part"
-    assert len(trained(cluster.first)) + len(trained(cluster.second)) == 24, "no client was asked twice"
+    assert len(trained(cluster.first)) + len(trained(cluster.second)) == 24, (
+        "no client was asked twice"
+    )
     assert list((cluster.second / "work").iterdir()) == []
 
 
@@ -90,7 +114,9 @@ def test_data_are_found_on_the_node_or_sent_by_the_driver(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_a_node_that_is_lost_loses_no_round(cluster, alone, tmp_path):
-    """It ends in round 2, after a client trained and before it replied. The other node's worker trains its clients."""
+    """It ends in round 2, after a client trained and before it replied. The other node's worker
+    trains its clients.
+    """
     (cluster.second / FATAL).write_text("2")
     run = drive(cluster, tmp_path / "run", **SETTINGS)
     assert isinstance(run, Run), run
@@ -98,5 +124,7 @@ def test_a_node_that_is_lost_loses_no_round(cluster, alone, tmp_path):
     assert of_node(cluster.second) == []
     assert [row.answered.split() for row in run.rows] == [[str(client) for client in range(6)]] * 4
     assert run.weights.equal(alone.weights)
-    assert run.ledgers == alone.ledgers, "reproducible noise: the second attempt is the same release"
+    assert run.ledgers == alone.ledgers, (
+        "reproducible noise: the second attempt is the same release"
+    )
     assert of_node(cluster.first), "the cluster stays"

@@ -1,4 +1,6 @@
-"""A torch that Flower installed for an app is noticed; the one that came with fedlsg alone is not."""
+"""A torch that Flower installed for an app is noticed; the one that came with fedlsg alone is
+not.
+"""
 
 from pathlib import Path
 
@@ -25,5 +27,7 @@ def test_another_torch_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("again", [1, 2])
 def test_the_same_torch_twice_is_one(again, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", [str(add_torch(tmp_path / str(n), "99.1.0")) for n in range(again)])
+    monkeypatch.setattr(
+        "sys.path", [str(add_torch(tmp_path / str(n), "99.1.0")) for n in range(again)]
+    )
     assert other_torch() is None

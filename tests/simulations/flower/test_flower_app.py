@@ -1,4 +1,6 @@
-"""fedlsg.flower: a ClientApp and a Strategy for a workload of an app's own, on a grid of Flower messages."""
+"""fedlsg.flower: a ClientApp and a Strategy for a workload of an app's own, on a grid of Flower
+messages.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -43,18 +45,24 @@ def build() -> nn.Module:
 
 
 def two_sides() -> fedlsg.Workload:
-    return fedlsg.Workload(model=build, train=rows(120, 0), test=rows(60, 1), loss=nn.CrossEntropyLoss())
+    return fedlsg.Workload(
+        model=build, train=rows(120, 0), test=rows(60, 1), loss=nn.CrossEntropyLoss()
+    )
 
 
 class Nodes(LocalGrid):
-    """Flower's own simulation, as far as the server sees it: nodes in one process, no order that is known."""
+    """Flower's own simulation, as far as the server sees it: nodes in one process, no order that is
+    known.
+    """
 
     def __init__(self, app: Any, count: int) -> None:
         super().__init__(app, count, FOREIGN)
 
     def deliver(self, messages: Any, timeout: float | None) -> Any:
         for message in messages:
-            reply = call_client(self.client, over_the_wire(message), self.num_partitions, self.run_config)
+            reply = call_client(
+                self.client, over_the_wire(message), self.num_partitions, self.run_config
+            )
             if reply is not None:
                 yield over_the_wire(reply)
 
@@ -73,21 +81,31 @@ def without_gaps(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def start(app: Any, folder: Path, nodes: int = 3, **settings: Any) -> fedlsg.Run:
-    strategy = fedlsg.flower.Strategy(two_sides, out=folder, **without_gaps({**SETTINGS, **settings}))
+    strategy = fedlsg.flower.Strategy(
+        two_sides, out=folder, **without_gaps({**SETTINGS, **settings})
+    )
     with task_identity():
         result = strategy.start(Nodes(app, nodes), num_rounds=2)
     assert strategy.run is not None
     assert sorted(result.evaluate_metrics_serverapp) == [0, 1, 2]
     assert sorted(result.train_metrics_clientapp) == [1, 2]
     trained = result.arrays.to_torch_state_dict()
-    assert all(torch.equal(trained[name], value) for name, value in strategy.run.model.state_dict().items())
+    assert all(
+        torch.equal(trained[name], value) for name, value in strategy.run.model.state_dict().items()
+    )
     return strategy.run
 
 
 def test_an_app_trains_as_simulate_does(tmp_path):
     run = start(fedlsg.flower.client_app(two_sides), tmp_path / "app")
     alone = fedlsg.simulate(
-        workload=two_sides(), clients=3, rounds=2, engine="local", out=tmp_path / "alone", quiet=True, **SETTINGS
+        workload=two_sides(),
+        clients=3,
+        rounds=2,
+        engine="local",
+        out=tmp_path / "alone",
+        quiet=True,
+        **SETTINGS,
     )
     assert run.summary["clients"] == 3
     assert run.epsilon == alone.epsilon
@@ -96,7 +114,9 @@ def test_an_app_trains_as_simulate_does(tmp_path):
 
 
 def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
-    """Every round goes through the methods of the subclass, and through its evaluation; a second start trains anew."""
+    """Every round goes through the methods of the subclass, and through its evaluation; a second
+    start trains anew.
+    """
     seen = []
 
     class Mine(fedlsg.flower.Strategy):
@@ -120,13 +140,17 @@ def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
 
     with task_identity(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        first = strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 3), num_rounds=2, evaluate_fn=evaluate)
+        first = strategy.start(
+            Nodes(fedlsg.flower.client_app(two_sides), 3), num_rounds=2, evaluate_fn=evaluate
+        )
         directory = strategy.run.directory
         strategy.start(Nodes(fedlsg.flower.client_app(two_sides), 3), num_rounds=1)
     assert seen == [(1, 3), ["accuracy"], (2, 3), ["accuracy"], (1, 3), ["accuracy"]]
     assert [round for round, _ in evaluated] == [0, 1, 2]
     assert evaluated[0][1] == sorted(first.arrays)
-    assert {"epsilon_max", "uplink_bytes", "downlink_bytes", "answered"} <= set(first.train_metrics_clientapp[2])
+    assert {"epsilon_max", "uplink_bytes", "downlink_bytes", "answered"} <= set(
+        first.train_metrics_clientapp[2]
+    )
     assert {"accuracy", "loss", "mine"} <= set(first.evaluate_metrics_serverapp[0])
     assert strategy.run.directory != directory
 
@@ -166,7 +190,9 @@ def reply(app: Any, said: dict[str, Any] | None, **node: Any) -> Message:
     config = node or {"partition-id": 0, "num-partitions": 2, SHARED: True}
     with task_identity():
         question = give_id(Message(content, FIRST_NODE, MessageType.QUERY))
-        context = Context(run_id=1, node_id=FIRST_NODE, node_config=config, state=RecordDict(), run_config=FOREIGN)
+        context = Context(
+            run_id=1, node_id=FIRST_NODE, node_config=config, state=RecordDict(), run_config=FOREIGN
+        )
         return over_the_wire(give_id(app(over_the_wire(question), context)))
 
 
@@ -204,19 +230,37 @@ def test_a_client_that_is_told_the_truth_answers():
 def deployed(folder: Path, **changes: Any) -> dict[str, Any]:
     x, y = rows(40, 5)
     table = folder / "own.csv"
-    lines = [",".join([*map(str, row), str(label)]) for row, label in zip(x.tolist(), y.tolist(), strict=True)]
+    lines = [
+        ",".join([*map(str, row), str(label)])
+        for row, label in zip(x.tolist(), y.tolist(), strict=True)
+    ]
     table.write_text("\n".join(["a,b,c,d,e,f,label", *lines]) + "\n")
     return terms(folder / "ledger", data=f"columns:{table}", **changes)
 
 
 def columns() -> fedlsg.Workload:
     """The test split alone: training rows are the nodes'."""
-    return fedlsg.Workload(model=build, train=None, test=rows(60, 1), loss=nn.CrossEntropyLoss(), name="columns")
+    return fedlsg.Workload(
+        model=build, train=None, test=rows(60, 1), loss=nn.CrossEntropyLoss(), name="columns"
+    )
 
 
 def told(**changes: Any) -> dict[str, Any]:
-    known = {"workload": "columns", "method": "lsg", "rank": 1, "clients": 2, "rounds": 3, "sample-rate": 0.05}
-    return {**known, "noise-multiplier": 2.0, "delta": 1e-5, OWN_CODE: code_digest("columns", "lsg"), **changes}
+    known = {
+        "workload": "columns",
+        "method": "lsg",
+        "rank": 1,
+        "clients": 2,
+        "rounds": 3,
+        "sample-rate": 0.05,
+    }
+    return {
+        **known,
+        "noise-multiplier": 2.0,
+        "delta": 1e-5,
+        OWN_CODE: code_digest("columns", "lsg"),
+        **changes,
+    }
 
 
 def test_a_deployed_client_reads_its_own_rows_under_its_own_terms(tmp_path):

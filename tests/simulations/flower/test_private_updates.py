@@ -1,4 +1,6 @@
-"""fedlsg.flower.private_update, reply and PrivateUpdates: apps that keep their own training, on Flower messages."""
+"""fedlsg.flower.private_update, reply and PrivateUpdates: apps that keep their own training, on
+Flower messages.
+"""
 
 import json
 import math
@@ -36,18 +38,32 @@ from tests.simulations.support.own_updates import (
 )
 
 WRONG_HERE = {
-    "epsilon": "8", "delta": "1e-5", "trust": "Secure", "colluders": "two", "ledger": "here", "record": "here",
+    "epsilon": "8",
+    "delta": "1e-5",
+    "trust": "Secure",
+    "colluders": "two",
+    "ledger": "here",
+    "record": "here",
     "weighted_by_key": 3,
-}  # fmt: skip
+}
 WRONG_THERE = {
-    "epsilon": "8", "delta": None, "trust": "server", "colluders": "two", "min_survivors": 1.5, "seed": "a",
-    "method": 3, "codec": 3, "clip_norm": "1", "record": "here",
-}  # fmt: skip
+    "epsilon": "8",
+    "delta": None,
+    "trust": "server",
+    "colluders": "two",
+    "min_survivors": 1.5,
+    "seed": "a",
+    "method": 3,
+    "codec": 3,
+    "clip_norm": "1",
+    "record": "here",
+}
 
 
 @pytest.mark.parametrize(
     ("door", "name", "value"),
-    [("client", *one) for one in WRONG_HERE.items()] + [("server", *one) for one in WRONG_THERE.items()],
+    [("client", *one) for one in WRONG_HERE.items()]
+    + [("server", *one) for one in WRONG_THERE.items()],
 )
 def test_a_wrong_setting_is_named_when_the_app_is_made(door, name, value, tmp_path):
     with pytest.raises(ValueError, match=name):
@@ -55,8 +71,13 @@ def test_a_wrong_setting_is_named_when_the_app_is_made(door, name, value, tmp_pa
 
 
 def test_a_model_that_is_built_already_is_refused_on_both_sides():
-    for make in (fedlsg.flower.private_update, lambda *a, **b: fedlsg.flower.PrivateUpdates(FedAvg(), *a, **b)):
-        with pytest.raises(ValueError, match="model=Sequential: expected the class or function that builds it"):
+    for make in (
+        fedlsg.flower.private_update,
+        lambda *a, **b: fedlsg.flower.PrivateUpdates(FedAvg(), *a, **b),
+    ):
+        with pytest.raises(
+            ValueError, match="model=Sequential: expected the class or function that builds it"
+        ):
             make(build(), epsilon=8.0, delta=1e-5)
 
 
@@ -68,7 +89,9 @@ def test_the_app_trains_and_its_ledgers_say_what_it_spent(tmp_path, method, trus
     books = ledgers(tmp_path)
     assert len(books) == CLIENTS
     for book in books:
-        assert [(e.round, e.unit, e.sample_rate) for e in book.entries] == [(r, "client", 1.0) for r in (1, 2)]
+        assert [(e.round, e.unit, e.sample_rate) for e in book.entries] == [
+            (r, "client", 1.0) for r in (1, 2)
+        ]
         assert 7.99 <= book.epsilon(1e-5).upper <= 8.0
     numbers = result.train_metrics_clientapp[2]
     assert numbers["epsilon"] == books[0].epsilon(1e-5).upper
@@ -100,9 +123,13 @@ def test_without_noise_the_sum_is_the_clipped_mean_of_the_apps_own_updates(tmp_p
     first, tolerance = flat(ArrayRecord(build().state_dict())), 2e-3
     for trust in ("client", "secure"):
         grid = Nodes(app_of(mod(tmp_path / trust, trust=trust, epsilon=1e9), recording))
-        result = start(wrapped(trust=trust, epsilon=None, noise_multiplier=1e-3, clip_norm=0.1), grid, rounds=1)
+        result = start(
+            wrapped(trust=trust, epsilon=None, noise_multiplier=1e-3, clip_norm=0.1), grid, rounds=1
+        )
         moved = flat(result.arrays) - first
-        clipped = torch.stack([u * min(1.0, 0.1 / float(u.norm())) for u in updates.values()]).mean(0)
+        clipped = torch.stack([u * min(1.0, 0.1 / float(u.norm())) for u in updates.values()]).mean(
+            0
+        )
         assert all(float(u.norm()) > 0.11 for u in updates.values())  # the clip matters
         assert float((moved - clipped).norm()) < tolerance
         unclipped = torch.stack(list(updates.values())).mean(0)
@@ -120,7 +147,9 @@ def noise_and_claim(folder: Path, trust: str) -> tuple[float, float]:
     moved = moved_by(strategy, app_of(mod(folder, trust=trust), answer=returned))
     entry = ledgers(folder)[0].entries[0]
     shares = 1.0 if trust == "client" else 1 / (entry.min_survivors - entry.colluders)
-    return float(moved.std()), entry.noise_multiplier * entry.clip_norm * math.sqrt(CLIENTS * shares) / CLIENTS
+    return float(moved.std()), entry.noise_multiplier * entry.clip_norm * math.sqrt(
+        CLIENTS * shares
+    ) / CLIENTS
 
 
 @pytest.mark.parametrize("trust", ["client", "secure"])
@@ -147,7 +176,9 @@ def test_planted_noise_is_seen(plant, tmp_path, monkeypatch):
 
 def test_halved_noise_in_a_secure_sum_is_seen(tmp_path, monkeypatch):
     def plan(sums, mechanism, **sizes):
-        return plan_release(sums, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), **sizes)
+        return plan_release(
+            sums, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), **sizes
+        )
 
     monkeypatch.setattr("simulations.flower.whole_update.plan_release", plan)
     found, claimed = noise_and_claim(tmp_path, "secure")
@@ -156,7 +187,9 @@ def test_halved_noise_in_a_secure_sum_is_seen(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("trust", ["client", "secure"])
 def test_noise_is_on_the_kept_coordinates_alone(tmp_path, trust):
-    """A frozen coordinate that moved would be an update, or noise, beyond the mask that was clipped."""
+    """A frozen coordinate that moved would be an update, or noise, beyond the mask that was
+    clipped.
+    """
     settings = {"method": "rs", "sparsity": 0.5, "cooling": False}
     strategy = wrapped(trust=trust, epsilon=None, noise_multiplier=2.0, **settings)
     moved = moved_by(strategy, app_of(mod(tmp_path, trust=trust)))
@@ -167,7 +200,8 @@ def test_noise_is_on_the_kept_coordinates_alone(tmp_path, trust):
     assert (moved[kept].abs() > 1e-6).double().mean() > 0.95  # on a grid the noise may be 0
 
 
-@pytest.mark.parametrize("error", [RuntimeError, LedgerError])  # nor does a type of error of the app's say anything
+# nor does a type of error of the app's say anything
+@pytest.mark.parametrize("error", [RuntimeError, LedgerError])
 def test_a_round_is_charged_before_the_app_trains_and_stays_charged(tmp_path, error):
     def fail(message: Message, model: nn.Module) -> Message:
         raise error("row 7 has the label 3")
@@ -181,7 +215,9 @@ def test_a_round_is_charged_before_the_app_trains_and_stays_charged(tmp_path, er
 
 
 def test_a_client_stops_at_its_own_budget(tmp_path):
-    """Whatever the server asks for: three rounds fit, the fourth does not, and nothing is charged for it."""
+    """Whatever the server asks for: three rounds fit, the fourth does not, and nothing is charged
+    for it.
+    """
     fits = epsilon_of(noise_multiplier=1.0, sample_rate=1.0, steps=3, delta=1e-5).upper
     grid = Nodes(app_of(mod(tmp_path, epsilon=fits)))
     start(wrapped(epsilon=None, noise_multiplier=1.0), grid, rounds=4)
@@ -221,13 +257,19 @@ def test_mechanisms_without_epsilon_and_foreign_servers_are_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["train.default", "train.other"])
 def test_training_under_another_name_is_private_too(tmp_path, kind):
-    """Flower calls @app.train() for "train.default" as well: a server may ask for it by that name."""
+    """Flower calls @app.train() for "train.default" as well: a server may ask for it by that
+    name.
+    """
     app = app_of(mod(tmp_path))
-    app.train("other")(lambda message, context: Message(RecordDict(dict(message.content)), reply_to=message))
+    app.train("other")(
+        lambda message, context: Message(RecordDict(dict(message.content)), reply_to=message)
+    )
 
     class Renamed(Nodes):
         def deliver(self, messages: Any, timeout: float | None) -> Any:
-            return super().deliver([Message(m.content, m.metadata.dst_node_id, kind) for m in messages], timeout)
+            return super().deliver(
+                [Message(m.content, m.metadata.dst_node_id, kind) for m in messages], timeout
+            )
 
     grid = Renamed(app)
     start(wrapped(), grid, rounds=1)
@@ -250,14 +292,18 @@ def test_a_server_cannot_ask_for_a_share_of_the_noise_alone(tmp_path):
 
 
 def test_clients_that_were_told_other_noise_are_in_no_sum_together(tmp_path):
-    """Each ledger counts on the noise of the others: with a clip of 1e-3, theirs would be a thousandth of it."""
+    """Each ledger counts on the noise of the others: with a clip of 1e-3, theirs would be a
+    thousandth of it.
+    """
 
     class Lying(Nodes):
         def deliver(self, messages: Any, timeout: float | None) -> Any:
             for message in messages:
                 if message.metadata.dst_node_id != FIRST_NODE:
                     record = message.content[KEY]
-                    record["settings"] = json.dumps({**json.loads(record["settings"]), "clip_norm": 1e-3})
+                    record["settings"] = json.dumps(
+                        {**json.loads(record["settings"]), "clip_norm": 1e-3}
+                    )
             return super().deliver(messages, timeout)
 
     grid = Lying(app_of(mod(tmp_path, trust="secure")))
@@ -266,12 +312,20 @@ def test_clients_that_were_told_other_noise_are_in_no_sum_together(tmp_path):
     assert not ledgers(tmp_path)
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"method": "gep"}, "whole updates"), ({"method": "lora"}, "whole updates"), ({"epsilon": None}, "give epsilon"),
-    ({"min_survivors": 3}, "trust='secure'"), ({"rnk": 4, "method": "lsg"}, "rank"), ({"unit": "row"}, "unit"),
-    ({"codec": "float33"}, "float33"), ({"trust": "secure", "codec": "float16"}, "no codec"),
-    ({"trust": "secure", "unit": "example", "epsilon": None}, "unit='client'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"method": "gep"}, "whole updates"),
+        ({"method": "lora"}, "whole updates"),
+        ({"epsilon": None}, "give epsilon"),
+        ({"min_survivors": 3}, "trust='secure'"),
+        ({"rnk": 4, "method": "lsg"}, "rank"),
+        ({"unit": "row"}, "unit"),
+        ({"codec": "float33"}, "float33"),
+        ({"trust": "secure", "codec": "float16"}, "no codec"),
+        ({"trust": "secure", "unit": "example", "epsilon": None}, "unit='client'"),
+    ],
+)
 def test_settings_that_do_not_fit_are_refused_at_once(given, words):
     with pytest.raises(ValueError, match=words):
         wrapped(**given)
@@ -279,5 +333,7 @@ def test_settings_that_do_not_fit_are_refused_at_once(given, words):
 
 def test_a_strategy_that_compares_clients_needs_to_see_them():
     PrivateUpdates(FedMedian(), build, epsilon=8.0)
-    with pytest.raises(ValueError, match=r"FedMedian compares .* their mean alone: give trust='client'"):
+    with pytest.raises(
+        ValueError, match=r"FedMedian compares .* their mean alone: give trust='client'"
+    ):
         PrivateUpdates(FedMedian(), build, epsilon=8.0, trust="secure")

@@ -1,4 +1,6 @@
-"""``fedlsg inspect``: its numbers against brute force and by hand, what it writes, and what it leaves alone."""
+"""``fedlsg inspect``: its numbers against brute force and by hand, what it writes, and what it
+leaves alone.
+"""
 
 import csv
 import hashlib
@@ -35,9 +37,13 @@ def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def files_of(path: Path) -> dict[str, str]:
-    """Digests of a run's files and the time of their last change, without what the inspection made."""
+    """Digests of a run's files and the time of their last change, without what the inspection
+    made.
+    """
     return {
-        str(file.relative_to(path)): f"{hashlib.sha256(file.read_bytes()).hexdigest()} {file.stat().st_mtime_ns}"
+        str(
+            file.relative_to(path)
+        ): f"{hashlib.sha256(file.read_bytes()).hexdigest()} {file.stat().st_mtime_ns}"
         for file in sorted(path.rglob("*"))
         if file.is_file() and "inspection" not in file.relative_to(path).parts
     }
@@ -55,7 +61,9 @@ def dense_frame(subject: Subject) -> Frame:
 
 
 def test_the_batch_gradient_is_the_mean_of_the_examples_own(after):
-    """Oracle: per-example gradients, dense and in the carriers. Negative control: their clipped mean is another."""
+    """Oracle: per-example gradients, dense and in the carriers. Negative control: their clipped
+    mean is another.
+    """
     rows = after.rows(30)
     gradients = batch_gradient(after, rows)
     inputs, targets = after.base.workload.train.batch(rows)
@@ -72,7 +80,9 @@ def test_the_batch_gradient_is_the_mean_of_the_examples_own(after):
             expected = dL if block.part == "L" else dR
             assert_close(values.mean(0).reshape(block.shape), expected, atol=1e-6, rtol=1e-4)
     clipped = clipped_sum(every, after.base.method.mechanism) / len(rows)
-    assert not torch.allclose(clipped[: len(every[0][0])], gradients[frame.blocks[0].parameter].flatten(), rtol=0.05)
+    assert not torch.allclose(
+        clipped[: len(every[0][0])], gradients[frame.blocks[0].parameter].flatten(), rtol=0.05
+    )
 
 
 @pytest.mark.parametrize("method", strategies.names())
@@ -81,14 +91,19 @@ def test_every_recipe_before_training(method):
     found = inspect(subject, examples=8, sparsities=[0.0, 0.5], ranks=[1, 2])
     assert [row.layer for row in found.layers] == list(subject.layers)
     assert len(found.own.clipping.factors) == 8
-    assert {row.sparsity for row in found.clips} == ({0.0} if subject.base.method.carrier.form.embeds else {0.0, 0.5})
+    assert {row.sparsity for row in found.clips} == (
+        {0.0} if subject.base.method.carrier.form.embeds else {0.0, 0.5}
+    )
     assert all(row.kept <= subject.frame.size for row in found.clips)
     assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
 
 
 def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     """Every other file of the run keeps its bytes and its time; the run goes on afterwards."""
-    monkeypatch.setattr("sys.argv", ["fedlsg", "inspect", str(stopped.path), "--examples", "24", "--layer", "hidden"])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["fedlsg", "inspect", str(stopped.path), "--examples", "24", "--layer", "hidden"],
+    )
     monkeypatch.setattr(examine, "console", Console(force_terminal=True, width=200))
     before = files_of(stopped.path)
     with pytest.raises(SystemExit) as end:
@@ -107,7 +122,10 @@ def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     assert [path.name for path in out.glob("intensity-*")] == ["intensity-hidden.weight.png"]
     with (out / "clipping.csv").open(newline="") as file:
         first = next(csv.DictReader(file))
-    assert (first["kept_units"], float(first["clipped"])) == ("the run's own", written["clipping"][0]["clipped"])
+    assert (first["kept_units"], float(first["clipped"])) == (
+        "the run's own",
+        written["clipping"][0]["clipped"],
+    )
     for image in out.glob("*.png"):
         with Image.open(image) as picture:
             assert picture.width > 600
@@ -136,5 +154,7 @@ def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
 def test_what_is_refused(small, tmp_path, options, message):
     given = options.pop("given", {})
     with pytest.raises(ValueError, match=message):
-        inspect_command(str(small.path), given, Console(quiet=True), out=str(tmp_path / "out"), **options)
+        inspect_command(
+            str(small.path), given, Console(quiet=True), out=str(tmp_path / "out"), **options
+        )
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,9 @@ from simulations.models import load_pretrained
 
 
 def small(classes: int = 3, width: int = 4, bias: bool = True) -> nn.Module:
-    return nn.Sequential(OrderedDict(hidden=nn.Linear(5, width), classifier=nn.Linear(width, classes, bias=bias)))
+    return nn.Sequential(
+        OrderedDict(hidden=nn.Linear(5, width), classifier=nn.Linear(width, classes, bias=bias))
+    )
 
 
 def seeded(seed: int, **given: int) -> nn.Module:
@@ -34,7 +36,9 @@ def equal(a: nn.Module, b: nn.Module, names: tuple[str, ...] = ("hidden", "class
     return all(torch.equal(a.get_submodule(n).weight, b.get_submodule(n).weight) for n in names)
 
 
-@pytest.mark.parametrize("name", ["weights.pt", "weights.pth", "weights.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    "name", ["weights.pt", "weights.pth", "weights.safetensors", "pytorch_model.bin"]
+)
 def test_all_weights_are_loaded(name, tmp_path):
     source = saved(seeded(1).state_dict(), tmp_path, name)
     model, lines = seeded(2), []
@@ -48,11 +52,20 @@ def changed(**weights: Tensor) -> dict[str, Tensor]:
 
 
 WRONG = {
-    "missing": ({n: t for n, t in changed().items() if n != "hidden.bias"}, r"missing: hidden\.bias"),
+    "missing": (
+        {n: t for n, t in changed().items() if n != "hidden.bias"},
+        r"missing: hidden\.bias",
+    ),
     "unexpected": (changed(extra__weight=torch.zeros(2)), r"unexpected: extra\.weight"),
-    "shape": (changed(hidden__bias=torch.zeros(7)), r"another shape: hidden\.bias \(7,\) instead of \(4,\)"),
+    "shape": (
+        changed(hidden__bias=torch.zeros(7)),
+        r"another shape: hidden\.bias \(7,\) instead of \(4,\)",
+    ),
     "not finite": (changed(hidden__bias=torch.full((4,), torch.nan)), r"not finite: hidden\.bias"),
-    "features": (changed(classifier__weight=torch.zeros(3, 9)), r"expected classifier\.weight to read \(4,\) features"),
+    "features": (
+        changed(classifier__weight=torch.zeros(3, 9)),
+        r"expected classifier\.weight to read \(4,\) features",
+    ),
     "both": (
         {"body.weight": torch.zeros(1)},
         r"missing: hidden\.weight, hidden\.bias; unexpected: body\.weight.*choose the --model",

@@ -1,4 +1,6 @@
-"""The models: published parameter counts, shapes by hand, public and repeatable weights, gradients of small ones."""
+"""The models: published parameter counts, shapes by hand, public and repeatable weights, gradients
+of small ones.
+"""
 
 import pytest
 import torch
@@ -45,18 +47,36 @@ def test_published_sizes(shape, name, parameters, layers):
     assert (count(model), convolutions(model)) == (parameters, layers)
 
 
-SHAPES = [(1, 8, 10), (1, 28, 10), (3, 32, 10), (3, 32, 100), (3, 30, 7), (4, 64, 5), (3, 96, 2), (3, 224, 20)]
+SHAPES = [
+    (1, 8, 10),
+    (1, 28, 10),
+    (3, 32, 10),
+    (3, 32, 100),
+    (3, 30, 7),
+    (4, 64, 5),
+    (3, 96, 2),
+    (3, 224, 20),
+]
 
 
 @pytest.mark.parametrize(
-    "shape", [pytest.param(s, marks=() if s in ((1, 8, 10), CIFAR, SHAPES[-1]) else pytest.mark.slow) for s in SHAPES]
+    "shape",
+    [
+        pytest.param(s, marks=() if s in ((1, 8, 10), CIFAR, SHAPES[-1]) else pytest.mark.slow)
+        for s in SHAPES
+    ],
 )
 def test_every_model_fits_its_shape_and_can_be_made_private(shape):
     channels, side, num_classes = shape
     for name in vision(*shape):
         model = empty(shape, name)
         check_supported(model)
-        assert model(torch.zeros(2, channels, side, side, device="meta")).shape == (2, num_classes), name
+        assert model(torch.zeros(2, channels, side, side, device="meta")).shape == (
+            2,
+            num_classes,
+        ), name
         assert isinstance(model.get_submodule("classifier"), nn.Linear)
-        assert list(model.parameters())[-1] is list(model.get_submodule("classifier").parameters())[-1]
+        assert (
+            list(model.parameters())[-1] is list(model.get_submodule("classifier").parameters())[-1]
+        )
         assert not any(getattr(m, "inplace", False) for m in model.modules())

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from simulations.models.scattering import Scattering2d
 
-# Made once by kymatio 0.3.0 on numpy 1.26 and scipy 1.11: ``Scattering2D(J=2, shape=(side, side))(image(side))``, the
-# features (0, 0), (2, 5) and the last one of some coefficients. It computes its filters in complex64.
+# Made once by kymatio 0.3.0 on numpy 1.26 and scipy 1.11: ``Scattering2D(J=2, shape=(side,
+# side))(image(side))``, the features (0, 0), (2, 5) and the last one of some coefficients. It
+# computes its filters in complex64.
 KYMATIO = {
     32: {
         0: (1.6861929, -0.5869631, -0.1403861),
@@ -67,7 +68,9 @@ def test_features_are_those_of_kymatio(side):
 @given(seed=st.integers(0, 99), scale=st.floats(0.1, 10), batch=st.integers(1, 6))
 @settings(max_examples=15, deadline=None)
 def test_positively_homogeneous_and_example_by_example(seed, scale, batch):
-    x = torch.randn(batch, 1, 12, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = torch.randn(
+        batch, 1, 12, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     transform = Scattering2d(12).double()
     features = transform(x)
     torch.testing.assert_close(transform(scale * x)[:, 1:], scale * features[:, 1:])

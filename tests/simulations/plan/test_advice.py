@@ -1,4 +1,6 @@
-"""Advice from public numbers alone, and the share of torch.func: said where it can be known, and nowhere else."""
+"""Advice from public numbers alone, and the share of torch.func: said where it can be known, and
+nowhere else.
+"""
 
 from collections import OrderedDict
 
@@ -28,7 +30,10 @@ def said(given=(), **made):
         ({"rounds": 5}, "5 updates of the weights are few: give rounds=20"),
         ({"sample_rate": 0.01, "rounds": 20}, "empty batch in 74% of its steps"),
         ({"noise_multiplier": 500.0, "rounds": 20, "sample_rate": 1.0}, "19 points more than"),
-        ({"epsilon": 3, "rounds": 20, "sample_rate": 1.0, "noise_multiplier": 3.0}, "epsilon=3 of a client lasts"),
+        (
+            {"epsilon": 3, "rounds": 20, "sample_rate": 1.0, "noise_multiplier": 3.0},
+            "epsilon=3 of a client lasts",
+        ),
     ],
 )
 def test_what_can_be_known_is_said(given, words):
@@ -44,7 +49,9 @@ def test_inputs_of_another_size_are_named_from_test_rows_alone():
 
 
 def net(body: nn.Module, width: int) -> nn.Module:
-    return nn.Sequential(OrderedDict(body=body, tanh=nn.Tanh(), flat=nn.Flatten(), classifier=nn.Linear(width, 10)))
+    return nn.Sequential(
+        OrderedDict(body=body, tanh=nn.Tanh(), flat=nn.Flatten(), classifier=nn.Linear(width, 10))
+    )
 
 
 def without_formula() -> nn.Module:
@@ -52,14 +59,25 @@ def without_formula() -> nn.Module:
 
 
 def with_formulas() -> nn.Module:
-    return net(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ConvTranspose2d(2, 2, 1), nn.Flatten(1, 2), nn.Conv1d(12, 2, 3)), 8)
+    return net(
+        nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.ConvTranspose2d(2, 2, 1), nn.Flatten(1, 2), nn.Conv1d(12, 2, 3)
+        ),
+        8,
+    )
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "sgd"])
 @pytest.mark.parametrize("build", [without_formula, with_formulas])
 def test_the_line_of_a_run(monkeypatch, build, method):
     monkeypatch.setattr(Base, "build_model", lambda self: build())
-    settings = {"workload": "digits", "method": method, "clients": 2, "rounds": 2, "engine": "local"}
+    settings = {
+        "workload": "digits",
+        "method": method,
+        "clients": 2,
+        "rounds": 2,
+        "engine": "local",
+    }
     private = {"noise_multiplier": 1.0, "epsilon": None} if method == "dpsgd" else {}
     plan = make_plan(from_mapping({**settings, **private}))
     line = torch_func_line(plan)

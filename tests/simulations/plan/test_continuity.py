@@ -1,4 +1,6 @@
-"""What may not change in the middle of a run, and what must be true of every ledger before an epsilon is reported."""
+"""What may not change in the middle of a run, and what must be true of every ledger before an
+epsilon is reported.
+"""
 
 import os
 from dataclasses import replace
@@ -39,9 +41,13 @@ from tests.simulations.support.runs import ignore, plan_at, reconfigure, resume_
     ids=str,
 )
 def test_resume_refuses_settings_that_the_ledgers_depend_on(changes, stopped):
-    """Of an entry, and of who holds which example: one that moved to another client would be charged to two ledgers."""
+    """Of an entry, and of who holds which example: one that moved to another client would be
+    charged to two ledgers.
+    """
     reconfigure(stopped, **changes)
-    with pytest.raises(ValueError, match=f"cannot change its settings midway: restore .*{next(iter(changes))}"):
+    with pytest.raises(
+        ValueError, match=f"cannot change its settings midway: restore .*{next(iter(changes))}"
+    ):
         resume_local(stopped.path)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
 
@@ -50,7 +56,12 @@ def test_resume_refuses_other_public_data_of_a_probe(tmp_path):
     """The carriers of the next refresh would be made of other images."""
     images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     torch.save(images, tmp_path / "public.pt")
-    settings = {"method": "probe", "source": f"data:{tmp_path / 'public.pt'}", "probes": 20, "refresh_rounds": 1}
+    settings = {
+        "method": "probe",
+        "source": f"data:{tmp_path / 'public.pt'}",
+        "probes": 20,
+        "refresh_rounds": 1,
+    }
     stopped = run_local(tmp_path / "run", **settings, rounds=2)
     saved = stopped.directory.load_checkpoint()["plan"]
     again = make_plan(stopped.directory.read_config())
@@ -67,9 +78,13 @@ def other_pixel(split: Split) -> Split:
     return replace(split, inputs=stored)
 
 
-@pytest.mark.parametrize(("which", "message"), [("train", "the data or its partition"), ("test", "the test data")])
+@pytest.mark.parametrize(
+    ("which", "message"), [("train", "the data or its partition"), ("test", "the test data")]
+)
 def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, monkeypatch):
-    """Who holds which row is the same: another data set under the same name, or a file that was changed."""
+    """Who holds which row is the same: another data set under the same name, or a file that was
+    changed.
+    """
     load = simulations.plan.prepare.workloads.load
 
     def changed(*arguments: Any, **options: Any) -> LoadedWorkload:
@@ -78,7 +93,9 @@ def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, m
 
     with monkeypatch.context() as patched:
         patched.setattr(simulations.plan.prepare.workloads, "load", changed)
-        with pytest.raises(ValueError, match=f"{message} differ from those that this run began with"):
+        with pytest.raises(
+            ValueError, match=f"{message} differ from those that this run began with"
+        ):
             resume_local(stopped.path)
     assert [len(stopped.entries(client)) for client in (0, 1)] == [1, 1]
     resume_local(stopped.path)
@@ -92,7 +109,9 @@ def test_the_digest_of_private_rows_is_its_owners_alone_and_in_no_checkpoint(sto
     assert digest in path.read_text()
     assert digest not in str(stopped.checkpoint)
     path.unlink()
-    with pytest.raises(ValueError, match=r"changed since the run: .*training-data.json \(missing\)"):
+    with pytest.raises(
+        ValueError, match=r"changed since the run: .*training-data.json \(missing\)"
+    ):
         resume_local(stopped.path)
 
 
@@ -109,9 +128,13 @@ def test_an_interruption_before_the_first_round_can_be_continued(tmp_path, small
 
 
 def test_a_payload_that_nobody_was_charged_for_ends_the_run(tmp_path, monkeypatch):
-    """Planted: a driver that forgets. The server sees a payload and no entry, so no epsilon can be reported."""
+    """Planted: a driver that forgets. The server sees a payload and no entry, so no epsilon can be
+    reported.
+    """
     monkeypatch.setattr(RunLedger, "charge", lambda self, entries: None)
-    with pytest.raises(RuntimeError, match=r"client 0 replied in round 1, and its ledger in .* has no entry"):
+    with pytest.raises(
+        RuntimeError, match=r"client 0 replied in round 1, and its ledger in .* has no entry"
+    ):
         run_local(tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
     assert not (tmp_path / "run" / "rounds.csv").exists()
@@ -124,7 +147,8 @@ def test_a_server_cannot_send_a_client_to_a_fresh_ledger(tmp_path):
         return app(message, context)
 
     with pytest.raises(
-        RuntimeError, match=r"no valid update in 3 rounds in a row: client 0 1: \[1001\] a client failed"
+        RuntimeError,
+        match=r"no valid update in 3 rounds in a row: client 0 1: \[1001\] a client failed",
     ):
         run_local(tmp_path / "run", client=elsewhere, rounds=4)
     assert not (tmp_path / "fresh").exists()
@@ -132,7 +156,9 @@ def test_a_server_cannot_send_a_client_to_a_fresh_ledger(tmp_path):
 
 
 def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
-    """The entry was lost after the payload was stored: it must not leave a second time, uncharged."""
+    """The entry was lost after the payload was stored: it must not leave a second time,
+    uncharged.
+    """
     plan, directory = plan_at(tmp_path / "run")
 
     def interrupted(message: Message, context: Context) -> Message:
@@ -149,13 +175,23 @@ def test_a_stored_payload_without_its_ledger_entry_stays(tmp_path):
 
 
 def test_a_run_directory_has_one_process(stopped):
-    with exclusive(stopped.directory), pytest.raises(ValueError, match=f"is in use by process {os.getpid()}"):
+    with (
+        exclusive(stopped.directory),
+        pytest.raises(ValueError, match=f"is in use by process {os.getpid()}"),
+    ):
         resume_local(stopped.path)
     resume_local(stopped.path)
 
 
 def test_a_spent_budget_ends_the_run_with_a_summary(tmp_path):
-    run = run_local(tmp_path / "run", reproducible=False, noise_multiplier=3.0, sample_rate=0.5, epsilon=2.0, rounds=40)
+    run = run_local(
+        tmp_path / "run",
+        reproducible=False,
+        noise_multiplier=3.0,
+        sample_rate=0.5,
+        epsilon=2.0,
+        rounds=40,
+    )
     assert 0 < run.summary["rounds"] < 40
     assert "budget of every client was spent" in run.summary["stopped"]
     assert run.summary["epsilon_max"] <= 2.0
@@ -165,16 +201,28 @@ def test_a_spent_budget_ends_the_run_with_a_summary(tmp_path):
 
 
 def test_shared_noise_is_that_of_the_neediest_client():
-    """trust=aggregate: the sum carries the mean of the clients' variances, so all of them must carry the largest."""
+    """trust=aggregate: the sum carries the mean of the clients' variances, so all of them must
+    carry the largest.
+    """
     plan = simulations.plan.plan.make_plan(
-        from_mapping({
-            "clients": 3, "rounds": 2, "partition": "dirichlet", "alpha": 0.3, "batch_size": 40, "trust": "aggregate",
-        })
-    )  # fmt: skip
+        from_mapping(
+            {
+                "clients": 3,
+                "rounds": 2,
+                "partition": "dirichlet",
+                "alpha": 0.3,
+                "batch_size": 40,
+                "trust": "aggregate",
+            }
+        )
+    )
     assert len({t.sample_rate for t in plan.terms}) > 1
     assert len({t.noise_multiplier for t in plan.terms}) == 1
     for terms in plan.terms:
         bound = epsilon(
-            sample_rate=terms.sample_rate, noise_multiplier=terms.noise_multiplier, steps=2, delta=plan.settings.delta
+            sample_rate=terms.sample_rate,
+            noise_multiplier=terms.noise_multiplier,
+            steps=2,
+            delta=plan.settings.delta,
         )
         assert bound.upper <= 8

@@ -1,4 +1,6 @@
-"""The digest of a split's rows: one for equal rows, another for any other value, label, order or number of them."""
+"""The digest of a split's rows: one for equal rows, another for any other value, label, order or
+number of them.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -16,12 +18,18 @@ from simulations.workloads.texts import Tokens
 def images(count: int = 40, seed: int = 0) -> Split:
     draw = np.random.default_rng(seed)
     stored = draw.integers(0, 256, (count, 1, 4, 4), dtype=np.uint8)
-    return Split(inputs=stored, labels=torch.from_numpy(draw.integers(0, 3, count)), prepare=torch.from_numpy)
+    return Split(
+        inputs=stored, labels=torch.from_numpy(draw.integers(0, 3, count)), prepare=torch.from_numpy
+    )
 
 
-def texts(lengths: list[int], *, pad_id: int = 0, types: bool = True, max_length: int = 40) -> Split:
+def texts(
+    lengths: list[int], *, pad_id: int = 0, types: bool = True, max_length: int = 40
+) -> Split:
     """Texts whose tokens are those of their number alone."""
-    each = [np.random.default_rng(i).integers(1, 9, n).astype(np.int32) for i, n in enumerate(lengths)]
+    each = [
+        np.random.default_rng(i).integers(1, 9, n).astype(np.int32) for i, n in enumerate(lengths)
+    ]
     tokens = Tokens(
         ids=np.concatenate(each),
         types=np.concatenate([np.zeros(n, np.uint8) for n in lengths]) if types else None,
@@ -52,7 +60,9 @@ def test_any_flipped_bit_gives_another_digest() -> None:
 
 @given(lengths=st.lists(st.integers(1, 12), min_size=2, max_size=30), other=st.integers(13, 40))
 def test_a_text_has_one_digest_however_far_it_is_padded(lengths: list[int], other: int) -> None:
-    """Neither another text that is longer, nor another padded length, changes the digest of a row."""
+    """Neither another text that is longer, nor another padded length, changes the digest of a
+    row.
+    """
     rows = torch.arange(len(lengths) - 1)
     short, long = texts(lengths), texts([*lengths[:-1], other])
     assert data_digest(short, rows) == data_digest(long, rows)

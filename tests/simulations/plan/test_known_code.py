@@ -1,4 +1,6 @@
-"""The user's own list of code that he ran: owner-only, bounded, whole under parallel runs, and never a crash."""
+"""The user's own list of code that he ran: owner-only, bounded, whole under parallel runs, and
+never a crash.
+"""
 
 import os
 import stat
@@ -29,7 +31,10 @@ def test_what_is_remembered_is_known_at_its_path_alone():
 
 def test_only_its_owner_reads_it():
     remember([(DIGEST, "/a/mine.py")])
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (place(), place().parent)] == [0o600, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (place(), place().parent)] == [
+        0o600,
+        0o700,
+    ]
 
 
 @pytest.mark.parametrize("weak", ["file", "folder", "link"])

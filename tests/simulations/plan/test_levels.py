@@ -73,17 +73,25 @@ def test_a_loss_of_ones_own_is_named_and_isolated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"method": "sgd", "noise_multiplier": None}], ids=str)
-def test_where_nothing_is_clipped_nothing_is_isolated(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_where_nothing_is_clipped_nothing_is_isolated(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     assert quick(tmp_path / "own", model=build, **changes).summary["isolation"] == "checked"
-    settings = from_mapping({k: v for k, v in (SMALL | changes | {"isolation": "rows"}).items() if v is not None})
+    settings = from_mapping(
+        {k: v for k, v in (SMALL | changes | {"isolation": "rows"}).items() if v is not None}
+    )
     base = prepare(settings)
     assert "isolation=rows needs" in idle(base.settings, base.method, ["isolation"])["isolation"]
 
 
-def test_a_run_keeps_its_level_and_one_from_before_there_were_levels_was_checked(tmp_path: Path) -> None:
+def test_a_run_keeps_its_level_and_one_from_before_there_were_levels_was_checked(
+    tmp_path: Path,
+) -> None:
     run = run_local(tmp_path / "run", rounds=1)
     saved = run.checkpoint["plan"]
     del saved["settings"]["isolation"]
     assert check_unchanged(saved, planned(rounds=1, run_dir=str(run.path)), run.directory) == []
     with pytest.raises(ValueError, match=r"isolation = checked \(now rows\)"):
-        check_unchanged(saved, planned(rounds=1, isolation="rows", run_dir=str(run.path)), run.directory)
+        check_unchanged(
+            saved, planned(rounds=1, isolation="rows", run_dir=str(run.path)), run.directory
+        )

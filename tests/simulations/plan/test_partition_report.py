@@ -1,4 +1,6 @@
-"""``fedlsg partition``: numbers by hand, the table of few and of many clients, the files, and what it refuses."""
+"""``fedlsg partition``: numbers by hand, the table of few and of many clients, the files, and what
+it refuses.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from simulations.settings.settings import from_mapping
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "shards"])
 def test_measured_against_the_labels_themselves(scheme):
-    """Oracle: a loop over every example of the prepared run. Negative control: another seed deals otherwise."""
+    """Oracle: a loop over every example of the prepared run. Negative control: another seed deals
+    otherwise.
+    """
     base = prepare(from_mapping({"workload": "digits", "clients": 7, "partition": scheme}))
     balance = measure(base)
     slow = np.zeros((7, 10), dtype=np.int64)
@@ -20,7 +24,9 @@ def test_measured_against_the_labels_themselves(scheme):
     assert np.array_equal(balance.counts, slow)
     assert balance.counts.sum() == 1437
     assert balance.sizes.tolist() == base.sizes
-    other = measure(prepare(from_mapping({"workload": "digits", "clients": 7, "partition": scheme, "seed": 1})))
+    other = measure(
+        prepare(from_mapping({"workload": "digits", "clients": 7, "partition": scheme, "seed": 1}))
+    )
     assert not np.array_equal(other.counts, slow)
 
 
@@ -29,7 +35,10 @@ def test_measured_against_the_labels_themselves(scheme):
     [
         (("--clients", "1438"), "expected clients in 1..1437"),
         (("--clients", "0"), "expected clients=0 >= 1"),
-        (("--clients", "900", "-c", "partition=dirichlet", "-c", "alpha=0.01"), "raise alpha or lower clients"),
+        (
+            ("--clients", "900", "-c", "partition=dirichlet", "-c", "alpha=0.01"),
+            "raise alpha or lower clients",
+        ),
         (("-c", "clints=3"), "unknown setting 'clints'; did you mean 'clients'?"),
         (("-c", "augment=flip-crop"), "augment=flip-crop needs images"),
     ],

@@ -1,4 +1,6 @@
-"""The plan runs its model on public probes: all models that ship pass, planted mixers are refused by name."""
+"""The plan runs its model on public probes: all models that ship pass, planted mixers are refused
+by name.
+"""
 
 from dataclasses import replace
 
@@ -40,7 +42,11 @@ def every_model() -> list[object]:
     for kind, shape in SHAPES.items():
         for name in vision(*shape):
             quick = name in SECONDS[:2] and kind == "cifar"
-            cases.append(pytest.param(shape, name, marks=[] if quick else [pytest.mark.slow], id=f"{kind}, {name}"))
+            cases.append(
+                pytest.param(
+                    shape, name, marks=[] if quick else [pytest.mark.slow], id=f"{kind}, {name}"
+                )
+            )
     return cases
 
 
@@ -60,19 +66,27 @@ def test_digits_pass_in_a_plan(method):
 @pytest.mark.parametrize("training", [True, False])
 def test_an_encoder_passes_with_its_dropout_and_without(tmp_path, training):
     pytest.importorskip("transformers", reason="text models need the text extra")
-    model = build_encoder(find_encoder(str(make_bert(tmp_path)), None), num_classes=2).train(training)
+    model = build_encoder(find_encoder(str(make_bert(tmp_path)), None), num_classes=2).train(
+        training
+    )
     drops = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     assert drops
     for module in drops:
         module.p = 0.2  # encoders come without
     ids, mask = tokens()
-    check_model(model, cross_entropy, [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)])
+    check_model(
+        model,
+        cross_entropy,
+        [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)],
+    )
 
 
 def tokens() -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([3, 12, 4, 5, 7, 2, 9])
     mask = (torch.arange(12) < lengths.unsqueeze(1)).long()
-    ids = torch.randint(5, len(VOCABULARY), (PROBES, 12), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        5, len(VOCABULARY), (PROBES, 12), generator=torch.Generator().manual_seed(1)
+    )
     return ids * mask, mask
 
 
@@ -94,7 +108,11 @@ def test_a_mixer_in_the_frozen_embeddings_of_an_encoder_is_named(tmp_path):
     model = Pooled(build_encoder(find_encoder(str(make_bert(tmp_path)), None), num_classes=2))
     ids, mask = tokens()
     with pytest.raises(ValueError, match=r"word_embeddings.1 \(MeanMixer\): mixes examples"):
-        check_model(model, cross_entropy, [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)])
+        check_model(
+            model,
+            cross_entropy,
+            [({"input_ids": ids, "attention_mask": mask}, torch.arange(PROBES) % 2)],
+        )
 
 
 def planted(*mixer: nn.Module):
@@ -118,7 +136,9 @@ def plant(monkeypatch):
     def with_model(build) -> None:
         def changed(name, **kwargs):
             loaded = load(name, **kwargs)
-            return replace(loaded, models={"mlp": build}, train=replace(loaded.train, prepare=unreadable))
+            return replace(
+                loaded, models={"mlp": build}, train=replace(loaded.train, prepare=unreadable)
+            )
 
         monkeypatch.setattr(workloads, "load", changed)
 
@@ -130,8 +150,14 @@ def plant(monkeypatch):
     [
         (lambda: nn.Softmax(dim=0), r"^3 \(Softmax\): mixes examples"),
         (lambda: MeanMixer(1e-6), r"^3 \(MeanMixer\): mixes examples"),
-        (lambda: MeanMixer(when=lambda module, x: module.training), r"^3 \(MeanMixer\): mixes examples"),
-        (lambda: MeanMixer(when=lambda module, x: len(x) > 4), r"^3 \(MeanMixer\): mixes examples: in a batch of 7"),
+        (
+            lambda: MeanMixer(when=lambda module, x: module.training),
+            r"^3 \(MeanMixer\): mixes examples",
+        ),
+        (
+            lambda: MeanMixer(when=lambda module, x: len(x) > 4),
+            r"^3 \(MeanMixer\): mixes examples: in a batch of 7",
+        ),
         (BackwardMixer, r"^3 \(BackwardMixer\): mixes examples.*gradient"),
         (Memory, r"^3 \(Memory\): depends on earlier batches"),
     ],
@@ -150,7 +176,10 @@ def test_a_plan_takes_an_honest_model_without_reading_a_training_row(plant):
 def split_of(lengths: list[int] | None, rows: int) -> Split:
     given = None if lengths is None else torch.tensor(lengths)
     return Split(
-        inputs=torch.zeros(rows, 1).numpy(), labels=torch.zeros(rows).long(), prepare=torch.from_numpy, lengths=given
+        inputs=torch.zeros(rows, 1).numpy(),
+        labels=torch.zeros(rows).long(),
+        prepare=torch.from_numpy,
+        lengths=given,
     )
 
 

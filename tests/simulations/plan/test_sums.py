@@ -1,7 +1,9 @@
-"""Epsilon of a sum against its own clients, and rho of a plan: what is counted, and the noise that a run really sends.
+"""Epsilon of a sum against its own clients, and rho of a plan: what is counted, and the noise that
+a run really sends.
 
-Nothing here reads m, t or the noise multiplier from a plan. K clients are asked; by the documented defaults one in ten
-may be missing, and one in ten, one at least, may read together. A client of the sum knows its own share.
+Nothing here reads m, t or the noise multiplier from a plan. K clients are asked; by the documented
+defaults one in ten may be missing, and one in ten, one at least, may read together. A client of the
+sum knows its own share.
 """
 
 import math
@@ -25,7 +27,13 @@ LEVEL = {"unit": "client", "sample_rate": None, "batch_size": 20, "rounds": 3}
 
 
 def planned(clients: int, **settings: object) -> Plan:
-    given = {"trust": "secure", "clients": clients, "noise_multiplier": None, "epsilon": TARGET, "delta": DELTA}
+    given = {
+        "trust": "secure",
+        "clients": clients,
+        "noise_multiplier": None,
+        "epsilon": TARGET,
+        "delta": DELTA,
+    }
     return make_plan(from_mapping({**SMALL, **given, **settings}))
 
 
@@ -34,7 +42,9 @@ def reported(plan: Plan) -> float:
 
 
 def share_of(plan: Plan) -> float:
-    """Deviation of what one client adds to each value, over the clip norm; of a secure sum, as its grid has it."""
+    """Deviation of what one client adds to each value, over the clip norm; of a secure sum, as its
+    grid has it.
+    """
     mechanism = plan.terms[0].mechanism(plan.method.mechanism)
     if plan.sums is None:
         return mechanism.noise_std / mechanism.clip_norm
@@ -42,15 +52,21 @@ def share_of(plan: Plan) -> float:
     return release.noise_std(1) / mechanism.clip_norm
 
 
-def against(together: int, survivors: int, share: float, *, rate: float = RATE, steps: int = ROUNDS) -> float:
-    """Epsilon against ``together`` of the clients of the smallest sum: they subtract what they added."""
+def against(
+    together: int, survivors: int, share: float, *, rate: float = RATE, steps: int = ROUNDS
+) -> float:
+    """Epsilon against ``together`` of the clients of the smallest sum: they subtract what they
+    added.
+    """
     noise = share * math.sqrt(survivors - together)
     return epsilon(sample_rate=rate, noise_multiplier=noise, steps=steps, delta=DELTA).upper
 
 
 def covers(said: float, share: float, survivors: int, together: int, **more: float) -> bool:
     """Whether an epsilon holds against one client, and against ``together`` of them."""
-    return all(against(readers, survivors, share, **more) <= said * (1 + 1e-9) for readers in {1, together})
+    return all(
+        against(readers, survivors, share, **more) <= said * (1 + 1e-9) for readers in {1, together}
+    )
 
 
 @pytest.mark.parametrize("clients", FEW + MANY)
@@ -60,7 +76,9 @@ def test_the_reported_epsilon_of_a_secure_sum_holds_against_its_clients(clients)
     said = reported(plan)
     assert covers(said, share_of(plan), survivors, together)
     assert TARGET * 0.998 < said <= TARGET, "calibration hits the target"
-    assert against(together, survivors, share_of(plan)) > said * 0.94, "and the grid takes little of the noise"
+    assert against(together, survivors, share_of(plan)) > said * 0.94, (
+        "and the grid takes little of the noise"
+    )
 
 
 @pytest.mark.parametrize("clients", [1, *FEW, 50])
@@ -68,7 +86,9 @@ def test_the_reported_epsilon_of_an_assumed_sum_holds_against_a_client(clients):
     plan = planned(clients, **AGGREGATE)
     assert TARGET * 0.998 < reported(plan) <= TARGET
     if clients == 1:
-        assert share_of(plan) == pytest.approx(plan.terms[0].noise_multiplier), "nobody else is in the sum"
+        assert share_of(plan) == pytest.approx(plan.terms[0].noise_multiplier), (
+            "nobody else is in the sum"
+        )
     else:
         assert covers(reported(plan), share_of(plan), clients, 1)
 
@@ -114,10 +134,18 @@ def test_an_assumed_sum_without_a_reader_is_caught():
 
 def test_ten_clients_need_no_more_noise_than_before():
     """One colluder was counted there always: m = 9, t = 1."""
-    assert share_of(planned(10, noise_multiplier=2.0, epsilon=None)) == pytest.approx(2 / math.sqrt(8), rel=5e-3)
+    assert share_of(planned(10, noise_multiplier=2.0, epsilon=None)) == pytest.approx(
+        2 / math.sqrt(8), rel=5e-3
+    )
 
 
-FAINT = {"method": "dpsgd", "rounds": 1, "learning_rate": 1.0, "momentum": 0.0, "local_learning_rate": 1e-12}
+FAINT = {
+    "method": "dpsgd",
+    "rounds": 1,
+    "learning_rate": 1.0,
+    "momentum": 0.0,
+    "local_learning_rate": 1e-12,
+}
 """One update of the server by the sum over the divisor; weights do not move within a round."""
 
 
@@ -142,14 +170,15 @@ def sent(out: Path, **settings: object) -> tuple[torch.Tensor, object]:
     ids=str,
 )
 def test_a_runs_noise_over_its_clip_norm_is_rho(tmp_path, settings):
-    """The same seeds with clip only have the same batches: the difference is the noise. Its relative deviation is
-    1 / sqrt(2 d) = 1 %."""
+    """The same seeds with clip only have the same batches: the difference is the noise. Its
+    relative deviation is 1 / sqrt(2 d) = 1 %."""
     noisy, run = sent(tmp_path / "noisy", **settings)
     clean, _ = sent(tmp_path / "clean", mechanism="clip-only", noise_multiplier=None, **settings)
     plan = run.plan
     frame = plan.public_state().frame(1, updates=0)
     largest = plan.method.mechanism.sensitivity(len(frame.blocks))
-    steps = math.sqrt(settings.get("local_steps", 1))  # the noise of a round's steps, which are independent
+    # the noise of a round's steps, which are independent
+    steps = math.sqrt(settings.get("local_steps", 1))
     measured = float((noisy - clean).norm()) / largest / steps
     assert run.summary["rho"] == rho_of(plan, plan.public_state())
     assert measured == pytest.approx(run.summary["rho"], rel=0.05)
@@ -163,8 +192,12 @@ def test_a_runs_noise_over_its_clip_norm_is_rho(tmp_path, settings):
         ({"clients": 10, "trust": "secure", "colluders": 3}, "6 honest clients", 1.22),
     ],
 )
-def test_the_line_says_what_protection_against_the_clients_of_a_sum_costs(settings, honest, cost, tmp_path):
-    """sqrt(m / (m - t)), which is also the ratio of the sums' noise with and without a reader among the clients."""
+def test_the_line_says_what_protection_against_the_clients_of_a_sum_costs(
+    settings, honest, cost, tmp_path
+):
+    """sqrt(m / (m - t)), which is also the ratio of the sums' noise with and without a reader among
+    the clients.
+    """
     plan, _ = plan_at(tmp_path / "run", **settings)
     found = sum_line(plan, plan.public_state())
     assert found is not None

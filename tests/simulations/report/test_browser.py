@@ -1,4 +1,5 @@
-"""Pages in a real browser: nothing overflows on a phone or a desk, no error, no request, light, dark and printed.
+"""Pages in a real browser: nothing overflows on a phone or a desk, no error, no request, light,
+dark and printed.
 
 They need playwright and a Chromium: one in the path, of ``FEDLSG_BROWSER``, or playwright's own.
 """
@@ -28,18 +29,34 @@ WIDTHS = (400, 900, 1400)
 SCHEMES = ("light", "dark")
 MOST_BYTES = 1_000_000
 KINDS = (
-    "run", "unfinished", "compare", "compare-bytes", "search", "membership", "attack", "partition", "audit", "inspect",
-)  # fmt: skip
+    "run",
+    "unfinished",
+    "compare",
+    "compare-bytes",
+    "search",
+    "membership",
+    "attack",
+    "partition",
+    "audit",
+    "inspect",
+)
 ARGUMENTS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 
 def browser_path(own: str) -> str | None:
     """A Chromium of this machine; ``own`` is where playwright would have one."""
     named = [os.environ.get("FEDLSG_BROWSER", "")]
-    named += [shutil.which(name) or "" for name in ("chromium", "chromium-browser", "google-chrome")]
+    named += [
+        shutil.which(name) or "" for name in ("chromium", "chromium-browser", "google-chrome")
+    ]
     return next((path for path in (*named, own) if path and Path(path).exists()), None)
 
 
@@ -63,7 +80,9 @@ def made_pages(browser, small, tmp_path_factory) -> dict[str, Path]:
 
 
 class Visit:
-    """One page in the browser: what it says on the console, what it asks the network for, and how wide it is."""
+    """One page in the browser: what it says on the console, what it asks the network for, and how
+    wide it is.
+    """
 
     def __init__(self, browser: Any, path: Path) -> None:
         self.tab = browser.new_page()
@@ -76,13 +95,17 @@ class Visit:
         self.tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
 
     def overflow(self) -> dict[str, int]:
-        """Pixels by which the page is wider than the window, by width and scheme; empty where it fits."""
+        """Pixels by which the page is wider than the window, by width and scheme; empty where it
+        fits.
+        """
         found = {}
         for width in WIDTHS:
             self.tab.set_viewport_size({"width": width, "height": 800})
             for scheme in SCHEMES:
                 self.tab.emulate_media(color_scheme=scheme)
-                more = self.tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+                more = self.tab.evaluate(
+                    "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+                )
                 if more > 0:
                     found[f"{width} {scheme}"] = more
         return found
@@ -103,9 +126,9 @@ def test_a_page_fits_and_is_silent(kind, browser, made_pages):
     assert made_pages[kind].stat().st_size < MOST_BYTES
     assert visit.tab.locator("main, header, footer, h1").count() == 4
     assert visit.tab.locator("svg[role=img]:not([aria-label])").count() == 0
-    assert visit.tab.evaluate("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size") == (
-        visit.tab.locator("[id]").count()
-    ), "an id is used twice"
+    assert visit.tab.evaluate(
+        "new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
+    ) == (visit.tab.locator("[id]").count()), "an id is used twice"
     visit.tab.close()
 
 
@@ -140,21 +163,30 @@ def test_the_dark_is_dark_and_paper_is_light_with_all_settings(browser, made_pag
         ("dark", "print", "light"),
     ):
         visit.tab.emulate_media(color_scheme=scheme, media=medium)
-        visit.tab.wait_for_function(f"{ground} === '{wanted[colour]}'")  # a busy browser takes its time
+        # a busy browser takes its time
+        visit.tab.wait_for_function(f"{ground} === '{wanted[colour]}'")
         settings.wait_for(state="visible" if medium == "print" else "hidden")
     visit.tab.close()
 
 
 TOOLTIP = "Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]).tooltip"
 SHOWN = f"{TOOLTIP}.opacity && {TOOLTIP}.body.flatMap(part => part.lines)"
-EMPTY = "Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]).data.datasets.every(one => !one.data.length)"
-SPAN = "(one => one.scales.x.max - one.scales.x.min)(Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]))"
+EMPTY = (
+    "Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]).data.datasets.every(one => "
+    "!one.data.length)"
+)
+SPAN = (
+    "(one => one.scales.x.max - "
+    "one.scales.x.min)(Chart.getChart(document.querySelectorAll('.canvas canvas')[{}]))"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_figures_answer_to_pointer_buttons_and_keys(kind, browser, made_pages):
-    """Hover, zoom by dragging and by buttons, the series of a legend, scales: all charts of a page."""
+    """Hover, zoom by dragging and by buttons, the series of a legend, scales: all charts of a
+    page.
+    """
     visit = Visit(browser, made_pages[kind])
     tab, charts = visit.tab, visit.tab.locator(".canvas canvas")
     assert charts.count() == tab.locator(".panel").count() > 0
@@ -185,7 +217,10 @@ def test_figures_answer_to_pointer_buttons_and_keys(kind, browser, made_pages):
             assert button.get_attribute("aria-pressed") != before
             button.click()
     for key in tab.locator(".keys button").all()[:3]:
-        visible = "Object.values(Chart.instances).reduce((sum, one) => sum + one.getVisibleDatasetCount(), 0)"
+        visible = (
+            "Object.values(Chart.instances).reduce((sum, one) => sum + "
+            "one.getVisibleDatasetCount(), 0)"
+        )
         before = tab.evaluate(visible)
         key.click()
         assert key.get_attribute("aria-pressed") == "false"
@@ -213,18 +248,28 @@ def test_the_keyboard_reaches_links_tables_and_settings(browser, made_pages):
     reached = set()
     for _ in range(60):
         visit.tab.keyboard.press("Tab")
-        reached.add(visit.tab.evaluate("document.activeElement.className || document.activeElement.tagName"))
+        reached.add(
+            visit.tab.evaluate("document.activeElement.className || document.activeElement.tagName")
+        )
     assert {"A", "BUTTON", "INPUT", "CANVAS", "scroll"} <= reached
     visit.tab.close()
 
 
 def test_a_later_mark_covers_an_earlier_one(browser, tmp_path):
-    marks = tuple(Series(name="a", x=(1,), y=(1,), marker="o", filled=filled) for filled in (False, True))
-    page = Page(title="t", lead="l", sections=sections(("s", [interactive([Chart(title="t", series=marks)], "c")])))
+    marks = tuple(
+        Series(name="a", x=(1,), y=(1,), marker="o", filled=filled) for filled in (False, True)
+    )
+    page = Page(
+        title="t",
+        lead="l",
+        sections=sections(("s", [interactive([Chart(title="t", series=marks)], "c")])),
+    )
     (tmp_path / "page.html").write_text(render(page))
     visit = Visit(browser, tmp_path / "page.html")
     first_on_top = (
-        "() => Chart.getChart(document.querySelector('canvas')).getSortedVisibleDatasetMetas().map(m => m.index)"
+        "() => "
+        "Chart.getChart(document.querySelector('canvas')).getSortedVisibleDatasetMetas().map(m => "
+        "m.index)"
     )
     visit.tab.wait_for_selector("canvas")
     assert visit.tab.evaluate(first_on_top) == [1, 0]

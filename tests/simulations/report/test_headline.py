@@ -1,4 +1,6 @@
-"""What a page says of a run: only what its numbers support, whom epsilon protects against, the settings."""
+"""What a page says of a run: only what its numbers support, whom epsilon protects against, the
+settings.
+"""
 
 import math
 from dataclasses import replace
@@ -6,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from simulations.report.facts import TRUST, epsilon_section, settings_section, trust_words, values_line
+from simulations.report.facts import (
+    TRUST,
+    epsilon_section,
+    settings_section,
+    trust_words,
+    values_line,
+)
 from simulations.report.page import Facts, Section, Text
 from simulations.report.words import WITHOUT, epsilon_words, run_headline
 from simulations.rundir.results import Result, read_run
@@ -25,7 +33,8 @@ def said(run: Result | None = None, **summary: Any) -> str:
 def test_a_private_run_by_hand():
     assert (
         said()
-        == "93.1 % test accuracy at epsilon 7.999 (delta 1e-05), with 4.0x fewer uplink bytes than dense updates."
+        == "93.1 % test accuracy at epsilon 7.999 (delta 1e-05), with 4.0x fewer uplink bytes than "
+        "dense updates."
     )
 
 
@@ -33,13 +42,27 @@ def test_a_private_run_by_hand():
     ("changes", "words"),
     [
         ({"private": False, "epsilon_max": "inf"}, f"93.1 % test accuracy {WITHOUT}, with"),
-        ({"private": False, "reproducible": True}, "in test mode: the noise is reproducible, so nothing is private"),
-        ({"trust": "secure", "secure_sum": SUMS}, "at epsilon 7.999 for secure sums of the clients' payloads (delta"),
         (
-            {"trust": "secure", "secure_sum": SUMS, "epsilon_by_reader": {"outside": 7.0, "participant": 7.999}},
-            "at epsilon 7.999 against one participant for secure sums of the clients' payloads (delta",
+            {"private": False, "reproducible": True},
+            "in test mode: the noise is reproducible, so nothing is private",
         ),
-        ({"trust": "aggregate"}, "for the sum of all payloads, if an ideal secure aggregation is assumed (delta"),
+        (
+            {"trust": "secure", "secure_sum": SUMS},
+            "at epsilon 7.999 for secure sums of the clients' payloads (delta",
+        ),
+        (
+            {
+                "trust": "secure",
+                "secure_sum": SUMS,
+                "epsilon_by_reader": {"outside": 7.0, "participant": 7.999},
+            },
+            "at epsilon 7.999 against one participant for secure sums of the clients' payloads "
+            "(delta",
+        ),
+        (
+            {"trust": "aggregate"},
+            "for the sum of all payloads, if an ideal secure aggregation is assumed (delta",
+        ),
         ({"uplink_bytes": 8000}, "with 2.0x more uplink bytes than dense updates."),
         ({"uplink_bytes": 4000}, "with as many uplink bytes as dense updates."),
         ({"uplink_bytes": 0}, "(delta 1e-05)."),
@@ -61,8 +84,13 @@ def test_epsilon_is_never_rounded_down():
     assert "at epsilon 4.735 (delta" in said(epsilon_max=4.734214)
     assert "at epsilon 0.001 (delta" in said(epsilon_max=0.0004)
     assert [epsilon_words(value) for value in (8.0, 1.1, 7.9996, 0.0, 1e-30, math.inf)] == [
-        "8.000", "1.100", "8.000", "0.000", "0.001", "inf",
-    ]  # fmt: skip
+        "8.000",
+        "1.100",
+        "8.000",
+        "0.000",
+        "0.001",
+        "inf",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +108,9 @@ def test_whom_epsilon_protects_against(used, said):
 
 def test_a_report_of_a_secure_sum_says_it(tmp_path):
     run = run_local(tmp_path / "run", trust="secure", clients=4)
-    texts = [part.words for part in epsilon_section([read_run(run.path)]).parts if isinstance(part, Text)]
+    texts = [
+        part.words for part in epsilon_section([read_run(run.path)]).parts if isinstance(part, Text)
+    ]
     assert TRUST["secure"] in texts
 
 

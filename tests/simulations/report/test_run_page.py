@@ -1,4 +1,6 @@
-"""report.html: complete, self-contained, escaped; of one run and of many; and what is no run is refused."""
+"""report.html: complete, self-contained, escaped; of one run and of many; and what is no run is
+refused.
+"""
 
 import re
 from dataclasses import replace
@@ -18,9 +20,14 @@ from tests.simulations.support.own_scripts import without_scripts
 
 HOSTILE = '<script>alert("1")</script>&\'"<img src=http://x onerror=y>'
 RESULTS = [
-    result(0.80), result(0.84, seed=1), result(0.7, method="linear-probe"), result(0.1, method="rs"),
-    result(0.9, epsilon=8.0), result(0.97, method="sgd", epsilon=None), result(None, method="rgp"),
-]  # fmt: skip
+    result(0.80),
+    result(0.84, seed=1),
+    result(0.7, method="linear-probe"),
+    result(0.1, method="rs"),
+    result(0.9, epsilon=8.0),
+    result(0.97, method="sgd", epsilon=None),
+    result(None, method="rgp"),
+]
 
 
 class Page(HTMLParser):
@@ -37,7 +44,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         names = ("src", "href", "xlink:href", "srcset", "data", "action")
-        self.loads += [v or "" for k, v in attrs if k in names and tag != "a" and not (v or "").startswith("#")]
+        self.loads += [
+            v or "" for k, v in attrs if k in names and tag != "a" and not (v or "").startswith("#")
+        ]
         self.links += [v or "" for k, v in attrs if k == "href" and tag == "a"]
         self.loads += re.findall(r"url\(([^)]*)\)", dict(attrs).get("style") or "")
 
@@ -68,11 +77,23 @@ def made(results: list[object] = RESULTS, **more: str) -> str:
 def test_the_page_says_what_a_reader_must_know():
     words = Page(made(command="fedlsg compare digits", grid="seeds = [0]")).words
     for part in (
-        "6 of 7 runs finished", "seeds 0, 1", "82.0 ± 2.8", "NOT PRIVATE: sgd", "one example of one client",
-        "add or remove one example", "No epsilon here covers that", "rgp-seed0", "failed: rank too big",
-        "Not better than guessing by three standard errors: rs at epsilon 3", "linear-probe", "Some CPU, 2 cores",
-        "torch 2.13.0", "fedlsg compare digits", "seeds = [0]", "guessing reaches 10.0 %",
-    ):  # fmt: skip
+        "6 of 7 runs finished",
+        "seeds 0, 1",
+        "82.0 ± 2.8",
+        "NOT PRIVATE: sgd",
+        "one example of one client",
+        "add or remove one example",
+        "No epsilon here covers that",
+        "rgp-seed0",
+        "failed: rank too big",
+        "Not better than guessing by three standard errors: rs at epsilon 3",
+        "linear-probe",
+        "Some CPU, 2 cores",
+        "torch 2.13.0",
+        "fedlsg compare digits",
+        "seeds = [0]",
+        "guessing reaches 10.0 %",
+    ):
         assert part in words, part
     assert "linear probe is missing" not in words
     assert "The private linear probe is missing" in Page(made([result(0.8)])).words
@@ -90,7 +111,10 @@ def test_the_pages_ask_nobody_for_anything(small):
 
 def test_hostile_text_stays_text(small):
     clean = set(Page(made(command="c", grid="g")).tags)
-    bad = [result(0.8, label=HOSTILE, settings={"model": HOSTILE}), result(None, seed=1, reason=HOSTILE)]
+    bad = [
+        result(0.8, label=HOSTILE, settings={"model": HOSTILE}),
+        result(None, seed=1, reason=HOSTILE),
+    ]
     source = made([*RESULTS, *bad], command=HOSTILE, grid=HOSTILE)
     assert set(Page(source).tags) == clean
     assert outside(source) == []
@@ -98,7 +122,9 @@ def test_hostile_text_stays_text(small):
     one = run_page(result(0.8, settings={"model": HOSTILE}))
     assert HOSTILE in Page(one).words
     for text in (source, one):
-        assert "<script" not in re.sub(r'<script type="application/json">[^<]*</script>', "", without_scripts(text))
+        assert "<script" not in re.sub(
+            r'<script type="application/json">[^<]*</script>', "", without_scripts(text)
+        )
 
 
 def test_the_command_of_a_run_makes_the_same_settings(small):
@@ -123,7 +149,10 @@ def test_the_accuracy_without_privacy_is_named_where_a_run_has_it():
     check_against(private, dense)
     for other, why in (
         (private, "is private: give a run without privacy"),
-        (replace(dense, settings={**dense.settings, "workload": "sst2"}), "has workload=sst2, and the run workload="),
+        (
+            replace(dense, settings={**dense.settings, "workload": "sst2"}),
+            "has workload=sst2, and the run workload=",
+        ),
         (result(None, method="sgd", epsilon=None), "has no accuracy"),
     ):
         with pytest.raises(ValueError, match=why):

@@ -1,4 +1,6 @@
-"""What a user sees at common widths: progress, the result of a run, and tables, which lose optional columns first."""
+"""What a user sees at common widths: progress, the result of a run, and tables, which lose optional
+columns first.
+"""
 
 import io
 from typing import Any
@@ -10,12 +12,29 @@ from simulations.report.terminal import summary_table
 from simulations.report.words import outcome, privacy_line
 
 SUMMARY: dict[str, Any] = {
-    "workload": "digits", "model": "mlp", "method": "lsg", "clients": 5, "rounds": 100, "engine": "flower",
-    "accuracy": 0.9306, "loss": 0.2512, "private": True, "reproducible": False, "epsilon_max": 7.9981,
-    "epsilon_median": 7.9, "delta": 1e-5, "noise_multiplier": 6.1234, "trust": "client",
-    "uplink_bytes": 2_188_000, "uplink_bytes_wire": 2_300_000, "uplink_bytes_dense": 9_620_000,
-    "downlink_bytes": 9_620_000, "downlink_bytes_wire": 9_700_000, "wall_seconds": 42.5, "device": "cpu",
-}  # fmt: skip
+    "workload": "digits",
+    "model": "mlp",
+    "method": "lsg",
+    "clients": 5,
+    "rounds": 100,
+    "engine": "flower",
+    "accuracy": 0.9306,
+    "loss": 0.2512,
+    "private": True,
+    "reproducible": False,
+    "epsilon_max": 7.9981,
+    "epsilon_median": 7.9,
+    "delta": 1e-5,
+    "noise_multiplier": 6.1234,
+    "trust": "client",
+    "uplink_bytes": 2_188_000,
+    "uplink_bytes_wire": 2_300_000,
+    "uplink_bytes_dense": 9_620_000,
+    "downlink_bytes": 9_620_000,
+    "downlink_bytes_wire": 9_700_000,
+    "wall_seconds": 42.5,
+    "device": "cpu",
+}
 
 
 def shown(table: Any, width: int) -> str:
@@ -32,16 +51,31 @@ def shown(table: Any, width: int) -> str:
             "NOT PRIVATE: the noise is reproducible",
         ),
         ({"private": False, "epsilon_max": "inf"}, "NOT PRIVATE: no finite epsilon is claimed"),
-        ({"trust": "aggregate"}, "only the sum is private: an ideal secure aggregation is assumed and not provided"),
         (
-            {"trust": "secure", "secure_sum": {"clients": 10, "min_survivors": 9, "colluders": 1, "contributors": 8}},
-            "of the sum of at least 9 of 10 clients: an honest-but-curious server sees no single payload, also with 1 "
-            "colluding client (secure aggregation, computational; noise planned for 8 honest clients)",
+            {"trust": "aggregate"},
+            "only the sum is private: an ideal secure aggregation is assumed and not provided",
         ),
         (
-            {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 0, "contributors": 5}},
-            "sees no single payload, if no client colludes with it (secure aggregation, computational; noise planned "
-            "for 5 honest clients)",
+            {
+                "trust": "secure",
+                "secure_sum": {
+                    "clients": 10,
+                    "min_survivors": 9,
+                    "colluders": 1,
+                    "contributors": 8,
+                },
+            },
+            "of the sum of at least 9 of 10 clients: an honest-but-curious server sees no single "
+            "payload, also with 1 colluding client (secure aggregation, computational; noise "
+            "planned for 8 honest clients)",
+        ),
+        (
+            {
+                "trust": "secure",
+                "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 0, "contributors": 5},
+            },
+            "sees no single payload, if no client colludes with it (secure aggregation, "
+            "computational; noise planned for 5 honest clients)",
         ),
         (
             {"trust": "secure", "private": False, "reproducible": True},
@@ -64,31 +98,52 @@ def by_reader(outside: float, one: float, together: float) -> dict[str, float]:
     ("changes", "words"),
     [
         (
-            {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 1, "contributors": 4},
-             "epsilon_by_reader": by_reader(6.5001, 7.999, 7.999)},
-            "epsilon 7.999 against one participant, also together with the server; 6.501 against the outside or the "
-            "server alone",
+            {
+                "trust": "secure",
+                "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 1, "contributors": 4},
+                "epsilon_by_reader": by_reader(6.5001, 7.999, 7.999),
+            },
+            "epsilon 7.999 against one participant, also together with the server; 6.501 against "
+            "the outside or the server alone",
         ),
         (
-            {"trust": "secure", "secure_sum": {"clients": 50, "min_survivors": 45, "colluders": 5, "contributors": 40},
-             "epsilon_by_reader": by_reader(7.3, 7.4, 7.999)},
-            "epsilon 7.999 against 5 participants, also together with the server; 7.400 against one of them; 7.300 "
-            "against the outside or the server alone",
+            {
+                "trust": "secure",
+                "secure_sum": {
+                    "clients": 50,
+                    "min_survivors": 45,
+                    "colluders": 5,
+                    "contributors": 40,
+                },
+                "epsilon_by_reader": by_reader(7.3, 7.4, 7.999),
+            },
+            "epsilon 7.999 against 5 participants, also together with the server; 7.400 against "
+            "one of them; 7.300 against the outside or the server alone",
         ),
         (
-            {"trust": "aggregate", "secure_sum": None, "epsilon_by_reader": by_reader(7.5, 7.999, 7.999)},
-            "epsilon 7.999 against one participant, also together with the server; 7.500 against the outside or the "
-            "server alone",
+            {
+                "trust": "aggregate",
+                "secure_sum": None,
+                "epsilon_by_reader": by_reader(7.5, 7.999, 7.999),
+            },
+            "epsilon 7.999 against one participant, also together with the server; 7.500 against "
+            "the outside or the server alone",
         ),
         ({"epsilon_by_reader": by_reader(7.999, 7.999, 7.999)}, None),
         (
-            {"trust": "secure", "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 1, "contributors": 4}},
+            {
+                "trust": "secure",
+                "secure_sum": {"clients": 5, "min_survivors": 5, "colluders": 1, "contributors": 4},
+            },
             None,
         ),
-        ({"trust": "aggregate", "private": False, "epsilon_by_reader": by_reader(1.0, 2.0, 2.0)}, None),
+        (
+            {"trust": "aggregate", "private": False, "epsilon_by_reader": by_reader(1.0, 2.0, 2.0)},
+            None,
+        ),
         ({"trust": "aggregate", "epsilon_by_reader": by_reader(7.999, 7.999, 7.999)}, None),
     ],
-)  # fmt: skip
+)
 def test_the_readers_of_a_sum_in_words(changes, words):
     """Each number is rounded up. One that holds for all, or is not on record, has no line."""
     assert outcome(SUMMARY | changes).get("readers") == words

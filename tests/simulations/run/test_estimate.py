@@ -17,23 +17,44 @@ LEVEL = {"unit": "client", "sample_rate": None, "batch_size": 20}
 KINDS: dict[str, dict[str, Any]] = {
     "lsg": {"method": "lsg"},
     "dense, given epsilon, half the clients": {
-        "method": "dpsgd", "codec": "bfloat16", "noise_multiplier": None, "epsilon": 4.0, "clients": 4,
+        "method": "dpsgd",
+        "codec": "bfloat16",
+        "noise_multiplier": None,
+        "epsilon": 4.0,
+        "clients": 4,
         "clients_per_round": 2,
     },
     "clients of many sizes, few of whom are asked": {
-        "method": "dpsgd", "partition": "dirichlet", "sample_rate": None, "batch_size": 20, "clients": 6,
-        "clients_per_round": 3, "rounds": 4,
+        "method": "dpsgd",
+        "partition": "dirichlet",
+        "sample_rate": None,
+        "batch_size": 20,
+        "clients": 6,
+        "clients_per_round": 3,
+        "rounds": 4,
     },
     "no privacy, several steps": {"method": "sgd", "noise_multiplier": None, "local_steps": 3},
     "a mask that cools": {"method": "rs", "rounds": 4},
     "updates sent down": {"method": "lsg", "downlink": "sparse"},
     "pruned before": {"method": "dp-ssgd"},
-    "clients that leave": {"method": "rgp", "clients": 6, "clients_per_round": 4, "dropout": 0.4, "rounds": 5},
+    "clients that leave": {
+        "method": "rgp",
+        "clients": 6,
+        "clients_per_round": 4,
+        "dropout": 0.4,
+        "rounds": 5,
+    },
     "shuffled": {"method": "dpsgd", "sampling": "shuffle", "sample_rate": None, "batch_size": 100},
     "secure sum": {"method": "lsg", "trust": "secure", "clients": 4},
     "client level in a secure sum": {"method": "rs", **LEVEL, "trust": "secure", "clients": 4},
-    "client level, trusted server": {"method": "rs", **LEVEL, "trust": "server", "clients": 6, "clients_per_round": 3},
-}  # fmt: skip
+    "client level, trusted server": {
+        "method": "rs",
+        **LEVEL,
+        "trust": "server",
+        "clients": 6,
+        "clients_per_round": 3,
+    },
+}
 HIDDEN = "client level, trusted server"
 
 
@@ -50,7 +71,9 @@ def recorded(path: Path) -> dict[tuple[int, int, str], list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_planned_is_what_a_run_records(kind, tmp_path):
     given = {**SECRET, **KINDS[kind]}
-    plan = make_plan(from_mapping({name: value for name, value in given.items() if value is not None}))
+    plan = make_plan(
+        from_mapping({name: value for name, value in given.items() if value is not None})
+    )
     facts = json.loads(json.dumps(facts_of(plan)))
     run = run_local(tmp_path / "run", **given)
     summary = run.summary

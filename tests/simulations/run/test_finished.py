@@ -1,4 +1,6 @@
-"""``fedlsg.Run`` and ``fedlsg.load_run``: what can be read of a run, also where its code or data are gone."""
+"""``fedlsg.Run`` and ``fedlsg.load_run``: what can be read of a run, also where its code or data
+are gone.
+"""
 
 import ast
 from pathlib import Path
@@ -30,7 +32,10 @@ def finished(mine, tmp_path_factory) -> fedlsg.Run:
     """Two rounds of the workload and the recipe of the file."""
     with fresh():
         return quick(
-            tmp_path_factory.mktemp("runs") / "run", workload=f"{mine}:workload", method=f"{mine}:recipe", rounds=2
+            tmp_path_factory.mktemp("runs") / "run",
+            workload=f"{mine}:workload",
+            method=f"{mine}:recipe",
+            rounds=2,
         )
 
 
@@ -50,7 +55,9 @@ def new_process() -> None:
 
 def test_the_model_has_the_accuracy_of_the_summary(finished):
     assert accuracy(finished.model) == pytest.approx(finished.summary["accuracy"])
-    assert accuracy(fedlsg.load_run(finished.directory).model) == pytest.approx(finished.summary["accuracy"])
+    assert accuracy(fedlsg.load_run(finished.directory).model) == pytest.approx(
+        finished.summary["accuracy"]
+    )
 
 
 def test_epsilon_is_that_of_the_ledgers(finished):
@@ -90,7 +97,10 @@ def test_a_run_of_code_that_has_changed_has_no_model(tmp_path):
     quick(tmp_path / "run", workload=f"{mine}:workload")
     write(mine, MINE.replace("nn.Tanh()", "nn.ReLU()"))
     new_process()
-    with refused("the code of the run's own workload differs from that which this run began with: restore the file"):
+    with refused(
+        "the code of the run's own workload differs from that which this run began with: restore "
+        "the file"
+    ):
         fedlsg.load_run(tmp_path / "run").model  # noqa: B018
 
 
@@ -100,7 +110,11 @@ def cell(monkeypatch):
     shown: list[dict[str, object]] = []
     publish = SimpleNamespace(publish=lambda data, **_: shown.append(data), is_publishing=False)
     shell = SimpleNamespace(
-        kernel=object(), execution_count=0, user_ns={}, display_formatter=DisplayFormatter(), display_pub=publish
+        kernel=object(),
+        execution_count=0,
+        user_ns={},
+        display_formatter=DisplayFormatter(),
+        display_pub=publish,
     )
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     monkeypatch.setattr(InteractiveShell, "initialized", lambda: True)
@@ -126,7 +140,13 @@ def cell(monkeypatch):
 
 def test_a_notebook_has_one_line_of_progress(cell):
     console = Console(force_jupyter=True)
-    found = cell("for done in range(1, 4):\n    meter.show(done, ('<b>',))", meter=Meter(
-        console, 3, what="round", of=lambda done: f"{done:.0f}/3", pause=0.0))  # fmt: skip
-    assert [data["text/plain"].split("  ")[0] for data in found] == ["round 1/3", "round 2/3", "round 3/3"]
+    found = cell(
+        "for done in range(1, 4):\n    meter.show(done, ('<b>',))",
+        meter=Meter(console, 3, what="round", of=lambda done: f"{done:.0f}/3", pause=0.0),
+    )
+    assert [data["text/plain"].split("  ")[0] for data in found] == [
+        "round 1/3",
+        "round 2/3",
+        "round 3/3",
+    ]
     assert all("&lt;b&gt;" in str(data["text/html"]) for data in found)

@@ -1,4 +1,6 @@
-"""The page that follows a run is answered to its owner's browser alone, and nothing that a reader does holds it up."""
+"""The page that follows a run is answered to its owner's browser alone, and nothing that a reader
+does holds it up.
+"""
 
 import http.client
 import socket
@@ -27,7 +29,9 @@ def ask(server: LiveServer, path: str, **headers: str) -> tuple[int, bytes]:
     """Status and content; ``TOKEN`` in a path is the server's, ``PORT`` in a header its port."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
     port = str(server.server_address[1])
-    said = {"Host": "127.0.0.1:PORT"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    said = {"Host": "127.0.0.1:PORT"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
     connection.putrequest("GET", path.replace("TOKEN", server.token), skip_host=True)
     for name, value in said.items():
         connection.putheader(name, value.replace("PORT", port))
@@ -38,25 +42,52 @@ def ask(server: LiveServer, path: str, **headers: str) -> tuple[int, bytes]:
 
 def test_the_owner_sees_the_run(server):
     status, content = ask(server, "/TOKEN/")
-    assert (status, b"Running: 1 of" in content, b"The run is going on" in content) == (200, True, True)
-    assert ask(server, "/TOKEN/", Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="document")[0] == 200  # from the file
-    assert ask(server, "/TOKEN/state", Host="localhost:PORT", Sec_Fetch_Site="same-origin")[0] == 200
+    assert (status, b"Running: 1 of" in content, b"The run is going on" in content) == (
+        200,
+        True,
+        True,
+    )
+    # from the file
+    assert ask(server, "/TOKEN/", Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="document")[0] == 200
+    assert (
+        ask(server, "/TOKEN/state", Host="localhost:PORT", Sec_Fetch_Site="same-origin")[0] == 200
+    )
 
 
-@pytest.mark.parametrize("path", [
-    "/", "/state", "/x/", "/TOKE/", "/TOKENx/", "/TOKEN", "/TOKEN/run.log", "/TOKEN/../TOKEN/", "/TOKEN/%2e%2e/",
-    "/TOKEN//etc/passwd", "/?TOKEN",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/state",
+        "/x/",
+        "/TOKE/",
+        "/TOKENx/",
+        "/TOKEN",
+        "/TOKEN/run.log",
+        "/TOKEN/../TOKEN/",
+        "/TOKEN/%2e%2e/",
+        "/TOKEN//etc/passwd",
+        "/?TOKEN",
+    ],
+)
 def test_other_paths_are_told_nothing(path, server):
     assert ask(server, path) == (404, b"not found\n")
 
 
-@pytest.mark.parametrize("headers", [
-    {"Host": "evil.example:PORT"}, {"Host": "127.0.0.1.evil.example"}, {"Host": "[::"}, {"Host": ""},
-    {"Origin": "https://evil.example"}, {"Origin": "null"},
-    {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "iframe"},
-    {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Dest": "script"}, {"Origin": "http://127.0.0.1:1"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example:PORT"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": "[::"},
+        {"Host": ""},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "iframe"},
+        {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Dest": "script"},
+        {"Origin": "http://127.0.0.1:1"},
+    ],
+)
 def test_other_sites_are_told_nothing(headers, server):
     assert ask(server, "/TOKEN/", **headers) == (404, b"not found\n")
 

@@ -1,4 +1,6 @@
-"""What a simulated run leaves in the records of its process: its rows, its weights; and test mode has no epsilon."""
+"""What a simulated run leaves in the records of its process: its rows, its weights; and test mode
+has no epsilon.
+"""
 
 import copy
 import json
@@ -34,14 +36,18 @@ def exactly(steps):
 
 
 def table(data):
-    return pd.DataFrame(data[0], columns=[f"x{n}" for n in range(WIDTH)]).assign(label=data[1].astype(int))
+    return pd.DataFrame(data[0], columns=[f"x{n}" for n in range(WIDTH)]).assign(
+        label=data[1].astype(int)
+    )
 
 
 FORMS = {
     "arrays": (lambda data: data, lambda data: data),
     "a part of the arrays": (lambda data: data, lambda data: data[0][40:]),
     "a Dataset": (
-        lambda data: TensorDataset(torch.from_numpy(data[0]).float(), torch.from_numpy(data[1]).long()),
+        lambda data: TensorDataset(
+            torch.from_numpy(data[0]).float(), torch.from_numpy(data[1]).long()
+        ),
         lambda data: torch.utils.data.Subset(data, [1]),
     ),
     "a table": (table, lambda data: data[:9]),
@@ -52,7 +58,11 @@ FORMS = {
 def test_a_sweep_spends_on_its_rows_in_each_run(name, tmp_path):
     make, part = FORMS[name]
     data = make(rows())
-    given = SECRET | {"train": data, "test": TEST if name != "a table" else table(TEST), "partition": "iid"}
+    given = SECRET | {
+        "train": data,
+        "test": TEST if name != "a table" else table(TEST),
+        "partition": "iid",
+    }
     first = quick(tmp_path / "1", **given)
     assert first.epsilon == pytest.approx(exactly(1))
     assert fedlsg.epsilon_of_data(part(data)) == pytest.approx(exactly(1))
@@ -82,7 +92,10 @@ def test_the_sum_is_printed_and_a_resumed_run_counts_once(tmp_path, capsys):
     assert fedlsg.epsilon_of_data(data) == pytest.approx(exactly(2))
     assert "all runs of this process" not in capsys.readouterr().out
     quick(tmp_path / "other", **given)
-    assert f"these rows: epsilon {math.ceil(1000 * exactly(4)) / 1000:.3f} at" in capsys.readouterr().out
+    assert (
+        f"these rows: epsilon {math.ceil(1000 * exactly(4)) / 1000:.3f} at"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_run_that_fails_has_spent(tmp_path):
@@ -108,17 +121,27 @@ def test_a_file_is_known_by_its_path(tmp_path, monkeypatch):
 def test_clients_of_other_rates_count_as_the_worst_of_them(tmp_path):
     data = rows()
     found = quick(
-        tmp_path / "run", **SECRET | {"sample_rate": None}, train=data, batch_size=5,
+        tmp_path / "run",
+        **SECRET | {"sample_rate": None},
+        train=data,
+        batch_size=5,
         partition=[list(range(40)), list(range(40, 60))],
-    )  # fmt: skip
+    )
     assert fedlsg.epsilon_of_data(data) == pytest.approx(found.epsilon)
 
 
 def private_step(net, **given):
     return PrivateStep(
-        net, nn.CrossEntropyLoss(), num_examples=60, method="dpsgd", sample_rate=0.2, steps=2, noise_multiplier=2.0,
-        delta=1e-5, **given,
-    )  # fmt: skip
+        net,
+        nn.CrossEntropyLoss(),
+        num_examples=60,
+        method="dpsgd",
+        sample_rate=0.2,
+        steps=2,
+        noise_multiplier=2.0,
+        delta=1e-5,
+        **given,
+    )
 
 
 def saved(found, place=""):
@@ -145,7 +168,9 @@ FROM = {
 
 
 def on_data(found):
-    return fedlsg.Workload(model=build, train=TRAIN, test=TEST, loss=nn.CrossEntropyLoss(), name="own")
+    return fedlsg.Workload(
+        model=build, train=TRAIN, test=TEST, loss=nn.CrossEntropyLoss(), name="own"
+    )
 
 
 @pytest.mark.parametrize("name", FROM)
@@ -153,16 +178,22 @@ def test_a_run_s_weights_are_refused_without_its_ledger(name, tmp_path):
     found = quick(tmp_path / "run", **SECRET, rounds=2, callbacks=[fedlsg.BestModel()])
     net = FROM[name](found)
     for ledger in (None, tmp_path / "new.jsonl"):
-        with pytest.raises(ValueError, match=r"was trained by an earlier private step or run.*fresh_data=True"):
+        with pytest.raises(
+            ValueError, match=r"was trained by an earlier private step or run.*fresh_data=True"
+        ):
             private_step(net, ledger=ledger)
-    with pytest.raises(ValueError, match=r"was trained by .*resume=True.*ledger=PATH.*fresh_data=True"):
+    with pytest.raises(
+        ValueError, match=r"was trained by .*resume=True.*ledger=PATH.*fresh_data=True"
+    ):
         quick(tmp_path / "next", **SECRET, model=lambda: net)
     assert not (tmp_path / "next").exists()
     quick(tmp_path / "next", **SECRET, model=lambda: net, fresh_data=True)
     private_step(net, fresh_data=True)
 
 
-@pytest.mark.parametrize("change", [lambda net: net, clamped, copy.deepcopy, lambda net: net.double().float()])
+@pytest.mark.parametrize(
+    "change", [lambda net: net, clamped, copy.deepcopy, lambda net: net.double().float()]
+)
 def test_a_run_does_not_go_on_from_what_a_private_step_trained(change, tmp_path):
     net = build()
     step = private_step(net, ledger=tmp_path / "ledger.jsonl")
@@ -172,10 +203,15 @@ def test_a_run_does_not_go_on_from_what_a_private_step_trained(change, tmp_path)
         quick(tmp_path / "run", **SECRET, model=lambda: net)
 
 
-@pytest.mark.parametrize("given", [
-    {"method": "lora", "rank": 1}, {"method": "linear-probe"}, {"method": "sparse-dpsgd"},
-    {"method": "sgd", "noise_multiplier": None},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "lora", "rank": 1},
+        {"method": "linear-probe"},
+        {"method": "sparse-dpsgd"},
+        {"method": "sgd", "noise_multiplier": None},
+    ],
+)
 def test_new_weights_of_the_same_seed_are_no_false_alarm(given, tmp_path):
     for number in range(2):
         found = quick(tmp_path / str(number), **SECRET | given)
@@ -194,7 +230,9 @@ def test_test_mode_has_no_epsilon_at_any_door(tmp_path, capsys):
     data, seen = rows(), []
     found = quick(tmp_path / "run", train=data, quiet=False, rounds=2, callbacks=[seen.append])
     printed = capsys.readouterr().out
-    assert found.epsilon == found.summary["epsilon_max"] == found.summary["epsilon_median"] == math.inf
+    assert (
+        found.epsilon == found.summary["epsilon_max"] == found.summary["epsilon_median"] == math.inf
+    )
     assert [row["epsilon_max"] for row in (*found.rounds, *seen)] == [math.inf] * 4
     assert (found.summary["private"], found.summary["epsilon_by_reader"]) == (False, {})
     assert json.loads((found.directory / "summary.json").read_text())["epsilon_max"] == "inf"
@@ -205,5 +243,7 @@ def test_test_mode_has_no_epsilon_at_any_door(tmp_path, capsys):
     assert not any(f"epsilon {number}" in text for text in (printed, repr(found), page))
     assert "epsilon inf" in printed
     secret = quick(tmp_path / "secret", **SECRET, rounds=2)
-    assert f"epsilon {number}" in repr(secret), "the control: the same words have the number where there is one"
+    assert f"epsilon {number}" in repr(secret), (
+        "the control: the same words have the number where there is one"
+    )
     assert fedlsg.epsilon_of_data(data) == math.inf

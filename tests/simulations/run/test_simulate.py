@@ -1,4 +1,6 @@
-"""``fedlsg.simulate``: what it takes, what it refuses before anything is written, callbacks, resuming."""
+"""``fedlsg.simulate``: what it takes, what it refuses before anything is written, callbacks,
+resuming.
+"""
 
 import math
 import sys
@@ -58,17 +60,29 @@ class Speaker(nn.Module):
 
 KINDS = {
     "regression": (lambda: nn.Linear(8, 2), (X, NUMBERS), nn.MSELoss()),
-    "one number": (lambda: nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)), (X, X[:, 0]), functional.mse_loss),
-    "multi-label": (lambda: nn.Linear(8, 4), (X, LABELS.astype(np.float32)), nn.BCEWithLogitsLoss()),
+    "one number": (
+        lambda: nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)),
+        (X, X[:, 0]),
+        functional.mse_loss,
+    ),
+    "multi-label": (
+        lambda: nn.Linear(8, 4),
+        (X, LABELS.astype(np.float32)),
+        nn.BCEWithLogitsLoss(),
+    ),
     "language modelling": (Speaker, (TOKENS, TOKENS), nn.CrossEntropyLoss()),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_targets_of_any_kind_train_and_have_a_loss_and_metrics_instead_of_an_accuracy(kind, tmp_path):
+def test_targets_of_any_kind_train_and_have_a_loss_and_metrics_instead_of_an_accuracy(
+    kind, tmp_path
+):
     model, data, loss = KINDS[kind]
     metrics = {"error": lambda o, t: (o.float().mean() - t.float().mean()).abs()}
-    found = quick(tmp_path / "run", model=model, train=data, test=data, loss=loss, metrics=metrics, rounds=2)
+    found = quick(
+        tmp_path / "run", model=model, train=data, test=data, loss=loss, metrics=metrics, rounds=2
+    )
     assert found.summary["accuracy"] is None
     assert math.isfinite(found.summary["loss"])
     assert [row["accuracy"] for row in found.rounds] == [None, None]
@@ -125,35 +139,64 @@ def unlike():
 
 
 REFUSED = {
-    "another framework's name": ({"num_rounds": 3}, "unknown setting 'num_rounds'; did you mean 'rounds'?"),
-    "a name of Opacus": ({"max_grad_norm": 1.0}, "unknown setting 'max_grad_norm'; it is 'clip_norm' here"),
+    "another framework's name": (
+        {"num_rounds": 3},
+        "unknown setting 'num_rounds'; did you mean 'rounds'?",
+    ),
+    "a name of Opacus": (
+        {"max_grad_norm": 1.0},
+        "unknown setting 'max_grad_norm'; it is 'clip_norm' here",
+    ),
     "an unknown method": ({"method": "fedavg"}, "fedavg is called 'sgd' here"),
-    "a loss that averages": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "the loss averages over the batch"),
-    "and without a clip": (
-        {"loss": lambda o, t: functional.cross_entropy(o, t), "method": "sgd", "noise_multiplier": None},
+    "a loss that averages": (
+        {"loss": lambda o, t: functional.cross_entropy(o, t)},
         "the loss averages over the batch",
     ),
-    "a loss that sums": ({"loss": lambda o, t: (o[:, 0] - t).square().sum()}, "without a mean or sum over dimension 0"),
+    "and without a clip": (
+        {
+            "loss": lambda o, t: functional.cross_entropy(o, t),
+            "method": "sgd",
+            "noise_multiplier": None,
+        },
+        "the loss averages over the batch",
+    ),
+    "a loss that sums": (
+        {"loss": lambda o, t: (o[:, 0] - t).square().sum()},
+        "without a mean or sum over dimension 0",
+    ),
     "a loss that mixes": ({"loss": by_first}, "the loss function: mixes examples"),
     "a loss of the batch's mean": (
         {"loss": lambda o, t: functional.cross_entropy(o - o.mean(0), t, reduction="none")},
         "mixes examples",
     ),
-    "a model that seeds its draws": ({"model": lambda: Seeded()}, "sets its random draws itself (torch.manual_seed)"),
+    "a model that seeds its draws": (
+        {"model": lambda: Seeded()},
+        "sets its random draws itself (torch.manual_seed)",
+    ),
     "a loss with a generator of its own": (
         {"loss": drawn},
         "a generator of its own",
         "remove the seed and the generator",
     ),
-    "a loss that is none": ({"loss": "mse"}, "expected loss(outputs, targets), a function or a module of torch"),
-    "a transform that mixes": ({"transform": lambda x: x - x.mean(0)}, "mixes examples: make each row from itself"),
+    "a loss that is none": (
+        {"loss": "mse"},
+        "expected loss(outputs, targets), a function or a module of torch",
+    ),
+    "a transform that mixes": (
+        {"transform": lambda x: x - x.mean(0)},
+        "mixes examples: make each row from itself",
+    ),
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),
     "too few outputs": (
         {"model": lambda: nn.Linear(8, 2)},
         "cannot take the target of test row 4, 2",
         "Target 2 is out of bounds",
     ),
-    "another width": ({"model": lambda: nn.Linear(7, 3)}, "(Linear): fails with RuntimeError: mat1", "(1x8 and 7x3)"),
+    "another width": (
+        {"model": lambda: nn.Linear(7, 3)},
+        "(Linear): fails with RuntimeError: mat1",
+        "(1x8 and 7x3)",
+    ),
     "another width of train": (
         {"train": (TRAIN[0][:, :7], TRAIN[1])},
         "the model or the loss fails with RuntimeError: mat1",
@@ -163,22 +206,41 @@ REFUSED = {
         {"model": lambda: nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3))},
         "BatchNorm1d): mixes the examples",
     ),
-    "a model that is another one in each process": ({"model": unlike}, "draw from torch's default generator only"),
-    "outputs of another shape": ({"loss": nn.MSELoss()}, "expected outputs and targets of one shape for MSELoss"),
-    "a metric with a taken name": ({"metrics": {"epsilon_max": len}}, "metrics['epsilon_max'] is a column of rounds"),
+    "a model that is another one in each process": (
+        {"model": unlike},
+        "draw from torch's default generator only",
+    ),
+    "outputs of another shape": (
+        {"loss": nn.MSELoss()},
+        "expected outputs and targets of one shape for MSELoss",
+    ),
+    "a metric with a taken name": (
+        {"metrics": {"epsilon_max": len}},
+        "metrics['epsilon_max'] is a column of rounds",
+    ),
     "a metric that is none": ({"metrics": {"f1": 3}}, "metrics['f1'] is no function"),
     "metrics without names": ({"metrics": [len]}, "metrics=list: expected a dict"),
     "one callback": ({"callbacks": print}, "expected a list of callbacks or of functions"),
-    "a model that is none": ({"model": lambda: None}, "model 'own'", "built as NoneType: return an nn.Module"),
+    "a model that is none": (
+        {"model": lambda: None},
+        "model 'own'",
+        "built as NoneType: return an nn.Module",
+    ),
     "a model with its changes": (
         {"model": lambda: fedlsg.make_supported(build())},
         "built as Supported: return an nn.Module, such as its field model",
     ),
     "no model": ({"model": None}, "simulate needs model; or a workload, as workload='digits'"),
-    "both": ({"epsilon": 1.0, "mechanism": "none", "noise_multiplier": None}, "needs a mechanism that adds noise"),
+    "both": (
+        {"epsilon": 1.0, "mechanism": "none", "noise_multiplier": None},
+        "needs a mechanism that adds noise",
+    ),
     "Flower's engine": ({"engine": "flower"}, "engine"),
     "a method that is none": ({"method": 3}, "method=int: expected the name of a recipe"),
-    "an unknown scheme": ({"partition": "writer"}, "unknown partition of own 'writer', expected one of iid"),
+    "an unknown scheme": (
+        {"partition": "writer"},
+        "unknown partition of own 'writer', expected one of iid",
+    ),
     "a preset of a paper": ({"preset": "nothing"}, "nothing"),
 }
 
@@ -204,12 +266,16 @@ def test_a_users_code_that_leaves_the_process_is_an_error_that_names_its_line(pa
         __getitem__ = leave
 
     given = {
-        "model": {"model": leave}, "loss": {"loss": lambda outputs, targets: leave()},
-        "transform": {"transform": leave}, "metric": {"metrics": {"mine": lambda outputs, targets: leave()}},
-        "callback": {"callbacks": [leave]}, "test rows": {"test": Rows()},
-    }[part]  # fmt: skip
+        "model": {"model": leave},
+        "loss": {"loss": lambda outputs, targets: leave()},
+        "transform": {"transform": leave},
+        "metric": {"metrics": {"mine": lambda outputs, targets: leave()}},
+        "callback": {"callbacks": [leave]},
+        "test rows": {"test": Rows()},
+    }[part]
     with pytest.raises(
-        (RuntimeError, ValueError), match=r"SystemExit: 0 \(test_simulate.py, line \d+: sys.exit\(0\)\)"
+        (RuntimeError, ValueError),
+        match=r"SystemExit: 0 \(test_simulate.py, line \d+: sys.exit\(0\)\)",
     ):
         quick(tmp_path / "run", **given)
 

@@ -1,4 +1,6 @@
-"""Every kind of run leaves the declared files, each with the mode of its class; docs/files.md is the declaration."""
+"""Every kind of run leaves the declared files, each with the mode of its class; docs/files.md is
+the declaration.
+"""
 
 import os
 import shutil
@@ -36,10 +38,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "aggregate": {"trust": "aggregate", "clients": 3, "min_survivors": 2, **SECRET_NOISE},
     "secure": {"trust": "secure", "clients": 3, "min_survivors": 3, "colluders": 1, **SECRET_NOISE},
     "server": {
-        "unit": "client", "trust": "server", "sample_rate": None, "batch_size": 20, "clients": 20, "local_steps": 2,
-        "clients_per_round": 9, "downlink": "sparse", **SECRET_NOISE,
+        "unit": "client",
+        "trust": "server",
+        "sample_rate": None,
+        "batch_size": 20,
+        "clients": 20,
+        "local_steps": 2,
+        "clients_per_round": 9,
+        "downlink": "sparse",
+        **SECRET_NOISE,
     },
-}  # fmt: skip
+}
 """Between them, and with ``made``, they leave every declared file."""
 ELSEWHERE = (
     "code.json",
@@ -68,7 +77,9 @@ def fedlsg(*arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    """Every kind of run, and commands that look at one, under an umask that closes nothing: folder, closed folders."""
+    """Every kind of run, and commands that look at one, under an umask that closes nothing: folder,
+    closed folders.
+    """
     folder = tmp_path_factory.mktemp("kinds")
     folder.chmod(0o755)
     before = os.umask(0)
@@ -86,7 +97,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         run = str(folder / "plain")
         fedlsg("export", run)
         fedlsg("payload", run, "--round", "1", "--client", "0", "--out", str(folder / "public.npz"))
-        fedlsg("payload", str(folder / "sgd"), "--round", "1", "--client", "0", "--out", str(folder / "private.npz"))
+        fedlsg(
+            "payload",
+            str(folder / "sgd"),
+            "--round",
+            "1",
+            "--client",
+            "0",
+            "--out",
+            str(folder / "private.npz"),
+        )
         fedlsg("partition", "digits", "--out", run)
         fedlsg("report", run)
         yield found
@@ -119,16 +139,22 @@ def test_every_file_is_declared_and_has_the_mode_of_its_class(name, made):
     for inside in closed:
         assert not (folder / inside).exists() or mode(folder / inside) == "700"
     for secret in ("clients", "updates-truth", "inspection"):
-        assert {mode(path) for path in [folder / secret, *(folder / secret).rglob("*")] if path.is_dir()} <= {"700"}
+        assert {
+            mode(path) for path in [folder / secret, *(folder / secret).rglob("*")] if path.is_dir()
+        } <= {"700"}
 
 
 def test_what_is_private_by_hand(made):
     """The list of the issue, and what a payload becomes in another file."""
     closed = {name: closed for name, (_, closed) in made.items() if closed}
     assert closed == {
-        "reproducible": (".",), "sgd": (".",), "memory": (".",), "held-out": (".",), "server": ("checkpoint",),
+        "reproducible": (".",),
+        "sgd": (".",),
+        "memory": (".",),
+        "held-out": (".",),
+        "server": ("checkpoint",),
         "aggregate": ("checkpoint/outbox", "updates"),
-    }  # fmt: skip
+    }
     base = made["plain"][0].parent
     assert mode(base / "aggregate/checkpoint/outbox/client-000000.bin") == "600"
     assert mode(base / "sgd/updates/round-000001/client-000000.bin") == "600"
@@ -141,8 +167,13 @@ def test_a_deployed_clients_folder_is_its_owners(tmp_path):
         tmp_path.chmod(0o755)
         node = tmp_path / "node"
         data = digits_file(tmp_path / "rows.npz")
-        server = Server.start(terms(node, data=data), tmp_path / "copy.jsonl", sampling="shuffle", sample_rate=None,
-                              batch_size=50)  # fmt: skip
+        server = Server.start(
+            terms(node, data=data),
+            tmp_path / "copy.jsonl",
+            sampling="shuffle",
+            sample_rate=None,
+            batch_size=50,
+        )
         server.query()
         assert not server.train().has_error()
     finally:
@@ -160,8 +191,12 @@ def test_a_deployed_clients_folder_is_its_owners(tmp_path):
 
 def test_every_declared_file_was_made(made):
     names = [name for folder, _ in made.values() for name in all_files(folder)]
-    left = {one.pattern for one in (*RUN, *COMMANDS) if not any(find(name) is one for name in names)}
-    assert [pattern for pattern in left if not any(fnmatchcase(pattern, one) for one in ELSEWHERE)] == []
+    left = {
+        one.pattern for one in (*RUN, *COMMANDS) if not any(find(name) is one for name in names)
+    }
+    assert [
+        pattern for pattern in left if not any(fnmatchcase(pattern, one) for one in ELSEWHERE)
+    ] == []
 
 
 @pytest.mark.slow
@@ -177,7 +212,12 @@ def test_what_commands_write_next_to_a_run_is_its_owners(made, tmp_path):
     finally:
         os.umask(before)
     new = set(all_files(run)) - set(all_files(made["plain"][0]))
-    assert {name.partition("/")[0] for name in new} >= {"attack.html", "attack.json", "audit.json", "inspection"}
+    assert {name.partition("/")[0] for name in new} >= {
+        "attack.html",
+        "attack.json",
+        "audit.json",
+        "inspection",
+    }
     assert {find(name) in COMMANDS and mode(run / name) for name in new} == {"600"}
 
 
@@ -194,9 +234,17 @@ def test_the_public_manifest_names_public_files_alone(kind, made):
         if class_of(name, declared, inside) != "public":
             assert f'"{name}"' not in content
     if kind == "server":
-        public = [n for n in all_files(folder) if (one := find(n)) is not None and class_of(n, one, closed) == "public"]
+        public = [
+            n
+            for n in all_files(folder)
+            if (one := find(n)) is not None and class_of(n, one, closed) == "public"
+        ]
         assert AT_SERVER.files is not None
-        unknown = [name for name in public if not any(fnmatchcase(name, one) for one in (*AT_SERVER.files, ".lock"))]
+        unknown = [
+            name
+            for name in public
+            if not any(fnmatchcase(name, one) for one in (*AT_SERVER.files, ".lock"))
+        ]
         assert unknown == []
 
 
@@ -212,10 +260,17 @@ def test_the_cache_of_a_user_is_its_owners_and_a_shared_one_stays_shared(tmp_pat
     try:
         (tmp_path / "shared").mkdir()
         for name in ("own", "shared"):
-            load_or_build(tmp_path / name, "key", lambda: {"rows": np.zeros(2)}, progress=lambda text: None)
+            load_or_build(
+                tmp_path / name, "key", lambda: {"rows": np.zeros(2)}, progress=lambda text: None
+            )
     finally:
         os.umask(before)
-    assert [mode(tmp_path / "own" / name) for name in (".", "key", "key/rows.npy", "key/manifest.json")] == [
-        "700", "700", "600", "600",
-    ]  # fmt: skip
+    assert [
+        mode(tmp_path / "own" / name) for name in (".", "key", "key/rows.npy", "key/manifest.json")
+    ] == [
+        "700",
+        "700",
+        "600",
+        "600",
+    ]
     assert [mode(tmp_path / "shared" / name) for name in ("key", "key/rows.npy")] == ["755", "644"]

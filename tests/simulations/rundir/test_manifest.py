@@ -1,4 +1,6 @@
-"""What changed since a run is found, by name, in every file of it; what a crash leaves is no damage."""
+"""What changed since a run is found, by name, in every file of it; what a crash leaves is no
+damage.
+"""
 
 import re
 from collections.abc import Callable
@@ -18,7 +20,9 @@ from tests.simulations.support.runs import Run, edit, run_local, stopped_after
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "emptied": lambda path: path.write_bytes(b""),
-    "flipped": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    "flipped": lambda path: path.write_bytes(
+        bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]
+    ),
     "removed": lambda path: path.unlink(),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"one more line\n"),
 }
@@ -41,12 +45,18 @@ def copies(tmp_path: Path) -> Callable[[Path], Run]:
 
 
 def is_said(run: Path, name: str) -> bool:
-    """Whether an examination names the file, as changed or in a note, or refuses to go on because of it."""
+    """Whether an examination names the file, as changed or in a note, or refuses to go on because
+    of it.
+    """
     try:
         found = examine(RunDir(run))
     except DamagedError as error:
         return name in str(error)
-    return name in found.changed or any(name in note for note in found.notes) or _by_pattern(name, found.changed)
+    return (
+        name in found.changed
+        or any(name in note for note in found.notes)
+        or _by_pattern(name, found.changed)
+    )
 
 
 def _by_pattern(name: str, changed: dict[str, str]) -> bool:
@@ -63,7 +73,8 @@ def test_untouched_runs_are_whole(state, runs, copies):
 @pytest.mark.parametrize("state", ["finished", "interrupted", "memory"])
 def test_every_damage_of_every_file_is_said(state, damage, runs, copies):
     silent = []
-    kinds = {re.sub(r"-\d{6}", "", name): name for name in all_files(runs[state])}  # the last of each kind
+    # the last of each kind
+    kinds = {re.sub(r"-\d{6}", "", name): name for name in all_files(runs[state])}
     for name in kinds.values():
         run = copies(runs[state])
         declared = find(name)
@@ -81,12 +92,18 @@ def test_every_damage_of_every_file_is_said(state, damage, runs, copies):
 def test_a_command_refuses_what_it_reads_and_says_the_rest(runs, copies):
     run, said = copies(runs["finished"]), list[str]()
     edit(run, rank=3)
-    with pytest.raises(DamagedError, match=r"changed since the run: .*config\.toml .*fedlsg resume compares it"):
+    with pytest.raises(
+        DamagedError, match=r"changed since the run: .*config\.toml .*fedlsg resume compares it"
+    ):
         open_run(run.path, RESULTS, said.append)
     run = copies(runs["finished"])
     (run.path / "updates/round-000001/client-000000.bin").unlink()
     open_run(run.path, RESULTS, said.append)
-    assert [line for line in said if "round-000001/client-000000.bin (missing)" in line and "not used here" in line]
+    assert [
+        line
+        for line in said
+        if "round-000001/client-000000.bin (missing)" in line and "not used here" in line
+    ]
 
 
 def test_a_change_that_resume_accepts_is_accepted_from_then_on(runs, copies):

@@ -1,4 +1,6 @@
-"""Who can read what a run leaves: the owner alone where it is secret, as the umask says where it is not."""
+"""Who can read what a run leaves: the owner alone where it is secret, as the umask says where it is
+not.
+"""
 
 import os
 import stat
@@ -31,14 +33,19 @@ def open_umask() -> Iterator[None]:
 def modes(folder: Path) -> dict[str, str]:
     """Permissions of everything in a folder."""
     return {
-        str(path.relative_to(folder)): oct(stat.S_IMODE(path.stat().st_mode))[2:] for path in sorted(folder.rglob("*"))
+        str(path.relative_to(folder)): oct(stat.S_IMODE(path.stat().st_mode))[2:]
+        for path in sorted(folder.rglob("*"))
     }
 
 
 def wrong(found: dict[str, str], folder: Path) -> dict[str, str]:
     """Secrets that somebody else could read."""
     secrets = {name: mode for name, mode in found.items() if name.split("/")[0] in SECRET}
-    return {name: mode for name, mode in secrets.items() if mode != ("700" if (folder / name).is_dir() else "600")}
+    return {
+        name: mode
+        for name, mode in secrets.items()
+        if mode != ("700" if (folder / name).is_dir() else "600")
+    }
 
 
 def failing(message: Message, context: Context) -> Message:
@@ -53,7 +60,13 @@ def confess(*_: Any, **__: Any) -> bytes:
     raise ValueError(CONFESSION)
 
 
-SETTINGS = {"method": "topk", "noise_multiplier": None, "reproducible": False, "record_updates": True, "clients": 3}
+SETTINGS = {
+    "method": "topk",
+    "noise_multiplier": None,
+    "reproducible": False,
+    "record_updates": True,
+    "clients": 3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +80,21 @@ def test_secrets_can_be_read_by_their_owner_alone(run):
     assert wrong(found, run.path) == {}
     listed = {name.split("/")[0] for name in found}
     assert set(SECRET) <= listed
-    assert {"clients/client-000001", "updates-truth/round-000001/client-000001.npy.sha256"} <= found.keys()
-    assert found["rounds.csv"] == found["updates/round-000001/client-000001.bin"] == "600", "no epsilon covers them"
+    assert {
+        "clients/client-000001",
+        "updates-truth/round-000001/client-000001.npy.sha256",
+    } <= found.keys()
+    assert found["rounds.csv"] == found["updates/round-000001/client-000001.bin"] == "600", (
+        "no epsilon covers them"
+    )
 
 
 def test_what_a_client_confesses_is_in_its_log_alone(run):
-    holding = [path.name for path in run.path.rglob("*") if path.is_file() and CONFESSION.encode() in path.read_bytes()]
+    holding = [
+        path.name
+        for path in run.path.rglob("*")
+        if path.is_file() and CONFESSION.encode() in path.read_bytes()
+    ]
     assert holding == ["run.log"]
     assert "0" in run.rows[0].rejected.split()
 
@@ -86,7 +108,8 @@ def test_a_secret_that_is_written_like_the_rest_is_found(module, tmp_path, monke
         write(path, *content, **how)
 
     monkeypatch.setattr(f"simulations.rundir.{module}.write_atomically", plainly)
-    monkeypatch.setattr(owner_only, "is_closed", lambda folder: False)  # closed as a whole: no epsilon covers the run
+    # closed as a whole: no epsilon covers the run
+    monkeypatch.setattr(owner_only, "is_closed", lambda folder: False)
     run = run_local(tmp_path / "run", rounds=1, **SETTINGS)
     assert wrong(modes(run.path), run.path)
 
@@ -108,15 +131,20 @@ def test_what_an_older_version_left_readable_is_closed_by_a_resumed_run(tmp_path
         (run.path / name).chmod(0o777 if (run.path / name).is_dir() else 0o644)
     resume_local(run.path)
     found = modes(run.path)
-    assert (found["updates-truth"], found["clients/client-000001"], found["run.log"]) == ("700", "700", "600")
+    assert (found["updates-truth"], found["clients/client-000001"], found["run.log"]) == (
+        "700",
+        "700",
+        "600",
+    )
 
 
 def test_the_log_of_a_cell_is_its_owners_alone(tmp_path):
     """A comparison's worker writes the tracebacks of its own failures there."""
     job = Job(
-        path=str(tmp_path / "cell"), log=str(tmp_path / "logs" / "cell.log"),
+        path=str(tmp_path / "cell"),
+        log=str(tmp_path / "logs" / "cell.log"),
         given={"workload": "no such workload", "engine": "local"},
-    )  # fmt: skip
+    )
     ended = run_cell(job, ExitStack(), Shared())
     assert ended.status == "failed"
     assert modes(tmp_path)["logs/cell.log"] == "600"

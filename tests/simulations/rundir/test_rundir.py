@@ -1,4 +1,6 @@
-"""The run directory: nothing is overwritten, nothing half-written is taken for whole, and scratch folders are gone."""
+"""The run directory: nothing is overwritten, nothing half-written is taken for whole, and scratch
+folders are gone.
+"""
 
 import os
 import signal
@@ -22,7 +24,11 @@ SETTINGS = Settings(workload="digits", method="lsg", noise_multiplier=1.25, para
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "holds no config.toml"), ("rank = [", "is damaged"), ("rnk = 4", "unknown setting 'rnk'")],
+    [
+        (None, "holds no config.toml"),
+        ("rank = [", "is damaged"),
+        ("rnk = 4", "unknown setting 'rnk'"),
+    ],
 )
 def test_a_directory_that_is_no_run_is_refused(text, message, tmp_path):
     if text is not None:
@@ -41,7 +47,9 @@ def test_the_checkpoint_before_is_kept_and_named_when_it_is_used(tmp_path):
     assert state == {"server": {"round": 3}}
     assert note == f"{run.checkpoint} is damaged: continuing from previous.pt, after round 3"
     run.checkpoint.unlink()
-    assert "latest.pt is missing: continuing from previous.pt, after round 3" in run.resume_point()[1]
+    assert (
+        "latest.pt is missing: continuing from previous.pt, after round 3" in run.resume_point()[1]
+    )
     run.previous.unlink()
     assert not run.has_checkpoint
     with pytest.raises(ValueError, match=r"no whole previous\.pt either: restore one of them"):
@@ -81,7 +89,9 @@ def test_an_existing_directory_is_never_overwritten(tmp_path):
         create(str(tmp_path / "run"), SETTINGS)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
     RunDir(tmp_path / "run").config.touch()
-    with pytest.raises(ValueError, match="is not empty; choose another --out, or continue it with fedlsg resume"):
+    with pytest.raises(
+        ValueError, match="is not empty; choose another --out, or continue it with fedlsg resume"
+    ):
         create(str(tmp_path / "run"), SETTINGS)
 
 

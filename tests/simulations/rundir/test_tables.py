@@ -1,4 +1,6 @@
-"""bytes.csv adds up to rounds.csv and summary.json, and TensorBoard reads its events, also after a crash."""
+"""bytes.csv adds up to rounds.csv and summary.json, and TensorBoard reads its events, also after a
+crash.
+"""
 
 import struct
 from collections import defaultdict
@@ -27,7 +29,9 @@ def add_up(found: list[Line], run: Run) -> bool:
         for level in LEVELS:
             sums[line.round, line.direction, level] += getattr(line, level)
             sums[-1, line.direction, level] += getattr(line, level)
-    rows = [(row.round, vars(row)) for row in run.rows] + ([] if run.summary is None else [(-1, run.summary)])
+    rows = [(row.round, vars(row)) for row in run.rows] + (
+        [] if run.summary is None else [(-1, run.summary)]
+    )
     return all(
         sums[round, way, "payload_bytes"] == own[f"{name}_bytes"]
         and sums[round, way, "wire_bytes"] == own[f"{name}_bytes_wire"]
@@ -37,7 +41,9 @@ def add_up(found: list[Line], run: Run) -> bool:
 
 
 def test_the_small_run_by_hand(small):
-    """1,074 values as float32 in a version 1 payload: 64 bytes of header, 16 of checksum; 4,810 weights down."""
+    """1,074 values as float32 in a version 1 payload: 64 bytes of header, 16 of checksum; 4,810
+    weights down.
+    """
     found = lines(small)
     assert [(line.round, line.direction, line.client) for line in found] == [
         (round, way, client) for round in (1, 2) for way in ("down", "up") for client in (0, 1)
@@ -47,12 +53,19 @@ def test_the_small_run_by_hand(small):
             assert line.values_bytes == line.payload_bytes == 4 * 4810
         else:
             assert line.payload_bytes == line.values_bytes + HEADER.size + 16 == 4376
-            assert line.payload_bytes == len(small.payloads[f"round-{line.round:06d}/client-{line.client:06d}.bin"])
+            assert line.payload_bytes == len(
+                small.payloads[f"round-{line.round:06d}/client-{line.client:06d}.bin"]
+            )
         assert 100 < line.wire_bytes - line.payload_bytes < 600
     assert add_up(found, small)
 
 
-TORN = [b"2,0,down,1", b"2,0,down,19240,19240,19600\n2,1,down,19", b"1", b"2,0,up,1,1,1\n3,1,up,1,1,1\n"]
+TORN = [
+    b"2,0,down,1",
+    b"2,0,down,19240,19240,19600\n2,1,down,19",
+    b"1",
+    b"2,0,up,1,1,1\n3,1,up,1,1,1\n",
+]
 
 
 @pytest.mark.parametrize("torn", TORN)
@@ -67,7 +80,12 @@ def test_what_a_crash_left_after_the_checkpoint_is_cut(torn, stopped, small):
 
 def test_resume_insists_on_lines_that_are_what_was_written(stopped):
     text = stopped.directory.messages.read_text()
-    for damaged in (None, text.replace(",4376,", ",4375,"), text.replace("\n1,0,up", "\n2,0,up"), "a,b\n1,2\n"):
+    for damaged in (
+        None,
+        text.replace(",4376,", ",4375,"),
+        text.replace("\n1,0,up", "\n2,0,up"),
+        "a,b\n1,2\n",
+    ):
         if damaged is None:
             stopped.directory.messages.unlink()
         else:
@@ -84,11 +102,15 @@ def seen(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
 
 
 def read(path: Path) -> Iterator[tuple[int, float]]:
-    """(step, wall time) of every complete record of the file: TensorBoard would hide a step that occurs twice."""
+    """(step, wall time) of every complete record of the file: TensorBoard would hide a step that
+    occurs twice.
+    """
     from tensorboard.compat.proto.event_pb2 import Event
 
     data, at = path.read_bytes(), 0
@@ -110,6 +132,8 @@ def raw_steps(folder: Path) -> list[int]:
 def test_tensorboard_reads_every_run(small):
     shown = seen(small.path)
     assert raw_steps(small.path) == [1, 2]
-    assert shown["test/accuracy"] == [(r.round, pytest.approx(r.accuracy, rel=1e-6)) for r in small.rows]
+    assert shown["test/accuracy"] == [
+        (r.round, pytest.approx(r.accuracy, rel=1e-6)) for r in small.rows
+    ]
     assert shown["bytes/uplink"] == [(r.round, r.uplink_bytes) for r in small.rows]
     assert (small.path / FILE).stat().st_size < 1_000

@@ -1,4 +1,6 @@
-"""A flipped bit anywhere in a run directory: resume refuses, says what it did, or ends as if nothing had been."""
+"""A flipped bit anywhere in a run directory: resume refuses, says what it did, or ends as if
+nothing had been.
+"""
 
 from dataclasses import dataclass
 from itertools import product
@@ -7,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.simulations.support.broken_runs import KINDS, Broken, break_run, copy_run, resumed, same, state_of
+from tests.simulations.support.broken_runs import (
+    KINDS,
+    Broken,
+    break_run,
+    copy_run,
+    resumed,
+    same,
+    state_of,
+)
 from tests.simulations.support.runs import Run
 
 SAID = ("is damaged:", "changed since the last run:")
@@ -45,7 +55,9 @@ def flip(broken: Broken, source: Path, to: Path, draw: np.random.Generator) -> F
 
 
 def judge(broken: Broken, run: Run, file: Path) -> tuple[str, str]:
-    """ "refused" by name, "said", "same", or else "silent"; what was said must end in the same weights and ledgers."""
+    """ "refused" by name, "said", "same", or else "silent"; what was said must end in the same
+    weights and ledgers.
+    """
     try:
         printed = resumed(run)
     except EXPECTED as error:
@@ -63,12 +75,16 @@ def judge(broken: Broken, run: Run, file: Path) -> tuple[str, str]:
 
 
 def campaign(broken: dict[str, Broken], to: Path, count: int, seed: int) -> list[Flip]:
-    """Flips over all kinds of runs, two of three in one that was interrupted, the others in a finished one."""
+    """Flips over all kinds of runs, two of three in one that was interrupted, the others in a
+    finished one.
+    """
     draw, found = np.random.default_rng(seed), []
     for number in range(count):
         one = broken[list(KINDS)[number % len(KINDS)]]
         finished = draw.integers(3) == 0
-        found.append(flip(one, one.unbroken.path if finished else one.interrupted, to / "run", draw))
+        found.append(
+            flip(one, one.unbroken.path if finished else one.interrupted, to / "run", draw)
+        )
     return found
 
 
@@ -101,7 +117,11 @@ def test_the_checkpoint_before_takes_over(kind, damage, broken, tmp_path):
     run = copy_run(one.interrupted, tmp_path / "run")
     path = run.directory.checkpoint
     content = path.read_bytes()
-    path.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:] if damage == "flipped" else content[:500])
+    path.write_bytes(
+        content[:-9] + bytes([content[-9] ^ 4]) + content[-8:]
+        if damage == "flipped"
+        else content[:500]
+    )
     if damage == "missing":
         path.unlink()
     printed = resumed(run)
@@ -109,10 +129,13 @@ def test_the_checkpoint_before_takes_over(kind, damage, broken, tmp_path):
     assert f"latest.pt is {how}: continuing from previous.pt, after round 1" in printed
     assert f"latest.pt is {how}: continuing from previous.pt, after round 1" in run.log
     now, wanted = state_of(run), state_of(one.unbroken)
-    spent = [[(row.pop("epsilon_max"), row.pop("epsilon_median")) for row in each["rows"]] for each in (now, wanted)]
+    spent = [
+        [(row.pop("epsilon_max"), row.pop("epsilon_median")) for row in each["rows"]]
+        for each in (now, wanted)
+    ]
     assert same(now, wanted)
-    assert all(a >= b for more, less in zip(*spent, strict=True) for a, b in zip(more, less, strict=True)), (
-        "round 2 again: what round 3 spent is spent"
-    )
+    assert all(
+        a >= b for more, less in zip(*spent, strict=True) for a, b in zip(more, less, strict=True)
+    ), "round 2 again: what round 3 spent is spent"
     assert "damaged" not in resumed(run), "it is said once"
     assert not run.directory.previous.samefile(run.directory.checkpoint)

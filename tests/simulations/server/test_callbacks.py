@@ -43,7 +43,9 @@ def test_a_stopped_run_is_whole_says_why_and_spends_no_more(tmp_path):
     assert notes.seen[-1] == ("end", 1)
     assert (found.summary["rounds"], found.summary["stopped"]) == (1, "enough")
     assert found.epsilon < whole.epsilon
-    assert {"summary.json", "model.safetensors", "ledger.jsonl"} <= {path.name for path in found.directory.iterdir()}
+    assert {"summary.json", "model.safetensors", "ledger.jsonl"} <= {
+        path.name for path in found.directory.iterdir()
+    }
 
 
 def test_a_stopped_run_may_be_continued(tmp_path):
@@ -122,9 +124,13 @@ def test_what_is_wrong_is_named(text, message):
         named(text)
 
 
-def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(mine, tmp_path, monkeypatch):
+def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(
+    mine, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    found = quick(tmp_path / "run", rounds=3, callbacks="'my callbacks.py:Limit' rounds=1 word=enough")
+    found = quick(
+        tmp_path / "run", rounds=3, callbacks="'my callbacks.py:Limit' rounds=1 word=enough"
+    )
     assert (found.summary["rounds"], found.summary["stopped"]) == (1, "enough")
     assert user_code.load(f"{mine}:MADE", "list") == ["enough"], "made once"
     assert str(mine) in RunDir(tmp_path / "run").read_config().callbacks
@@ -147,23 +153,31 @@ def only_run(client):
 
 @pytest.mark.slow
 def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
-    found = quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine")], reproducible=False)
+    found = quick(
+        tmp_path / "run", rounds=2, callbacks=[fedlsg.MLflow(experiment="mine")], reproducible=False
+    )
     run = only_run(tracking)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params["rounds"] == "2"
     assert str(tmp_path) not in json.dumps(run.data.params), "no folder of this machine"
     assert run.data.metrics["final/accuracy"] == found.summary["accuracy"]
     history = tracking.get_metric_history(run.info.run_id, "epsilon/max")
-    assert [(one.step, one.value) for one in history] == [(row["round"], row["epsilon_max"]) for row in found.rounds]
+    assert [(one.step, one.value) for one in history] == [
+        (row["round"], row["epsilon_max"]) for row in found.rounds
+    ]
 
 
 def test_without_an_account_the_way_out_is_named(tmp_path, monkeypatch):
-    """The error is that of a process that never logged in: init remembers earlier runs of this process."""
+    """The error is that of a process that never logged in: init remembers earlier runs of this
+    process.
+    """
     wandb = pytest.importorskip("wandb", reason="pip install 'fedlsg[wandb]'")
 
     def init(**settings):
         raise wandb.errors.UsageError("No API key configured.")
 
     monkeypatch.setattr(wandb, "init", init)
-    with pytest.raises(ValueError, match=r"callbacks=wandb: No API key.* \(WANDB_MODE=offline needs no account\)"):
+    with pytest.raises(
+        ValueError, match=r"callbacks=wandb: No API key.* \(WANDB_MODE=offline needs no account\)"
+    ):
         quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases()])

@@ -1,4 +1,6 @@
-"""model.safetensors and config.json of a run: read by plain torch, equal to the model that was evaluated."""
+"""model.safetensors and config.json of a run: read by plain torch, equal to the model that was
+evaluated.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,13 @@ CASES = {
     "average": {"method": "dpsgd", "ema": 0.9, "rounds": 3},
     "conv": {"method": "sparse-dpsgd", "model": "conv"},
     "lora": {"method": "lora", "model": "conv", "rank": 2, "lora_alpha": 6.0, "learning_rate": 0.5},
-    "fed-sb": {"method": "fed-sb", "model": "conv", "rank": 2, "lora_alpha": 6.0, "learning_rate": 0.5},
+    "fed-sb": {
+        "method": "fed-sb",
+        "model": "conv",
+        "rank": 2,
+        "lora_alpha": 6.0,
+        "learning_rate": 0.5,
+    },
 }
 PLAIN_TORCH = """
 import json
@@ -61,7 +69,9 @@ def evaluated(run: Run, inputs: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Finished runs; in each folder ``logits.pt`` of the first 50 test rows, by a process without fedlsg."""
+    """Finished runs; in each folder ``logits.pt`` of the first 50 test rows, by a process without
+    fedlsg.
+    """
     folder = tmp_path_factory.mktemp("models")
     made = {case: run_local(folder / case, **settings) for case, settings in CASES.items()}
     torch.save(inputs_of(made["mlp"]), folder / "inputs.pt")

@@ -1,7 +1,8 @@
-"""kill -9 at any time of a run on the local engine: resumed, it ends as the unbroken one, or resume refuses.
+"""kill -9 at any time of a run on the local engine: resumed, it ends as the unbroken one, or resume
+refuses.
 
-Two kinds of kills: between two chosen operations on files of the run directory, which reaches every moment at which
-something could be half written; and after a time, as a user or the system would.
+Two kinds of kills: between two chosen operations on files of the run directory, which reaches every
+moment at which something could be half written; and after a time, as a user or the system would.
 """
 
 import os
@@ -37,7 +38,10 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> int:
 
 
 def entries(run: Run) -> dict[int, list[tuple[int, str, int, int]]]:
-    return {client: [entry.key for entry in run.entries(client)] for client in run.directory.charges.clients()}
+    return {
+        client: [entry.key for entry in run.entries(client)]
+        for client in run.directory.charges.clients()
+    }
 
 
 def check(run: Run, unbroken: Run) -> str:
@@ -50,7 +54,11 @@ def check(run: Run, unbroken: Run) -> str:
 
 def finished(run: Run) -> int:
     """Rows of rounds.csv, the header apart, as they are just now."""
-    return max(0, run.directory.rounds.read_bytes().count(b"\n") - 1) if run.directory.rounds.exists() else 0
+    return (
+        max(0, run.directory.rounds.read_bytes().count(b"\n") - 1)
+        if run.directory.rounds.exists()
+        else 0
+    )
 
 
 def finish(run: Run) -> str:
@@ -90,7 +98,9 @@ def test_killed_between_two_operations_on_files_often(unbroken, operations, tmp_
 @posix
 @pytest.mark.slow
 def test_10_kills_at_random_moments(tmp_path):
-    """One run, killed ten times by another process, each time some rounds later and at any point of a round."""
+    """One run, killed ten times by another process, each time some rounds later and at any point of
+    a round.
+    """
     settings = SETTINGS | {"rounds": 50}
     unbroken = run_local(tmp_path / "unbroken", **settings)
     _, directory = plan_at(tmp_path / "run", **settings)

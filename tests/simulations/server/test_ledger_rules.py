@@ -1,4 +1,6 @@
-"""The ledger's rules in a federation: charged before noise, for every attempt, and never past the budget."""
+"""The ledger's rules in a federation: charged before noise, for every attempt, and never past the
+budget.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,12 @@ def test_a_charge_after_training_is_caught(tmp_path, monkeypatch):
     assert not charged_before_noise(tmp_path / "run", monkeypatch)
 
 
-def draws_of_a_client_that_trains_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """How often noise was drawn, and how many steps the ledger has: planted is a second draw for one attempt."""
+def draws_of_a_client_that_trains_twice(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int]:
+    """How often noise was drawn, and how many steps the ledger has: planted is a second draw for
+    one attempt.
+    """
     add_noise, client_step = fedlsg.training.client.add_noise, simulations.client.train.client_step
     drawn = []
 
@@ -99,16 +105,28 @@ def test_a_run_whose_ledger_cannot_be_written_releases_nothing(tmp_path):
 def test_local_steps_are_all_charged(tmp_path):
     run = run_local(tmp_path / "run", local_steps=3, rounds=1)
     (entry,) = run.entries(0)
-    assert (entry.steps, entry.sample_rate, entry.noise_multiplier, entry.num_examples) == (3, 0.05, 2.0, 719)
+    assert (entry.steps, entry.sample_rate, entry.noise_multiplier, entry.num_examples) == (
+        3,
+        0.05,
+        2.0,
+        719,
+    )
 
 
 def test_a_client_over_its_budget_does_not_train_and_is_named(tmp_path):
     budget = 1.0001 * epsilon(sample_rate=0.05, noise_multiplier=2.0, steps=2, delta=1e-5).upper
     plan, directory = plan_at(tmp_path / "run", reproducible=False, epsilon=budget)
     earlier = Entry(
-        client=1, round=0, attempt=0, steps=1, sample_rate=0.05, noise_multiplier=2.0,
-        clip_norm=0.5, num_examples=718, mechanism="dp",
-    )  # fmt: skip
+        client=1,
+        round=0,
+        attempt=0,
+        steps=1,
+        sample_rate=0.05,
+        noise_multiplier=2.0,
+        clip_norm=0.5,
+        num_examples=718,
+        mechanism="dp",
+    )
     Ledger(directory.ledger(1), client=1).charge(earlier)
     run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
     assert [row.rejected for row in run.rows] == ["", "1"]
@@ -123,12 +141,16 @@ def test_a_client_over_its_budget_does_not_train_and_is_named(tmp_path):
 def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(tmp_path):
     first, second = Tape((2, 1)), Tape()
     with pytest.raises(KeyboardInterrupt):
-        run_local(tmp_path / "run", client=first, clients=3, reproducible=False, record_updates=True)
+        run_local(
+            tmp_path / "run", client=first, clients=3, reproducible=False, record_updates=True
+        )
     assert set(first.sent) == {(1, 0), (1, 1), (1, 2), (2, 0)}
     run = resume_local(tmp_path / "run", client=second)
     assert set(second.sent) == {(2, 1), (2, 2)}, "the driver sends the payload of the other one"
     assert run.payloads["round-000002/client-000000.bin"] == first.sent[2, 0]
-    assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(3)] == [[(1, 0), (2, 0)]] * 3
+    assert [[(e.round, e.attempt) for e in run.entries(c)] for c in range(3)] == [
+        [(1, 0), (2, 0)]
+    ] * 3
     assert [row.round for row in run.rows] == [1, 2]
     assert run.summary["private"]
 
@@ -153,14 +175,19 @@ def test_a_second_attempt_of_private_training_is_charged(tmp_path, monkeypatch):
     """Interrupted between the charge and the store: the noise was drawn, so it counts."""
     run = interrupted_once(tmp_path / "run", monkeypatch, local_steps=2)
     assert [(e.round, e.attempt) for e in run.entries(0)] == [(1, 0), (2, 0), (2, 1)]
-    assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)], "it was not asked in the first attempt"
+    assert [(e.round, e.attempt) for e in run.entries(1)] == [(1, 0), (2, 0)], (
+        "it was not asked in the first attempt"
+    )
     assert run.summary["epsilon_max"] > run.summary["epsilon_median"]
     assert (run.rows[-1].epsilon_max, run.rows[-1].epsilon_median) == (
-        run.summary["epsilon_max"], run.summary["epsilon_median"],
-    )  # fmt: skip
+        run.summary["epsilon_max"],
+        run.summary["epsilon_median"],
+    )
 
 
-def test_of_an_interrupted_pass_all_clients_whose_batches_were_drawn_stay_charged(tmp_path, monkeypatch):
+def test_of_an_interrupted_pass_all_clients_whose_batches_were_drawn_stay_charged(
+    tmp_path, monkeypatch
+):
     run = interrupted_once(tmp_path / "run", monkeypatch)
     for client in (0, 1):
         assert [(e.round, e.attempt) for e in run.entries(client)] == [(1, 0), (2, 0), (2, 1)]
@@ -176,7 +203,9 @@ def test_a_reproducible_second_attempt_is_the_same_release(tmp_path, monkeypatch
 
 
 def test_a_payload_stored_for_another_question_is_caught(tmp_path, monkeypatch):
-    """Negative control: every round asks the same question; the ledger lacks the round that the payload answers."""
+    """Negative control: every round asks the same question; the ledger lacks the round that the
+    payload answers.
+    """
     monkeypatch.setattr("simulations.engines.accounts.question_of", lambda *given: "0" * 64)
     run = run_local(tmp_path / "run")
     assert [row.rejected for row in run.rows] == ["", "0 1"]

@@ -1,6 +1,8 @@
-"""Federations whose clients are away, leave or are late: who is charged, what the update is made of, what is refused.
+"""Federations whose clients are away, leave or are late: who is charged, what the update is made
+of, what is refused.
 
-The expected charges come from the public draws and from the ledgers alone, not from what the run says of itself.
+The expected charges come from the public draws and from the ledgers alone, not from what the run
+says of itself.
 """
 
 from collections import Counter
@@ -15,9 +17,17 @@ from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, 
 
 CLIENTS = 20
 HARD: dict[str, Any] = {
-    "clients": CLIENTS, "clients_per_round": 5, "rounds": 5, "sample_rate": 0.2, "availability": "0.8", "dropout": 0.3,
-    "speed": "lognormal 0.8", "over_selection": 0.6, "deadline": 0.2, "uplink_mbps": 2.0,
-}  # fmt: skip
+    "clients": CLIENTS,
+    "clients_per_round": 5,
+    "rounds": 5,
+    "sample_rate": 0.2,
+    "availability": "0.8",
+    "dropout": 0.3,
+    "speed": "lognormal 0.8",
+    "over_selection": 0.6,
+    "deadline": 0.2,
+    "uplink_mbps": 2.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +42,15 @@ def lists(run: Run, name: str) -> list[set[int]]:
 
 def charged(run: Run) -> dict[int, Counter[int]]:
     """How often each client was charged for each round, by its ledger."""
-    return {client: Counter(entry.round for entry in run.entries(client)) for client in range(CLIENTS)}
+    return {
+        client: Counter(entry.round for entry in run.entries(client)) for client in range(CLIENTS)
+    }
 
 
 def due(run: Run) -> dict[int, Counter[int]]:
-    """How often each should have been: once for each round that selected it, unless it left, by the public draws."""
+    """How often each should have been: once for each round that selected it, unless it left, by the
+    public draws.
+    """
     assert run.plan is not None
     draws: Participation = run.plan.participation
     found: dict[int, Counter[int]] = {client: Counter() for client in range(CLIENTS)}
@@ -50,17 +64,25 @@ def test_who_trained_is_charged_once_and_who_left_is_not(hard):
     assert charged(hard) == due(hard)
     assert hard.summary is not None
     counts = hard.summary["simulated"]
-    assert min(counts[name] for name in ("answered", "dropped", "late")) > 2, "the run has all kinds of clients"
-    assert counts["answered"] + counts["late"] == sum(sum(rounds.values()) for rounds in charged(hard).values())
+    assert min(counts[name] for name in ("answered", "dropped", "late")) > 2, (
+        "the run has all kinds of clients"
+    )
+    assert counts["answered"] + counts["late"] == sum(
+        sum(rounds.values()) for rounds in charged(hard).values()
+    )
     assert counts["rejected"] == 0
 
 
 def test_a_late_client_that_is_not_charged_would_be_seen(tmp_path, monkeypatch):
-    """Negative control: it is left out as if it had dropped out, so it trains nothing and pays nothing."""
+    """Negative control: it is left out as if it had dropped out, so it trains nothing and pays
+    nothing.
+    """
     leaving = Participation.leaving
 
     def spare(self, round):
-        slow = {client for client, seconds in enumerate(self.compute_seconds) if seconds > self.deadline}
+        slow = {
+            client for client, seconds in enumerate(self.compute_seconds) if seconds > self.deadline
+        }
         return leaving(self, round) | slow
 
     with monkeypatch.context() as patch:
@@ -70,21 +92,31 @@ def test_a_late_client_that_is_not_charged_would_be_seen(tmp_path, monkeypatch):
 
 
 def test_late_values_are_in_no_update_and_the_divisor_stays(hard):
-    """Each round's weights come from the payloads of those who answered, over the constant of the run."""
+    """Each round's weights come from the payloads of those who answered, over the constant of the
+    run.
+    """
     assert hard.plan is not None
     assert hard.plan.divisor == 5 * hard.plan.local.expected_batch
     answered, late, dropped = (lists(hard, name) for name in ("answered", "late", "dropped"))
     for round, row in enumerate(hard.rows, 1):
-        kept = {int(name.rpartition("-")[2][:-4]) for name in hard.payloads if f"round-{round:06d}/" in name}
+        kept = {
+            int(name.rpartition("-")[2][:-4])
+            for name in hard.payloads
+            if f"round-{round:06d}/" in name
+        }
         assert kept == answered[round - 1]
         assert len(answered[round - 1]) <= 5
         assert row.uplink_messages == len(answered[round - 1]) + len(late[round - 1])
-        assert row.downlink_messages == len(row.asked.split()), "who leaves has received the announcement"
+        assert row.downlink_messages == len(row.asked.split()), (
+            "who leaves has received the announcement"
+        )
         assert not late[round - 1] & (answered[round - 1] | dropped[round - 1])
 
 
 def test_the_clock_uses_expected_examples_and_never_a_drawn_batch(hard):
-    """Two runs with other secret batches and other noise have one clock, and the same clients in every list."""
+    """Two runs with other secret batches and other noise have one clock, and the same clients in
+    every list.
+    """
     other = Run(hard.path.parent / "other")
     run_local(other.path, **HARD, **{"reproducible": False})
     for name in ("simulated_clock", "asked", "answered", "dropped", "late"):
@@ -92,7 +124,8 @@ def test_the_clock_uses_expected_examples_and_never_a_drawn_batch(hard):
     plan = hard.plan
     assert plan is not None
     base = [
-        seconds / factor for seconds, factor in zip(plan.participation.compute_seconds, _factors(hard), strict=True)
+        seconds / factor
+        for seconds, factor in zip(plan.participation.compute_seconds, _factors(hard), strict=True)
     ]
     assert base == pytest.approx([0.2 * size * 0.01 for size in plan.sizes])
 
@@ -104,8 +137,16 @@ def _factors(run: Run) -> list[float]:
 
 
 def test_nobody_passes_its_epsilon_where_others_are_away(tmp_path):
-    """The noise is planned for the client that is asked most often. Planned without availability, it would not do."""
-    settings = HARD | {"availability": "0.4", "rounds": 12, "noise_multiplier": None, "epsilon": 4.0, "dropout": 0.0}
+    """The noise is planned for the client that is asked most often. Planned without availability,
+    it would not do.
+    """
+    settings = HARD | {
+        "availability": "0.4",
+        "rounds": 12,
+        "noise_multiplier": None,
+        "epsilon": 4.0,
+        "dropout": 0.0,
+    }
     settings["reproducible"] = False
     run = run_local(tmp_path / "run", **settings)
     assert run.plan is not None
@@ -118,10 +159,19 @@ def test_nobody_passes_its_epsilon_where_others_are_away(tmp_path):
 
 
 def test_a_trace_decides_who_is_selected_and_the_plan_knows_it(tmp_path):
-    lines = [f"{client},{start},{start + 4}" for client in range(10) for start in range(client % 3, 60, 6)]
+    lines = [
+        f"{client},{start},{start + 4}"
+        for client in range(10)
+        for start in range(client % 3, 60, 6)
+    ]
     path = tmp_path / "trace.csv"
     path.write_text("\n".join(["client,from,to", *lines]) + "\n")
-    settings = HARD | {"availability": str(path), "uplink_mbps": None, "example_seconds": 0.1, "deadline": 2.0}
+    settings = HARD | {
+        "availability": str(path),
+        "uplink_mbps": None,
+        "example_seconds": 0.1,
+        "deadline": 2.0,
+    }
     stopped = stopped_after(2, tmp_path / "run", **settings)
     run = resume_local(stopped.path)
     assert run.plan is not None
@@ -133,13 +183,19 @@ def test_a_trace_decides_who_is_selected_and_the_plan_knows_it(tmp_path):
     assert charged(run) == due(run)
     again = stopped_after(1, tmp_path / "again", **settings)
     path.write_text("client,from,to\n0,0,1\n")
-    with pytest.raises(ValueError, match=r"the trace .*trace.csv differs from the one that this run began with"):
+    with pytest.raises(
+        ValueError, match=r"the trace .*trace.csv differs from the one that this run began with"
+    ):
         resume_local(again.path)
 
 
-def test_rounds_in_which_everybody_left_are_not_sent_again_and_end_the_run_after_three(tmp_path, monkeypatch):
+def test_rounds_in_which_everybody_left_are_not_sent_again_and_end_the_run_after_three(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(Participation, "leaving", lambda self, round: frozenset(range(CLIENTS)))
-    with pytest.raises(RuntimeError, match=r"no valid update in 3 rounds in a row: 8 selected, 8 dropped out"):
+    with pytest.raises(
+        RuntimeError, match=r"no valid update in 3 rounds in a row: 8 selected, 8 dropped out"
+    ):
         run_local(tmp_path / "run", **HARD)
     run = Run(tmp_path / "run")
     assert "sending the round again" not in run.log
@@ -149,9 +205,17 @@ def test_rounds_in_which_everybody_left_are_not_sent_again_and_end_the_run_after
 
 def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
     settings = {
-        "clients": CLIENTS, "clients_per_round": 10, "rounds": 4, "trust": "secure", "min_survivors": 6, "colluders": 1,
-        "dropout": 0.15, "speed": "lognormal 0.8", "deadline": 0.4, "sample_rate": 0.2,
-    }  # fmt: skip
+        "clients": CLIENTS,
+        "clients_per_round": 10,
+        "rounds": 4,
+        "trust": "secure",
+        "min_survivors": 6,
+        "colluders": 1,
+        "dropout": 0.15,
+        "speed": "lognormal 0.8",
+        "deadline": 0.4,
+        "sample_rate": 0.2,
+    }
     run = run_local(tmp_path / "run", **settings)
     assert charged(run) == due(run)
     assert run.summary is not None
@@ -169,11 +233,23 @@ def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
             "deadline=1 does not go with a memory of what was not sent",
         ),
         (
-            {"method": "sgd", "codec": "sign", "noise_multiplier": None, "clients_per_round": 1, "over_selection": 0.5},
+            {
+                "method": "sgd",
+                "codec": "sign",
+                "noise_multiplier": None,
+                "clients_per_round": 1,
+                "over_selection": 0.5,
+            },
             "memory of what was not sent counts as received: leave it out",
         ),
-        ({"trust": "secure", "clients": 10, "availability": 0.9}, "does not go with availability below 1 (0.9)"),
-        ({"trust": "secure", "clients": 10, "over_selection": 0.1}, "does not go with over_selection=0.1"),
+        (
+            {"trust": "secure", "clients": 10, "availability": 0.9},
+            "does not go with availability below 1 (0.9)",
+        ),
+        (
+            {"trust": "secure", "clients": 10, "over_selection": 0.1},
+            "does not go with over_selection=0.1",
+        ),
         ({"over_selection": 0.5}, "lower clients_per_round, or leave over_selection out"),
         ({"availability": 1.5}, "expected 0 < availability=1.5 <= 1"),
         ({"availability": 0}, "expected 0 < availability=0 <= 1"),

@@ -45,10 +45,21 @@ WHOLE = "2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,0 1,,"
 
 
 @pytest.mark.parametrize(
-    "torn", ["1", "2", "12,0.", "2,0.1,2.3", '2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,"', WHOLE, WHOLE + "\r\n"]
+    "torn",
+    [
+        "1",
+        "2",
+        "12,0.",
+        "2,0.1,2.3",
+        '2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,"',
+        WHOLE,
+        WHOLE + "\r\n",
+    ],
 )
 def test_what_a_crash_left_after_the_checkpoint_is_cut(torn, stopped, small):
-    """Row, then checkpoint: a crash in between leaves a row too many, a power failure a part of one."""
+    """Row, then checkpoint: a crash in between leaves a row too many, a power failure a part of
+    one.
+    """
     with stopped.directory.rounds.open("a", newline="") as file:
         file.write(torn)
     run = resume_local(stopped.path)
@@ -89,7 +100,10 @@ DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
     "header edited": (lambda run: edit(ledger(run), 0), "run.jsonl, line 1: .*its digest"),
     "last line cut": (lambda run: cut(ledger(run)), "run.jsonl.*fewer than the checkpoint's 1"),
     "checkpoints damaged": (
-        lambda run: [path.write_bytes(b"damaged") for path in (run.directory.checkpoint, run.directory.previous)],
+        lambda run: [
+            path.write_bytes(b"damaged")
+            for path in (run.directory.checkpoint, run.directory.previous)
+        ],
         "latest.pt is damaged, and there is no whole previous.pt either",
     ),
 }
@@ -106,14 +120,18 @@ def test_resume_insists_on_ledger_and_checkpoint(kind, stopped):
 
 
 def test_what_a_client_charges_after_its_round_is_in_the_next_checkpoint(tmp_path):
-    """Else a resumed run would not miss it, were it lost: the straggler's noise has left all the same."""
+    """Else a resumed run would not miss it, were it lost: the straggler's noise has left all the
+    same.
+    """
     first, second = (UNIFORM.select(6, 2, round=round, seed=0) for round in (1, 2))
     late = next(client for client in first if client not in second)
     plan, directory = plan_at(tmp_path / "run", clients=6, clients_per_round=2, min_survivors=1)
 
     def silent(message: Message, context: Context) -> Message | None:
         asked = message.metadata.message_type == MessageType.TRAIN
-        return None if asked and context.node_config["partition-id"] == late else app(message, context)
+        return (
+            None if asked and context.node_config["partition-id"] == late else app(message, context)
+        )
 
     def charge(row: Row) -> None:
         if row.round == 1:
@@ -122,4 +140,7 @@ def test_what_a_client_charges_after_its_round_is_in_the_next_checkpoint(tmp_pat
             own.charge(replace(charges.of(first[first[0] == late]).entries[0], client=late))
 
     local.run(plan, directory, on_round=charge, client=silent)
-    assert directory.load_checkpoint()["ledgers"][str(late)] == Ledger(directory.ledger(late), late).snapshot()
+    assert (
+        directory.load_checkpoint()["ledgers"][str(late)]
+        == Ledger(directory.ledger(late), late).snapshot()
+    )

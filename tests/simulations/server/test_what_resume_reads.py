@@ -1,8 +1,10 @@
-"""restore.READ is the list of what ``fedlsg resume`` reads of an old run directory, no more and no less.
+"""restore.READ is the list of what ``fedlsg resume`` reads of an old run directory, no more and no
+less.
 
 Next to it, the manifest has, and compares, the digest of every file: it is left out here.
 
-Real processes, and a SuperLink that is killed: tests/simulations/deployment/test_killed_superlink.py.
+Real processes, and a SuperLink that is killed:
+tests/simulations/deployment/test_killed_superlink.py.
 """
 
 import os
@@ -22,7 +24,13 @@ from simulations.rundir.rundir import RunDir
 from simulations.server import ready, recorder
 from simulations.server.ready import READ
 from simulations.settings.published import from_run_config
-from tests.simulations.support.broken_runs import KINDS, break_run, copy_run, leave_old_ledgers, resumed
+from tests.simulations.support.broken_runs import (
+    KINDS,
+    break_run,
+    copy_run,
+    leave_old_ledgers,
+    resumed,
+)
 from tests.simulations.support.runs import pages, stopped_after
 
 
@@ -41,13 +49,18 @@ WITHOUT_A_DEPLOYMENT = {"replicas/client-*.bin", "replicas/basis-*.bin"}
 
 
 def watch(folder: Path, there: set[str]) -> set[str]:
-    """A set that gets each of these files when this process opens it for reading, until ``there`` is empty."""
+    """A set that gets each of these files when this process opens it for reading, until ``there``
+    is empty.
+    """
     seen: set[str] = set()
 
     def note(event: str, arguments: tuple[object, ...]) -> None:
         if there and event == "open" and isinstance(arguments[0], str | bytes):
             path = os.path.relpath(os.path.abspath(os.fsdecode(arguments[0])), folder)
-            if path in there and (arguments[2] & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)) != os.O_WRONLY:
+            if (
+                path in there
+                and (arguments[2] & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)) != os.O_WRONLY
+            ):
                 seen.add(path)
 
     sys.addaudithook(note)
@@ -56,7 +69,9 @@ def watch(folder: Path, there: set[str]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str], set[str]]]:
-    """By run: the files that were there, and those of them that were opened for reading when it was resumed."""
+    """By run: the files that were there, and those of them that were opened for reading when it was
+    resumed.
+    """
     folder, kept = tmp_path_factory.mktemp("watched"), tmp_path_factory.mktemp("kept")
     runs = []
     for kind in KINDS:
@@ -67,7 +82,10 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
         runs[-1].directory.checkpoint.write_bytes(b"damaged")
         leave_old_ledgers(runs[-1])
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    found = {run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")} for run in runs}
+    found = {
+        run.path.name: {p.partition("/")[2] for p in there if p.startswith(f"{run.path.name}/")}
+        for run in runs
+    }
     seen = watch(folder, there)
     with pages(written=True), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ready, "examine", lambda run: Examined())
@@ -77,19 +95,25 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
         for run in runs:
             resumed(run)
     there.clear()  # an audit hook stays for the life of the process
-    names = {name: {p.partition("/")[2] for p in seen if p.startswith(f"{name}/")} for name in found}
+    names = {
+        name: {p.partition("/")[2] for p in seen if p.startswith(f"{name}/")} for name in found
+    }
     return {name: (found[name], names[name]) for name in found}
 
 
 def test_nothing_else_is_opened(opened):
     for run, (_, seen) in opened.items():
-        assert [path for path in seen if not any(fnmatch(path, pattern) for pattern in READ)] == [], run
+        assert [
+            path for path in seen if not any(fnmatch(path, pattern) for pattern in READ)
+        ] == [], run
         assert "checkpoint/latest.pt" in seen
 
 
 def test_the_list_names_nothing_that_is_not_opened(opened):
     seen = set().union(*(seen for _, seen in opened.values()))
-    assert {pattern for pattern in READ if not any(fnmatch(p, pattern) for p in seen)} == WITHOUT_A_DEPLOYMENT
+    assert {
+        pattern for pattern in READ if not any(fnmatch(p, pattern) for p in seen)
+    } == WITHOUT_A_DEPLOYMENT
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +122,9 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 def deployed(simulated: RunDir, path: Path) -> RunDir:
-    """The run under the name that ledgers of deployed clients have for it, in a folder of another name."""
+    """The run under the name that ledgers of deployed clients have for it, in a folder of another
+    name.
+    """
     shutil.copytree(simulated.path, path)
     run = RunDir(path)
     run.save_checkpoint(run.load_checkpoint() | {"name": "00ff"})
@@ -115,6 +141,9 @@ def test_resume_prints_the_command_and_changes_nothing(simulated, tmp_path, fedl
     before = files(run)
     status, _, error = fedlsg("resume", str(run.path))
     assert (status, files(run)) == (1, before)
-    assert f"flwr run APP FEDERATION --run-config {shlex.quote(str(run.config))} --stream" in " ".join(error.split())
+    assert (
+        f"flwr run APP FEDERATION --run-config {shlex.quote(str(run.config))} --stream"
+        in " ".join(error.split())
+    )
     settings = from_run_config(parse_config_args([str(run.config)]))
     assert settings == run.read_config(), "Flower reads the file as the run does"

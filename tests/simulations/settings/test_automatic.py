@@ -25,26 +25,66 @@ OLD = {"optimizer": "sgd", "layer_rates": "equal", "ema": 0.0}
 def filled(given=(), **made):
     """The settings of a run of a small own workload, by name."""
     workloads.give(NAME, workload(**made))
-    return values_of(prepare(from_mapping({"workload": NAME, "engine": "local", "clients": 2, **dict(given)})).settings)
+    return values_of(
+        prepare(
+            from_mapping({"workload": NAME, "engine": "local", "clients": 2, **dict(given)})
+        ).settings
+    )
 
 
 PARTIAL = {
-    "nothing": ({}, {"rounds": 40, "sample_rate": 0.5, "learning_rate": 0.06325, "ema": 0.875, **RULE}),
-    "epochs": ({"epochs": 5}, {"rounds": 40, "sample_rate": 0.125, "learning_rate": 0.06325, **RULE}),
-    "rounds": ({"rounds": 80}, {"rounds": 80, "sample_rate": 0.25, "learning_rate": 0.04472, "ema": 0.9375, **RULE}),
-    "sample rate": ({"sample_rate": 0.1}, {"rounds": 200, "sample_rate": 0.1, "learning_rate": 0.02828, **RULE}),
-    "batch size": ({"batch_size": 3}, {"rounds": 200, "batch_size": 3, "learning_rate": 0.02828, **RULE}),
-    "both": ({"rounds": 4, "sample_rate": 0.1}, {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.2, **RULE}),
-    "some clients a round": ({"clients": 8, "clients_per_round": 2}, {"rounds": 80, "sample_rate": 1.0, **RULE}),
+    "nothing": (
+        {},
+        {"rounds": 40, "sample_rate": 0.5, "learning_rate": 0.06325, "ema": 0.875, **RULE},
+    ),
+    "epochs": (
+        {"epochs": 5},
+        {"rounds": 40, "sample_rate": 0.125, "learning_rate": 0.06325, **RULE},
+    ),
+    "rounds": (
+        {"rounds": 80},
+        {"rounds": 80, "sample_rate": 0.25, "learning_rate": 0.04472, "ema": 0.9375, **RULE},
+    ),
+    "sample rate": (
+        {"sample_rate": 0.1},
+        {"rounds": 200, "sample_rate": 0.1, "learning_rate": 0.02828, **RULE},
+    ),
+    "batch size": (
+        {"batch_size": 3},
+        {"rounds": 200, "batch_size": 3, "learning_rate": 0.02828, **RULE},
+    ),
+    "both": (
+        {"rounds": 4, "sample_rate": 0.1},
+        {"rounds": 4, "sample_rate": 0.1, "learning_rate": 0.2, **RULE},
+    ),
+    "some clients a round": (
+        {"clients": 8, "clients_per_round": 2},
+        {"rounds": 80, "sample_rate": 1.0, **RULE},
+    ),
     "local steps": ({"local_steps": 4}, {"rounds": 40, "sample_rate": 0.125, **RULE}),
     "another average": ({"ema": 0.0}, {"rounds": 40, "learning_rate": 0.06325, **RULE, "ema": 0.0}),
-    "another optimizer": ({"optimizer": "AdamW"}, {"rounds": 40, "learning_rate": 0.06325, "optimizer": "AdamW"}),
-    "a learning rate": ({"learning_rate": 0.1}, {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD}),
+    "another optimizer": (
+        {"optimizer": "AdamW"},
+        {"rounds": 40, "learning_rate": 0.06325, "optimizer": "AdamW"},
+    ),
+    "a learning rate": (
+        {"learning_rate": 0.1},
+        {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD},
+    ),
     "SGD": ({"optimizer": "sgd"}, {"rounds": 10, "sample_rate": 0.1, "learning_rate": 0.1, **OLD}),
     "momentum": ({"momentum": 0.9}, {"rounds": 10, "sample_rate": 0.1, "momentum": 0.9, **OLD}),
-    "a rate and epochs": ({"learning_rate": 0.1, "epochs": 60}, {"rounds": 60, "sample_rate": 1.0, **OLD}),
-    "a rate and rounds": ({"learning_rate": 0.1, "rounds": "auto"}, {"rounds": 40, "sample_rate": 0.5, **OLD}),
-    "low rank": ({"method": "lsg", "rank": 1}, {"rounds": 40, "learning_rate": 0.03162, "layer_rates": "equal"}),
+    "a rate and epochs": (
+        {"learning_rate": 0.1, "epochs": 60},
+        {"rounds": 60, "sample_rate": 1.0, **OLD},
+    ),
+    "a rate and rounds": (
+        {"learning_rate": 0.1, "rounds": "auto"},
+        {"rounds": 40, "sample_rate": 0.5, **OLD},
+    ),
+    "low rank": (
+        {"method": "lsg", "rank": 1},
+        {"rounds": 40, "learning_rate": 0.03162, "layer_rates": "equal"},
+    ),
 }
 
 
@@ -58,9 +98,15 @@ def test_each_setting_can_be_given_alone(case):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"epochs": 5, "rounds": 10, "sample_rate": 0.1}, "epochs=5 chooses rounds, and rounds=10 is given"),
+        (
+            {"epochs": 5, "rounds": 10, "sample_rate": 0.1},
+            "epochs=5 chooses rounds, and rounds=10 is given",
+        ),
         ({"epochs": 0}, "epochs=0"),
-        ({"method": "dpsgd", "uplink_budget": 100}, "uplink_budget=100 needs method=auto: .* is given .'dpsgd'"),
+        (
+            {"method": "dpsgd", "uplink_budget": 100},
+            "uplink_budget=100 needs method=auto: .* is given .'dpsgd'",
+        ),
         ({"uplink_budget": 10}, "uplink_budget=10: dense updates of this model have 204 bytes"),
         ({"rank": 2, "topk_rate": 0.5}, "name one with method="),
         ({"sample_rate": "auto"}, "expected a number"),
@@ -73,7 +119,13 @@ def test_what_does_not_fit_is_refused(given, why):
 
 def test_a_run_with_nothing_but_epsilon_and_clients_learns(tmp_path):
     """Three classes, 60 rows, two clients: guessing is .42, and the old default stayed there."""
-    nothing = {"method": "auto", "rounds": None, "sample_rate": None, "noise_multiplier": None, "epsilon": 50.0}
+    nothing = {
+        "method": "auto",
+        "rounds": None,
+        "sample_rate": None,
+        "noise_multiplier": None,
+        "epsilon": 50.0,
+    }
     run = quick(tmp_path / "run", **nothing)
     assert run.summary["accuracy"] > 0.6
     assert run.summary["method"] == "dpsgd"
@@ -92,7 +144,11 @@ def with_head():
         ({"method": "linear-probe", "learning_rate": 30.0}, 30.0, None),
         ({"method": "dp-tl", "sparsity": 0.5, "learning_rate": 30.0}, 30.0, None),
         ({"method": "linear-probe"}, 1e-3, 0.05),
-        ({"method": "linear-probe", "learning_rate": 30.0, "classifier_learning_rate": 2.0}, 30.0, 2.0),
+        (
+            {"method": "linear-probe", "learning_rate": 30.0, "classifier_learning_rate": 2.0},
+            30.0,
+            2.0,
+        ),
         ({"method": "dpsgd", "learning_rate": 30.0}, 30.0, 0.05),
         ({"method": "lora", "learning_rate": 30.0}, 30.0, 0.05),
     ],

@@ -20,7 +20,11 @@ QUIET, FACTORS = {"sgd", "topk", "powersgd"}, {"dp-powersgd"}
 
 
 def grid(*methods: str, **settings: object) -> Grid:
-    return Grid(workload="digits", entries=tuple(Entry(label=m, method=m) for m in methods), settings=settings)
+    return Grid(
+        workload="digits",
+        entries=tuple(Entry(label=m, method=m) for m in methods),
+        settings=settings,
+    )
 
 
 def test_secure_sums_refuse_methods_without_noise_or_with_factors_and_no_other():
@@ -36,20 +40,42 @@ def test_other_settings_leave_the_grid_as_it_is(settings):
     assert accepted(made) == (made, {})
 
 
-BASE = {"workload": "digits", "method": "dpsgd", "engine": "local", "rounds": 1, "clients": 2, "noise_multiplier": 1.0}
+BASE = {
+    "workload": "digits",
+    "method": "dpsgd",
+    "engine": "local",
+    "rounds": 1,
+    "clients": 2,
+    "noise_multiplier": 1.0,
+}
 IDLE = (
-    ({"alpha": 0.3}, "alpha=0.3 needs partition=dirichlet, got partition=iid: give partition=dirichlet"),
+    (
+        {"alpha": 0.3},
+        "alpha=0.3 needs partition=dirichlet, got partition=iid: give partition=dirichlet",
+    ),
     ({"shards_per_client": 3}, "needs partition=shards"),
     ({"local_learning_rate": 0.1}, "needs local_steps > 1 or personal, got local_steps=1"),
     ({"local_momentum": 0.5}, "needs local_steps > 1"),
     ({"workers": 2}, "workers=2 does not go with engine=local"),
-    ({"method": "sgd", "noise_multiplier": None, "delta": 1e-6}, "delta=1e-06 needs a mechanism that adds noise"),
-    ({"method": "sgd", "noise_multiplier": None, "clip_norm": 2.0}, "clip_norm=2 does not go with mechanism=none"),
-    ({"method": "lsg", "sparsity": 0.0, "direction": "bottom"}, "direction=bottom needs sparsity > 0, got sparsity=0"),
+    (
+        {"method": "sgd", "noise_multiplier": None, "delta": 1e-6},
+        "delta=1e-06 needs a mechanism that adds noise",
+    ),
+    (
+        {"method": "sgd", "noise_multiplier": None, "clip_norm": 2.0},
+        "clip_norm=2 does not go with mechanism=none",
+    ),
+    (
+        {"method": "lsg", "sparsity": 0.0, "direction": "bottom"},
+        "direction=bottom needs sparsity > 0, got sparsity=0",
+    ),
     ({"method": "rs", "rank": 8}, "does not go with carrier=dense"),
     ({"method": "dp-ssgd", "prune_clip_norm": 2.0}, "needs prune=dp-snip, got prune=synflow"),
-    ({"method": "gep", "biased": True, "residual_clip": 0.2}, "needs biased=false, got biased=true"),
-)  # fmt: skip
+    (
+        {"method": "gep", "biased": True, "residual_clip": 0.2},
+        "needs biased=false, got biased=true",
+    ),
+)
 
 
 @pytest.mark.parametrize(("changes", "why"), IDLE, ids=lambda value: str(value)[:40])
@@ -63,11 +89,14 @@ def test_a_given_setting_without_effect_is_refused(changes, why):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"alpha": 0.3, "partition": "dirichlet"}, {"local_learning_rate": 0.1, "local_steps": 2},
-        {"local_learning_rate": 0.1, "personal": "classifier"}, {"local_momentum": 0.0},
-        {"method": "rs", "rank": 8, "carrier": "low-rank"}, {"method": "lsg", "direction": "bottom"},
+        {"alpha": 0.3, "partition": "dirichlet"},
+        {"local_learning_rate": 0.1, "local_steps": 2},
+        {"local_learning_rate": 0.1, "personal": "classifier"},
+        {"local_momentum": 0.0},
+        {"method": "rs", "rank": 8, "carrier": "low-rank"},
+        {"method": "lsg", "direction": "bottom"},
     ],
-)  # fmt: skip
+)
 def test_one_with_an_effect_or_switched_off_is_taken(changes):
     prepare(from_mapping(BASE | changes), given=names_given(BASE | changes))
 
@@ -75,9 +104,11 @@ def test_one_with_an_effect_or_switched_off_is_taken(changes):
 def test_a_comparison_refuses_only_what_no_cell_uses():
     def cells(*partitions):
         return Grid(
-            workload="digits", entries=(Entry(label="dpsgd", method="dpsgd"),), vary={"partition": partitions},
+            workload="digits",
+            entries=(Entry(label="dpsgd", method="dpsgd"),),
+            vary={"partition": partitions},
             settings={"alpha": 0.3, "noise_multiplier": 1.0},
-        ).cells()  # fmt: skip
+        ).cells()
 
     check_cells(cells("iid", "dirichlet"))
     with pytest.raises(ValueError, match=r"in every cell, alpha=0\.3 needs partition=dirichlet"):
@@ -89,9 +120,19 @@ def test_every_rule_can_be_broken_and_said():
     known = {*all_settings(), *WORDS, "down_grid_from_noise", "clip", "mechanism"}
     for rule in all_rules():
         for condition in (rule.of, rule.needs):
-            assert set(re.findall(r"[a-z_]{2,}(?=[=!<> ]|$)", re.sub(r"[=<>]+[\w.|-]+", "=", condition))) - {
-                "not", "and", "or",
-            } <= known, rule  # fmt: skip
+            assert (
+                set(
+                    re.findall(
+                        r"[a-z_]{2,}(?=[=!<> ]|$)", re.sub(r"[=<>]+[\w.|-]+", "=", condition)
+                    )
+                )
+                - {
+                    "not",
+                    "and",
+                    "or",
+                }
+                <= known
+            ), rule
 
 
 def plan(**settings: object):
@@ -102,7 +143,9 @@ def plan(**settings: object):
     ("clients", "survivors", "colluders"),
     [(2, 2, 1), (3, 3, 1), (5, 5, 1), (9, 9, 1), (10, 9, 1), (19, 18, 1), (50, 45, 5)],
 )
-def test_one_client_of_ten_may_be_missing_and_one_may_collude_at_least_one(clients, survivors, colluders):
+def test_one_client_of_ten_may_be_missing_and_one_may_collude_at_least_one(
+    clients, survivors, colluders
+):
     settings, sums = (found := plan(clients=clients)).settings, found.sums
     assert (settings.min_survivors, settings.colluders) == (survivors, colluders)
     assert (sums.clients, sums.min_survivors, sums.colluders) == (clients, survivors, colluders)
@@ -114,7 +157,14 @@ def test_one_client_of_ten_may_be_missing_and_one_may_collude_at_least_one(clien
 
 def test_all_clients_share_the_noise_of_the_one_that_needs_most():
     """With a batch of one size the smallest client has the largest rate."""
-    found = plan(clients=2, batch_size=20, partition="dirichlet", alpha=0.5, sample_rate=None, noise_multiplier=None)
+    found = plan(
+        clients=2,
+        batch_size=20,
+        partition="dirichlet",
+        alpha=0.5,
+        sample_rate=None,
+        noise_multiplier=None,
+    )
     assert len({terms.sample_rate for terms in found.terms}) > 1
     assert len({terms.noise_multiplier for terms in found.terms}) == 1
 
@@ -127,24 +177,51 @@ def test_the_plan_counts_the_log_ratio_of_the_whole_run():
 
 NO_NOISE = {"noise_multiplier": None}
 REFUSED = {
-    "one client": ({"clients_per_round": 1}, "clients_per_round > 1, got clients_per_round=1: .*: raise clients"),
+    "one client": (
+        {"clients_per_round": 1},
+        "clients_per_round > 1, got clients_per_round=1: .*: raise clients",
+    ),
     "two local steps": ({"local_steps": 2}, "trust=secure needs local_steps=1, got local_steps=2"),
-    "half precision": ({"codec": "float16"}, "integers on a grid of its own, and codec=float16 would not be used"),
+    "half precision": (
+        {"codec": "float16"},
+        "integers on a grid of its own, and codec=float16 would not be used",
+    ),
     "sign": ({"codec": "sign"}, "codec=sign would not be used"),
     "noise-floor": ({"codec": "noise-floor"}, "codec=noise-floor would not be used"),
     "factors": ({"method": "dp-powersgd"}, "factors do not add up"),
-    "chosen positions": ({"method": "topk", **NO_NOISE}, "it sums noisy integers at derived positions"),
-    "no noise": ({"method": "sgd", **NO_NOISE}, "needs mechanism=dp and indices=derived, got mechanism=none"),
-    "noise without a clip": ({"mechanism": "noise-only"}, "and indices=derived, got mechanism=noise-only"),
-    "pruning by data": ({"method": "dp-ssgd", "prune": "dp-snip"}, "it prunes by sums that are not planned for"),
+    "chosen positions": (
+        {"method": "topk", **NO_NOISE},
+        "it sums noisy integers at derived positions",
+    ),
+    "no noise": (
+        {"method": "sgd", **NO_NOISE},
+        "needs mechanism=dp and indices=derived, got mechanism=none",
+    ),
+    "noise without a clip": (
+        {"mechanism": "noise-only"},
+        "and indices=derived, got mechanism=noise-only",
+    ),
+    "pruning by data": (
+        {"method": "dp-ssgd", "prune": "dp-snip"},
+        "it prunes by sums that are not planned for",
+    ),
     "explicit positions": ({"indices": "explicit"}, "got mechanism=dp, indices=explicit"),
     "half the clients": ({"clients": 6, "min_survivors": 3}, "colluders\\) / 2 = 3.5, got 3"),
-    "more than all": ({"clients": 6, "min_survivors": 7}, "expected 1 <= min_survivors=7 <= clients_per_round=6"),
-    "too many colluders": ({"clients": 6, "colluders": 6}, r"clients_per_round=6, min_survivors=6, colluders=6: .*"),
-    "nobody reads": ({"clients": 6, "colluders": 0}, "colluders=0: every client of a sum .* knows its own noise"),
+    "more than all": (
+        {"clients": 6, "min_survivors": 7},
+        "expected 1 <= min_survivors=7 <= clients_per_round=6",
+    ),
+    "too many colluders": (
+        {"clients": 6, "colluders": 6},
+        r"clients_per_round=6, min_survivors=6, colluders=6: .*",
+    ),
+    "nobody reads": (
+        {"clients": 6, "colluders": 0},
+        "colluders=0: every client of a sum .* knows its own noise",
+    ),
     "colluders alone": ({"trust": "client", "colluders": 1}, "colluders=1 needs trust=secure"),
     "colluders of an assumed sum": ({"trust": "aggregate", "colluders": 0}, "got trust=aggregate"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

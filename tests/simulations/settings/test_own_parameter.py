@@ -1,4 +1,6 @@
-"""A method or a codec with a parameter of its own is one new file: every way of giving settings takes it."""
+"""A method or a codec with a parameter of its own is one new file: every way of giving settings
+takes it.
+"""
 
 import json
 import sys
@@ -26,7 +28,18 @@ def recipe(*, width: Annotated[int, Setting("Width of the mask.", "tenths", at_l
     mask = Mask(kind="uniform", sparsity=width / 10)
     return Method(name="wide", mask=mask, mechanism=mechanism, server=server)
 """
-SHORT = ("--method", "wide", "--engine", "local", "--clients", "2", "--rounds", "1", "--noise-multiplier", "2")
+SHORT = (
+    "--method",
+    "wide",
+    "--engine",
+    "local",
+    "--clients",
+    "2",
+    "--rounds",
+    "1",
+    "--noise-multiplier",
+    "2",
+)
 
 
 @pytest.fixture
@@ -46,11 +59,15 @@ def test_a_run_takes_it_and_its_files_say_it(fedlsg, tmp_path):
     assert (status, err) == (0, ""), out
     run = Run(tmp_path / "run")
     assert run.config["width"] == 3
-    assert list(run.config)[-2:] == ["run-dir", "width"], "files of before keep the order of their keys"
+    assert list(run.config)[-2:] == ["run-dir", "width"], (
+        "files of before keep the order of their keys"
+    )
     assert build_method(run.directory.read_config()).mask.sparsity == 0.3
     assert fedlsg("resume", "run")[0] == 0
     assert fedlsg("run", *SHORT, "--out", "again")[0] == 0
-    assert Run(tmp_path / "again").config["width"] == 2, "config.toml says the recipe's own default, too"
+    assert Run(tmp_path / "again").config["width"] == 2, (
+        "config.toml says the recipe's own default, too"
+    )
 
 
 @pytest.mark.usefixtures("wide")
@@ -67,16 +84,37 @@ def test_a_wrong_value_is_refused(said, message, fedlsg):
     assert (status, err) == (1, f"fedlsg: error: {message}\n")
 
 
-OPTIONS = ["--rounds", "2", "--clients", "2", "--noise-multiplier", "2", "--reproducible", "--record-updates"]
+OPTIONS = [
+    "--rounds",
+    "2",
+    "--clients",
+    "2",
+    "--noise-multiplier",
+    "2",
+    "--reproducible",
+    "--record-updates",
+]
 
 
 def test_a_new_codec_runs_end_to_end(tmp_path):
     """Both ways, from the command line; what arrives is a multiple of the step that was given."""
     (tmp_path / "codecs").mkdir()
     run = Run(tmp_path / "run")
-    options = ["--codec", "coarse", "-c", "coarse_step=0.5", "--downlink", "sparse", "-c", "downlink-codec=coarse"]
+    options = [
+        "--codec",
+        "coarse",
+        "-c",
+        "coarse_step=0.5",
+        "--downlink",
+        "sparse",
+        "-c",
+        "downlink-codec=coarse",
+    ]
     with planted(tmp_path / "codecs"):
-        cli(["run", "--engine", "local", "--out", str(run.path), *OPTIONS, *options], standalone_mode=False)
+        cli(
+            ["run", "--engine", "local", "--out", str(run.path), *OPTIONS, *options],
+            standalone_mode=False,
+        )
         assert uplink_codec(run.directory.read_config()).summary() == {"coarse_step": 0.5}
     summary = json.loads(run.directory.summary.read_text())
     assert summary["codec"] == {"name": "coarse", "indices": "derived", "coarse_step": 0.5}

@@ -1,4 +1,6 @@
-"""Named presets: complete, of the known noise, buildable by their recipes, and under whatever a user gives."""
+"""Named presets: complete, of the known noise, buildable by their recipes, and under whatever a
+user gives.
+"""
 
 from dataclasses import replace
 
@@ -29,9 +31,19 @@ def test_presets_parse_and_build_their_methods():
         method = build_method(settings)
         assert method.name == settings.method, preset.name
         assert method.mechanism.private == (settings.epsilon is not None), preset.name
-        parts = (method.carrier.rank, method.mask.sparsity, method.server.learning_rate, method.mechanism.clip_norm)
-        wanted = [settings.parameters.get(name) for name in ("rank", "sparsity", "learning_rate", "clip_norm")]
-        assert all(w is None or part == w for part, w in zip(parts, wanted, strict=True)), preset.name
+        parts = (
+            method.carrier.rank,
+            method.mask.sparsity,
+            method.server.learning_rate,
+            method.mechanism.clip_norm,
+        )
+        wanted = [
+            settings.parameters.get(name)
+            for name in ("rank", "sparsity", "learning_rate", "clip_norm")
+        ]
+        assert all(w is None or part == w for part, w in zip(parts, wanted, strict=True)), (
+            preset.name
+        )
 
 
 KNOWN = {
@@ -47,14 +59,21 @@ def spent(preset: Published, noise_multiplier: float) -> float:
     """Epsilon of a preset's whole run at a noise multiplier (PLD alone: half the time)."""
     s = preset.settings
     return epsilon_of(
-        sample_rate=s["sample_rate"], noise_multiplier=noise_multiplier, steps=s["rounds"], delta=s["delta"],
+        sample_rate=s["sample_rate"],
+        noise_multiplier=noise_multiplier,
+        steps=s["rounds"],
+        delta=s["delta"],
         accountants=("pld",),
-    ).upper  # fmt: skip
+    ).upper
 
 
 def brackets(preset: Published, sigma: float) -> bool:
-    """Whether the multiplier that spends exactly the preset's epsilon is within 0.2 % of ``sigma``."""
-    return spent(preset, sigma * 1.002) <= preset.settings["epsilon"] <= spent(preset, sigma * 0.998)
+    """Whether the multiplier that spends exactly the preset's epsilon is within 0.2 % of
+    ``sigma``.
+    """
+    return (
+        spent(preset, sigma * 1.002) <= preset.settings["epsilon"] <= spent(preset, sigma * 0.998)
+    )
 
 
 @pytest.mark.parametrize(("name", "sigma"), KNOWN.items())
@@ -66,7 +85,11 @@ def test_noise_agrees_with_the_known_multipliers(name, sigma):
     ("given", "kept", "gone"),
     [
         ({"rank": 2, "rounds": 10}, {"rank": 2, "rounds": 10, "epsilon": 3.3}, ()),
-        ({"method": "dpsgd"}, {"method": "dpsgd", "epsilon": 3.3}, ("rank", "sparsity", "power_steps", "direction")),
+        (
+            {"method": "dpsgd"},
+            {"method": "dpsgd", "epsilon": 3.3},
+            ("rank", "sparsity", "power_steps", "direction"),
+        ),
         ({"method": "rgp"}, {"rank": 16}, ("sparsity", "direction")),
         ({"method": "sgd"}, {"rounds": 10_000}, ("epsilon", "rank")),
         ({"mechanism": "none"}, {"rank": 16}, ("epsilon",)),
@@ -97,8 +120,9 @@ PAPERS_NOISE = {
     ("dpsgd", 3): (1.4549, 27.4),
     ("dpsgd", 1): (3.4615, 9.0),
 }
-"""By method and epsilon: the noise multiplier of the Poisson bound, and what it is proved to cost in shuffled batches,
-rounded up (``fedlsg calibrate --epoch-batches 50``); the presets' notes name both."""
+"""By method and epsilon: the noise multiplier of the Poisson bound, and what it is proved to cost
+in shuffled batches, rounded up (``fedlsg calibrate --epoch-batches 50``); the presets' notes name
+both."""
 
 
 @pytest.mark.parametrize(
@@ -106,13 +130,21 @@ rounded up (``fedlsg calibrate --epoch-batches 50``); the presets' notes name bo
     [c if n == 0 else pytest.param(*c, marks=pytest.mark.slow) for n, c in enumerate(PAPERS_NOISE)],
 )
 def test_shuffled_rows_need_more_noise_than_the_paper_has(method, epsilon):
-    preset = find(f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffle")
-    assert (preset.epochs, preset.batch, preset.accuracy) == (48 if method == "rs" else 40, 1000, None)
+    preset = find(
+        f"{method}-cifar10-dp-cnn-eps{epsilon}{'-p0.9' if method == 'rs' else ''}-shuffle"
+    )
+    assert (preset.epochs, preset.batch, preset.accuracy) == (
+        48 if method == "rs" else 40,
+        1000,
+        None,
+    )
     sigma, proved = PAPERS_NOISE[method, epsilon]
     assert f"noise_multiplier={sigma}, which this bound gives epsilon {proved}." in preset.notes[0]
     steps, one = int(preset.settings["rounds"]), {"noise_multiplier": sigma, "delta": 1e-5}
     poisson = epsilon_of(sample_rate=0.02, steps=steps, **one).upper
-    assert epsilon * 0.994 <= poisson <= epsilon * 1.001, "these multipliers were calibrated to prv's upper end"
+    assert epsilon * 0.994 <= poisson <= epsilon * 1.001, (
+        "these multipliers were calibrated to prv's upper end"
+    )
     assert epsilon_of(sample_rate=1.0, steps=int(preset.epochs), **one).upper == pytest.approx(
         proved, rel=6e-3, abs=0.1
     )

@@ -1,4 +1,6 @@
-"""Settings: every one parses from the command line, TOML and Flower's run config, and every wrong one is named."""
+"""Settings: every one parses from the command line, TOML and Flower's run config, and every wrong
+one is named.
+"""
 
 import math
 import re
@@ -35,13 +37,19 @@ def values_of_kind(declared: Declared) -> st.SearchStrategy[Any]:
     """Values that a setting accepts."""
     if declared.choices:
         return st.sampled_from(tuple(declared.choices))
-    words = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1).filter(lambda s: s != PRESET)
+    words = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1).filter(
+        lambda s: s != PRESET
+    )
     floats = st.floats(allow_nan=False, allow_infinity=False) | st.floats(0, 1)
     kinds = {bool: st.booleans(), str: words, int: st.integers(0, 10**6), float: floats}
-    return kinds[declared.kind].filter(lambda value: declared.kind in (bool, str) or declared.setting.contains(value))
+    return kinds[declared.kind].filter(
+        lambda value: declared.kind in (bool, str) or declared.setting.contains(value)
+    )
 
 
-some_settings = st.fixed_dictionaries({}, optional={name: values_of_kind(one) for name, one in ALL.items()})
+some_settings = st.fixed_dictionaries(
+    {}, optional={name: values_of_kind(one) for name, one in ALL.items()}
+)
 
 
 @given(some_settings)
@@ -49,7 +57,9 @@ def test_a_command_line_says_the_same_as_toml(values):
     settings = from_values(values)
     assert from_mapping({name: str(value) for name, value in values.items()}) == settings
     assert (
-        from_mapping(tomllib.loads(tomli_w.dumps({name.replace("_", "-"): v for name, v in values.items()})))
+        from_mapping(
+            tomllib.loads(tomli_w.dumps({name.replace("_", "-"): v for name, v in values.items()}))
+        )
         == settings
     )
 
@@ -63,9 +73,11 @@ def test_config_toml_round_trips(values):
 
 
 def test_flower_run_config_lists_the_settings_with_their_defaults():
-    """Flower refuses an override that pyproject.toml does not list, and hands every listed value to the app.
+    """Flower refuses an override that pyproject.toml does not list, and hands every listed value to
+    the app.
 
-    Listed are those that have a place in files; what a new method or codec declares is given in the free-form key.
+    Listed are those that have a place in files; what a new method or codec declares is given in the
+    free-form key.
     """
     listed = dict(RUN_CONFIG)
     assert listed.pop(FREE_FORM) == ""
@@ -112,10 +124,17 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
         ({"mechanism": "laplace"}, r"expected mechanism in \('dp', .*\), got 'laplace'"),
         (
             {"sampling": "shuffled"},
-            r"expected sampling in \('poisson', 'shuffle'\), got 'shuffled'; did you mean 'shuffle'\?",
+            r"expected sampling in \('poisson', 'shuffle'\), got 'shuffled'; did you mean "
+            r"'shuffle'\?",
         ),
-        ({"engine": "spark"}, r"expected engine in \('auto', 'ray', 'local', 'flower'\), got 'spark'"),
-        ({"downlink": "spares"}, r"expected downlink in \('full', 'sparse'\), got 'spares'; did you mean 'sparse'\?"),
+        (
+            {"engine": "spark"},
+            r"expected engine in \('auto', 'ray', 'local', 'flower'\), got 'spark'",
+        ),
+        (
+            {"downlink": "spares"},
+            r"expected downlink in \('full', 'sparse'\), got 'spares'; did you mean 'sparse'\?",
+        ),
         ({"trust": []}, r"expected trust in .*, got \[\]"),
         ({"sample_rate": True}, r"expected a number \(float\) for sample_rate, got True"),
         ({"sample_rate": 1.5}, "expected 0 < sample_rate=1.5 <= 1"),

@@ -1,4 +1,6 @@
-"""A hub of Flower apps on loopback, for Flower 1.41: it gives one app and the signatures that the app has."""
+"""A hub of Flower apps on loopback, for Flower 1.41: it gives one app and the signatures that the
+app has.
+"""
 
 import base64
 import hashlib
@@ -18,7 +20,9 @@ KEY_ID = "fpk_review"
 
 @dataclass(kw_only=True)
 class Hub:
-    """``app`` is what is downloaded, ``signatures`` what the hub says of it. Both may be changed at any time."""
+    """``app`` is what is downloaded, ``signatures`` what the hub says of it. Both may be changed at
+    any time.
+    """
 
     port: int = 0
     app: bytes = b""

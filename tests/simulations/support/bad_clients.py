@@ -27,7 +27,9 @@ def raise_before(message: Message, context: Context) -> Message:
 
 def raise_after(message: Message, context: Context) -> Message:
     honest(message, context)
-    raise RuntimeError("x" * 200_000 + "planted failure, after training,\nwith commas and a line break")
+    raise RuntimeError(
+        "x" * 200_000 + "planted failure, after training,\nwith commas and a line break"
+    )
 
 
 def answer_none(message: Message, context: Context) -> Message | None:
@@ -98,7 +100,9 @@ def sending(damage: Payload) -> Callable[[Message, Context], Message]:
 
 @dataclass(frozen=True)
 class Bad:
-    """What a bad client does, the reason that must be recorded, whether it trained, and whether round 1 is bad."""
+    """What a bad client does, the reason that must be recorded, whether it trained, and whether
+    round 1 is bad.
+    """
 
     train: Callable[[Message, Context], Message | None]
     reason: str
@@ -140,4 +144,8 @@ def query(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message | None:
     kinds = list(KINDS.values())
     partition = int(context.node_config["partition-id"])
-    return kinds[partition].train(message, context) if partition < len(kinds) else honest(message, context)
+    return (
+        kinds[partition].train(message, context)
+        if partition < len(kinds)
+        else honest(message, context)
+    )

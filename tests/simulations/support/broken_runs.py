@@ -22,7 +22,13 @@ from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 KINDS: dict[str, dict[str, Any]] = {
     "steps": {"method": "lsg-probe", "probes": 20, "downlink": "sparse", "record_updates": True},
     "memory": {"method": "topk", "noise_multiplier": None, "codec": "int8"},
-    "pruned": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3, "indices": "explicit", "optimizer": "adam"},
+    "pruned": {
+        "method": "dp-ssgd",
+        "prune": "dp-snip",
+        "prune_rate": 0.3,
+        "indices": "explicit",
+        "optimizer": "adam",
+    },
 }
 """Between them they keep every kind of file that a run directory can hold."""
 ROUNDS = 4
@@ -30,7 +36,9 @@ ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """The unbroken run, one that was interrupted when client 0 had answered round 3, and a finished one."""
+    """The unbroken run, one that was interrupted when client 0 had answered round 3, and a finished
+    one.
+    """
 
     unbroken: Run
     interrupted: Path
@@ -54,7 +62,9 @@ def break_run(folder: Path, kind: str) -> Broken:
 
 
 class Tape:
-    """A ClientApp that records payloads, and is interrupted when it is asked for one (round, client)."""
+    """A ClientApp that records payloads, and is interrupted when it is asked for one (round,
+    client).
+    """
 
     def __init__(self, interrupt: tuple[int, int] | None = None) -> None:
         self.interrupt = interrupt
@@ -72,14 +82,19 @@ class Tape:
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    """All that a resumed run must have as the unbroken one: seconds and the sizes of messages with random ids apart."""
+    """All that a resumed run must have as the unbroken one: seconds and the sizes of messages with
+    random ids apart.
+    """
     apart = {"seconds", "times", "uplink_bytes_wire", "downlink_bytes_wire"}
     saved = run.directory.load_checkpoint()
     return {
         "server": saved["server"],
         "ledgers": run.ledgers,
         "rows": [{k: v for k, v in vars(row).items() if k not in apart} for row in run.rows],
-        "lines": [(li.round, li.client, li.direction, li.payload_bytes) for li in read_lines(run.directory.messages)],
+        "lines": [
+            (li.round, li.client, li.direction, li.payload_bytes)
+            for li in read_lines(run.directory.messages)
+        ],
         "accuracy": run.directory.read_summary()["accuracy"],
         "epsilon": run.directory.read_summary()["epsilon_max"],
     }
@@ -90,7 +105,11 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and one.dtype == other.dtype and one.equal(other)
     if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+        return (
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(same(one[k], other[k]) for k in one)
+        )
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
@@ -115,8 +134,15 @@ def leave_old_ledgers(run: Run) -> None:
     """Ledgers of single clients and of a server next to the run's, as older versions left them."""
     charges = run.directory.charges
     for client in charges.clients():
-        Ledger(run.directory.ledger(client), client=client).charge(replace(run.entries(client)[0], attempt=7))
+        Ledger(run.directory.ledger(client), client=client).charge(
+            replace(run.entries(client)[0], attempt=7)
+        )
     for_all = replace(
-        run.entries(0)[0], client=SERVER, unit="client", sample_rate=1.0, mechanism="dp", noise_multiplier=1.0
+        run.entries(0)[0],
+        client=SERVER,
+        unit="client",
+        sample_rate=1.0,
+        mechanism="dp",
+        noise_multiplier=1.0,
     )
     Ledger(run.directory.ledger(SERVER), client=SERVER).charge(for_all)

@@ -19,33 +19,71 @@ def row(round: int, accuracy: float | None, **changes: Any) -> Row:
         "only": None,
         "simulated": None,
         "times": None,
-        "round": round, "accuracy": accuracy, "loss": 1.0, "epsilon_max": 1.0, "epsilon_median": 1.0,
-        "uplink_bytes": 500, "uplink_messages": 5, "asked": "0 1", "answered": "0 1", "rejected": "", "reasons": "",
+        "round": round,
+        "accuracy": accuracy,
+        "loss": 1.0,
+        "epsilon_max": 1.0,
+        "epsilon_median": 1.0,
+        "uplink_bytes": 500,
+        "uplink_messages": 5,
+        "asked": "0 1",
+        "answered": "0 1",
+        "rejected": "",
+        "reasons": "",
         "metrics": {},
-    }  # fmt: skip
+    }
     return Row(**(values | changes))
 
 
 def result(
-    accuracy: float | None, *, method: str = "lsg", seed: int = 0, epsilon: float | None = 3.0, **more: Any
+    accuracy: float | None,
+    *,
+    method: str = "lsg",
+    seed: int = 0,
+    epsilon: float | None = 3.0,
+    **more: Any,
 ) -> Result:
-    """A run of two rounds, ten payloads of 100 bytes; dense ones have 400. ``accuracy=None`` is one that failed."""
+    """A run of two rounds, ten payloads of 100 bytes; dense ones have 400. ``accuracy=None`` is one
+    that failed.
+    """
     private = more.pop("private", epsilon is not None)
     label = more.pop("label", method)
     settings = {
-        "workload": "digits", "model": "mlp", "method": method, "seed": seed, "epsilon": epsilon, "rounds": 2,
-        "mechanism": "none" if epsilon is None else "dp", "delta": 1e-5,
-    } | more.pop("settings", {})  # fmt: skip
+        "workload": "digits",
+        "model": "mlp",
+        "method": method,
+        "seed": seed,
+        "epsilon": epsilon,
+        "rounds": 2,
+        "mechanism": "none" if epsilon is None else "dp",
+        "delta": 1e-5,
+    } | more.pop("settings", {})
     summary = {
-        "workload": "digits", "model": "mlp", "accuracy": accuracy, "loss": 0.5, "private": private,
-        "epsilon_max": "inf" if epsilon is None else epsilon - 0.001 * (seed + 1), "delta": 1e-5,
-        "uplink_bytes": 1000, "downlink_bytes": 4000, "uplink_bytes_dense": 4000, "downlink_bytes_dense": 4000,
+        "workload": "digits",
+        "model": "mlp",
+        "accuracy": accuracy,
+        "loss": 0.5,
+        "private": private,
+        "epsilon_max": "inf" if epsilon is None else epsilon - 0.001 * (seed + 1),
+        "delta": 1e-5,
+        "uplink_bytes": 1000,
+        "downlink_bytes": 4000,
+        "uplink_bytes_dense": 4000,
+        "downlink_bytes_dense": 4000,
         "wall_seconds": 10.0 + seed,
-        "seconds": {"training": 4.0 + seed}, "chance": CHANCE, "clients": 5, "rounds": 2,
-        "engine": "local", "device": "cpu",
-        "noise_multiplier": 2.0, "versions": {"torch": "2.13.0"}, "trust": "client", "reproducible": False,
-        "epsilon_median": 1.0, "hardware": {"processor": "Some CPU", "cores": 2},
-    }  # fmt: skip
+        "seconds": {"training": 4.0 + seed},
+        "chance": CHANCE,
+        "clients": 5,
+        "rounds": 2,
+        "engine": "local",
+        "device": "cpu",
+        "noise_multiplier": 2.0,
+        "versions": {"torch": "2.13.0"},
+        "trust": "client",
+        "reproducible": False,
+        "epsilon_median": 1.0,
+        "hardware": {"processor": "Some CPU", "cores": 2},
+    }
     failed = accuracy is None
     return Result(
         name=f"{label}-seed{seed}",

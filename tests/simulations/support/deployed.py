@@ -1,6 +1,8 @@
-"""Deployed clients in one process: nodes with node configs of their own, each with its own folder, over real messages.
+"""Deployed clients in one process: nodes with node configs of their own, each with its own folder,
+over real messages.
 
-A node is what Flower's SuperNode is to the ClientApp: a node config, and a new process whenever a test wants one.
+A node is what Flower's SuperNode is to the ClientApp: a node config, and a new process whenever a
+test wants one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,19 +36,29 @@ from strategies.federation.wire import (
 )
 
 RUN: dict[str, Any] = {
-    "clients": 2, "rounds": 3, "sample_rate": 0.05, "noise_multiplier": 2.0, "delta": 1e-5, "engine": "local",
-}  # fmt: skip
+    "clients": 2,
+    "rounds": 3,
+    "sample_rate": 0.05,
+    "noise_multiplier": 2.0,
+    "delta": 1e-5,
+    "engine": "local",
+}
 """The run config of the small deployed runs. The nodes' terms below allow it."""
 
 
 def terms(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A node config with terms that ``RUN`` fits. Underscores stand for dashes; None leaves a key out.
+    """A node config with terms that ``RUN`` fits. Underscores stand for dashes; None leaves a key
+    out.
 
     A path alone as ``data`` is one of digits.
     """
     config = {
-        "partition-id": 0, "num-partitions": 2, "ledger-dir": str(folder), "epsilon-max": 3.0, "delta-max": 1e-5,
-    } | {name.replace("_", "-"): value for name, value in changes.items()}  # fmt: skip
+        "partition-id": 0,
+        "num-partitions": 2,
+        "ledger-dir": str(folder),
+        "epsilon-max": 3.0,
+        "delta-max": 1e-5,
+    } | {name.replace("_", "-"): value for name, value in changes.items()}
     if "/" in str(config.get("data", "")) and ":" not in str(config["data"]):
         config["data"] = f"digits:{config['data']}"
     return {name: value for name, value in config.items() if value is not None}
@@ -66,18 +78,27 @@ def new_process() -> None:
 
 
 def call(
-    message: Message, node_config: Mapping[str, Any], run_config: Mapping[str, Any], state: RecordDict | None = None
+    message: Message,
+    node_config: Mapping[str, Any],
+    run_config: Mapping[str, Any],
+    state: RecordDict | None = None,
 ) -> Message:
-    """The reply of the ClientApp to one message, as bytes carry it there and back; ``state``: of its Context."""
+    """The reply of the ClientApp to one message, as bytes carry it there and back; ``state``: of
+    its Context.
+    """
     context = Context(
-        run_id=1, node_id=message.metadata.dst_node_id, node_config=dict(node_config),
-        state=RecordDict() if state is None else state, run_config=dict(run_config),
-    )  # fmt: skip
+        run_id=1,
+        node_id=message.metadata.dst_node_id,
+        node_config=dict(node_config),
+        state=RecordDict() if state is None else state,
+        run_config=dict(run_config),
+    )
     return over_the_wire(give_id(app(over_the_wire(message), context)))
 
 
 class DeployedGrid(LocalGrid):
-    """A grid whose nodes are deployed: each is called with a node config of its own, in a process of its own.
+    """A grid whose nodes are deployed: each is called with a node config of its own, in a process
+    of its own.
 
     Flower keeps the state of a node's Context from message to message.
     """
@@ -97,7 +118,8 @@ class DeployedGrid(LocalGrid):
 
 @dataclass(kw_only=True, eq=False)
 class Server:
-    """A minimal honest server for one client, for as long as its process lives; a new run is a new server.
+    """A minimal honest server for one client, for as long as its process lives; a new run is a new
+    server.
 
     copy: where it keeps its copy of the client's ledger.
     """
@@ -110,12 +132,16 @@ class Server:
     state: ServerState
 
     @classmethod
-    def start(cls, node: Mapping[str, Any], copy: Path, *, run: str = "run-1", **settings: Any) -> "Server":
+    def start(
+        cls, node: Mapping[str, Any], copy: Path, *, run: str = "run-1", **settings: Any
+    ) -> "Server":
         """A server of the small run with changes."""
         known = from_mapping({k: v for k, v in (RUN | settings).items() if v is not None})
         plan = make_plan(replace(known, reproducible=False))
         config = dict(as_config(known))
-        return cls(node=dict(node), copy=copy, run=run, config=config, plan=plan, state=plan.server_state())
+        return cls(
+            node=dict(node), copy=copy, run=run, config=config, plan=plan, state=plan.server_state()
+        )
 
     @property
     def client(self) -> int:
@@ -129,7 +155,9 @@ class Server:
         return self._noted(reply)
 
     def train(self, round: int = 1, **changes: Any) -> Message:
-        """The reply to the announcement of a round from the initial weights; ``changes`` to what is announced."""
+        """The reply to the announcement of a round from the initial weights; ``changes`` to what is
+        announced.
+        """
         held = changes.pop("held", Held(run=self.run, head=head_of(self.copy, self.client)))
         with task_identity():
             message = Message(self.announced(round, held, **changes), FIRST_NODE, MessageType.TRAIN)
@@ -141,10 +169,17 @@ class Server:
         frame: Frame = self.state.frame()
         terms = self.plan.terms[0]
         said = Announcement(
-            round=round, updates=0, frame_digest=frame.digest, sample_rate=terms.sample_rate,
-            noise_multiplier=terms.noise_multiplier, expected_batch=self.plan.local.expected_batch, run_dir="",
-        )  # fmt: skip
-        content = announced_to({"weights": flat_record(self.state.weights)}, replace(said, **changes))
+            round=round,
+            updates=0,
+            frame_digest=frame.digest,
+            sample_rate=terms.sample_rate,
+            noise_multiplier=terms.noise_multiplier,
+            expected_batch=self.plan.local.expected_batch,
+            run_dir="",
+        )
+        content = announced_to(
+            {"weights": flat_record(self.state.weights)}, replace(said, **changes)
+        )
         if held is not None:
             content["ledger"] = held_record(held)
         return content

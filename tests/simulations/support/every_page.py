@@ -1,4 +1,6 @@
-"""A page of each kind, made by the code that makes a user's: from tiny runs, or from results made up."""
+"""A page of each kind, made by the code that makes a user's: from tiny runs, or from results made
+up.
+"""
 
 import io
 from dataclasses import replace
@@ -41,36 +43,58 @@ LONG = "a-variant-of-lsg-with-a-name-that-is-longer-than-a-phone-is-wide"
 RESULTS: list[Result] = [
     *(result(0.80 + 0.02 * seed, seed=seed) for seed in range(3)),
     *(result(0.86 + 0.01 * seed, seed=seed, epsilon=8.0) for seed in range(3)),
-    result(0.7, method="linear-probe"), result(0.9, method="dpsgd", epsilon=8.0), result(0.1, method="rs"),
-    result(0.81, label=LONG), result(0.97, method="sgd", epsilon=None), result(None, method="rgp"),
-]  # fmt: skip
+    result(0.7, method="linear-probe"),
+    result(0.9, method="dpsgd", epsilon=8.0),
+    result(0.1, method="rs"),
+    result(0.81, label=LONG),
+    result(0.97, method="sgd", epsilon=None),
+    result(None, method="rgp"),
+]
 
 
 def compared(axis: str) -> str:
     """The page of ``fedlsg compare``."""
     command = "fedlsg compare digits --methods lsg,linear-probe --out " + "a-long-folder/" * 20
     view = View(bytes=axis == "bytes")
-    made = Comparison(title="digits", results=RESULTS, command=command, grid="seeds = [0]", view=view)
+    made = Comparison(
+        title="digits", results=RESULTS, command=command, grid="seeds = [0]", view=view
+    )
     return compare_page(made, figures(made.table, view))
 
 
 def searched() -> str:
     """The page of ``fedlsg compare --search``."""
-    space = (Choices(name="rank", values=(1, 2, 4)), Span(name="learning_rate", low=0.1, high=10.0, log=True))
+    space = (
+        Choices(name="rank", values=(1, 2, 4)),
+        Span(name="learning_rate", low=0.1, high=10.0, log=True),
+    )
     arm = Arm(label="lsg", given={"method": "lsg"}, epsilon=8.0, space=space, start={}, trials=6)
     trials = [
-        Trial(arm=arm, number=at, params={"rank": (1, 2, 4)[at % 3], "learning_rate": 0.2 * 2**at},
-              result=result(0.5 + 0.05 * at))
+        Trial(
+            arm=arm,
+            number=at,
+            params={"rank": (1, 2, 4)[at % 3], "learning_rate": 0.2 * 2**at},
+            result=result(0.5 + 0.05 * at),
+        )
         for at in range(6)
-    ]  # fmt: skip
+    ]
     job = Job(
-        grid=from_toml({"workload": "digits", "methods": {"lsg": {}}}), arms=(arm,), sampler="tpe", delta=1e-5,
-        rows=Rows(words="synthetic inputs", private=True), folder=Folder(Path("search")), notices=("A note.",),
-    )  # fmt: skip
+        grid=from_toml({"workload": "digits", "methods": {"lsg": {}}}),
+        arms=(arm,),
+        sampler="tpe",
+        delta=1e-5,
+        rows=Rows(words="synthetic inputs", private=True),
+        folder=Folder(Path("search")),
+        notices=("A note.",),
+    )
     found = Found(
-        job=job, trials=trials, finished=True, privacy=("Choosing costs privacy.",),
-        command="fedlsg compare --grid best.toml", made_by="fedlsg compare digits",
-    )  # fmt: skip
+        job=job,
+        trials=trials,
+        finished=True,
+        privacy=("Choosing costs privacy.",),
+        command="fedlsg compare --grid best.toml",
+        made_by="fedlsg compare digits",
+    )
     return search_page(found, search_figures(job, trials))
 
 
@@ -78,22 +102,39 @@ def found_members(models: Trained) -> str:
     """The page of ``fedlsg attack --membership``."""
     wide = Limit(name="bound: epsilon 8", bound=lambda rate: by_epsilon(rate, 8.0, 1e-5))
     report = Report(
-        settings=from_mapping(PRIVATE), models=models, found=attack(models, seed=0), claim=None, limits=(wide,),
-        rounds=[], own=None, seed=0, seconds=1.0,
-    )  # fmt: skip
+        settings=from_mapping(PRIVATE),
+        models=models,
+        found=attack(models, seed=0),
+        claim=None,
+        limits=(wide,),
+        rounds=[],
+        own=None,
+        seed=0,
+        seconds=1.0,
+    )
     return membership_page(report, "digits, lsg", b"{}")
 
 
 def attacked(folder: Path) -> None:
     """attack.html of a recorded run, with curves of its gain and of made up ones at other noise."""
-    settings = {"method": "sgd", "noise_multiplier": None, "sample_rate": None, "batch_size": 1, "rounds": 3}
+    settings = {
+        "method": "sgd",
+        "noise_multiplier": None,
+        "sample_rate": None,
+        "batch_size": 1,
+        "rounds": 3,
+    }
     run = run_local(folder / "recorded", record_updates=True, **settings)
     threat = ThreatModel(view="client", labels="known", examples="known")
-    options = Options(batches=(1,), examples=2, attacks="first-layer", naive=False, seconds=0.5, seed=0)
+    options = Options(
+        batches=(1,), examples=2, attacks="first-layer", naive=False, seconds=0.5, seed=0
+    )
     one = attack_one(open_record(str(run.path), threat), threat, options, lambda share, text: None)
     assert one.best is not None
-    noisy = [replace(one, best=replace(one.best, sigma=sigma, gain=gain, low=gain - 1, high=gain + 1))
-             for sigma, gain in ((0.1, 9.0), (1.0, 0.2))]  # fmt: skip
+    noisy = [
+        replace(one, best=replace(one.best, sigma=sigma, gain=gain, low=gain - 1, high=gain + 1))
+        for sigma, gain in ((0.1, 9.0), (1.0, 0.2))
+    ]
     write_attack(folder, [one, *noisy], threat, lead="recorded")
 
 
@@ -111,8 +152,14 @@ def every_page(folder: Path, small: Run, unfinished: Result, models: Trained) ->
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text)
     attacked(folder)
-    partition_command({"workload": "digits", "clients": 30, "partition": "dirichlet"}, str(folder), console)
-    audit_command(None, PRIVATE | {"rounds": 2}, console, out=str(folder / "audit.json"), canaries=50, seed=0)
-    inspect_command(str(small.path), {}, console, examples=32, ranks="1,2", out=str(folder / "inspection"))
+    partition_command(
+        {"workload": "digits", "clients": 30, "partition": "dirichlet"}, str(folder), console
+    )
+    audit_command(
+        None, PRIVATE | {"rounds": 2}, console, out=str(folder / "audit.json"), canaries=50, seed=0
+    )
+    inspect_command(
+        str(small.path), {}, console, examples=32, ranks="1,2", out=str(folder / "inspection")
+    )
     made = {name: folder / f"{name}.html" for name in (*texts, "attack", "partition", "audit")}
     return made | {"inspect": folder / "inspection" / "inspection.html"}

@@ -1,4 +1,6 @@
-"""A process that resumes a run and may kill itself on the way. Forked from one that has imported everything already."""
+"""A process that resumes a run and may kill itself on the way. Forked from one that has imported
+everything already.
+"""
 
 import os
 import signal
@@ -14,7 +16,8 @@ WATCHED = {"open", "os.rename", "os.remove", "os.truncate", "os.link", "os.mkdir
 def start(run: Path, kill_at: int = 0) -> BaseProcess:
     """Resume a run; kill -9 before the ``kill_at``-th operation on its files, 0 for never.
 
-    It ends with status 0, -9 or, where resume refused, 1; the number of operations, or the refusal, is in ``said``.
+    It ends with status 0, -9 or, where resume refused, 1; the number of operations, or the refusal,
+    is in ``said``.
     """
     CONTEXT.set_forkserver_preload(
         ["simulations.run.commands", "simulations.engines.local", "simulations.report.run_page"]

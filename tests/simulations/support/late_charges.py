@@ -1,4 +1,6 @@
-"""A planted mistake: a driver that charges its clients when the first of them is back, and not before it asks them."""
+"""A planted mistake: a driver that charges its clients when the first of them is back, and not
+before it asks them.
+"""
 
 import pytest
 

@@ -1,7 +1,9 @@
-"""Machines of a federation on this one: each has its own HOME, temporary folder and working directory, and shares none.
+"""Machines of a federation on this one: each has its own HOME, temporary folder and working
+directory, and shares none.
 
-A machine keeps its environment and its working directory from one command to the next, as a terminal does. ``scp``
-between machines copies between their homes: what a real federation sends over the network.
+A machine keeps its environment and its working directory from one command to the next, as a
+terminal does. ``scp`` between machines copies between their homes: what a real federation sends
+over the network.
 """
 
 import os
@@ -55,10 +57,17 @@ class Machine:
         """Run commands to their end; returns what they printed. Raises CommandError with it."""
         command = ["bash", "-e", "-o", "pipefail", "-c", self._script(text, keep=True)]
         done = subprocess.run(
-            command, env=self._environment(), cwd=self.home, capture_output=True, text=True, timeout=3 * PATIENCE
+            command,
+            env=self._environment(),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=3 * PATIENCE,
         )
         if done.returncode:
-            raise CommandError(f"{self.name}: status {done.returncode} of\n{text}\n{done.stdout}\n{done.stderr}")
+            raise CommandError(
+                f"{self.name}: status {done.returncode} of\n{text}\n{done.stdout}\n{done.stderr}"
+            )
         return done.stdout + done.stderr
 
     def start(self, text: str) -> "subprocess.Popen[bytes]":
@@ -66,17 +75,26 @@ class Machine:
         command = ["bash", "-e", "-c", self._script(text, keep=False)]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                command, env=self._environment(), cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command,
+                env=self._environment(),
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self.started.append(process)
         return process
 
     def start_until(self, text: str, ready: str, refused: str) -> None:
-        """Start commands until their log says ``ready``, again each time that they end and said ``refused``."""
+        """Start commands until their log says ``ready``, again each time that they end and said
+        ``refused``.
+        """
         deadline = time.monotonic() + PATIENCE
         while not self._started(text, ready, refused):
-            assert time.monotonic() < deadline, f"{self.name} was refused for {PATIENCE:g} s: {refused}"
+            assert time.monotonic() < deadline, (
+                f"{self.name} was refused for {PATIENCE:g} s: {refused}"
+            )
 
     def _started(self, text: str, ready: str, refused: str) -> bool:
         seen = len(self.log)
@@ -111,7 +129,9 @@ class Machine:
         assert pids, f"{program} does not run on {self.name}"
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not self.processes(program), lambda: f"the end of {program} on {self.name}")
+        wait_until(
+            lambda: not self.processes(program), lambda: f"the end of {program} on {self.name}"
+        )
 
     def end(self) -> None:
         """End every process of this machine."""
@@ -129,12 +149,17 @@ class Machine:
 
     def _environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(LEFT_OUT)}
-        path = [str(self.root / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        path = [
+            str(self.root / "bin"),
+            str(Path(sys.executable).parent),
+            os.environ.get("PATH", os.defpath),
+        ]
         return {
             **inherited,
             "HOME": str(self.home),
             "TMPDIR": str(self.folder / "tmp"),
-            "FLWR_HOME": str(self.home / ".flwr"),  # where Flower looks anyway; it names this machine's processes
+            # where Flower looks anyway; it names this machine's processes
+            "FLWR_HOME": str(self.home / ".flwr"),
             "PATH": os.pathsep.join(path),
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
@@ -159,7 +184,9 @@ def machines(root: Path, *names: str, ports: Mapping[str, int]) -> Iterator[dict
         yield made
 
 
-def wait_until(ready: Callable[[], bool], what: Callable[[], str], seconds: float = PATIENCE) -> None:
+def wait_until(
+    ready: Callable[[], bool], what: Callable[[], str], seconds: float = PATIENCE
+) -> None:
     """Wait for a condition. Raises AssertionError that says for ``what``."""
     deadline = time.monotonic() + seconds
     while not ready():

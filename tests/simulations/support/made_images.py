@@ -34,13 +34,21 @@ def write_shard(
     features: dict[str, object] | None = None,
     more: dict[str, list[object]] | None = None,
 ) -> None:
-    """A shard; ``features`` go into its metadata as ``datasets`` writes them, ``more`` are other columns."""
+    """A shard; ``features`` go into its metadata as ``datasets`` writes them, ``more`` are other
+    columns.
+    """
     struct = [{"bytes": image, "path": "made.png"} for image in images]
     table = pa.table(
-        {columns[0]: pa.array(struct, type=IMAGE), columns[1]: pa.array(labels, type=pa.int64()), **(more or {})}
+        {
+            columns[0]: pa.array(struct, type=IMAGE),
+            columns[1]: pa.array(labels, type=pa.int64()),
+            **(more or {}),
+        }
     )
     if features is not None:
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        table = table.replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})}
+        )
     pq.write_table(table, file)
 
 
@@ -50,5 +58,7 @@ def write_cifar10(root: Path, *, train: int, test: int) -> Path:
     folder.mkdir(parents=True)
     for split, count in (("train", train), ("test", test)):
         images = [encode(pixels) for pixels in pixels_of(count, seed=count)]
-        write_shard(folder / f"{split}-00000-of-00001.parquet", images, [row % 10 for row in range(count)])
+        write_shard(
+            folder / f"{split}-00000-of-00001.parquet", images, [row % 10 for row in range(count)]
+        )
     return folder

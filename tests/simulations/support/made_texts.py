@@ -1,4 +1,6 @@
-"""Made texts in the layout of the hub, and a tiny BERT with its own vocabulary, for tests without a network."""
+"""Made texts in the layout of the hub, and a tiny BERT with its own vocabulary, for tests without a
+network.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,28 +10,58 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-WORDS = ("good", "bad", "film", "plot", "a", "the", "is", "not", "very", "dull", "fine", "we", "saw", "it", "##s", ".")
+WORDS = (
+    "good",
+    "bad",
+    "film",
+    "plot",
+    "a",
+    "the",
+    "is",
+    "not",
+    "very",
+    "dull",
+    "fine",
+    "we",
+    "saw",
+    "it",
+    "##s",
+    ".",
+)
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)
 
 
 def make_bert(
-    folder: Path, *, layers: int = 3, classes: int = 2, base_only: bool = False, positions: int = 32,
+    folder: Path,
+    *,
+    layers: int = 3,
+    classes: int = 2,
+    base_only: bool = False,
+    positions: int = 32,
     spread: float = 0.02,
-) -> Path:  # fmt: skip
+) -> Path:
     """A folder with a random BERT of 16 hidden units and its tokenizer, as transformers saves them.
 
-    spread: standard deviation of the weights. With 1 the rounding of half precision shows in the gradients.
+    spread: standard deviation of the weights. With 1 the rounding of half precision shows in the
+    gradients.
     """
     from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
     config = BertConfig(
-        vocab_size=len(VOCABULARY), hidden_size=16, num_hidden_layers=layers, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=positions, num_labels=classes,
+        vocab_size=len(VOCABULARY),
+        hidden_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=positions,
+        num_labels=classes,
         initializer_range=spread,
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        (BertModel(config) if base_only else BertForSequenceClassification(config)).save_pretrained(folder)
+        (BertModel(config) if base_only else BertForSequenceClassification(config)).save_pretrained(
+            folder
+        )
     folder.joinpath("vocab.txt").write_text("\n".join(VOCABULARY))
     vocabulary = {word: number for number, word in enumerate(VOCABULARY)}
     BertTokenizer(vocab=vocabulary, model_max_length=positions).save_pretrained(folder)
@@ -43,7 +75,11 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def write_split(
-    folder: Path, split: str, columns: Mapping[str, Sequence[object]], *, class_names: Sequence[str] | None = None
+    folder: Path,
+    split: str,
+    columns: Mapping[str, Sequence[object]],
+    *,
+    class_names: Sequence[str] | None = None,
 ) -> None:
     """One shard of a split; ``class_names`` are published as the hub's library does it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,11 +95,17 @@ def write_sst2(root: Path, *, train: int, validation: int) -> Path:
     """SST-2 with so many rows in its splits; returns its folder. Labels alternate."""
     folder = root / "glue" / "sst2"
     for seed, (split, count) in enumerate((("train", train), ("validation", validation))):
-        write_split(folder, split, {"sentence": sentences(count, seed), "label": [row % 2 for row in range(count)]})
+        write_split(
+            folder,
+            split,
+            {"sentence": sentences(count, seed), "label": [row % 2 for row in range(count)]},
+        )
     return folder
 
 
-def write_pairs(root: Path, subset: str, names: tuple[str, str], splits: Mapping[str, int], classes: int) -> None:
+def write_pairs(
+    root: Path, subset: str, names: tuple[str, str], splits: Mapping[str, int], classes: int
+) -> None:
     """A GLUE task of pairs: ``splits`` gives the rows of each; labels go round the classes."""
     for number, (split, count) in enumerate(splits.items()):
         columns = {

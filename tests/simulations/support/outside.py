@@ -16,7 +16,9 @@ sys.meta_path.insert(0, Blocked())
 
 
 def outside(code: str, *arguments: object) -> str:
-    """What ``code`` prints, run with these arguments in ``sys.argv[1:]``; an error fails the test."""
+    """What ``code`` prints, run with these arguments in ``sys.argv[1:]``; an error fails the
+    test.
+    """
     command = [sys.executable, "-P", "-c", BLOCKED + code, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

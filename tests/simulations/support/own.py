@@ -1,4 +1,6 @@
-"""Code and data of a user's own for tests: three classes that a small network can learn, files with recipes."""
+"""Code and data of a user's own for tests: three classes that a small network can learn, files with
+recipes.
+"""
 
 import sys
 import textwrap
@@ -20,9 +22,15 @@ from tests.places import REPOSITORY
 
 WIDTH, CLASSES = 8, 3
 QUICK: dict[str, Any] = {
-    "engine": "local", "method": "dpsgd", "clients": 2, "rounds": 1, "sample_rate": 0.2, "noise_multiplier": 2.0,
-    "quiet": True, "reproducible": True,
-}  # fmt: skip
+    "engine": "local",
+    "method": "dpsgd",
+    "clients": 2,
+    "rounds": 1,
+    "sample_rate": 0.2,
+    "noise_multiplier": 2.0,
+    "quiet": True,
+    "reproducible": True,
+}
 """Settings of a run of a tenth of a second."""
 
 
@@ -30,7 +38,9 @@ def rows(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs (count, 8) float64 and classes (count,) uint8."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, WIDTH))
-    return x, (x @ np.random.default_rng(0).normal(size=(WIDTH, CLASSES))).argmax(1).astype(np.uint8)
+    return x, (x @ np.random.default_rng(0).normal(size=(WIDTH, CLASSES))).argmax(1).astype(
+        np.uint8
+    )
 
 
 TRAIN, TEST = rows(60, 1), rows(24, 2)
@@ -43,19 +53,31 @@ def build() -> nn.Module:
 
 def workload(**changes: Any) -> fedlsg.Workload:
     """The rows and the network as a workload, with changes."""
-    return fedlsg.Workload(**{"model": build, "train": TRAIN, "test": TEST, "loss": nn.CrossEntropyLoss(), **changes})
+    return fedlsg.Workload(
+        **{"model": build, "train": TRAIN, "test": TEST, "loss": nn.CrossEntropyLoss(), **changes}
+    )
 
 
 def load(made: fedlsg.Workload, **options: Any) -> LoadedWorkload:
     """The loaded form, as a run makes it."""
     return made.load(
-        Request(data_dir=None, cache_dir=None, options=Options(**options), progress=silent, public_only=False)
+        Request(
+            data_dir=None,
+            cache_dir=None,
+            options=Options(**options),
+            progress=silent,
+            public_only=False,
+        )
     )
 
 
 def quick(out: Path, **changes: Any) -> fedlsg.Run:
     """A quick run of the rows, or of ``workload=``; settings and arguments may be changed."""
-    own = {} if "workload" in changes else {"model": build, "train": TRAIN, "test": TEST, "loss": nn.CrossEntropyLoss()}
+    own = (
+        {}
+        if "workload" in changes
+        else {"model": build, "train": TRAIN, "test": TEST, "loss": nn.CrossEntropyLoss()}
+    )
     return fedlsg.simulate(**{**own, **QUICK, "out": out, **changes})
 
 

@@ -1,10 +1,14 @@
-"""What every page has in common: the scripts, which are the project's own, and the policy that names them."""
+"""What every page has in common: the scripts, which are the project's own, and the policy that
+names them.
+"""
 
 import re
 
 from simulations.report.template import scripts
 
-POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;; [^"]*">')
+POLICY = re.compile(
+    r'<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;; [^"]*">'
+)
 
 
 def without_scripts(source: str) -> str:

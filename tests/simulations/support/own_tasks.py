@@ -1,4 +1,6 @@
-"""Workloads of a user's own that classify no images in [0, 1]: regression, several labels, words, scales."""
+"""Workloads of a user's own that classify no images in [0, 1]: regression, several labels, words,
+scales.
+"""
 
 import numpy as np
 import torch
@@ -7,7 +9,14 @@ from torch.nn import functional as F
 
 import fedlsg
 
-SETTINGS = {"clients": 2, "rounds": 2, "sample_rate": 0.2, "noise_multiplier": 2.0, "method": "rgp", "rank": 1}
+SETTINGS = {
+    "clients": 2,
+    "rounds": 2,
+    "sample_rate": 0.2,
+    "noise_multiplier": 2.0,
+    "method": "rgp",
+    "rank": 1,
+}
 W = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 SIDE = 8
 
@@ -51,7 +60,11 @@ class Next(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.hidden, self.classifier = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 11)
+        self.table, self.hidden, self.classifier = (
+            nn.Embedding(11, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 11),
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.classifier(torch.tanh(self.hidden(self.table(ids))))
@@ -73,7 +86,9 @@ def hundredfold(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _made(model, data, loss) -> fedlsg.Workload:
-    return fedlsg.Workload(model=model, train=data(60, 1), test=data(24, 2), loss=loss, settings=SETTINGS)
+    return fedlsg.Workload(
+        model=model, train=data(60, 1), test=data(24, 2), loss=loss, settings=SETTINGS
+    )
 
 
 def regression() -> fedlsg.Workload:
@@ -101,7 +116,9 @@ def images() -> fedlsg.Workload:
 
 
 class OfTokens(Next):
-    """The class of a text, from numbers of words under the name that models of transformers give them."""
+    """The class of a text, from numbers of words under the name that models of transformers give
+    them.
+    """
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         return super().forward(input_ids).mean(1)

@@ -1,4 +1,6 @@
-"""An app of Flower that keeps its own training, with private updates around it, on nodes in one process."""
+"""An app of Flower that keeps its own training, with private updates around it, on nodes in one
+process.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ ROWS, CLIENTS = 30, 5
 
 
 def build() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)
+    )
 
 
 def rows(client: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +34,9 @@ def rows(client: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def app_of(*mods: Any, answer: Any = None) -> ClientApp:
-    """The ClientApp of a template: SGD on its own rows; ``answer(message, model)`` in place of the usual reply."""
+    """The ClientApp of a template: SGD on its own rows; ``answer(message, model)`` in place of the
+    usual reply.
+    """
     app = ClientApp(mods=list(mods))
 
     @app.train()
@@ -47,7 +53,10 @@ def app_of(*mods: Any, answer: Any = None) -> ClientApp:
         if answer is not None:
             return answer(message, model)
         metrics = MetricRecord({"train_loss": float(loss.detach()), "num-examples": ROWS})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+            reply_to=message,
+        )
 
     return app
 
@@ -62,7 +71,11 @@ class Nodes(LocalGrid):
 
     def deliver(self, messages: Any, timeout: float | None) -> Any:
         silent = [FIRST_NODE + client for client in self.lost]
-        asked = [m for m in messages if m.metadata.dst_node_id not in silent or stage_of(m.content) in (KEYS, SHARES)]
+        asked = [
+            m
+            for m in messages
+            if m.metadata.dst_node_id not in silent or stage_of(m.content) in (KEYS, SHARES)
+        ]
         for reply in super().deliver(asked, timeout):
             self.replies.append(over_the_wire(reply))
             yield reply
@@ -70,7 +83,9 @@ class Nodes(LocalGrid):
 
 def wrapped(inner: Any = None, **settings: Any) -> Any:
     given = {"epsilon": 200.0, "delta": 1e-5, "clip_norm": 1.0, **settings}
-    inner = FedAvg(fraction_evaluate=0.0, weighted_by_key="num-examples") if inner is None else inner
+    inner = (
+        FedAvg(fraction_evaluate=0.0, weighted_by_key="num-examples") if inner is None else inner
+    )
     return fedlsg.flower.PrivateUpdates(inner, build, **given)
 
 
@@ -85,7 +100,9 @@ def start(strategy: Any, grid: Nodes, rounds: int = 2) -> Any:
 
 
 def mod(folder: Path, **given: Any) -> Any:
-    return fedlsg.flower.private_update(build, **{"epsilon": 200.0, "delta": 1e-5, "ledger": folder, **given})
+    return fedlsg.flower.private_update(
+        build, **{"epsilon": 200.0, "delta": 1e-5, "ledger": folder, **given}
+    )
 
 
 def ledgers(folder: Path) -> list[Any]:

@@ -1,6 +1,8 @@
-"""Clients that misbehave in workers of Ray, each a ClientApp: they end a process, hang, or note what they do.
+"""Clients that misbehave in workers of Ray, each a ClientApp: they end a process, hang, or note
+what they do.
 
-Importable on its own: Ray's workers import it by name. A flag in the run directory remembers who died.
+Importable on its own: Ray's workers import it by name. A flag in the run directory remembers who
+died.
 """
 
 import os
@@ -35,7 +37,11 @@ def die_once(flag: Path) -> None:
 def place(message: Message, context: Context) -> tuple[int, int, Path]:
     """Client, round and run directory."""
     asked = message.content["round"]
-    return int(context.node_config["partition-id"]), int(asked["round"]), Path(str(asked["run_dir"]))
+    return (
+        int(context.node_config["partition-id"]),
+        int(asked["round"]),
+        Path(str(asked["run_dir"])),
+    )
 
 
 ONCE, ALWAYS, AT_THE_END = 1, 2, 3
@@ -55,7 +61,9 @@ def deadly(message: Message, context: Context) -> Message:
 
 @training
 def deadly_secure(message: Message, context: Context) -> Message:
-    """Of a secure sum: one has masked its values, once; another does so each time; a third is asked for its shares."""
+    """Of a secure sum: one has masked its values, once; another does so each time; a third is asked
+    for its shares.
+    """
     partition, stage = int(context.node_config["partition-id"]), stage_of(message.content)
     flag = Path(str(context.run_config["run-dir"])) / f"killed-by-{partition}-{stage}"
     reply = honest(message, context)
@@ -67,12 +75,16 @@ def deadly_secure(message: Message, context: Context) -> Message:
 
 
 DEATHS = 4
-"""Of each client: the engine sends a lost message once more, and the server asks a lost client, alone, once more."""
+"""Of each client: the engine sends a lost message once more, and the server asks a lost client,
+alone, once more.
+"""
 
 
 @training
 def all_dying(message: Message, context: Context) -> Message:
-    """All kill their processes in round 2, until nobody can answer it; client 1 when it has been charged."""
+    """All kill their processes in round 2, until nobody can answer it; client 1 when it has been
+    charged.
+    """
     partition, round, run = place(message, context)
     reply = honest(message, context) if partition == 1 or round != 2 else None
     for death in range(DEATHS if round == 2 else 0):
@@ -115,7 +127,9 @@ def noting(message: Message, context: Context) -> Message:
 
 
 FATAL = "fatal"
-"""A file in a node's folder: its machine ends when a client trains in the round that the file says."""
+"""A file in a node's folder: its machine ends when a client trains in the round that the file
+says.
+"""
 
 
 @training

@@ -1,5 +1,5 @@
-"""Deployed clients that train under reproducible noise, which the real ones refuse: a deployed run can then be compared
-with a simulated one, byte by byte.
+"""Deployed clients that train under reproducible noise, which the real ones refuse: a deployed run
+can then be compared with a simulated one, byte by byte.
 
 Importable on its own: the SuperNodes' processes find it through PYTHONPATH.
 """
@@ -20,7 +20,9 @@ _usable = deployed.usable
 
 def usable(settings: Settings, terms: Terms) -> Settings:
     """As the real one, without its first refusal."""
-    return replace(_usable(replace(settings, reproducible=False), terms), reproducible=settings.reproducible)
+    return replace(
+        _usable(replace(settings, reproducible=False), terms), reproducible=settings.reproducible
+    )
 
 
 def charge(account: NodeAccount, entry: Entry) -> None:

@@ -1,4 +1,6 @@
-"""Small runs on the local engine: digits, a given noise multiplier (nothing to calibrate), a few rounds."""
+"""Small runs on the local engine: digits, a given noise multiplier (nothing to calibrate), a few
+rounds.
+"""
 
 import contextlib
 import csv
@@ -85,17 +87,24 @@ class Run:
     @property
     def ledgers(self) -> dict[int, tuple[Entry, ...]]:
         """The entries of all clients, and of the server."""
-        return {client: self.entries(client) for client in [*self.directory.charges.clients(), SERVER]}
+        return {
+            client: self.entries(client) for client in [*self.directory.charges.clients(), SERVER]
+        }
 
     @property
     def payloads(self) -> dict[str, bytes]:
         """What was sent, with record_updates."""
         updates = self.path / "updates"
-        return {str(path.relative_to(updates)): path.read_bytes() for path in sorted(updates.rglob("*.bin"))}
+        return {
+            str(path.relative_to(updates)): path.read_bytes()
+            for path in sorted(updates.rglob("*.bin"))
+        }
 
 
 def plan_at(out: Path, **settings: Any) -> tuple[Plan, RunDir]:
-    """A plan of the small settings with changes, and its new run directory, as ``fedlsg run`` makes them."""
+    """A plan of the small settings with changes, and its new run directory, as ``fedlsg run`` makes
+    them.
+    """
     plan = make_plan(from_mapping(SMALL | settings))
     directory = create(str(out), plan.settings, private=not plan.covered)
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
@@ -135,7 +144,9 @@ def stopped_after(round: int, out: Path, *, client: ClientFunction = app, **sett
 
 @contextlib.contextmanager
 def pages(*, written: bool) -> Iterator[None]:
-    """Runs inside write report.html, or leave it out: it takes three times as long as a small run itself."""
+    """Runs inside write report.html, or leave it out: it takes three times as long as a small run
+    itself.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_page, "write_run_page", write_run_page if written else lambda run: None)
         yield

@@ -23,15 +23,30 @@ def finish(job: Job, *, diverged: bool = False) -> Outcome:
     """A trial that leaves a config, a summary and a ledger of one client."""
     run, given = RunDir(Path(job.path)), job.given
     run.ledgers.mkdir(parents=True)
-    run.config.write_text(tomli_w.dumps({name.replace("_", "-"): value for name, value in given.items()}))
+    run.config.write_text(
+        tomli_w.dumps({name.replace("_", "-"): value for name, value in given.items()})
+    )
     accuracy = accuracy_of(given)
     summary = {
-        "workload": "digits", "accuracy": accuracy, "loss": 1 - accuracy, "epsilon_max": 1.0, "private": True,
-        "uplink_bytes": 10, "uplink_bytes_dense": 40, "downlink_bytes": 40, "wall_seconds": 3.0, "chance": CHANCE,
-        "delta": 1e-5, "versions": {}, "diverged": diverged, "stopped": "the loss is nan" if diverged else None,
-    }  # fmt: skip
+        "workload": "digits",
+        "accuracy": accuracy,
+        "loss": 1 - accuracy,
+        "epsilon_max": 1.0,
+        "private": True,
+        "uplink_bytes": 10,
+        "uplink_bytes_dense": 40,
+        "downlink_bytes": 40,
+        "wall_seconds": 3.0,
+        "chance": CHANCE,
+        "delta": 1e-5,
+        "versions": {},
+        "diverged": diverged,
+        "stopped": "the loss is nan" if diverged else None,
+    }
     run.write_summary(summary)
     Ledger(run.ledger(0), client=0).charge(
-        Entry(client=0, round=1, attempt=0, mechanism="dp", clip_norm=1.0, num_examples=100, **SPENT)
+        Entry(
+            client=0, round=1, attempt=0, mechanism="dp", clip_norm=1.0, num_examples=100, **SPENT
+        )
     )
     return Outcome(status="done")

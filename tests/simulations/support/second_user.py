@@ -1,10 +1,11 @@
-"""Another user of the machine, who knows where a Ray listens: everything that it tries there, and how that ended.
+"""Another user of the machine, who knows where a Ray listens: everything that it tries there, and
+how that ended.
 
     python second_user.py UID GCS-ADDRESS FOLDER COMMAND [PORT...]
 
-The process gives up its rights before its first try, because another user may not be able to start this Python. FOLDER
-is the one of that Ray, PORTs are where its processes listen, COMMAND is what the owner would run. Prints a JSON object:
-a try, and whether it succeeded.
+The process gives up its rights before its first try, because another user may not be able to start
+this Python. FOLDER is the one of that Ray, PORTs are where its processes listen, COMMAND is what
+the owner would run. Prints a JSON object: a try, and whether it succeeded.
 """
 
 import json
@@ -54,7 +55,9 @@ def methods() -> Iterator[str]:
 
 
 def answered(port: str, names: list[str]) -> list[str]:
-    """The calls that a port takes from us: not refused for the lack of a token, and not unknown there."""
+    """The calls that a port takes from us: not refused for the lack of a token, and not unknown
+    there.
+    """
     taken = []
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         for name in names:
@@ -75,7 +78,9 @@ def read_classes(address: str) -> bool:
 def replace_classes(address: str, command: str) -> bool:
     gcs = GcsClient(address=address)
     for key in gcs.internal_kv_keys(b"ActorClass", namespace=CLASSES):
-        value = pickle.loads(gcs.internal_kv_get(key, namespace=CLASSES)) | {"class": pickle.dumps(Run(command))}
+        value = pickle.loads(gcs.internal_kv_get(key, namespace=CLASSES)) | {
+            "class": pickle.dumps(Run(command))
+        }
         gcs.internal_kv_put(key, pickle.dumps(value), True, namespace=CLASSES)
     return True
 
@@ -83,9 +88,13 @@ def replace_classes(address: str, command: str) -> bool:
 def kill_workers(address: str) -> bool:
     with grpc.insecure_channel(address) as channel:
         stub = gcs_service_pb2_grpc.ActorInfoGcsServiceStub(channel)
-        found = stub.GetAllActorInfo(gcs_service_pb2.GetAllActorInfoRequest(), timeout=5).actor_table_data
+        found = stub.GetAllActorInfo(
+            gcs_service_pb2.GetAllActorInfoRequest(), timeout=5
+        ).actor_table_data
         for actor in found:
-            request = gcs_service_pb2.KillActorViaGcsRequest(actor_id=actor.actor_id, force_kill=True, no_restart=True)
+            request = gcs_service_pb2.KillActorViaGcsRequest(
+                actor_id=actor.actor_id, force_kill=True, no_restart=True
+            )
             stub.KillActorViaGcs(request, timeout=5)
     return bool(found)
 
@@ -151,7 +160,9 @@ def main(uid: int, address: str, folder: Path, command: str, ports: list[str]) -
             print(name, type(error).__name__, str(error)[:200], file=sys.stderr)
             done[name] = False
     if not any(done.values()):  # some of these calls end Ray
-        done["any other call"] = [(port, name) for port in ports for name in answered(port, everything)]
+        done["any other call"] = [
+            (port, name) for port in ports for name in answered(port, everything)
+        ]
     print(json.dumps(done))
 
 

@@ -1,4 +1,6 @@
-"""Clients of a run with secure sums that are silent, or get messages that a server must not send."""
+"""Clients of a run with secure sums that are silent, or get messages that a server must not
+send.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,11 +23,18 @@ from strategies.federation.wire import read_update, stage_of
 from tests.simulations.support.runs import Run, run_local
 
 FIVE: dict[str, Any] = {
-    "clients": 5, "min_survivors": 4, "colluders": 1, "rounds": 1, "trust": "secure", "record_updates": True,
-}  # fmt: skip
+    "clients": 5,
+    "min_survivors": 4,
+    "colluders": 1,
+    "rounds": 1,
+    "trust": "secure",
+    "record_updates": True,
+}
 """One client may be missing, and one may collude: noise of three counts."""
 Drop = Callable[[str, int], str | None]
-"""Stage and client -> "silent", "raises" or "late" (it works, and is silent then); None for an honest client."""
+"""Stage and client -> "silent", "raises" or "late" (it works, and is silent then); None for an
+honest client.
+"""
 
 
 def no_drop(stage: str, client: int) -> str | None:
@@ -94,7 +103,9 @@ def planted(message: Message, content: Stage | RecordDict) -> Message:
     """A message to the same client; of a stage, next to what the message has already."""
     if isinstance(content, Stage):
         content = write_stage(RecordDict(dict(message.content.items())), content)
-    other = Message(content, dst_node_id=message.metadata.dst_node_id, message_type=MessageType.TRAIN)
+    other = Message(
+        content, dst_node_id=message.metadata.dst_node_id, message_type=MessageType.TRAIN
+    )
     other.metadata.__dict__["_message_id"] = "planted"
     return other
 
@@ -105,8 +116,13 @@ def stage_in(message: Message) -> str | None:
 
 
 def charged(context: Context) -> int:
-    """Charges of the client on the local engine, without one that came with the message and is not used."""
-    run, given = RunDir(Path(str(context.run_config["run-dir"]))), context.state.config_records.get(ACCOUNT)
+    """Charges of the client on the local engine, without one that came with the message and is not
+    used.
+    """
+    run, given = (
+        RunDir(Path(str(context.run_config["run-dir"]))),
+        context.state.config_records.get(ACCOUNT),
+    )
     unused = given is not None and given["charged"] is False
     return len(run.charges.of(int(context.node_config["partition-id"])).entries) - unused
 
@@ -114,7 +130,9 @@ def charged(context: Context) -> int:
 def charged_clients(run: Run, round: int = 1) -> list[int]:
     """Clients with an entry of a round."""
     ledgers = run.directory.charges.clients()
-    return [client for client in ledgers if any(entry.round == round for entry in run.entries(client))]
+    return [
+        client for client in ledgers if any(entry.round == round for entry in run.entries(client))
+    ]
 
 
 def recorded_sum(run: Run, round: int = 1) -> Tensor | None:

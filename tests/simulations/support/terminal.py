@@ -30,12 +30,19 @@ class Terminal:
         self.raw = b""
         self.resize(columns)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "simulations", *arguments], cwd=cwd, env=environment(env),
-            stdin=self.slave, stdout=self.slave, stderr=self.slave, preexec_fn=self._lead,
-        )  # fmt: skip
+            [sys.executable, "-m", "simulations", *arguments],
+            cwd=cwd,
+            env=environment(env),
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            preexec_fn=self._lead,
+        )
 
     def _lead(self) -> None:
-        """In the child: a session of its own with this terminal, so that Ctrl-C arrives as a signal."""
+        """In the child: a session of its own with this terminal, so that Ctrl-C arrives as a
+        signal.
+        """
         os.setsid()
         fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
 
@@ -54,7 +61,9 @@ class Terminal:
         return [line.rstrip() for line in self.screen.display if line.strip()]
 
     def until(self, seen: Callable[[list[str]], bool]) -> list[str]:
-        """Read until the screen is as wanted; its lines. Raises AssertionError, with the screen, if it never is."""
+        """Read until the screen is as wanted; its lines. Raises AssertionError, with the screen, if
+        it never is.
+        """
         end = time.monotonic() + PATIENCE
         while not seen(self.lines):
             assert time.monotonic() < end, "\n".join(self.lines)
@@ -87,6 +96,14 @@ class Terminal:
 
 def environment(changes: dict[str, str]) -> dict[str, str]:
     """Of a user's terminal, whatever the tests run in."""
-    widths = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "CI")
+    widths = (
+        "COLUMNS",
+        "LINES",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "TTY_COMPATIBLE",
+        "TTY_INTERACTIVE",
+        "CI",
+    )
     kept = {name: value for name, value in os.environ.items() if name not in widths}
     return {**kept, "TERM": "xterm-256color", "PYTHONPATH": str(REPOSITORY), **changes}

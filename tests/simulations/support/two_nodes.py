@@ -1,4 +1,6 @@
-"""A Ray cluster of two nodes on this machine, each with its own address, TMPDIR, HOME and working directory."""
+"""A Ray cluster of two nodes on this machine, each with its own address, TMPDIR, HOME and working
+directory.
+"""
 
 import os
 import signal
@@ -28,7 +30,9 @@ class TwoNodes:
         _start(self.second, f"--address={self.address}", "--node-ip-address=127.0.0.2")
 
     def kill(self, node: Path) -> int:
-        """End every process of a node at once, as a machine that loses its power; returns how many."""
+        """End every process of a node at once, as a machine that loses its power; returns how
+        many.
+        """
         pids = of_node(node)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -49,7 +53,8 @@ def of_node(node: Path) -> list[int]:
 
 @contextmanager
 def two_nodes(folder: Path, *, late: bool = False) -> Iterator[TwoNodes]:
-    """One processor a node. ``folder`` has a short name: Ray's sockets need it. Nothing of the nodes is left.
+    """One processor a node. ``folder`` has a short name: Ray's sockets need it. Nothing of the
+    nodes is left.
 
     ``late``: the second one is started by ``join``.
     """
@@ -58,7 +63,13 @@ def two_nodes(folder: Path, *, late: bool = False) -> Iterator[TwoNodes]:
         port = free.getsockname()[1]
     nodes = TwoNodes(f"127.0.0.1:{port}", folder / "1", folder / "2")
     try:
-        _start(nodes.first, "--head", f"--port={port}", "--include-dashboard=false", "--node-ip-address=127.0.0.1")
+        _start(
+            nodes.first,
+            "--head",
+            f"--port={port}",
+            "--include-dashboard=false",
+            "--node-ip-address=127.0.0.1",
+        )
         if not late:
             nodes.join()
         yield nodes
@@ -70,13 +81,36 @@ def two_nodes(folder: Path, *, late: bool = False) -> Iterator[TwoNodes]:
 def environment(node: Path, **more: str) -> dict[str, str]:
     """Of the processes of a node: nothing that points to files of another one."""
     places = {"TMPDIR": str(node / "tmp"), "HOME": str(node / "home"), NODE: str(node)}
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FEDLSG_"))}
-    return plain | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"} | places | more
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RAY_", "FEDLSG_"))
+    }
+    return (
+        plain
+        | {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}
+        | places
+        | more
+    )
 
 
 def _start(node: Path, *options: str) -> None:
     for name in ("tmp", "home", "work"):
         (node / name).mkdir(parents=True)
     ray = Path(sys.executable).with_name("ray")
-    command = [ray, "start", *options, "--num-cpus=1", "--object-store-memory=100000000", f"--temp-dir={node / 'tmp'}"]
-    subprocess.run(command, env=environment(node), cwd=node / "work", check=True, capture_output=True, timeout=120)
+    command = [
+        ray,
+        "start",
+        *options,
+        "--num-cpus=1",
+        "--object-store-memory=100000000",
+        f"--temp-dir={node / 'tmp'}",
+    ]
+    subprocess.run(
+        command,
+        env=environment(node),
+        cwd=node / "work",
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )

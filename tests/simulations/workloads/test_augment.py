@@ -10,7 +10,15 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from simulations.workloads import Split, fetcher
-from simulations.workloads.images.augment import PAD, Shift, copies, crop, draw_round, drawn_copies, flip_crop
+from simulations.workloads.images.augment import (
+    PAD,
+    Shift,
+    copies,
+    crop,
+    draw_round,
+    drawn_copies,
+    flip_crop,
+)
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 
 shifts = st.sampled_from([crop, flip_crop])
@@ -38,7 +46,9 @@ def padded_and_sliced(image: Tensor, drawn: int) -> Tensor:
 def test_every_draw_is_pad_slice_and_flip(shift: Shift, batch, height, width, seed, data):
     images = images_of(batch, height, width, seed)
     draws = st.integers(0, shift.outcomes - 1)
-    drawn = torch.tensor(data.draw(st.lists(draws, min_size=batch, max_size=batch)), dtype=torch.int64)
+    drawn = torch.tensor(
+        data.draw(st.lists(draws, min_size=batch, max_size=batch)), dtype=torch.int64
+    )
     before = images.clone()
     got = shift.apply(images, drawn)
     assert got.shape == images.shape
@@ -56,10 +66,12 @@ def test_a_row_depends_on_its_own_row_only(shift, side, seed, row):
 
 
 def test_with_public_draws_a_neighbouring_batch_changes_one_example_only():
-    """Sensitivity, given the draws: one example less in the batch leaves every other example's copies as they were.
+    """Sensitivity, given the draws: one example less in the batch leaves every other example's
+    copies as they were.
 
-    Negative control: ``copies`` with a public generator draws by place in the batch, and every example after the one
-    that left is augmented otherwise. That is why it needs a generator that nobody can repeat.
+    Negative control: ``copies`` with a public generator draws by place in the batch, and every
+    example after the one that left is augmented otherwise. That is why it needs a generator that
+    nobody can repeat.
     """
     held = images_of(20, 8, 8, 0)
     labels = torch.arange(20)
@@ -72,7 +84,9 @@ def test_with_public_draws_a_neighbouring_batch_changes_one_example_only():
         return {label: many[targets == label] for label in rows.tolist()}
 
     def by_place_in_the_batch(rows: Tensor) -> dict[int, Tensor]:
-        many, targets = copies(held[rows], labels[rows], multiplicity=4, augment=flip_crop, generator=generator(9))
+        many, targets = copies(
+            held[rows], labels[rows], multiplicity=4, augment=flip_crop, generator=generator(9)
+        )
         return {label: many[targets == label] for label in rows.tolist()}
 
     def changed(augmented) -> list[int]:
@@ -92,7 +106,10 @@ IMAGES = Split(
 TEXTS = Split(
     inputs=np.arange(10).reshape(5, 2),
     labels=torch.arange(5) % 2,
-    prepare=lambda stored: {"input_ids": torch.from_numpy(stored), "attention_mask": torch.ones(stored.shape)},
+    prepare=lambda stored: {
+        "input_ids": torch.from_numpy(stored),
+        "attention_mask": torch.ones(stored.shape),
+    },
     lengths=torch.tensor([2, 2, 1, 2, 1]),
 )
 
@@ -105,5 +122,9 @@ def test_batches_are_those_of_the_split(split, rows, monkeypatch):
         inputs, targets = fetcher(split, "cuda")(rows)
         for t in (targets, *(inputs.values() if isinstance(inputs, dict) else (inputs,))):
             assert t.device.type == "cuda"
-        inputs = {name: t.cpu() for name, t in inputs.items()} if isinstance(inputs, dict) else inputs.cpu()
+        inputs = (
+            {name: t.cpu() for name, t in inputs.items()}
+            if isinstance(inputs, dict)
+            else inputs.cpu()
+        )
         assert_close((inputs, targets.cpu()), expected, rtol=0, atol=0)

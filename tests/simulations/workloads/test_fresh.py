@@ -32,9 +32,12 @@ def storages(model: nn.Module) -> set[int]:
 def builders() -> dict:
     net, backbone, lazy = build(), nn.Linear(8, 4), functools.cache(build)
     return {
-        "one module": lambda: net, "a cache": lazy, "a shared part": lambda: nn.Sequential(backbone, nn.Linear(4, 3)),
-        "with state": functools.cache(Stateful), "new ones": build,
-    }  # fmt: skip
+        "one module": lambda: net,
+        "a cache": lazy,
+        "a shared part": lambda: nn.Sequential(backbone, nn.Linear(4, 3)),
+        "with state": functools.cache(Stateful),
+        "new ones": build,
+    }
 
 
 @pytest.mark.parametrize("name", builders())
@@ -44,7 +47,9 @@ def test_two_builds_share_nothing(name):
     built = [build_model(loaded, seed=3) for _ in range(3)]
     memory = [storages(model) for model in (kept, *built)]
     assert len(set.union(*memory)) == sum(map(len, memory))
-    assert all(torch.equal(a, b) for a, b in zip(built[0].parameters(), built[1].parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(built[0].parameters(), built[1].parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", builders())
@@ -52,14 +57,18 @@ def test_equal_runs_are_equal_and_leave_the_builders_module_alone(name, tmp_path
     make = builders()[name]
     kept = make()
     before = {key: value.clone() for key, value in kept.state_dict().items()}
-    losses = [quick(tmp_path / str(k), model=make, learning_rate=2.0).summary["loss"] for k in range(2)]
+    losses = [
+        quick(tmp_path / str(k), model=make, learning_rate=2.0).summary["loss"] for k in range(2)
+    ]
     assert losses[0] == losses[1]
     assert all(torch.equal(before[key], value) for key, value in kept.state_dict().items())
     assert getattr(kept, "calls", 0) == 0
 
 
 class Closed(nn.Module):
-    """Its forward pass is a function that holds the module itself: a copy would call the original."""
+    """Its forward pass is a function that holds the module itself: a copy would call the
+    original.
+    """
 
     def __init__(self):
         super().__init__()
@@ -81,5 +90,7 @@ def test_what_cannot_be_copied_is_built_anew_or_refused(make):
     made = []
     assert fresh(lambda: made.append(make()) or made[-1]) is made[1]
     kept = make()
-    with pytest.raises(ValueError, match="two calls of its function give the same module, or share weights"):
+    with pytest.raises(
+        ValueError, match="two calls of its function give the same module, or share weights"
+    ):
         fresh(lambda: kept)

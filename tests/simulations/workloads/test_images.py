@@ -1,4 +1,6 @@
-"""Published image sets and any set of the hub: read from made shards and fakes, normalised by constants."""
+"""Published image sets and any set of the hub: read from made shards and fakes, normalised by
+constants.
+"""
 
 import io
 import shutil
@@ -32,13 +34,17 @@ def no_settings_from_outside(monkeypatch, tmp_path):
 
 
 def make_set(root: Path, name: str) -> dict[str, np.ndarray]:
-    """5 training and 3 test images in the set's own layout; labels count down from the highest class."""
+    """5 training and 3 test images in the set's own layout; labels count down from the highest
+    class.
+    """
     image_set = IMAGE_SETS[name]
     folder = root / image_set.hub_name.rpartition("/")[2] / image_set.subset
     folder.mkdir(parents=True)
     written = {}
     for split, count in (("train", 5), ("test", 3)):
-        pixels = pixels_of(count, count, side=image_set.shape.side, channels=image_set.shape.channels)
+        pixels = pixels_of(
+            count, count, side=image_set.shape.side, channels=image_set.shape.channels
+        )
         write_shard(
             folder / f"{split}-00000-of-00001.parquet",
             [encode(image) for image in pixels],
@@ -60,8 +66,13 @@ def test_a_published_set_is_read_as_it_is_laid_out(name, tmp_path):
         assert np.array_equal(stored.inputs, written[split].transpose(0, 3, 1, 2))
     assert workload.train.labels.tolist() == [image_set.num_classes - 1 - i for i in range(5)]
     inputs, _ = workload.train.batch(torch.tensor([4, 1]))
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (image_set.mean, image_set.std))
-    expected = (torch.from_numpy(written["train"][[4, 1]].transpose(0, 3, 1, 2)).double() / 255 - mean) / std
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
+        for values in (image_set.mean, image_set.std)
+    )
+    expected = (
+        torch.from_numpy(written["train"][[4, 1]].transpose(0, 3, 1, 2)).double() / 255 - mean
+    ) / std
     torch.testing.assert_close(inputs.double(), expected, atol=2e-6, rtol=0)
     logits = workloads.build_model(workload)(inputs)
     assert logits.shape == (2, image_set.num_classes)
@@ -69,9 +80,16 @@ def test_a_published_set_is_read_as_it_is_laid_out(name, tmp_path):
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_an_example_less_changes_nobody_elses_augmentation(copies, tmp_path):
-    """Its own draw follows its row; drawn by place in the client's part, all that come after it would change."""
+    """Its own draw follows its row; drawn by place in the client's part, all that come after it
+    would change.
+    """
     make_set(tmp_path, "cifar10")
-    settings = {"workload": "cifar10", "data_dir": str(tmp_path), "clients": 1, "augment": "flip-crop"}
+    settings = {
+        "workload": "cifar10",
+        "data_dir": str(tmp_path),
+        "clients": 1,
+        "augment": "flip-crop",
+    }
     base = prepare(from_mapping(settings | {"multiplicity": copies}))
     neighbour = replace(base, parts=[base.parts[0][1:]])
     everyone, drawn = torch.arange(5), []
@@ -80,7 +98,8 @@ def test_an_example_less_changes_nobody_elses_augmentation(copies, tmp_path):
     assert torch.equal(fewer[0], whole[0][copies:])
     assert torch.equal(fewer[1], whole[1][copies:])
     assert [rows.tolist() for rows in drawn] == [[0, 1, 2, 3, 4], [1, 2, 3, 4]]
-    assert not torch.equal(batches(base, 0, 2, [])(everyone)[0], whole[0])  # another round, other draws
+    # another round, other draws
+    assert not torch.equal(batches(base, 0, 2, [])(everyone)[0], whole[0])
 
 
 def make_hf(
@@ -100,14 +119,20 @@ def make_hf(
     for split, count in (("train", len(labels)), (test, 2)):
         pixels = pixels_of(count, count, side=side, channels=channels)
         write_shard(
-            folder / f"{split}-00000-of-00001.parquet", [encode(image) for image in pixels], list(labels[:count]),
-            columns=("picture", "kind"), features=features, more={"note": ["x"] * count},
-        )  # fmt: skip
+            folder / f"{split}-00000-of-00001.parquet",
+            [encode(image) for image in pixels],
+            list(labels[:count]),
+            columns=("picture", "kind"),
+            features=features,
+            more={"note": ["x"] * count},
+        )
     return pixels_of(len(labels), len(labels), side=side, channels=channels)
 
 
 def load_hf(root: Path | None, **options) -> LoadedWorkload:
-    return workloads.load("hf-image", data_dir=root, options=Options(**{"dataset": "someone/animals"} | options))
+    return workloads.load(
+        "hf-image", data_dir=root, options=Options(**{"dataset": "someone/animals"} | options)
+    )
 
 
 @pytest.mark.parametrize(("side", "channels"), [(20, 3), (28, 1)])
@@ -117,7 +142,11 @@ def test_any_set_is_read_by_its_own_description(tmp_path, side, channels):
     assert (workload.name, workload.num_classes, len(workload.test)) == ("hf-image", 3, 2)
     assert workload.train.labels.tolist() == [0, 2, 1, 2]
     inputs, _ = workload.train.batch(torch.arange(4))
-    expected = torch.from_numpy(pixels.reshape(4, side, side, channels).transpose(0, 3, 1, 2)).double() / 127.5 - 1
+    expected = (
+        torch.from_numpy(pixels.reshape(4, side, side, channels).transpose(0, 3, 1, 2)).double()
+        / 127.5
+        - 1
+    )
     torch.testing.assert_close(inputs.double(), expected, atol=1e-6, rtol=0)
     assert workload.augment is flip_crop
     assert workloads.build_model(workload)(inputs).shape == (4, 3)
@@ -129,7 +158,11 @@ def test_images_of_the_hub_are_read_by_the_rule_of_folders(mode, tmp_path):
     make_hf(tmp_path)
     shard = tmp_path / "someone" / "animals" / "default" / "train-00000-of-00001.parquet"
     images = [Image.fromarray(pixels) for pixels in pixels_of(4, 4, side=20)]
-    images[2] = images[2].convert(mode) if mode != "I;16" else Image.fromarray(np.full((20, 20), 700, np.uint16))
+    images[2] = (
+        images[2].convert(mode)
+        if mode != "I;16"
+        else Image.fromarray(np.full((20, 20), 700, np.uint16))
+    )
     for image, stream in zip(images, streams := [io.BytesIO() for _ in images], strict=True):
         image.save(stream, "PNG")
     encoded = [stream.getvalue() for stream in streams]
@@ -139,7 +172,9 @@ def test_images_of_the_hub_are_read_by_the_rule_of_folders(mode, tmp_path):
             load_hf(tmp_path)
         return
     inputs, _ = load_hf(tmp_path).train.batch(torch.tensor([2]))
-    wanted = torch.from_numpy(np.asarray(images[2].convert("RGB")).copy()).permute(2, 0, 1) / 127.5 - 1
+    wanted = (
+        torch.from_numpy(np.asarray(images[2].convert("RGB")).copy()).permute(2, 0, 1) / 127.5 - 1
+    )
     torch.testing.assert_close(inputs[0], wanted, atol=1e-5, rtol=0)
 
 
@@ -155,11 +190,26 @@ def test_a_name_that_leaves_the_mirror_is_refused(name, tmp_path):
     ("options", "message"),
     [
         ({"dataset": None}, r"needs a data set of the hub: -c dataset=OWNER/NAME"),
-        ({"input_columns": "photo"}, r"no column 'photo' \(input_columns.*picture \(Image\), kind \(Class.*note"),
-        ({"input_columns": "note"}, r"expected input_columns='note' to be a column of Image, got string"),
-        ({"input_columns": "picture,note"}, r"no column 'picture,note' \(input_columns; one name\)"),
-        ({"label_column": "species"}, r"no column 'species' \(label_column.*has picture \(Image\), kind"),
-        ({"label_column": "note"}, r"label_column='note' to be a column of ClassLabel, got string; cast it"),
+        (
+            {"input_columns": "photo"},
+            r"no column 'photo' \(input_columns.*picture \(Image\), kind \(Class.*note",
+        ),
+        (
+            {"input_columns": "note"},
+            r"expected input_columns='note' to be a column of Image, got string",
+        ),
+        (
+            {"input_columns": "picture,note"},
+            r"no column 'picture,note' \(input_columns; one name\)",
+        ),
+        (
+            {"label_column": "species"},
+            r"no column 'species' \(label_column.*has picture \(Image\), kind",
+        ),
+        (
+            {"label_column": "note"},
+            r"label_column='note' to be a column of ClassLabel, got string; cast it",
+        ),
         ({"test_split": "train"}, r"expected a test_split other than 'train'"),
     ],
 )
@@ -184,7 +234,9 @@ def folder(tmp_path_factory) -> Path:
                 width, height = (int(side) for side in generator.integers(40, 90, 2))
                 pixels = generator.integers(0, 60, (height, width, 3)).astype(np.uint8)
                 pixels[..., number] += 150
-                made = Image.fromarray(pixels).convert("CMYK" if (split, number, image) == ("train", 0, 0) else "RGB")
+                made = Image.fromarray(pixels).convert(
+                    "CMYK" if (split, number, image) == ("train", 0, 0) else "RGB"
+                )
                 made.save(root / split / name / f"{name}_{image}.JPEG")
     (root / "train" / CLASSES_OF_IMAGENET[0] / "readme.txt").write_text("no image")
     return root
@@ -202,11 +254,15 @@ def test_images_of_any_size_are_squares_and_labels_follow_the_folders(folder):
 
 
 def test_a_clients_own_folder_has_the_classes_of_the_public_data(folder, tmp_path):
-    whole, public = (workloads.load("imagenet", data_dir=folder, public_only=only) for only in (False, True))
+    whole, public = (
+        workloads.load("imagenet", data_dir=folder, public_only=only) for only in (False, True)
+    )
     for place in (folder, folder / "train"):
         rows = public.read(place, tmp_path)
         assert rows.labels.equal(whole.train.labels)
-        assert torch.equal(rows.batch(torch.tensor([3, 9]))[0], whole.train.batch(torch.tensor([3, 9]))[0])
+        assert torch.equal(
+            rows.batch(torch.tensor([3, 9]))[0], whole.train.batch(torch.tensor([3, 9]))[0]
+        )
     one = tmp_path / "own" / CLASSES_OF_IMAGENET[2]
     shutil.copytree(folder / "train" / CLASSES_OF_IMAGENET[2], one)
     assert public.read(one.parent, tmp_path).labels.tolist() == [2] * 4  # by name, not by place
@@ -218,10 +274,21 @@ def test_a_clients_own_folder_has_the_classes_of_the_public_data(folder, tmp_pat
 @pytest.mark.slow
 def test_a_private_run_of_resnet_50(folder, tmp_path):
     run = run_local(
-        tmp_path / "run", workload="imagenet", data_dir=str(folder), method="dp-ssgd", prune="random", rank=None,
-        sparsity=None, model="resnet-50", clients=2, rounds=1, sample_rate=0.3, noise_multiplier=1.0, microbatch_size=2,
+        tmp_path / "run",
+        workload="imagenet",
+        data_dir=str(folder),
+        method="dp-ssgd",
+        prune="random",
+        rank=None,
+        sparsity=None,
+        model="resnet-50",
+        clients=2,
+        rounds=1,
+        sample_rate=0.3,
+        noise_multiplier=1.0,
+        microbatch_size=2,
         reproducible=False,
-    )  # fmt: skip
+    )
     assert run.summary is not None
     assert run.summary["uplink_bytes"] > 0
     assert 0 < run.summary["epsilon_max"] < 100

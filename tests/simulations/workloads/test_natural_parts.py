@@ -1,4 +1,6 @@
-"""Partitions, drawn or natural: disjoint, covering, repeatable, and each example belongs to exactly one client."""
+"""Partitions, drawn or natural: disjoint, covering, repeatable, and each example belongs to exactly
+one client.
+"""
 
 import warnings
 
@@ -35,7 +37,9 @@ def lists(*parts):
 
 def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
     made = workload(
-        train=table(writer=WRITERS, ward=np.arange(N) < 20), inputs=[f"x{i}" for i in range(8)], test=table()
+        train=table(writer=WRITERS, ward=np.arange(N) < 20),
+        inputs=[f"x{i}" for i in range(8)],
+        test=table(),
     )
     assert len(base(made, partition="writer").parts) == 3
     assert [len(part) for part in base(made, partition="ward").parts] == [N - 20, 20]
@@ -43,7 +47,8 @@ def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
     with refused("partition=writer has 3 clients, and clients=2: leave clients out"):
         base(made, partition="writer", clients=2)
     with refused(
-        "unknown partition of own 'writr', expected one of iid, dirichlet, shards, label, writer, ", "did you mean"
+        "unknown partition of own 'writr', expected one of iid, dirichlet, shards, label, writer, ",
+        "did you mean",
     ):
         base(made, partition="writr")
 
@@ -51,7 +56,11 @@ def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
 def test_lists_are_the_clients():
     made = lists(range(20, N), [3, 1, 2, 0], np.arange(4, 20, dtype=np.uint16))
     parts = base(made).parts
-    assert [part.tolist() for part in parts] == [list(range(20, N)), [0, 1, 2, 3], list(range(4, 20))]
+    assert [part.tolist() for part in parts] == [
+        list(range(20, N)),
+        [0, 1, 2, 3],
+        list(range(4, 20)),
+    ]
     assert [part.dtype for part in parts] == [torch.int64] * 3
     with refused("partition=given has 3 clients, and clients=5: leave clients out"):
         base(made, clients=5)
@@ -61,9 +70,15 @@ def test_lists_are_the_clients():
 WRONG = {
     "overlap": (([0, 1], range(1, N)), "partitions overlap: clients 0 and 1 both hold example 1"),
     "twice in one": ((np.r_[range(N), 3],), "client 0 holds example 3 more than once"),
-    "missing rows": ((range(10), range(20, N)), f"partition=given has {N - 10} of {N} training rows: give every row"),
+    "missing rows": (
+        (range(10), range(20, N)),
+        f"partition=given has {N - 10} of {N} training rows: give every row",
+    ),
     "an empty client": ((range(N), []), "expected lists of row numbers, got float64"),
-    "an empty client of integers": ((range(N), np.array([], dtype=int)), "leaves client 1 without examples"),
+    "an empty client of integers": (
+        (range(N), np.array([], dtype=int)),
+        "leaves client 1 without examples",
+    ),
     "out of range": ((range(N + 1),), f"client 0 holds indices 0..{N}, expected 0..{N - 1}"),
     "negative": ((range(-1, N - 1),), "client 0 holds indices -1.."),
     "floats": ((np.arange(N) / 1.0,), "partition: expected lists of row numbers, got float64"),
@@ -85,7 +100,9 @@ SCHEMES = ("iid", "dirichlet", "shards")
 
 
 def labels_of(num_examples: int, num_classes: int = 10, seed: int = 0) -> torch.Tensor:
-    return torch.randint(num_classes, (num_examples,), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        num_classes, (num_examples,), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @given(
@@ -115,7 +132,9 @@ def test_every_example_belongs_to_exactly_one_client(
         return
     assert len(parts) == num_clients
     assert min(map(len, parts)) >= 1
-    assert all(part.dtype == torch.int64 and torch.equal(part, part.sort().values) for part in parts)
+    assert all(
+        part.dtype == torch.int64 and torch.equal(part, part.sort().values) for part in parts
+    )
     assert torch.equal(torch.cat(list(parts)).sort().values, torch.arange(num_examples))
 
 
@@ -125,11 +144,17 @@ def test_every_example_belongs_to_exactly_one_client(
         ({"num_clients": 0}, r"clients=0"),
         ({"num_clients": 101}, r"expected clients in 1..100.*got clients=101"),
         ({"num_clients": 2, "seed": -1}, r"seed=-1"),
-        ({"num_clients": 2, "scheme": "dirichlt"}, r"unknown partition scheme 'dirichlt'.*did you mean 'dirichlet'"),
+        (
+            {"num_clients": 2, "scheme": "dirichlt"},
+            r"unknown partition scheme 'dirichlt'.*did you mean 'dirichlet'",
+        ),
         ({"num_clients": 2, "scheme": "dirichlet", "alpha": 0.0}, r"alpha=0.0"),
         ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("nan")}, r"alpha=nan"),
         ({"num_clients": 2, "scheme": "dirichlet", "alpha": float("inf")}, r"alpha=inf"),
-        ({"num_clients": 90, "scheme": "dirichlet", "alpha": 0.01}, r"each of clients=90.*alpha=0.01.*raise alpha"),
+        (
+            {"num_clients": 90, "scheme": "dirichlet", "alpha": 0.01},
+            r"each of clients=90.*alpha=0.01.*raise alpha",
+        ),
         ({"num_clients": 2, "scheme": "shards", "shards_per_client": 0}, r"shards_per_client=0"),
         ({"num_clients": 30, "scheme": "shards", "shards_per_client": 4}, r"<= 100.*got 120"),
     ],
@@ -140,13 +165,16 @@ def test_wrong_settings_are_named(settings, message):
 
 
 @pytest.mark.parametrize(
-    "labels", [torch.zeros(4), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(4, dtype=torch.bool)]
+    "labels",
+    [torch.zeros(4), torch.zeros(2, 2, dtype=torch.int64), torch.zeros(4, dtype=torch.bool)],
 )
 @pytest.mark.parametrize("scheme", ["dirichlet", "shards"])
 def test_targets_that_are_no_classes_are_refused_by_schemes_that_read_them(scheme, labels):
     with pytest.raises(ValueError, match=f"{scheme} reads classes, int64"):
         partition(labels, num_clients=1, scheme=scheme, seed=0)
-    assert [len(part) for part in partition(labels, num_clients=2, seed=0)] == [len(labels) // 2] * 2
+    assert [len(part) for part in partition(labels, num_clients=2, seed=0)] == [
+        len(labels) // 2
+    ] * 2
 
 
 def tensors(*parts: list[int]) -> list[torch.Tensor]:
@@ -174,7 +202,10 @@ def test_an_example_in_two_places_is_refused(parts, message):
 def flwr_partitioners():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pytest.importorskip("flwr_datasets", reason="flwr-datasets, the oracle of the partitioners, is not installed")
+        pytest.importorskip(
+            "flwr_datasets",
+            reason="flwr-datasets, the oracle of the partitioners, is not installed",
+        )
         from datasets import Dataset
         from flwr_datasets import partitioner
     return Dataset, partitioner
@@ -191,11 +222,15 @@ def test_schemes_equal_those_of_flwr_datasets(flwr_partitioners, scheme, seed):
         "dirichlet": lambda: partitioner.DirichletPartitioner(
             6, "label", alpha=0.4, min_partition_size=1, self_balancing=False, seed=seed
         ),
-        "shards": lambda: partitioner.ShardPartitioner(6, "label", num_shards_per_partition=4, seed=seed),
+        "shards": lambda: partitioner.ShardPartitioner(
+            6, "label", num_shards_per_partition=4, seed=seed
+        ),
     }[scheme]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs.dataset = Dataset.from_dict({"label": labels.numpy()[order], "index": order})
         expected = [sorted(theirs.load_partition(client)["index"]) for client in range(6)]
-    ours = partition(labels, num_clients=6, scheme=scheme, seed=seed, alpha=0.4, shards_per_client=4)
+    ours = partition(
+        labels, num_clients=6, scheme=scheme, seed=seed, alpha=0.4, shards_per_client=4
+    )
     assert [part.tolist() for part in ours] == expected

@@ -1,4 +1,6 @@
-"""``normalise=public`` takes constants of the public test rows; chance and standard errors by hand."""
+"""``normalise=public`` takes constants of the public test rows; chance and standard errors by
+hand.
+"""
 
 import numpy as np
 import pytest
@@ -35,11 +37,15 @@ def test_a_run_records_the_constants(tmp_path):
 
 
 def split(labels: list[int]) -> Split:
-    return Split(inputs=np.zeros((len(labels), 1)), labels=torch.tensor(labels), prepare=torch.from_numpy)
+    return Split(
+        inputs=np.zeros((len(labels), 1)), labels=torch.tensor(labels), prepare=torch.from_numpy
+    )
 
 
 def test_chance_by_hand():
-    """Shares of class 0: 3/4 and 1/2, mean 5/8; the variance of a mean of two halves is that of 2^2 / (1/4 + 1/2)."""
+    """Shares of class 0: 3/4 and 1/2, mean 5/8; the variance of a mean of two halves is that of 2^2
+    / (1/4 + 1/2).
+    """
     found = chance_of({"matched": split([0, 0, 0, 1]), "mismatched": split([0, 2])}, 3)
     assert found == Chance(num_classes=3, majority_share=0.625, test_examples=pytest.approx(16 / 3))
     assert found.level == 0.625
@@ -54,7 +60,9 @@ def test_a_clients_own_files_are_normalised_as_the_public_rows(place, tmp_path):
     def cifar10(*, public_only: bool):
         cache = tmp_path / "cache"
         return normalised(
-            workloads.load("cifar10", data_dir=tmp_path / "mirror", cache_dir=cache, public_only=public_only)
+            workloads.load(
+                "cifar10", data_dir=tmp_path / "mirror", cache_dir=cache, public_only=public_only
+            )
         )
 
     rows = cifar10(public_only=True).read(folder / place, tmp_path / "own")
@@ -64,12 +72,18 @@ def test_a_clients_own_files_are_normalised_as_the_public_rows(place, tmp_path):
 
 @pytest.mark.parametrize("features", [None, "scattering"])
 def test_public_images_are_normalised_as_the_rows_are(features, tmp_path):
-    """Those that a probe draws, and those of named public data: the model sees both in the range that it trains on."""
-    plain = workloads.load("digits", cache_dir=tmp_path, options=workloads.Options(features=features))
+    """Those that a probe draws, and those of named public data: the model sees both in the range
+    that it trains on.
+    """
+    plain = workloads.load(
+        "digits", cache_dir=tmp_path, options=workloads.Options(features=features)
+    )
     made = normalised(plain)
     mean, deviation = (torch.tensor(made.normalised[name]) for name in ("mean", "deviation"))
     for name, draw in plain.synthetic.items():
-        inputs, found = (one(3, torch.Generator().manual_seed(0)) for one in (draw, made.synthetic[name]))
+        inputs, found = (
+            one(3, torch.Generator().manual_seed(0)) for one in (draw, made.synthetic[name])
+        )
         torch.testing.assert_close(found, (inputs - mean.view(-1, 1, 1)) / deviation.view(-1, 1, 1))
     if features is None:
         rows = torch.arange(5)

@@ -1,4 +1,6 @@
-"""Sources of probes: normalised as the workload's rows, blind to private ones, and never the workload's own."""
+"""Sources of probes: normalised as the workload's rows, blind to private ones, and never the
+workload's own.
+"""
 
 import numpy as np
 import pytest
@@ -28,7 +30,9 @@ def colours(seed: int = 1, **changes):
     """A workload of a user's own with 12 images of 3x12x12."""
     array = pixels(12, 3, 12, 12, seed=seed)
     labels = np.arange(12) % 3
-    return load(workload(train=(array[:8], labels[:8]), test=(array[8:], labels[8:]), **changes)), array
+    return load(
+        workload(train=(array[:8], labels[:8]), test=(array[8:], labels[8:]), **changes)
+    ), array
 
 
 def folder_of(root, arrays):
@@ -41,7 +45,8 @@ def folder_of(root, arrays):
 
 def test_the_workloads_own_name_is_refused():
     with pytest.raises(
-        ValueError, match=r"data:digits is refused: it is the run's own workload .*training rows are private"
+        ValueError,
+        match=r"data:digits is refused: it is the run's own workload .*training rows are private",
     ):
         probe_source(DIGITS, "data:digits")
 
@@ -52,9 +57,12 @@ def test_the_workloads_own_files_are_refused(tmp_path, which):
     test = folder_of(tmp_path / "data" / "test", pixels(6, 12, 12, 3, seed=1))
     own = load(workload(train=train, test=test))
     (tmp_path / "link").symlink_to(train)
-    named = {"itself": train, "above": tmp_path / "data", "inside": train / "class0", "linked": tmp_path / "link"}[
-        which
-    ]
+    named = {
+        "itself": train,
+        "above": tmp_path / "data",
+        "inside": train / "class0",
+        "linked": tmp_path / "link",
+    }[which]
     with pytest.raises(ValueError, match="it holds the files of the run's own workload"):
         probe_source(own, f"data:{named}")
 
@@ -73,7 +81,9 @@ def test_one_equal_row_is_refused_whether_of_train_or_test(tmp_path, row):
 
 
 def test_equal_images_are_found_in_another_range_of_values(tmp_path):
-    """Digits are stored as 0 to 16, and standardised images as any number; a file of them does not say so."""
+    """Digits are stored as 0 to 16, and standardised images as any number; a file of them does not
+    say so.
+    """
     place = tmp_path / "copy.pt"
     torch.save(torch.from_numpy(DIGITS.train.inputs[np.arange(30)]), place)
     with pytest.raises(ValueError, match="30 of its 30 rows are rows of that workload"):
@@ -101,12 +111,16 @@ def test_equal_images_are_found_where_inputs_are_features(tmp_path):
 
 
 def test_equal_texts_are_found_where_inputs_are_features(tmp_path, monkeypatch):
-    """Features of equal texts are equal, so this holds with either comparison; images tell the two apart, above."""
+    """Features of equal texts are equal, so this holds with either comparison; images tell the two
+    apart, above.
+    """
     pytest.importorskip("transformers", reason="text models need the text extra")
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     bert = make_bert(tmp_path / "bert", layers=1)
     write_sst2(tmp_path, train=9, validation=6)
-    own = workloads.load("glue-sst2", data_dir=tmp_path, options=Options(features=str(bert), max_length=16))
+    own = workloads.load(
+        "glue-sst2", data_dir=tmp_path, options=Options(features=str(bert), max_length=16)
+    )
     texts, there = sentences(9, seed=0), tmp_path / "copy"
     columns = {"sentence": ["very " * 12, *texts[:3]], "label": [0, 1, 0, 1]}
     write_split(there, "public", columns)
@@ -152,11 +166,14 @@ def test_images_of_a_users_own_take_their_stored_form_and_transform(form):
     torch.testing.assert_close(drawn, placed / 255 - 0.25)
 
 
-@pytest.mark.parametrize(("made", "found"), [
-    (lambda count, generator: torch.ones(count + 1, 8), r"gave \[\(5, 8\)\] for count=4"),
-    (lambda count, generator: None, r"gave \['NoneType'\]"),
-    (lambda count, generator: {}, r"gave \[\]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (lambda count, generator: torch.ones(count + 1, 8), r"gave \[\(5, 8\)\] for count=4"),
+        (lambda count, generator: None, r"gave \['NoneType'\]"),
+        (lambda count, generator: {}, r"gave \[\]"),
+    ],
+)
 def test_a_function_that_gives_something_else_is_refused(made, found):
     with pytest.raises(ValueError, match=found):
         probe_source(load(workload(probe=made))).draw(4, generator())

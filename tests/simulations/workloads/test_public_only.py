@@ -1,4 +1,6 @@
-"""Public rows alone: what the server of a deployment loads, and what stands in place of the training split."""
+"""Public rows alone: what the server of a deployment loads, and what stands in place of the
+training split.
+"""
 
 import sys
 from pathlib import Path
@@ -27,7 +29,9 @@ def sst2(tmp_path):
 
 
 def opened(load, folder):
-    """Files of a folder that are opened in a call, by their names in it: the folder's own name says "training"."""
+    """Files of a folder that are opened in a call, by their names in it: the folder's own name says
+    "training".
+    """
     seen = []
     watching = True
 
@@ -108,7 +112,9 @@ def digits(rows: object, **options: object) -> LoadedWorkload:
 def test_the_rows_of_a_path_are_trained_on_and_the_test_split_stays(public):
     loaded = digits(public)
     assert len(loaded.train) == 31  # of the classes 0 to 9; 10, 11 and 12 are left out
-    assert sorted(loaded.train.labels.tolist()) == sorted(k % 13 for k in range(COUNT) if k % 13 < 10)
+    assert sorted(loaded.train.labels.tolist()) == sorted(
+        k % 13 for k in range(COUNT) if k % 13 < 10
+    )
     assert len(loaded.test) == len(workloads.load("digits").test)
 
 
@@ -118,16 +124,23 @@ def test_no_training_file_is_opened_for_synthetic_texts(tmp_path):
     for file in mirror.rglob("train*"):
         file.unlink()
     loaded = public_rows.load(
-        "glue-sst2", "synthetic", data_dir=mirror, options=Options(model=str(bert), max_length=16, train_rows=30)
+        "glue-sst2",
+        "synthetic",
+        data_dir=mirror,
+        options=Options(model=str(bert), max_length=16, train_rows=30),
     )
     inputs, labels = loaded.train.batch(torch.arange(30))
     assert inputs["input_ids"].shape == (30, 16)
     assert set(labels.tolist()) == {0, 1}
     assert loaded.train.groups is not None
     with pytest.raises(OSError, match="train"):  # negative control
-        workloads.load("glue-sst2", data_dir=mirror, options=Options(model=str(bert), max_length=16))
+        workloads.load(
+            "glue-sst2", data_dir=mirror, options=Options(model=str(bert), max_length=16)
+        )
 
 
 def test_the_workloads_own_rows_are_refused():
-    with pytest.raises(ValueError, match="public_rows=data:digits is refused: it is the run's own workload"):
+    with pytest.raises(
+        ValueError, match="public_rows=data:digits is refused: it is the run's own workload"
+    ):
         digits("digits")

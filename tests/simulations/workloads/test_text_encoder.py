@@ -1,4 +1,6 @@
-"""Encoders: pooling and heads against transformers, what is frozen, seeds, padding, and what is refused."""
+"""Encoders: pooling and heads against transformers, what is frozen, seeds, padding, and what is
+refused.
+"""
 
 import json
 from functools import partial
@@ -39,7 +41,9 @@ def pooled(bert, tmp_path) -> Path:
     """The same weights in the layout of sentence-transformers, averaged over tokens."""
     folder = make_bert(tmp_path / "pooled", base_only=True)
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True})
+    )
     return folder
 
 
@@ -60,10 +64,21 @@ def frame_of(model: nn.Module) -> Frame:
     weights = {name: p.detach() for name, p in trainable(model).items()}
     carried = carried_parameters(model, method.carrier, classifier="classifier")
     assert carried
-    return make_frame(method, weights, {}, carried=carried, round=1, updates=0, schedule=Schedule(rounds=1), seed=0)
+    return make_frame(
+        method,
+        weights,
+        {},
+        carried=carried,
+        round=1,
+        updates=0,
+        schedule=Schedule(rounds=1),
+        seed=0,
+    )
 
 
-def gradients(model: nn.Module, tokens: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+def gradients(
+    model: nn.Module, tokens: dict[str, torch.Tensor], targets: torch.Tensor
+) -> torch.Tensor:
     """(B, kept) per-example gradients in one matrix."""
     loss = partial(F.cross_entropy, reduction="none")
     return torch.cat(per_example_gradients(model, loss, tokens, targets, frame_of(model)), dim=1)
@@ -88,7 +103,9 @@ def test_padding_changes_neither_logits_nor_gradients(bert, pooled, layout, atte
     for number in range(3):
         alone = row(TOKENS, number)
         assert_close(model(**alone)[0], logits[number], rtol=1e-9, atol=1e-12)
-        assert_close(gradients(model, alone, TARGETS[[number]])[0], together[number], rtol=1e-9, atol=1e-12)
+        assert_close(
+            gradients(model, alone, TARGETS[[number]])[0], together[number], rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("train_layers", [0, 1, 2, 3, None])
@@ -107,6 +124,8 @@ def test_a_gpt_2_of_a_folder_is_supported(tmp_path):
     """Its Conv1D and its tables have formulas."""
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
-    config = GPT2Config(vocab_size=20, n_positions=32, n_embd=8, n_layer=1, n_head=2, num_labels=2, pad_token_id=0)
+    config = GPT2Config(
+        vocab_size=20, n_positions=32, n_embd=8, n_layer=1, n_head=2, num_labels=2, pad_token_id=0
+    )
     GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
     check_supported(build(tmp_path))

@@ -1,4 +1,6 @@
-"""GLUE and hf-text from made shards and a tiny BERT: columns, labels, splits, the token cache, and what goes wrong."""
+"""GLUE and hf-text from made shards and a tiny BERT: columns, labels, splits, the token cache, and
+what goes wrong.
+"""
 
 from pathlib import Path
 
@@ -27,18 +29,28 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def mirror(tmp_path) -> Path:
     root = tmp_path / "data"
-    write_pairs(root, "mnli", ("premise", "hypothesis"),
-                {"train": 30, "validation_matched": 9, "validation_mismatched": 6}, 3)  # fmt: skip
+    write_pairs(
+        root,
+        "mnli",
+        ("premise", "hypothesis"),
+        {"train": 30, "validation_matched": 9, "validation_mismatched": 6},
+        3,
+    )
     write_pairs(root, "qqp", ("question1", "question2"), {"train": 20, "validation": 8}, 2)
     return root
 
 
-def load(name: str, root: Path, bert: Path, said: list[str] | None = None, **options: object) -> LoadedWorkload:
+def load(
+    name: str, root: Path, bert: Path, said: list[str] | None = None, **options: object
+) -> LoadedWorkload:
     options.setdefault("model", str(bert))
     return workloads.load(
-        name, data_dir=root, cache_dir=root.parent / "cache", options=Options(**options),
+        name,
+        data_dir=root,
+        cache_dir=root.parent / "cache",
+        options=Options(**options),
         progress=(said if said is not None else []).append,
-    )  # fmt: skip
+    )
 
 
 def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
@@ -49,11 +61,16 @@ def test_pairs_are_tokenised_as_the_tokenizer_says(mirror, bert):
     rows = torch.tensor([3, 0, 17])
     groups = workload.train.groups[rows]
     inputs, targets = workload.train.batch(rows)
-    first, second = (np.array(sentences(20, seed), dtype=object)[rows.numpy()].tolist() for seed in (0, 1))
+    first, second = (
+        np.array(sentences(20, seed), dtype=object)[rows.numpy()].tolist() for seed in (0, 1)
+    )
     oracle = AutoTokenizer.from_pretrained(bert)(
-        first, second, padding="max_length", max_length=int(workload.train.inputs.widths[groups.max()]),
+        first,
+        second,
+        padding="max_length",
+        max_length=int(workload.train.inputs.widths[groups.max()]),
         return_tensors="pt",
-    )  # fmt: skip
+    )
     assert set(inputs) == {"input_ids", "attention_mask", "token_type_ids"} == set(oracle)
     for name, tensor in inputs.items():
         assert torch.equal(tensor, oracle[name]), name
@@ -91,17 +108,23 @@ def short(monkeypatch):
 
 
 def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, bert):
-    """What a text is padded to depends on the text alone, and encoders that skip a mask of ones skip it for all."""
+    """What a text is padded to depends on the text alone, and encoders that skip a mask of ones
+    skip it for all.
+    """
     train = load("glue-qqp", mirror, bert, max_length=14).train
     rows = torch.arange(len(train))
     groups = train.apart(rows)
     assert sorted(torch.cat(groups).tolist()) == rows.tolist()
     assert len(groups) > 2
     for group in groups:
-        shapes = {tuple(train.batch(rows[place : place + 1])[0]["input_ids"].shape) for place in group}
+        shapes = {
+            tuple(train.batch(rows[place : place + 1])[0]["input_ids"].shape) for place in group
+        }
         padded = (train.batch(rows[group])[0]["attention_mask"] == 0).any(1)
         assert len(shapes) == 1
         assert padded.all() or not padded.any()
-    assert not (train.batch(rows[groups[-1]])[0]["attention_mask"] == 0).any()  # those that were cut
-    mixed = train.batch(rows[torch.cat(groups[-2:])])[0]["attention_mask"]  # negative control: two groups, one length
+    # those that were cut
+    assert not (train.batch(rows[groups[-1]])[0]["attention_mask"] == 0).any()
+    # negative control: two groups, one length
+    mixed = train.batch(rows[torch.cat(groups[-2:])])[0]["attention_mask"]
     assert 0 < int((mixed == 0).any(1).sum()) < len(mixed)

@@ -1,4 +1,6 @@
-"""Workloads: splits, the digits data, CIFAR-10 from made and real shards, the cache, and what goes wrong with each."""
+"""Workloads: splits, the digits data, CIFAR-10 from made and real shards, the cache, and what goes
+wrong with each.
+"""
 
 import subprocess
 import sys
@@ -29,7 +31,11 @@ def no_settings_from_outside(monkeypatch):
 
 def split_of(count: int) -> Split:
     inputs = np.arange(3 * count, dtype=np.uint8).reshape(count, 3)
-    return Split(inputs=inputs, labels=torch.arange(count), prepare=lambda rows: torch.from_numpy(rows).float() / 2)
+    return Split(
+        inputs=inputs,
+        labels=torch.arange(count),
+        prepare=lambda rows: torch.from_numpy(rows).float() / 2,
+    )
 
 
 @given(count=st.integers(1, 40), data=st.data())
@@ -46,16 +52,26 @@ def test_a_batch_is_the_rows_asked_for_in_that_order(count, data):
 
 def test_a_split_must_be_consistent():
     with pytest.raises(ValueError, match="got 3 and 2"):
-        Split(inputs=np.zeros((3, 1)), labels=torch.zeros(2, dtype=torch.int64), prepare=torch.from_numpy)
+        Split(
+            inputs=np.zeros((3, 1)),
+            labels=torch.zeros(2, dtype=torch.int64),
+            prepare=torch.from_numpy,
+        )
     with pytest.raises(ValueError, match="got 0 and 0"):
-        Split(inputs=np.zeros((0, 1)), labels=torch.zeros(0, dtype=torch.int64), prepare=torch.from_numpy)
+        Split(
+            inputs=np.zeros((0, 1)),
+            labels=torch.zeros(0, dtype=torch.int64),
+            prepare=torch.from_numpy,
+        )
     with pytest.raises(ValueError, match="expected one label an example"):
         Split(inputs=np.zeros((2, 1)), labels=torch.tensor(1), prepare=torch.from_numpy)
 
 
 def test_a_label_outside_the_classes_is_refused():
     with pytest.raises(ValueError, match=r"made: train labels are in 0..3, expected 0..2"):
-        LoadedWorkload(name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={})
+        LoadedWorkload(
+            name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={}
+        )
 
 
 PRESETS = {
@@ -68,13 +84,24 @@ PRESETS = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_what_a_run_needs(name):
     preset = PRESETS[name]
-    needed = {"clients", "rounds", "sample_rate", "learning_rate", "momentum", "clip_norm", "epsilon", "delta"}
+    needed = {
+        "clients",
+        "rounds",
+        "sample_rate",
+        "learning_rate",
+        "momentum",
+        "clip_norm",
+        "epsilon",
+        "delta",
+    }
     assert needed <= set(preset)
     assert preset["clients"] >= 5  # never one: that would be no federation
 
 
 def make_mirror(root: Path, form: str = "PNG") -> dict[str, np.ndarray]:
-    """Two training shards of 6 and 5 images and a test shard of 4; returns the pixels of each split."""
+    """Two training shards of 6 and 5 images and a test shard of 4; returns the pixels of each
+    split.
+    """
     folder = root / "cifar10" / "plain_text"
     folder.mkdir(parents=True)
     sizes = {"train-00000-of-00002": 6, "train-00001-of-00002": 5, "test-00000-of-00001": 4}
@@ -95,7 +122,9 @@ def mirror(tmp_path) -> Path:
 
 def load_cifar10(root: Path, said: list[str] | None = None) -> LoadedWorkload:
     progress = silent if said is None else said.append
-    return workloads.load("cifar10", data_dir=root, cache_dir=root.parent / "cache", progress=progress)
+    return workloads.load(
+        "cifar10", data_dir=root, cache_dir=root.parent / "cache", progress=progress
+    )
 
 
 @pytest.mark.parametrize("form", ["PNG", "WebP"])
@@ -156,16 +185,36 @@ GOOD = encode(pixels_of(1, 1)[0])
         (spoil(GOOD, -3), ValueError, r"expected labels in 0..9 .*got -3..0"),
         (spoil(GOOD, None), ValueError, r"expected labels in 0..9 .*none"),
         (spoil(None), ValueError, r"image 1 of .*train-00001.* holds no bytes"),
-        (spoil(b"not an image"), ValueError, r"cannot decode image 1 of .*train-00001.*: not an image; download"),
+        (
+            spoil(b"not an image"),
+            ValueError,
+            r"cannot decode image 1 of .*train-00001.*: not an image; download",
+        ),
         (spoil(GOOD[: len(GOOD) // 2]), ValueError, r"cannot decode image 1 of .*train-00001"),
         (spoil(encode(np.zeros((16, 32, 3), np.uint8))), ValueError, r"32x32 RGB, got 32x16 RGB"),
         (spoil(encode(np.zeros((32, 32), np.uint8))), ValueError, r"32x32 RGB, got 32x32 L"),
-        (remove("train-00001-of-00002"), FileNotFoundError, r"incomplete .*train-00001-of-00002.parquet missing"),
-        (remove("test-00000-of-00001"), FileNotFoundError, r"no split 'test' in .*there are: train"),
-        (lambda root: shard(root).rename(shard(root, "train-00001-of-00003")), FileNotFoundError, r"mixes train"),
-        (lambda root: shard(root).rename(shard(root, "train-00002-of-00002")), FileNotFoundError, r"incomplete"),
+        (
+            remove("train-00001-of-00002"),
+            FileNotFoundError,
+            r"incomplete .*train-00001-of-00002.parquet missing",
+        ),
+        (
+            remove("test-00000-of-00001"),
+            FileNotFoundError,
+            r"no split 'test' in .*there are: train",
+        ),
+        (
+            lambda root: shard(root).rename(shard(root, "train-00001-of-00003")),
+            FileNotFoundError,
+            r"mixes train",
+        ),
+        (
+            lambda root: shard(root).rename(shard(root, "train-00002-of-00002")),
+            FileNotFoundError,
+            r"incomplete",
+        ),
     ],
-)  # fmt: skip
+)
 def test_damaged_data_is_named_and_leaves_no_cache(mirror, plant, error, message):
     plant(mirror)
     with pytest.raises(error, match=message):
@@ -183,7 +232,10 @@ def test_processes_at_once_agree(tmp_path):
         "print(int(w.train.inputs.sum()), len(w.test))"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "data"), str(tmp_path / "cache")]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     printed = [process.communicate(timeout=120) for process in running]
     assert {process.returncode for process in running} == {0}, printed
     assert len({out for out, _ in printed}) == 1

@@ -1,4 +1,6 @@
-"""Sizes and texts of a reply are compared before anything of it is copied; what is quoted is one short line."""
+"""Sizes and texts of a reply are compared before anything of it is copied; what is quoted is one
+short line.
+"""
 
 import tracemalloc
 
@@ -43,7 +45,9 @@ ODD = {
     "long bytes": {"a": ConfigRecord({"k": bytes(CONTENT_BYTES)})},
     "a long name": {"a" * (CONTENT_BYTES + 1): ConfigRecord({})},
     "a long type": {"a": ArrayRecord({"k": Array("f" * CONTENT_BYTES, (), "raw", b"")})},
-    "many dimensions": {"a": ArrayRecord({"k": Array("u1", (1,) * (CONTENT_BYTES // 8 + 1), "raw", b"")})},
+    "many dimensions": {
+        "a": ArrayRecord({"k": Array("u1", (1,) * (CONTENT_BYTES // 8 + 1), "raw", b"")})
+    },
 }
 
 

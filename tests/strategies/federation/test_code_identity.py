@@ -1,4 +1,6 @@
-"""Server and clients compare their code: what the digest covers, and that every difference is refused."""
+"""Server and clients compare their code: what the digest covers, and that every difference is
+refused.
+"""
 
 import shutil
 from dataclasses import replace
@@ -33,13 +35,20 @@ def packages_at(root: Path) -> list[Path]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     for name in PACKAGES:
-        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["fedlsg/privacy/mechanism.py", "strategies/recipes/lsg.py", "simulations/workloads/images/augment.py"]
+    "name",
+    [
+        "fedlsg/privacy/mechanism.py",
+        "strategies/recipes/lsg.py",
+        "simulations/workloads/images/augment.py",
+    ],
 )
 @pytest.mark.parametrize("change", ["edited", "removed", "renamed", "added"])
 def test_every_change_of_a_file_that_runs_is_another_digest(name, change, copy):
@@ -63,7 +72,9 @@ def test_every_change_of_a_file_that_runs_is_another_digest(name, change, copy):
     ],
 )
 def test_other_code_is_refused_and_both_are_named(record, found):
-    content = RecordDict({} if record is None else {CODE: ConfigRecord({**code_record(), **record})})
+    content = RecordDict(
+        {} if record is None else {CODE: ConfigRecord({**code_record(), **record})}
+    )
     with pytest.raises(OtherCodeError, match=found) as error:
         check_same_code(content, "client 3")
     assert str(error.value).startswith("client 3 ")
@@ -73,7 +84,9 @@ def test_other_code_is_refused_and_both_are_named(record, found):
 class Clients(LocalGrid):
     """Clients whose process runs this code."""
 
-    def __init__(self, code: CodeIdentity, monkeypatch: pytest.MonkeyPatch, *, blind: bool = False) -> None:
+    def __init__(
+        self, code: CodeIdentity, monkeypatch: pytest.MonkeyPatch, *, blind: bool = False
+    ) -> None:
         def client(message: Message, context: object) -> Message:
             with monkeypatch.context() as patch:
                 patch.setattr(strategies.federation.proofs, "own_identity", lambda: code)
@@ -100,7 +113,9 @@ def test_either_side_refuses_the_other_before_a_round(blind, why, monkeypatch):
 def test_a_question_without_an_identity_is_refused(monkeypatch):
     grid = Clients(own_identity(), monkeypatch)
     with task_identity():
-        (reply,) = grid.send_and_receive([Message(RecordDict(), next(iter(grid.get_node_ids())), MessageType.QUERY)])
+        (reply,) = grid.send_and_receive(
+            [Message(RecordDict(), next(iter(grid.get_node_ids())), MessageType.QUERY)]
+        )
     assert reply.has_error()
     assert "the server does not say which code it runs" in reply.error.reason
 
@@ -113,7 +128,9 @@ def test_a_deployed_client_says_nothing_of_its_folders():
     content = RecordDict({CODE: code_record(local=False)})
     check_same_code(content, "the server", local=False)
     content[CODE]["digest"] = "0" * 64
-    with pytest.raises(OtherCodeError, match=r"the server runs fedlsg .* this process runs fedlsg") as error:
+    with pytest.raises(
+        OtherCodeError, match=r"the server runs fedlsg .* this process runs fedlsg"
+    ) as error:
         check_same_code(content, "the server", local=False)
     assert folder not in str(error.value)
     with pytest.raises(OtherCodeError, match=folder):

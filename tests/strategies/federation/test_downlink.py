@@ -1,4 +1,6 @@
-"""The downlink: a replica that takes the server's steps is the server's state; nobody is sent more than needed."""
+"""The downlink: a replica that takes the server's steps is the server's state; nobody is sent more
+than needed.
+"""
 
 import contextlib
 import copy
@@ -17,7 +19,13 @@ from fedlsg.method import largest
 from fedlsg.payload import Codec, find_codec
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import Step, StepError, extra_vectors, read_steps, replay, restart
-from strategies.federation.downlink import Downlink, digest_of, read_missed, read_reference, read_state
+from strategies.federation.downlink import (
+    Downlink,
+    digest_of,
+    read_missed,
+    read_reference,
+    read_state,
+)
 from strategies.federation.sparse_downlink import SparseDownlink
 from strategies.federation.wire import array_bytes, read_weights
 from tests.strategies.small_federation import StepsInMemory, server_state, values_for
@@ -33,11 +41,30 @@ METHODS: dict[str, dict[str, Any]] = {
     "without residual": {"method": "rgp", "rank": 2, "residual": False},
     "averaged": {"method": "rgp", "rank": 2, "estimator": "averaged"},
     "rs": {"method": "rs", "sparsity": 0.7},
-    "ranked": {"method": "rs", "sparsity": 0.7, "ranking": "gradients", "momentum": 0.5, "cooling": False},
+    "ranked": {
+        "method": "rs",
+        "sparsity": 0.7,
+        "ranking": "gradients",
+        "momentum": 0.5,
+        "cooling": False,
+    },
     "dpsgd": {"method": "dpsgd"},
-    "synflow": {"method": "dp-ssgd", "prune": "synflow", "prune_rate": 0.4, "drop": "random", "drop_rate": 0.3},
+    "synflow": {
+        "method": "dp-ssgd",
+        "prune": "synflow",
+        "prune_rate": 0.4,
+        "drop": "random",
+        "drop_rate": 0.3,
+    },
     "dp-powersgd": {"method": "dp-powersgd", "rank": 2},
-    "probe": {"method": "probe", "rank": 3, "out_rank": 4, "sparsity": 0.2, "probes": 20, "refresh_rounds": 3},
+    "probe": {
+        "method": "probe",
+        "rank": 3,
+        "out_rank": 4,
+        "sparsity": 0.2,
+        "probes": 20,
+        "refresh_rounds": 3,
+    },
     "lsg-probe": {"method": "lsg-probe", "rank": 2, "probes": 20, "refresh_rounds": 2},
     "topk": {"method": "topk", "topk_rate": 0.1, "momentum": 0.5},
 }
@@ -64,7 +91,13 @@ class Holder:
         if "weights" in records:
             goes_on = reference.base == reference.version
             if goes_on:
-                restart(self.state, read_weights(content), read_state(content), round=round, updates=updates)
+                restart(
+                    self.state,
+                    read_weights(content),
+                    read_state(content),
+                    round=round,
+                    updates=updates,
+                )
             self.version, self.gone = reference.version if goes_on else self.version, not goes_on
             assert digest_of(read_weights(content)) == reference.digest
         else:
@@ -82,7 +115,11 @@ def downlink_of(
 ) -> SparseDownlink:
     store = StepsInMemory()
     return SparseDownlink(
-        state, coding or find_codec("float32"), clients=clients, clients_per_round=per_round, store=store
+        state,
+        coding or find_codec("float32"),
+        clients=clients,
+        clients_per_round=per_round,
+        store=store,
     )
 
 
@@ -96,13 +133,17 @@ def sent_by(state: ServerState, frame: Frame, client: int, round: int) -> Tensor
     return torch.zeros_like(values).index_copy_(0, positions, values[positions])
 
 
-def a_round(downlink: SparseDownlink, asked: Sequence[int] = (0, 1, 2), noise_std: float = 0.2) -> dict[int, Any]:
+def a_round(
+    downlink: SparseDownlink, asked: Sequence[int] = (0, 1, 2), noise_std: float = 0.2
+) -> dict[int, Any]:
     """Announce, take every client's values, step; returns the records."""
     state = downlink.state
     frame, round = state.frame(), state.round + 1
     records = downlink.records(asked, frame)
     downlink.confirm(asked)
-    downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in asked], noise_std)
+    downlink.finish_round(
+        frame, [sent_by(state, frame, client, round) for client in asked], noise_std
+    )
     return dict(records)
 
 
@@ -110,7 +151,12 @@ def alike(a: ServerState, b: ServerState) -> bool:
     """Whether two states are the same to the bit, also in what a step does next."""
     vectors = [{name: v.tolist() for name, v in extra_vectors(state).items()} for state in (a, b)]
     rates = [[group["lr"] for group in state.optimizer.param_groups] for state in (a, b)]
-    return a.weights.equal(b.weights) and vectors[0] == vectors[1] and rates[0] == rates[1] and a.updates == b.updates
+    return (
+        a.weights.equal(b.weights)
+        and vectors[0] == vectors[1]
+        and rates[0] == rates[1]
+        and a.updates == b.updates
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -123,7 +169,9 @@ def test_float32_changes_nothing_and_replicas_are_the_servers_state(name):
         records = a_round(downlink)
         holder.take(records[0], round, updates)
         assert holder.gone or alike(holder.state, before)
-        plain.finish_round(frame, [sent_by(state, frame, client, round) for client in range(3)], noise_std=0.2)
+        plain.finish_round(
+            frame, [sent_by(state, frame, client, round) for client in range(3)], noise_std=0.2
+        )
         assert alike(plain, state)
     assert holder.version == 4
     assert not holder.gone
@@ -146,10 +194,14 @@ def test_whoever_takes_part_when_is_sent_the_least(data):
             sent = holder.take(records[client], round, updates)
             missed = [len(s) for s in list(downlink.store.values())[held:]]
             dense = 4 * 163 + (-(-163 // 8) if state.memory is not None else 0)
-            whole = 4 * 163 + sum(v.numel() * v.element_size() for v in extra_vectors(state).values())
+            whole = 4 * 163 + sum(
+                v.numel() * v.element_size() for v in extra_vectors(state).values()
+            )
             assert sent in ({dense, whole} if sum(missed) > dense else {sum(missed)})
         downlink.confirm(answered)
-        downlink.finish_round(frame, [sent_by(state, frame, client, round) for client in answered], 0.2)
+        downlink.finish_round(
+            frame, [sent_by(state, frame, client, round) for client in answered], 0.2
+        )
 
 
 def some_step(round: int = 1, payload: bytes = b"abc") -> Step:
@@ -187,11 +239,15 @@ def test_steps_that_do_not_follow_are_refused():
 
 
 def test_the_grid_is_that_of_the_sums_noise():
-    """Error variance a^2 / 12 of the noise in the sum, on the scale of the values; a sum of 30,000 of them."""
+    """Error variance a^2 / 12 of the noise in the sum, on the scale of the values; a sum of 30,000
+    of them.
+    """
     state = server_state("sgd", learning_rate=1.0, momentum=0.0)
     errors: list[Tensor] = []
     for round in range(200):
-        downlink = downlink_of(state, find_codec("noise-floor").with_settings({"noise_floor_step": 1.0}))
+        downlink = downlink_of(
+            state, find_codec("noise-floor").with_settings({"noise_floor_step": 1.0})
+        )
         before, frame = state.weights.double(), state.frame()
         values = torch.randn(163, generator=torch.Generator().manual_seed(round))
         downlink.finish_round(frame, [values], 0.5)
@@ -208,13 +264,17 @@ def downlink(method: str = "probe", **more: Any) -> Downlink:
     return Downlink(server_state(method, **(CHOICES | more)))
 
 
-def play_round(down: Downlink, asked: list[int], answered: list[int] | None = None) -> dict[int, bool]:
+def play_round(
+    down: Downlink, asked: list[int], answered: list[int] | None = None
+) -> dict[int, bool]:
     """A round; whether each client was sent the basis."""
     frame = down.state.frame()
     records = down.records(asked, frame)
     there = asked if answered is None else answered
     down.confirm(there)
-    down.finish_round(frame, [values_for(frame, client, down.state.round + 1) for client in there], 1.0)
+    down.finish_round(
+        frame, [values_for(frame, client, down.state.round + 1) for client in there], 1.0
+    )
     return {client: "basis" in records[client] for client in asked}
 
 

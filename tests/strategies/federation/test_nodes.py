@@ -1,4 +1,6 @@
-"""Which node is which client, for any ids that Flower gives the nodes, when nodes leave and come back."""
+"""Which node is which client, for any ids that Flower gives the nodes, when nodes leave and come
+back.
+"""
 
 import math
 from typing import Any
@@ -17,7 +19,9 @@ Node = tuple[int, int] | str
 
 
 class Nodes(LocalGrid):
-    """Nodes that answer in order; ``there`` says which are connected, ``nodes`` what each says, both may change."""
+    """Nodes that answer in order; ``there`` says which are connected, ``nodes`` what each says,
+    both may change.
+    """
 
     def __init__(self, *nodes: Node) -> None:
         self.nodes, self.there, self.questions = list(nodes), list(range(len(nodes))), list[int]()
@@ -67,9 +71,14 @@ def test_partitions_are_found_whatever_the_node_ids():
     [
         (
             ((0, 5), (0, 5)),
-            r"one of the clients \[1\]: give the federation 2 nodes.*both declare that they are client 0",
+            r"one of the clients \[1\]: give the federation 2 nodes.*both declare that they are "
+            r"client 0",
         ),
-        (((0, 5), (1, 7)), r"client 1 holds 7 examples, the run declares 6: data, partition settings or seed differ"),
+        (
+            ((0, 5), (1, 7)),
+            r"client 1 holds 7 examples, the run declares 6: data, partition settings or seed "
+            r"differ",
+        ),
         (((0, 5), "planted"), "node .*: planted"),
     ],
 )

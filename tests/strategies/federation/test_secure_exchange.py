@@ -1,4 +1,6 @@
-"""A round under a secure sum as the server sees it: replies that are wrong, and clients that are away."""
+"""A round under a secure sum as the server sees it: replies that are wrong, and clients that are
+away.
+"""
 
 import pytest
 from flwr.app import Context, Message
@@ -13,7 +15,9 @@ from tests.simulations.support.secure_clients import FIVE, charged_clients, run_
 
 
 def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):
-    """Clients take part in the sum of the clients of the public schedule alone: nobody is asked in another's place."""
+    """Clients take part in the sum of the clients of the public schedule alone: nobody is asked in
+    another's place.
+    """
 
     def bad(message: Message, context: Context) -> Message:
         lost = stage_in(message) is not None and int(context.node_config["partition-id"]) == 0
@@ -21,7 +25,9 @@ def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):
 
     settings = FIVE | {"clients": 8, "clients_per_round": 5, "rounds": 6, "record_updates": False}
     run = run_local(tmp_path / "run", client=bad, **settings)
-    assert [len(row.answered.split()) for row in run.rows] == [5 - ("0" in row.asked.split()) for row in run.rows]
+    assert [len(row.answered.split()) for row in run.rows] == [
+        5 - ("0" in row.asked.split()) for row in run.rows
+    ]
     assert any("0" in row.asked.split() for row in run.rows[:-1])
 
 

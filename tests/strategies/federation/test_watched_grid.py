@@ -76,10 +76,16 @@ def _identified():
 
 def ask(link: SuperLink, *, timeout: float | None = 5.0) -> dict[int, Error | None]:
     """Who answered: None for a reply, else the error."""
-    sent = [Message(RecordDict(), FIRST_NODE + number, "train") for number in range(link.num_partitions)]
+    sent = [
+        Message(RecordDict(), FIRST_NODE + number, "train") for number in range(link.num_partitions)
+    ]
     replies = list(WatchedGrid(link).send_and_receive(sent, timeout=timeout))
-    asked = {message.metadata.message_id: message.metadata.dst_node_id - FIRST_NODE for message in sent}
-    found = {asked[r.metadata.reply_to_message_id]: r.error if r.has_error() else None for r in replies}
+    asked = {
+        message.metadata.message_id: message.metadata.dst_node_id - FIRST_NODE for message in sent
+    }
+    found = {
+        asked[r.metadata.reply_to_message_id]: r.error if r.has_error() else None for r in replies
+    }
     assert len(found) == len(replies)
     return found
 
@@ -96,8 +102,13 @@ def send(grid: WatchedGrid, link: SuperLink, *nodes: int, kind: str = "train") -
     """What became of a message to each node: "reply", or the reason of the error."""
     sent = [Message(RecordDict(), FIRST_NODE + number, kind) for number in nodes]
     replies = list(grid.send_and_receive(sent, timeout=2.0))
-    asked = {message.metadata.message_id: message.metadata.dst_node_id - FIRST_NODE for message in sent}
-    return {asked[r.metadata.reply_to_message_id]: r.error.reason if r.has_error() else "reply" for r in replies}
+    asked = {
+        message.metadata.message_id: message.metadata.dst_node_id - FIRST_NODE for message in sent
+    }
+    return {
+        asked[r.metadata.reply_to_message_id]: r.error.reason if r.has_error() else "reply"
+        for r in replies
+    }
 
 
 def test_nobody_waits_longer_than_the_limit_for_a_node():
@@ -105,7 +116,9 @@ def test_nobody_waits_longer_than_the_limit_for_a_node():
     found = send(WatchedGrid(link, ClientLimit(0.1)), link, 0, 1)
     assert found[0] == "reply"
     assert "client_timeout" in found[1]
-    assert WatchedGrid(link).limit.seconds(0) == float("inf"), "negative control: it has no limit of its own"
+    assert WatchedGrid(link).limit.seconds(0) == float("inf"), (
+        "negative control: it has no limit of its own"
+    )
 
 
 def test_a_node_that_owes_a_reply_gets_no_message_until_it_came_and_that_one_is_not_used():
@@ -119,7 +132,9 @@ def test_a_node_that_owes_a_reply_gets_no_message_until_it_came_and_that_one_is_
     assert back == []
     assert send(grid, link, 0, 1) == {0: "reply", 1: "reply"}
     assert back == [FIRST_NODE + 1]
-    newest = [name for name, m in link.waiting.items() if m.metadata.dst_node_id == FIRST_NODE + 1][-1]
+    newest = [name for name, m in link.waiting.items() if m.metadata.dst_node_id == FIRST_NODE + 1][
+        -1
+    ]
     assert newest not in late, "its reply to the earlier round was thrown away"
 
 
@@ -150,7 +165,10 @@ class Hostile(SuperLink):
             if self.how == "unreadable":
                 raise RecursionError("x" * 10**6)
             other = next(n for n, m in self.waiting.items() if m.metadata.dst_node_id == FIRST_NODE)
-            name, value = {"sender": ("src_node_id", FIRST_NODE), "message": ("reply_to_message_id", other)}[self.how]
+            name, value = {
+                "sender": ("src_node_id", FIRST_NODE),
+                "message": ("reply_to_message_id", other),
+            }[self.how]
             reply.metadata.__dict__[f"_{name}"] = value
         return replies
 
@@ -179,7 +197,10 @@ def test_a_reply_that_is_too_large_is_not_received(size, fits):
 
     client = httpx.Client(transport=httpx.MockTransport(answer))
     limits = Limits(SimpleNamespace(_runtime_client=SimpleNamespace(_client=client)))  # type: ignore[arg-type]
-    with limits.of_one(10**6), nullcontext() if fits else pytest.raises(BoundError, match="larger than any reply"):
+    with (
+        limits.of_one(10**6),
+        nullcontext() if fits else pytest.raises(BoundError, match="larger than any reply"),
+    ):
         client.post("http://superlink/v1/runtime/pull-object")
     assert came == [size] * fits
     client.post("http://superlink/v1/runtime/pull-object")

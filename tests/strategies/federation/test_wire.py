@@ -37,10 +37,15 @@ def travelled(content: RecordDict) -> RecordDict:
 
 @given(
     hn.arrays(np.float32, st.integers(0, 50)),
-    st.integers(1, 10**6), st.binary(min_size=32, max_size=32), st.floats(0, 1, exclude_min=True), st.text(max_size=20),
-)  # fmt: skip
+    st.integers(1, 10**6),
+    st.binary(min_size=32, max_size=32),
+    st.floats(0, 1, exclude_min=True),
+    st.text(max_size=20),
+)
 def test_an_announcement_comes_back(weights, round, digest, rate, run_dir):
-    announced = replace(ANNOUNCED, round=round, frame_digest=digest, sample_rate=rate, run_dir=run_dir)
+    announced = replace(
+        ANNOUNCED, round=round, frame_digest=digest, sample_rate=rate, run_dir=run_dir
+    )
     content = travelled(announcement(torch.from_numpy(weights), announced))
     back, known = wire.read_weights(content), wire.read_round(content)
     assert known == announced
@@ -75,10 +80,17 @@ def sent_frame(frame: Frame, derived: Frame | None = None) -> Frame | None:
 
 @pytest.mark.parametrize(
     ("method", "choices"),
-    [("lsg", {"sparsity": 0.5}), ("rgp", {"rank": 2}), ("rs", {"sparsity": 0.5, "cooling": False}), ("dpsgd", {})],
+    [
+        ("lsg", {"sparsity": 0.5}),
+        ("rgp", {"rank": 2}),
+        ("rs", {"sparsity": 0.5, "cooling": False}),
+        ("dpsgd", {}),
+    ],
 )
 def test_a_frame_comes_back_to_the_bit(method, choices):
-    """Derived on another processor: other carriers and other kept units, the same names and shapes."""
+    """Derived on another processor: other carriers and other kept units, the same names and
+    shapes.
+    """
     frame = server_state(method, **choices).frame()
     other = server_state(method, seed=1, **choices).frame()
     back = sent_frame(frame, derived=other)
@@ -137,10 +149,25 @@ records = st.dictionaries(st.text(max_size=9), st.lists(sizes, max_size=3), max_
 
 
 def message_of(given_records):
-    terms = ConfigRecord({"rate": 0.1, "round": 7, "on": True, "name": "ü", "raw": b"\0\1", "many": [1, 2], "none": []})
-    content = RecordDict({"terms": terms, "scores": MetricRecord({"loss": 0.5, "each": [1.0, -2.0], "count": 3})})
+    terms = ConfigRecord(
+        {
+            "rate": 0.1,
+            "round": 7,
+            "on": True,
+            "name": "ü",
+            "raw": b"\0\1",
+            "many": [1, 2],
+            "none": [],
+        }
+    )
+    content = RecordDict(
+        {"terms": terms, "scores": MetricRecord({"loss": 0.5, "each": [1.0, -2.0], "count": 3})}
+    )
     for name, lengths in given_records.items():
-        arrays = {f"a{i}": Array(dtype="|u1", shape=(n,), stype="raw", data=bytes(n)) for i, n in enumerate(lengths)}
+        arrays = {
+            f"a{i}": Array(dtype="|u1", shape=(n,), stype="raw", data=bytes(n))
+            for i, n in enumerate(lengths)
+        }
         content[f"r{name}"] = ArrayRecord(arrays)
     return Message(content, 2**62, "train", group_id="3")
 
@@ -156,7 +183,11 @@ def test_the_size_is_exact_at_every_length_of_a_length(given_records):
     assert wire_size(message) == len(whole(message))
     assert message.content is before
     known: Sizes = {}
-    others = [message, Message(RecordDict(dict(message.content)), 5, "train", group_id="12"), message_of(given_records)]
+    others = [
+        message,
+        Message(RecordDict(dict(message.content)), 5, "train", group_id="12"),
+        message_of(given_records),
+    ]
     assert [wire_size(other, known) for other in others] == [len(whole(other)) for other in others]
     assert len(known) == 2 * len(message.content)
 
@@ -170,4 +201,6 @@ def test_what_arrives_is_what_the_whole_message_says(given_records):
         for key, array in record.items():
             copy = arrived.content.array_records[name][key]
             assert copy is not array
-            assert copy.data is array.data, "the bytes themselves are shared: nobody can change them"
+            assert copy.data is array.data, (
+                "the bytes themselves are shared: nobody can change them"
+            )

@@ -1,4 +1,6 @@
-"""DP-SSGD and ranked RS in the federation: the pruning round, and masks that only the server can make."""
+"""DP-SSGD and ranked RS in the federation: the pruning round, and masks that only the server can
+make.
+"""
 
 from typing import Any
 
@@ -17,10 +19,14 @@ SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}
 
 
 class PrunedFederation(Federation):
-    """A federation whose clients also take part in the pruning round; it notes who was asked for what."""
+    """A federation whose clients also take part in the pruning round; it notes who was asked for
+    what.
+    """
 
     def __init__(self, state: ServerState, clients: int = 3, **settings: Any) -> None:
-        super().__init__(state, clients, terms=public_terms(clients, prune_noise_multiplier=3.0), **settings)
+        super().__init__(
+            state, clients, terms=public_terms(clients, prune_noise_multiplier=3.0), **settings
+        )
         self.pruned: list[RoundReport] = []
         self.strategy.on_pruned = self.pruned.append
         self.asked: list[tuple[int, int]] = []
@@ -32,7 +38,9 @@ class PrunedFederation(Federation):
         self.announced.append(announced)
         frame = self.state.frame(announced.round)
         values = values_for(frame, partition, announced.round)
-        return pack(values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest)
+        return pack(
+            values, frame.indices, size=frame.size, round=announced.round, digest=frame.digest
+        )
 
 
 def zeros(state: ServerState) -> int:
@@ -69,7 +77,9 @@ def test_the_pruned_weights_are_those_of_the_smallest_summed_saliency():
 
 
 def test_values_that_no_honest_client_sends_are_refused_in_the_pruning_round():
-    """The bound is that of the pruning round: N C_prune of signal and its own noise, far below training's."""
+    """The bound is that of the pruning round: N C_prune of signal and its own noise, far below
+    training's.
+    """
 
     class Loud(PrunedFederation):
         def payload(self, partition: int, message: Message) -> bytes:

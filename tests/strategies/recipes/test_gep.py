@@ -40,7 +40,10 @@ def units_of(frame: Frame) -> list[Tensor]:
 
 def norms(units: list[Tensor], frame: Frame) -> dict[str, Tensor]:
     """Norms of each example's embeddings and rests, with the clip's weights taken off."""
-    sides = {part: [u / b.weight for u, b in zip(units, frame.blocks, strict=True) if b.part == part] for part in PARTS}
+    sides = {
+        part: [u / b.weight for u, b in zip(units, frame.blocks, strict=True) if b.part == part]
+        for part in PARTS
+    }
     return {part: torch.cat(side, 1).double().norm(dim=1) for part, side in sides.items()}
 
 
@@ -58,8 +61,8 @@ def test_embedding_and_rest_are_the_gradient():
 
 
 def test_each_part_is_clipped_on_its_own():
-    """The gradients are far longer than the clip, so both parts reach their bounds. A residual that is not clipped does
-    not (control)."""
+    """The gradients are far longer than the clip, so both parts reach their bounds. A residual that
+    is not clipped does not (control)."""
     frame = frame_of()
     found = norms(units_of(frame), frame)
     bound = C / math.sqrt(2)
@@ -70,14 +73,19 @@ def test_each_part_is_clipped_on_its_own():
 
 
 def test_one_example_moves_both_parts_together_by_c():
-    """It reaches C, so that the bound is tight. Parts that are clipped to C each would move by sqrt(2) C (control)."""
+    """It reaches C, so that the bound is tight. Parts that are clipped to C each would move by
+    sqrt(2) C (control).
+    """
     mechanism, frame = Mechanism(clip_norm=C), frame_of()
     units = units_of(frame)
-    moved = clipped_sum(units, mechanism, wide=True) - clipped_sum([u[1:] for u in units], mechanism, wide=True)
+    moved = clipped_sum(units, mechanism, wide=True) - clipped_sum(
+        [u[1:] for u in units], mechanism, wide=True
+    )
     assert 0.99 * C < moved.norm() <= C
     planted = units_of(replace(frame, part_norm=C))
     assert torch.cat(planted, 1)[0].norm() > 1.4 * C
-    assert clipped_sum([u[:1] for u in planted], mechanism).norm() <= C  # the joint clip does not rest on the parts'
+    # the joint clip does not rest on the parts'
+    assert clipped_sum([u[:1] for u in planted], mechanism).norm() <= C
 
 
 def test_the_joint_clip_changes_nothing_after_the_parts():
@@ -89,7 +97,8 @@ def test_the_joint_clip_changes_nothing_after_the_parts():
 
 
 def test_the_ledger_is_charged_for_both_releases_of_one_batch():
-    """sigma = 1 / sqrt(1 / s_1^2 + 1 / s_2^2), s the noise multiplier of a part: noise over the part's own bound.
+    """sigma = 1 / sqrt(1 / s_1^2 + 1 / s_2^2), s the noise multiplier of a part: noise over the
+    part's own bound.
 
     Controls: the charge for one of the parts alone, and that for two batches, are other epsilons.
     """
@@ -105,7 +114,8 @@ def test_the_ledger_is_charged_for_both_releases_of_one_batch():
         return compose(events, delta=1e-5).upper
 
     assert spent(s[0]) < 0.8 * spent(joint)
-    assert spent(*s) < 0.99 * spent(joint)  # two samples of their own would hide the example better than one for both
+    # two samples of their own would hide the example better than one for both
+    assert spent(*s) < 0.99 * spent(joint)
 
 
 CHOICES_OF_DP_KFC = {"probes": 40, "learning_rate": 0.5}
@@ -117,7 +127,9 @@ def test_every_layer_before_the_classifier_is_preconditioned_whole():
     assert carried_parameters(model(), method.carrier, classifier="classifier") == ("0.weight",)
     frame = server_state("dp-kfc", **CHOICES_OF_DP_KFC).frame()
     assert frame.kept == frame.dense_size == sum(p.numel() for p in trainable(model()).values())
-    with pytest.raises(ValueError, match="no Linear or Conv2d layer before the classifier to precondition"):
+    with pytest.raises(
+        ValueError, match="no Linear or Conv2d layer before the classifier to precondition"
+    ):
         carried_parameters(nn.Sequential(nn.Linear(3, 2)), method.carrier)
 
 

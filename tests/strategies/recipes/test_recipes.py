@@ -1,4 +1,6 @@
-"""Recipes: found by their files' names, wrong names and settings named, and docs/methods.md lists every one."""
+"""Recipes: found by their files' names, wrong names and settings named, and docs/methods.md lists
+every one.
+"""
 
 import re
 import sys
@@ -26,7 +28,9 @@ GOLDEN = {
     "rs": Method(name="rs", mask=Mask(kind="uniform", sparsity=0.5, cooling=True)),
     "sgd": Method(name="sgd", mechanism=NONE),
     "lora": Method(name="lora", carrier=Lora(rank=8)),
-    "lsg-lora": Method(name="lsg-lora", carrier=Lora(rank=8), mask=Mask(kind="units", sparsity=0.3)),
+    "lsg-lora": Method(
+        name="lsg-lora", carrier=Lora(rank=8), mask=Mask(kind="units", sparsity=0.3)
+    ),
     "sparse-dpsgd": Method(name="sparse-dpsgd", mask=Mask(kind="magnitude", sparsity=0.5)),
     "dp-ssgd": Method(
         name="dp-ssgd",
@@ -35,9 +39,14 @@ GOLDEN = {
     ),
     "dp-powersgd": Method(name="dp-powersgd", carrier=Factors(rank=4)),
     "linear-probe": Method(name="linear-probe", carrier=Dense(train="classifier")),
-    "topk": Method(name="topk", mechanism=NONE, compression=Compression(topk_rate=0.01, error_feedback=True)),
+    "topk": Method(
+        name="topk", mechanism=NONE, compression=Compression(topk_rate=0.01, error_feedback=True)
+    ),
     "powersgd": Method(
-        name="powersgd", carrier=Factors(rank=4), mechanism=NONE, compression=Compression(error_feedback=True)
+        name="powersgd",
+        carrier=Factors(rank=4),
+        mechanism=NONE,
+        compression=Compression(error_feedback=True),
     ),
     "bitfit": Method(name="bitfit", carrier=Dense(train="biases")),
     "ffa-lora": Method(name="ffa-lora", carrier=Lora(rank=8, train="up")),
@@ -61,20 +70,41 @@ def test_recipes_are_found_by_the_names_of_their_files():
 
 def test_what_each_recipe_can_be_told():
     assert {name: set(own_settings(name)) for name in GOLDEN} == {
-        "dpsgd": set(), "sgd": set(), "rgp-random": {"rank"}, "linear-probe": set(), "bitfit": set(),
+        "dpsgd": set(),
+        "sgd": set(),
+        "rgp-random": {"rank"},
+        "linear-probe": set(),
+        "bitfit": set(),
         "rs": {"sparsity", "cooling", "redraw", "ranking", "sparsity_from", "carrier", "rank"},
         "rgp": {"rank", "power_steps", "warmup", "residual"},
         "lsg": {
-            "rank", "sparsity", "power_steps", "direction", "importance", "sparsity_from", "residual",
+            "rank",
+            "sparsity",
+            "power_steps",
+            "direction",
+            "importance",
+            "sparsity_from",
+            "residual",
         },
-        "lora": {"rank", "lora_alpha", "train_embeddings"}, "ffa-lora": {"rank", "lora_alpha"},
-        "dp-tl": {"sparsity", "cooling"}, "fed-svd": {"rank", "lora_alpha"}, "fed-sb": {"rank", "lora_alpha"},
+        "lora": {"rank", "lora_alpha", "train_embeddings"},
+        "ffa-lora": {"rank", "lora_alpha"},
+        "dp-tl": {"sparsity", "cooling"},
+        "fed-svd": {"rank", "lora_alpha"},
+        "fed-sb": {"rank", "lora_alpha"},
         "lsg-lora": {"rank", "sparsity", "lora_alpha", "train_embeddings", "direction"},
         "sparse-dpsgd": {"sparsity", "refresh", "sparsity_from"},
-        "dp-ssgd": {"prune", "prune_rate", "prune_epsilon_share", "prune_clip_norm", "drop", "drop_rate"},
-        "dp-powersgd": {"rank", "power_steps", "warmup"}, "powersgd": {"rank", "power_steps", "warmup"},
+        "dp-ssgd": {
+            "prune",
+            "prune_rate",
+            "prune_epsilon_share",
+            "prune_clip_norm",
+            "drop",
+            "drop_rate",
+        },
+        "dp-powersgd": {"rank", "power_steps", "warmup"},
+        "powersgd": {"rank", "power_steps", "warmup"},
         "topk": {"topk_rate"},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,7 +113,8 @@ def test_what_each_recipe_can_be_told():
         (
             "lgs",
             {},
-            "unknown method 'lgs'; known: bitfit, dp-kfc, dp-powersgd, dp-ssgd, dp-tl, dpsgd, .*did you mean 'lsg'",
+            "unknown method 'lgs'; known: bitfit, dp-kfc, dp-powersgd, dp-ssgd, dp-tl, dpsgd, "
+            ".*did you mean 'lsg'",
         ),
         ("strategy", {}, "unknown method 'strategy'"),
         ("rgp_random", {}, "did you mean 'rgp-random'"),
@@ -92,7 +123,11 @@ def test_what_each_recipe_can_be_told():
         ("dpsgd", {"rank": 4}, "method 'dpsgd' has no setting 'rank'"),
         ("lsg", {"cooling": True}, "method 'lsg' has no setting 'cooling'"),
         ("lsg", {"kind": "dp"}, "method 'lsg' has no setting 'kind'"),
-        ("sgd", {"mechanism": "dp"}, "method 'sgd' adds no noise, got mechanism 'dp'; choose method 'dpsgd'"),
+        (
+            "sgd",
+            {"mechanism": "dp"},
+            "method 'sgd' adds no noise, got mechanism 'dp'; choose method 'dpsgd'",
+        ),
         ("sgd", {"mechanism": "noise-only"}, "adds no noise"),
     ],
 )
@@ -104,7 +139,9 @@ def test_a_wrong_name_or_setting_is_named(name, settings, message):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder whose files are recipes, too."""
-    monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        strategies.recipes, "__path__", [*strategies.recipes.__path__, str(tmp_path)]
+    )
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -120,11 +157,17 @@ def test_a_new_file_is_a_new_method(folder):
     )
     assert "bottom-lsg" in names()
     method = recipe("bottom-lsg", rank=2, noise_multiplier=3.0)
-    assert (method.carrier.rank, method.mask.direction, method.mechanism.noise_multiplier) == (2, "bottom", 3.0)
+    assert (method.carrier.rank, method.mask.direction, method.mechanism.noise_multiplier) == (
+        2,
+        "bottom",
+        3.0,
+    )
 
 
 PAGE = (REPOSITORY / "docs" / "methods.md").read_text()
-ROWS = {cells[1].strip("` "): cells for line in PAGE.splitlines() if len(cells := line.split("|")) == 9}
+ROWS = {
+    cells[1].strip("` "): cells for line in PAGE.splitlines() if len(cells := line.split("|")) == 9
+}
 VARIANTS = [line.split("|")[3] for line in PAGE.splitlines() if len(line.split("|")) == 5]
 
 
@@ -142,7 +185,8 @@ def test_every_recipe_has_its_row():
     rows = set(ROWS) - {"recipe", "---"}
     missing, gone = set(names()) - rows, rows - set(names())
     assert not missing, (
-        f"write a row of docs/methods.md for {missing}: in the first table, with parameters and defaults"
+        f"write a row of docs/methods.md for {missing}: in the first table, with parameters and "
+        "defaults"
     )
     assert not gone, f"docs/methods.md has rows of {gone}, which are no recipes"
 
@@ -154,7 +198,9 @@ def test_parameters_are_those_of_the_recipe(name):
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if "=" in v])
 def test_variants_build(variant):
-    """Each ``key=value`` of a variant is taken by a recipe that has it, with a value that is allowed there."""
+    """Each ``key=value`` of a variant is taken by a recipe that has it, with a value that is
+    allowed there.
+    """
     words = listed(variant)
     method = next((word for word in words if word in names()), None)
     assert [word for word in words if "=" in word]
@@ -166,7 +212,17 @@ def test_variants_build(variant):
         recipe(takers[0], **values)
 
 
-TEXT = ("importance", "direction", "estimator", "redraw", "ranking", "mechanism", "carrier", "drop", "prune")
+TEXT = (
+    "importance",
+    "direction",
+    "estimator",
+    "redraw",
+    "ranking",
+    "mechanism",
+    "carrier",
+    "drop",
+    "prune",
+)
 
 
 def _number(word: str) -> float | bool:

@@ -1,4 +1,6 @@
-"""The audit's bounds, checks and own expectation: by hand, against exact probabilities and another accountant."""
+"""The audit's bounds, checks and own expectation: by hand, against exact probabilities and another
+accountant.
+"""
 
 import math
 from typing import Any
@@ -30,7 +32,9 @@ def noise(rounds=40, kept=300, seed=0):
 
 def failed(*clients):
     named = {f"client {i}": rows for i, rows in enumerate(clients)}
-    return {check.name for check in noise_checks(named, kept=300, noise_std=STD) if not check.passed}
+    return {
+        check.name for check in noise_checks(named, kept=300, noise_std=STD) if not check.passed
+    }
 
 
 def test_gaussian_noise_is_not_accused_in_40_seeds():
@@ -64,7 +68,8 @@ def moves_of(rng, included, *, q, rounds, noise, factor=1.0):
 
 
 @pytest.mark.parametrize(
-    ("q", "rounds", "noise"), [(0.5, 8, 3.0), (0.5, 4, 0.01), (0.01, 30, 0.01), (0.9, 5, 0.02), (1.0, 3, 0.5)]
+    ("q", "rounds", "noise"),
+    [(0.5, 8, 3.0), (0.5, 4, 0.01), (0.01, 30, 0.01), (0.9, 5, 0.02), (1.0, 3, 0.5)],
 )
 def test_ten_canaries_accuse_correct_code_as_rarely_as_a_thousand(q, rounds, noise):
     """Five in and five out: in 100 000 audits of a true claim about one is accused, at most."""
@@ -75,32 +80,43 @@ def test_ten_canaries_accuse_correct_code_as_rarely_as_a_thousand(q, rounds, noi
 
 
 def many_audits(**claim):
-    """Five canaries in and five out, their moves in 100 000 audits of a true claim, and how far they moved."""
+    """Five canaries in and five out, their moves in 100 000 audits of a true claim, and how far
+    they moved.
+    """
     included = np.arange(10) < 5
     moves = moves_of(np.random.default_rng(4), np.tile(included, (100_000, 1)), **claim)
     return included, moves, moves[:, included].mean(1) - moves[:, ~included].mean(1)
 
 
 def test_one_run_by_hand():
-    """q = 1/2, two of two right: 1/4, and max(P[Bin = 1] / 1, P[Bin in 0..1] / 2) = 1/2 times 2 m delta."""
+    """q = 1/2, two of two right: 1/4, and max(P[Bin = 1] / 1, P[Bin in 0..1] / 2) = 1/2 times 2 m
+    delta.
+    """
     seen = Guesses(canaries=2, guesses=2, correct=2)
     assert one_run_p_value(seen, 0.0, 0.0) == pytest.approx(0.25)
     assert one_run_p_value(seen, 0.0, 0.01) == pytest.approx(0.25 + 2 * 2 * 0.01 * 0.5)
 
 
 def test_bounds_hold_on_randomized_response_in_1000_runs():
-    """At level 0.05 the bound passes the true epsilon in at most 5 % of runs (81 of 1000 has probability 1e-5)."""
+    """At level 0.05 the bound passes the true epsilon in at most 5 % of runs (81 of 1000 has
+    probability 1e-5).
+    """
     rng, epsilon, m = np.random.default_rng(0), 1.0, 200
     q = 1 / (1 + math.exp(-epsilon))
     above = 0
     for correct in rng.binomial(m, q, size=1000):
-        above += one_run_p_value(Guesses(canaries=m, guesses=m, correct=int(correct)), epsilon, 0.0) < 0.05
+        above += (
+            one_run_p_value(Guesses(canaries=m, guesses=m, correct=int(correct)), epsilon, 0.0)
+            < 0.05
+        )
     assert 10 < above <= 81
 
 
 @pytest.mark.parametrize("share", [1.0, 0.2])
 def test_bounds_hold_on_a_gaussian_mechanism_in_1000_runs(share):
-    """Scores of a 1-GDP mechanism: the true curve is refuted in at most 5 % of runs, epsilon is not passed."""
+    """Scores of a 1-GDP mechanism: the true curve is refuted in at most 5 % of runs, epsilon is not
+    passed.
+    """
     rng, m, delta = np.random.default_rng(1), 200, 1e-5
     refuted = passed = 0
     truth = gaussian_epsilon(1.0, delta)
@@ -114,7 +130,9 @@ def test_bounds_hold_on_a_gaussian_mechanism_in_1000_runs(share):
 
 
 def test_bounds_find_a_false_claim():
-    """Negative control: scores of a mechanism with a third of the claimed noise refute the claim."""
+    """Negative control: scores of a mechanism with a third of the claimed noise refute the
+    claim.
+    """
     rng, m = np.random.default_rng(2), 5000
     included = rng.random(m) < 0.5
     seen = guess(rng.normal(size=m) + 3 * included, included, 0.2)
@@ -127,7 +145,9 @@ def test_bounds_find_a_false_claim():
 CLAIM: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "steps": 6}
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps", "epsilon"), [(0.5, 3.118, 100, 8.0), (0.05, 2.0, 2, 0.5)])
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "epsilon"), [(0.5, 3.118, 100, 8.0), (0.05, 2.0, 2, 0.5)]
+)
 def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
     one = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=1e-4)
     golden = one.self_compose(steps).get_delta_for_epsilon(epsilon)
@@ -137,7 +157,9 @@ def test_delta_is_that_of_another_accountant(q, sigma, steps, epsilon):
 
 
 def test_full_batches_have_the_closed_form():
-    """Balle and Wang: delta(0) = 2 Phi(mu / 2) - 1; ten steps at sigma 2 are one at mu = sqrt(10) / 2."""
+    """Balle and Wang: delta(0) = 2 Phi(mu / 2) - 1; ten steps at sigma 2 are one at mu = sqrt(10) /
+    2.
+    """
     mu = math.sqrt(10) / 2
     assert delta_of(0.0, 1.0, 2.0, 10) == pytest.approx(math.erf(mu / 2 / math.sqrt(2)))
 
@@ -150,11 +172,15 @@ def test_whose_noise_counts():
     }
     assert honest == {"client": 1, "aggregate": 8, "secure": 8, "server": 1}
     assert Stated(**CLAIM, **counts, trust="secure", colluders=3).honest == 6
-    assert "together with 3 clients" in Stated(**CLAIM, **counts, trust="secure", colluders=3).reader
+    assert (
+        "together with 3 clients" in Stated(**CLAIM, **counts, trust="secure", colluders=3).reader
+    )
 
 
 @pytest.mark.parametrize(
-    "made", [setting(), secure(setting(), clients=10, survivors=9), at_client_level(setting(), "server")], ids=str
+    "made",
+    [setting(), secure(setting(), clients=10, survivors=9), at_client_level(setting(), "server")],
+    ids=str,
 )
 def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting):
     h = made.stated.honest

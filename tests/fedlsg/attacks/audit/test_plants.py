@@ -40,12 +40,15 @@ FITTING = [(mode, plant) for mode in MODES for plant in PLANTS if fits(plant, sm
 CASES = [
     case if turn < 1 else pytest.param(*case, marks=pytest.mark.slow)
     for plant in PLANTS
-    for turn, case in enumerate(turned([pair for pair in FITTING if pair[1] == plant], list(PLANTS).index(plant)))
+    for turn, case in enumerate(
+        turned([pair for pair in FITTING if pair[1] == plant], list(PLANTS).index(plant))
+    )
 ]
 
 
 @pytest.mark.parametrize(
-    "mode", ["client", *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:-1]), MODES[-1]]
+    "mode",
+    ["client", *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:-1]), MODES[-1]],
 )
 def test_correct_code_is_not_accused(mode):
     assert not [names for seed in range(2) if (names := failed(small(mode), seed=seed))]
@@ -71,7 +74,9 @@ def test_a_plant_is_found_for_the_right_reason(mode, plant, reason):
 
 
 def test_reused_noise_of_a_sum_looks_fresh_after_the_rotation():
-    """Why the integers themselves are looked at: without them the decoded outputs alone would have to tell."""
+    """Why the integers themselves are looked at: without them the decoded outputs alone would have
+    to tell.
+    """
     assert "noise without repeats" not in failed(small("secure"), "noise-reused")
 
 
@@ -84,11 +89,16 @@ def test_two_clients_add_all_of_the_noise_each():
 
 
 def test_a_plan_without_a_reader_is_held_to_one():
-    """t = 0 in what runs, which is the audited plan; the threat model counts one participant all the same."""
+    """t = 0 in what runs, which is the audited plan; the threat model counts one participant all
+    the same.
+    """
     made = secure(setting(rounds=2))
     assert made.sums is not None
-    sums = replace(made.sums, min_survivors=made.sums.min_survivors + 1)  # one client more than counts
-    late = replace(made, sums=sums, mechanism=replace(made.mechanism, noise_share=sums.contributors**-0.5))
+    # one client more than counts
+    sums = replace(made.sums, min_survivors=made.sums.min_survivors + 1)
+    late = replace(
+        made, sums=sums, mechanism=replace(made.mechanism, noise_share=sums.contributors**-0.5)
+    )
     assert "noise deviation, all" in failed(late)
 
 

@@ -1,4 +1,6 @@
-"""Canaries, alone and seen through real payloads: what they add, and what the payloads' noise gives away."""
+"""Canaries, alone and seen through real payloads: what they add, and what the payloads' noise gives
+away.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -9,7 +11,14 @@ import torch
 from torch.testing import assert_close
 
 from fedlsg.attacks.audit.shipped import make_canaries, output
-from fedlsg.attacks.audit.training_mode import clipped_rows, enough, look, scored, sensitivity, unlike
+from fedlsg.attacks.audit.training_mode import (
+    clipped_rows,
+    enough,
+    look,
+    scored,
+    sensitivity,
+    unlike,
+)
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
 from fedlsg.training.client import LocalTraining
@@ -21,24 +30,33 @@ IN, OUT = torch.tensor([True]), torch.tensor([False])
 
 
 def seen(name="lsg", rows=slice(0, 6)):
-    """A noise-free payload in which every one of these examples took part, as if noise of deviation 1e-3 was added."""
+    """A noise-free payload in which every one of these examples took part, as if noise of deviation
+    1e-3 was added.
+    """
     made = observe(method(name), mlp(), IMAGES[rows], LABELS[rows])
     return replace(made, noise_std=1e-3)
 
 
 def test_a_canary_that_is_in_stands_one_above_one_that_is_out():
-    """At q = 1 by hand: what is left of the payload is half of the canary's gradient, or minus half of it."""
+    """At q = 1 by hand: what is left of the payload is half of the canary's gradient, or minus half
+    of it.
+    """
     canaries, rest = (IMAGES[:1], LABELS[:1]), (IMAGES[1:], LABELS[1:])
-    present, absent = look(seen(), canaries, rest, IN), look(seen(rows=slice(1, 6)), canaries, rest, OUT)
+    present, absent = (
+        look(seen(), canaries, rest, IN),
+        look(seen(rows=slice(1, 6)), canaries, rest, OUT),
+    )
     assert present.components.item() == pytest.approx(1.0, abs=1e-6)
     assert absent.components.item() == pytest.approx(0.0, abs=1e-6)
     assert present.lengths.item() == pytest.approx(0.1, rel=1e-6)
     assert present.residual.norm().item() == pytest.approx(0.05 / 1e-3, rel=1e-5)
     assert scored([present], 1e-3, 1.0).item() > 0 > scored([absent], 1e-3, 1.0).item()
-    for one in (present, absent):  # either way the payload lies half a canary from the middle: (0.05 / 1e-3)^2
+    # either way the payload lies half a canary from the middle: (0.05 / 1e-3)^2
+    for one in (present, absent):
         assert one.moved == pytest.approx(one.expected, rel=1e-5)
         assert one.expected == pytest.approx(2500, rel=1e-5)
-        assert one.variance == pytest.approx(one.expected)  # all took part for certain: only noise is left
+        # all took part for certain: only noise is left
+        assert one.variance == pytest.approx(one.expected)
 
 
 def test_coins_are_in_no_score():
@@ -54,14 +72,21 @@ def residuals(count=20, scale=1.0):
 
 
 def batches(count=40, length=100.0):
-    """Residuals of fresh noise and batches that fluctuate along one gradient, far above it: correlated by chance."""
+    """Residuals of fresh noise and batches that fluctuate along one gradient, far above it:
+    correlated by chance.
+    """
     rng = np.random.default_rng(1)
     common = rng.normal(size=400)
-    return [rng.normal(size=400) + rng.normal() * length * common / np.linalg.norm(common) for _ in range(count)]
+    return [
+        rng.normal(size=400) + rng.normal() * length * common / np.linalg.norm(common)
+        for _ in range(count)
+    ]
 
 
 def test_noise_used_twice_under_batches_shorter_than_it():
-    """Negative control, at half of the noise's mean square; and where ``says`` tells that there is no power."""
+    """Negative control, at half of the noise's mean square; and where ``says`` tells that there is
+    no power.
+    """
     rng = np.random.default_rng(2)
     reused = rng.normal(size=400)
     short = [*residuals(), *(reused + np.sqrt(0.2) * rng.normal(size=400) for _ in range(2))]
@@ -77,17 +102,28 @@ def test_halved_noise_is_too_close_and_too_short():
 
 
 def test_the_variance_is_that_of_batches_and_noise():
-    """Payloads of q = 1/2 with drawn batches and noise, against the variance that the audit states for them."""
-    made, q, std = replace(seen(), local=LocalTraining(sample_rate=0.5, expected_batch=3.0)), 0.5, 0.05
+    """Payloads of q = 1/2 with drawn batches and noise, against the variance that the audit states
+    for them.
+    """
+    made, q, std = (
+        replace(seen(), local=LocalTraining(sample_rate=0.5, expected_batch=3.0)),
+        0.5,
+        0.05,
+    )
     rows, rng = clipped_rows(made, IMAGES, LABELS).double(), torch.Generator().manual_seed(0)
     included = torch.tensor([True, False])
     present = torch.tensor([True, False, True, True, True, True])
     errors = []
     for _ in range(300):
         batch = present & (torch.rand(6, generator=rng) < q)
-        values = rows[batch].sum(0) + std * torch.randn(rows.shape[1], generator=rng, dtype=torch.float64)
+        values = rows[batch].sum(0) + std * torch.randn(
+            rows.shape[1], generator=rng, dtype=torch.float64
+        )
         one = look(
-            replace(made, values=values, noise_std=std), (IMAGES[:2], LABELS[:2]), (IMAGES[2:], LABELS[2:]), included
+            replace(made, values=values, noise_std=std),
+            (IMAGES[:2], LABELS[:2]),
+            (IMAGES[2:], LABELS[2:]),
+            included,
         )
         errors.append((one.moved - one.expected) / one.variance**0.5)
     assert one.variance > 1.5 * one.expected
@@ -96,13 +132,17 @@ def test_the_variance_is_that_of_batches_and_noise():
 
 
 def test_sensitivity_accuses_true_claims_as_rarely_as_it_says_though_one_payload_decides():
-    """Payloads whose weights differ a thousandfold: their own spread would be a standard error of one number."""
+    """Payloads whose weights differ a thousandfold: their own spread would be a standard error of
+    one number.
+    """
     rng = np.random.default_rng(0)
     expected = np.geomspace(1.0, 1000.0, 8)
     variance = expected * rng.uniform(1.0, 5.0, size=8)
     z = []
     for _ in range(2000):
-        said = sensitivity(expected + rng.normal(size=8) * np.sqrt(variance), expected, variance).says
+        said = sensitivity(
+            expected + rng.normal(size=8) * np.sqrt(variance), expected, variance
+        ).says
         words = said.replace(")", "").split()
         z.append((float(words[5]) - 1) / float(words[-1]))
     assert np.mean(np.array(z) > 2.326) == pytest.approx(0.01, abs=0.007)
@@ -118,8 +158,12 @@ def canaries(made, count=60):
 
 def sent(made, rows, **changes):
     local = LocalTraining(**{"sample_rate": 1.0, **changes})
-    noiseless = Mechanism(kind="clip-only", clip_norm=made.mechanism.clip_norm, clip=made.mechanism.clip)
-    return output(replace(made, mechanism=noiseless, local=local), rows, partial(reproducible_stream, 0), 0).values
+    noiseless = Mechanism(
+        kind="clip-only", clip_norm=made.mechanism.clip_norm, clip=made.mechanism.clip
+    )
+    return output(
+        replace(made, mechanism=noiseless, local=local), rows, partial(reproducible_stream, 0), 0
+    ).values
 
 
 @pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "dpsgd"])

@@ -1,4 +1,6 @@
-"""The audit as a whole, of payloads and of secure sums: it accuses no correct code, and finds every plant."""
+"""The audit as a whole, of payloads and of secure sums: it accuses no correct code, and finds every
+plant.
+"""
 
 from dataclasses import replace
 
@@ -11,7 +13,14 @@ from fedlsg.attacks.audit.plants import PLANTS, planted
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.unit_mode import record, rounds_of, values_of
 from fedlsg.attacks.audit.verdict import judge, stated_claim
-from tests.fedlsg.support.audit_setting import aggregated, at_client_level, audit, secure, setting, verdict
+from tests.fedlsg.support.audit_setting import (
+    aggregated,
+    at_client_level,
+    audit,
+    secure,
+    setting,
+    verdict,
+)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -30,7 +39,13 @@ def test_correct_code_is_not_accused(seed):
         setting(sample_rate=1.0, rounds=2),
         aggregated(setting(rounds=4), 4),
     ],
-    ids=["per-block, accounted truthfully", "weighted groups", "local steps", "full batches", "aggregate"],
+    ids=[
+        "per-block, accounted truthfully",
+        "weighted groups",
+        "local steps",
+        "full batches",
+        "aggregate",
+    ],
 )
 def test_correct_code_of_other_mechanisms_is_not_accused(made):
     found = audit(made)
@@ -68,19 +83,27 @@ def test_plants_leave_the_client_as_it_was():
 
 
 def silent(made: Setting, rounds: int = 30) -> torch.Tensor:
-    return values_of(rounds_of(made, torch.zeros(1, made.frame.kept), "silent", 0, rounds, lambda: None))
+    return values_of(
+        rounds_of(made, torch.zeros(1, made.frame.kept), "silent", 0, rounds, lambda: None)
+    )
 
 
-@pytest.mark.parametrize("made", [secure(setting()), at_client_level(setting(), "secure")], ids=["example", "client"])
+@pytest.mark.parametrize(
+    "made", [secure(setting()), at_client_level(setting(), "secure")], ids=["example", "client"]
+)
 def test_the_noise_of_an_output_is_that_of_the_honest_clients(made):
     assert float(silent(made).std()) == pytest.approx(made.noise_std, rel=0.03)
 
 
 def test_an_output_that_keeps_the_readers_noise_would_have_too_much():
-    """Negative control: with one share more the same clients reach sqrt(4 / 3) of what the readers are left with."""
+    """Negative control: with one share more the same clients reach sqrt(4 / 3) of what the readers
+    are left with.
+    """
     made = secure(setting())
     own = replace(made.stated, min_survivors=5)  # one more, whose noise is not taken off
-    assert float(silent(replace(made, stated=own)).std()) == pytest.approx(made.noise_std * (4 / 3) ** 0.5, rel=0.03)
+    assert float(silent(replace(made, stated=own)).std()) == pytest.approx(
+        made.noise_std * (4 / 3) ** 0.5, rel=0.03
+    )
 
 
 def test_a_client_moves_a_sum_by_its_clipped_update():

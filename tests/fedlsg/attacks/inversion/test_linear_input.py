@@ -1,4 +1,6 @@
-"""Inputs, labels and ReLU batches in closed form from one gradient: exact for every method, and what breaks it."""
+"""Inputs, labels and ReLU batches in closed form from one gradient: exact for every method, and
+what breaks it.
+"""
 
 import pytest
 import torch
@@ -35,10 +37,16 @@ def test_exact_under_every_method(name: str):
 
 
 @settings(max_examples=25)
-@given(seed=st.integers(0, 1000), sparsity=st.sampled_from([0.0, 0.3, 0.5]), steps=st.integers(1, 3))
-def test_exactly_the_kept_columns_whatever_clip_and_local_steps(seed: int, sparsity: float, steps: int):
+@given(
+    seed=st.integers(0, 1000), sparsity=st.sampled_from([0.0, 0.3, 0.5]), steps=st.integers(1, 3)
+)
+def test_exactly_the_kept_columns_whatever_clip_and_local_steps(
+    seed: int, sparsity: float, steps: int
+):
     x, y = digits(1, seed)
-    how = method("lsg", sparsity=sparsity, clip_norm=10.0 ** (seed % 5 - 3), norms_clip_weight=1 + seed % 3)
+    how = method(
+        "lsg", sparsity=sparsity, clip_norm=10.0 ** (seed % 5 - 3), norms_clip_weight=1 + seed % 3
+    )
     local = LocalTraining(steps=steps, momentum=0.5 * (seed % 2), learning_rate=0.3)
     seen = observe(how, mlp(seed=seed), x, y, local=local)
     guess = input_of_linear(seen, PRIOR)
@@ -79,13 +87,19 @@ def worst_psnr(guess: Tensor, truth: Tensor) -> float:
 
 
 def test_sparse_columns_by_hand():
-    # G has columns (1, 2, 7, 0, 0, 0, 3) and (0, 0, 0, 4, 5, 6, 1); P mixes them by an invertible matrix.
-    G = torch.tensor([[1.0, 0], [2, 0], [7, 0], [0, 4], [0, 5], [0, 6], [3, 1]], dtype=torch.float64)
+    # G has columns (1, 2, 7, 0, 0, 0, 3) and (0, 0, 0, 4, 5, 6, 1); P mixes them by an invertible
+    # matrix.
+    G = torch.tensor(
+        [[1.0, 0], [2, 0], [7, 0], [0, 4], [0, 5], [0, 6], [3, 1]], dtype=torch.float64
+    )
     P = torch.linalg.qr(G @ torch.tensor([[1.0, 2], [3, -1]], dtype=torch.float64))[0]
     columns = P @ sparse_columns(P, generator(), WIDE)
     unit = columns / columns[6]  # scale is not determined; the last row is 3 and 1 in G
     first, second = sorted(unit.mT.tolist(), key=lambda column: column[3], reverse=True)
-    assert [first, second] == [pytest.approx([0, 0, 0, 4, 5, 6, 1]), pytest.approx([1 / 3, 2 / 3, 7 / 3, 0, 0, 0, 1])]
+    assert [first, second] == [
+        pytest.approx([0, 0, 0, 4, 5, 6, 1]),
+        pytest.approx([1 / 3, 2 / 3, 7 / 3, 0, 0, 0, 1]),
+    ]
 
 
 @pytest.mark.parametrize("name", ["dpsgd", "rgp"])

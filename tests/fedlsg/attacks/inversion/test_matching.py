@@ -1,4 +1,6 @@
-"""Images by gradient matching: what a search finds without and with noise; its distances and its metrics."""
+"""Images by gradient matching: what a search finds without and with noise; its distances and its
+metrics.
+"""
 
 from dataclasses import replace
 
@@ -24,8 +26,12 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def attacked(seen: Observation, labels: Tensor | None, examples: int | None, attack: Matching = DLG) -> Tensor:
-    """The guess of an attack that knows nothing else: the truth is not in reach of this function."""
+def attacked(
+    seen: Observation, labels: Tensor | None, examples: int | None, attack: Matching = DLG
+) -> Tensor:
+    """The guess of an attack that knows nothing else: the truth is not in reach of this
+    function.
+    """
     known = Knowledge(labels=labels, examples=examples)
     return match(seen, known, PRIOR, attack=attack, generator=generator())
 
@@ -53,8 +59,8 @@ def test_a_batch_comes_back_in_some_order_also_after_several_steps(steps):
     assert decibels(attacked(seen, y.flip(0), 2).inputs, x).min() > 40
 
 
-# (channels, height, width, range) -> structural_similarity(..., channel_axis=0) and peak_signal_noise_ratio of
-# scikit-image 0.26.0 between wave(1.0) and wave(1.1)
+# (channels, height, width, range) -> structural_similarity(..., channel_axis=0) and
+# peak_signal_noise_ratio of scikit-image 0.26.0 between wave(1.0) and wave(1.1)
 SKIMAGE = {
     (1, 8, 8, 1.0): (0.9249268109731166, 16.986379965081202),
     (3, 32, 32, 2.0): (-0.15376665095598147, 11.722258820797416),
@@ -65,8 +71,12 @@ SKIMAGE = {
 
 def wave(channels: int, height: int, width: int, k: float) -> torch.Tensor:
     """(1, C, h, w) in [0, 1], by a formula that any language can repeat."""
-    i, j = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in (height, width)), indexing="ij")
-    phases = [0.5 + 0.5 * torch.sin(k * (c + 1) * 0.7 * i + 0.3 * j * k + c) for c in range(channels)]
+    i, j = torch.meshgrid(
+        *(torch.arange(n, dtype=torch.float64) for n in (height, width)), indexing="ij"
+    )
+    phases = [
+        0.5 + 0.5 * torch.sin(k * (c + 1) * 0.7 * i + 0.3 * j * k + c) for c in range(channels)
+    ]
     return torch.stack(phases).unsqueeze(0)
 
 

@@ -1,4 +1,6 @@
-"""The carriers of a probe: their eigenvectors, form and scale, when they are made, and what they depend on."""
+"""The carriers of a probe: their eigenvectors, form and scale, when they are made, and what they
+depend on.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -37,7 +39,13 @@ SOURCE = ProbeSource(name="normal", draw=draw, loss=loss, num_classes=3)
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(2, 6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(54, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3)
+        nn.Conv2d(2, 6, 3),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(54, 8),
+        nn.Dropout(0.5),
+        nn.Tanh(),
+        nn.Linear(8, 3),
     )
 
 
@@ -63,7 +71,9 @@ def test_carriers_of_eq_3_are_never_scaled(power):
 
 
 def test_the_predicted_energy_is_that_of_the_probes_gradients():
-    """Core: of the gradients projected on each carrier. Tangent: of each row, and of each column or in channel."""
+    """Core: of the gradients projected on each carrier. Tangent: of each row, and of each column or
+    in channel.
+    """
     model, generator = net().eval(), public(CORE).generator("probe", 1)
     inputs, targets = SOURCE.batch(model, 12, trained=False, generator=generator)
     moments = second_moments(model, loss, inputs, targets, CARRIED)
@@ -71,7 +81,10 @@ def test_the_predicted_energy_is_that_of_the_probes_gradients():
     tangent = probe_basis(TANGENT, public(TANGENT), SOURCE).pairs
     for name in CARRIED:
         A, B = moments[name]
-        for X, energy, moment in ((core[name].L.mT, core[name].out_energy, B), (core[name].R, core[name].in_energy, A)):
+        for X, energy, moment in (
+            (core[name].L.mT, core[name].out_energy, B),
+            (core[name].R, core[name].in_energy, A),
+        ):
             along = torch.stack([x @ moment @ x for x in X]) / moment.trace()
             assert torch.allclose(energy, along, atol=1e-5)
             assert bool((energy.diff() <= 1e-6).all())
@@ -79,7 +92,9 @@ def test_the_predicted_energy_is_that_of_the_probes_gradients():
         W = model.get_parameter(name)
         assert (len(rows), len(columns)) == W.shape[:2]
         assert torch.allclose(rows, B.diagonal() / B.trace(), atol=1e-6)
-        assert torch.allclose(columns, A.diagonal().reshape(W.shape[1], -1).sum(1) / A.trace(), atol=1e-6)
+        assert torch.allclose(
+            columns, A.diagonal().reshape(W.shape[1], -1).sum(1) / A.trace(), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("carrier", [TANGENT, CORE, WHOLE])
@@ -89,7 +104,11 @@ def test_a_basis_is_a_function_of_weights_seed_and_round(carrier):
     moved = net()
     with torch.no_grad():
         moved[0].weight.mul_(1.5)
-    others = [flat(carrier, model=moved), flat(carrier, seed=4), flat(carrier, time=RoundTime(round=2))]
+    others = [
+        flat(carrier, model=moved),
+        flat(carrier, seed=4),
+        flat(carrier, time=RoundTime(round=2)),
+    ]
     assert not any(first.equal(other) for other in others)
     assert first.equal(flat(carrier, time=RoundTime(round=1, rounds=9, epoch=3, epochs=5)))
 
@@ -125,7 +144,9 @@ def spectrum(side: int, power: float = 1.4) -> Tensor:
     return ((Q * torch.arange(1, side + 1) ** -power) @ Q.mT).float()
 
 
-@pytest.mark.parametrize(("side", "count"), [(40, 40), (40, 8), (LARGE, 8), (LARGE, 128), (LARGE, LARGE)])
+@pytest.mark.parametrize(
+    ("side", "count"), [(40, 40), (40, 8), (LARGE, 8), (LARGE, 128), (LARGE, LARGE)]
+)
 def test_they_hold_the_largest_energy(side: int, count: int) -> None:
     assert is_large(side, count) == (side == LARGE and count < LARGE)
     A = spectrum(side)

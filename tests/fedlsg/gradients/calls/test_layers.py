@@ -1,4 +1,6 @@
-"""Layers with a function of their call, and parameters with uses: against autograd, one example at a time."""
+"""Layers with a function of their call, and parameters with uses: against autograd, one example at
+a time.
+"""
 
 from dataclasses import replace
 
@@ -25,9 +27,13 @@ def test_every_parameter_has_the_gradients_of_autograd(case, batch):
     model, x, y = ZOO[case].build(batch)
     frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
     assert [c.name for c in frame.coordinates] == list(trainable(model))
-    before = {name: (p, p.requires_grad) for name, p in model.named_parameters(remove_duplicate=False)}
+    before = {
+        name: (p, p.requires_grad) for name, p in model.named_parameters(remove_duplicate=False)
+    }
     assert naive_error(model, loss, x, y, frame) < TOLERANCE
-    assert {n: (p, p.requires_grad) for n, p in model.named_parameters(remove_duplicate=False)} == before
+    assert {
+        n: (p, p.requires_grad) for n, p in model.named_parameters(remove_duplicate=False)
+    } == before
 
 
 @zoo
@@ -62,7 +68,9 @@ def test_float32_with_everything_before_frozen(case):
     frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
     assert naive_error(model, loss, x, y, frame) < TOLERANCE
     exact = naive(model, loss, x, y, frame)
-    got = per_example_gradients(model.float(), loss, x if ZOO[case].words else x.float(), y.float(), frame)
+    got = per_example_gradients(
+        model.float(), loss, x if ZOO[case].words else x.float(), y.float(), frame
+    )
     assert error([t.double() for t in got], exact) < 1e-4
 
 
@@ -85,9 +93,12 @@ def test_the_same_on_cuda(case):
 def test_a_gradient_of_another_example_is_caught(monkeypatch):
     """Negative controls of the oracle."""
     honest, step = rows.rms_norm, recurrent._step
-    monkeypatch.setattr(recurrent, "_step", lambda mode, a, u, state: step(mode, a * 1.0001, u, state))
+    monkeypatch.setattr(
+        recurrent, "_step", lambda mode, a, u, state: step(mode, a * 1.0001, u, state)
+    )
     mixed = replace(
-        BUILT_IN[nn.RMSNorm], gradients=lambda m, x, g: {n: v + 1e-6 * v.roll(1, 0) for n, v in honest(m, x, g).items()}
+        BUILT_IN[nn.RMSNorm],
+        gradients=lambda m, x, g: {n: v + 1e-6 * v.roll(1, 0) for n, v in honest(m, x, g).items()},
     )
     monkeypatch.setattr(registry, "BUILT_IN", {**BUILT_IN, nn.RMSNorm: mixed})
     for case in ("RMSNorm", "LSTM"):
@@ -109,28 +120,38 @@ class Own(nn.Module):
 
 REFUSED = {
     "attention with dropout": (
-        Case(lambda: Attention(dropout=0.1), (5, 3)), r"attention .*dropout.*module.dropout = 0.0",
+        Case(lambda: Attention(dropout=0.1), (5, 3)),
+        r"attention .*dropout.*module.dropout = 0.0",
     ),
     "recurrent layer with dropout": (
-        Case(lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.1), (5, 3)), r"layer \(LSTM\).*dropout=0",
+        Case(lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.1), (5, 3)),
+        r"layer \(LSTM\).*dropout=0",
     ),
-    "max_norm": (Case(lambda: nn.Embedding(9, 4, max_norm=1.0), (2,), words=True), "set max_norm=None"),
+    "max_norm": (
+        Case(lambda: nn.Embedding(9, 4, max_norm=1.0), (2,), words=True),
+        "set max_norm=None",
+    ),
     "scale by frequency": (
-        Case(lambda: nn.Embedding(9, 4, scale_grad_by_freq=True), (2,), words=True), "mixes examples; set it to False",
+        Case(lambda: nn.Embedding(9, 4, scale_grad_by_freq=True), (2,), words=True),
+        "mixes examples; set it to False",
     ),
     "statistics in eval mode": (
-        Case(lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True).eval(), (4, 5)), "track_running_stats",
+        Case(lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True).eval(), (4, 5)),
+        "track_running_stats",
     ),
     "no batch dimension": (
-        Case(lambda: Own(nn.Conv1d(3, 4, 2), lambda m, x: m(x[0]).expand(len(x), -1, -1)), (3, 5)), "batch dimension",
+        Case(lambda: Own(nn.Conv1d(3, 4, 2), lambda m, x: m(x[0]).expand(len(x), -1, -1)), (3, 5)),
+        "batch dimension",
     ),
     "a batch on another axis": (
-        Case(lambda: Own(nn.GRU(3, 2), lambda m, x: m(x)[0]), (5, 3)), r"batch of 4 on dimension 1.*\(4, 5, 3\)",
+        Case(lambda: Own(nn.GRU(3, 2), lambda m, x: m(x)[0]), (5, 3)),
+        r"batch of 4 on dimension 1.*\(4, 5, 3\)",
     ),
     "an input changed in place": (
-        Case(lambda: Own(nn.RMSNorm(4), lambda m, x: (y := x + 1, m(y), y.zero_())[1]), (4,)), "changed in place",
+        Case(lambda: Own(nn.RMSNorm(4), lambda m, x: (y := x + 1, m(y), y.zero_())[1]), (4,)),
+        "changed in place",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

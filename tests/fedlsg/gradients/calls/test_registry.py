@@ -1,4 +1,6 @@
-"""Layers that users register: right against autograd, wrong results refused by name, one registration a type."""
+"""Layers that users register: right against autograd, wrong results refused by name, one
+registration a type.
+"""
 
 import pytest
 import torch
@@ -18,14 +20,20 @@ class Bend(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.inner = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4)), nn.Linear(4, 4)
+        self.a, self.b, self.inner = (
+            nn.Parameter(torch.randn(4)),
+            nn.Parameter(torch.randn(4)),
+            nn.Linear(4, 4),
+        )
 
     def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
         y = x.square() * self.a + x * self.b
         return self.inner(y if shift is None else y + shift)
 
 
-def bend_gradients(module: Bend, inputs: tuple[Tensor, ...], output_gradient: Tensor) -> dict[str, Tensor]:
+def bend_gradients(
+    module: Bend, inputs: tuple[Tensor, ...], output_gradient: Tensor
+) -> dict[str, Tensor]:
     x, shift = inputs
     y = x.square() * module.a + x * module.b + shift
     g = output_gradient @ module.inner.weight
@@ -49,7 +57,11 @@ class Around(nn.Module):
 
 def problem() -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
-    return Around(Bend()).double(), torch.randn(5, 3, 4, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    return (
+        Around(Bend()).double(),
+        torch.randn(5, 3, 4, dtype=torch.float64),
+        torch.randn(5, dtype=torch.float64),
+    )
 
 
 @pytest.mark.parametrize("gradients", [bend_gradients, by_torch_func])
@@ -69,9 +81,12 @@ WRONG = {
         lambda found: found.update(a=found["a"].sum(0)),
         r"gradient of a of shape \(5, 4\), one row an example, got \(4,\)",
     ),
-    "another shape": (lambda found: found.update(a=found["a"][:, :2]), r"gradient of a of shape \(5, 4\)"),
+    "another shape": (
+        lambda found: found.update(a=found["a"][:, :2]),
+        r"gradient of a of shape \(5, 4\)",
+    ),
     "integers": (lambda found: found.update(a=found["a"].long()), "got .* of torch.int64"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -86,7 +101,9 @@ def test_a_wrong_result_is_refused_by_name(case):
     fedlsg.register_layer(Bend, gradients)
     model, x, y = problem()
     with pytest.raises(UnsupportedLayerError, match=rf"^layer \(Bend\): .*{message}"):
-        per_example_gradients(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False))
+        per_example_gradients(
+            model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)
+        )
 
 
 def test_a_function_that_mixes_examples_is_found_by_the_check():
@@ -114,9 +131,12 @@ def test_what_torch_func_cannot_follow_is_refused_with_the_fix(kind):
     fedlsg.register_layer(kind)
     model, x, y = nn.Sequential(kind(4, 2)), torch.randn(5, 4), torch.randn(5)
     with pytest.raises(
-        UnsupportedLayerError, match=rf"^0 \({kind.__name__}\): no per-example gradients.*register_layer"
+        UnsupportedLayerError,
+        match=rf"^0 \({kind.__name__}\): no per-example gradients.*register_layer",
     ):
-        per_example_gradients(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False))
+        per_example_gradients(
+            model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)
+        )
 
 
 class OwnNorm(nn.LayerNorm):
@@ -131,7 +151,9 @@ def test_registration():
     with pytest.raises(ValueError, match="OwnNorm is registered already"):
         fedlsg.register_layer(OwnNorm, by_torch_func)
     for built_in in (nn.Linear, nn.LSTM, nn.Embedding):
-        with pytest.raises(ValueError, match=f"{built_in.__name__} has built-in gradients; register a subclass"):
+        with pytest.raises(
+            ValueError, match=f"{built_in.__name__} has built-in gradients; register a subclass"
+        ):
             fedlsg.register_layer(built_in, by_torch_func)
     for wrong in (model, int, "OwnNorm"):
         with pytest.raises(TypeError, match=r"expected a subclass of torch.nn.Module"):

@@ -32,7 +32,9 @@ class Model(nn.Module):
 def wrong(forward: Callable[[Model, Tensor], Tensor], x: Tensor) -> float:
     model = Model(forward).double()
     y = torch.randn(len(x), dtype=torch.float64)
-    return naive_error(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False))
+    return naive_error(
+        model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)
+    )
 
 
 def numbers(batch: int, places: int = T) -> Tensor:
@@ -61,7 +63,9 @@ def test_positions_are_no_examples_where_the_survey_sees_less(forward, batch):
 @pytest.mark.parametrize("places", [1, 3, T])
 def test_a_layer_after_a_table_of_positions(places):
     ids = torch.randint(9, (4, places))
-    assert wrong(lambda m, i: m.words(i) + m.norm(m.places(torch.arange(i.shape[1]))), ids) < TOLERANCE
+    assert (
+        wrong(lambda m, i: m.words(i) + m.norm(m.places(torch.arange(i.shape[1]))), ids) < TOLERANCE
+    )
 
 
 def test_a_survey_counts_for_longer_sequences_and_other_parameters():
@@ -71,7 +75,9 @@ def test_a_survey_counts_for_longer_sequences_and_other_parameters():
     for places, trains in ((1, False), (5, False), (5, True)):
         model.words.requires_grad_(trains)
         frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
-        assert naive_error(model, squared_error, torch.randint(9, (3, places)), y, frame) < TOLERANCE
+        assert (
+            naive_error(model, squared_error, torch.randint(9, (3, places)), y, frame) < TOLERANCE
+        )
 
 
 def test_positions_that_values_choose_belong_to_no_known_example():
@@ -85,7 +91,9 @@ def test_positions_that_values_choose_belong_to_no_known_example():
         out[real] = m.layer(x[real])
         return out
 
-    with pytest.raises(UnsupportedLayerError, match=r"layer \(Linear\): expected an input whose first dimension"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"layer \(Linear\): expected an input whose first dimension"
+    ):
         wrong(without_padding, x)
 
 
@@ -105,7 +113,12 @@ def test_a_layer_whose_forward_was_replaced_is_computed_by_its_own(layer):
     layer.forward = types.MethodType(lambda self, x: type(self).forward(self, x) * 2, layer)
     model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)).double()
     x, y = torch.randn(3, 3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
-    assert naive_error(model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)) < TOLERANCE
+    assert (
+        naive_error(
+            model, squared_error, x, y, make_frame(model, rank=1, sparsity=0.0, carry=False)
+        )
+        < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Embedding(4, 4), nn.GRU(4, 4)])

@@ -22,7 +22,9 @@ CLIP = Mechanism(kind="clip-only", clip_norm=0.01)
 def dense_gradients(layer: nn.Module, x: Tensor, g: Tensor) -> Tensor:
     """(B, size) by autograd, one example after another."""
     weight = layer.get_parameter("weight")
-    rows = [torch.autograd.grad(layer(x[b : b + 1]), weight, g[b : b + 1])[0] for b in range(len(x))]
+    rows = [
+        torch.autograd.grad(layer(x[b : b + 1]), weight, g[b : b + 1])[0] for b in range(len(x))
+    ]
     return torch.stack(rows).flatten(1)
 
 
@@ -30,12 +32,16 @@ def dense_gradients(layer: nn.Module, x: Tensor, g: Tensor) -> Tensor:
 def layers(draw: st.DrawFn) -> tuple[nn.Linear | nn.Conv2d, Tensor]:
     batch, c, m = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(st.integers(1, 5))
     if draw(st.booleans()):
-        return nn.Linear(c, m), torch.randn(batch, *draw(st.lists(st.integers(1, 4), max_size=2)), c)
+        return nn.Linear(c, m), torch.randn(
+            batch, *draw(st.lists(st.integers(1, 4), max_size=2)), c
+        )
     kernel, padding = (draw(st.tuples(st.integers(1, 3), st.integers(1, 3))) for _ in range(2))
     return nn.Conv2d(c, m, kernel, padding=padding), torch.randn(batch, c, 4, 5)
 
 
-@given(made=layers(), dtype=st.sampled_from([torch.float64, torch.float32]), seed=st.integers(0, 99))
+@given(
+    made=layers(), dtype=st.sampled_from([torch.float64, torch.float32]), seed=st.integers(0, 99)
+)
 @quick
 def test_norms_and_sums_are_those_of_the_gradients(made, dtype, seed):
     torch.manual_seed(seed)
@@ -45,12 +51,16 @@ def test_norms_and_sums_are_those_of_the_gradients(made, dtype, seed):
     norms, factors = own.double().norm(dim=1), torch.rand(len(x), dtype=dtype)
     exact = dense_gradients(layer.double(), x.double(), g.double()).norm(dim=1)
     assert (block.norms() >= exact).all()
-    assert torch.allclose(block.norms(), norms, rtol=1e-5 if dtype == torch.float32 else 1e-8, atol=1e-6)
+    assert torch.allclose(
+        block.norms(), norms, rtol=1e-5 if dtype == torch.float32 else 1e-8, atol=1e-6
+    )
     layer.to(dtype)
     everyone = torch.ones(len(x), dtype=torch.bool)
     total = block.weighted_sum(factors, everyone)
     assert total.dtype == torch.float64
-    assert torch.allclose(total, (factors @ own).double(), atol=1e-4 if dtype.itemsize == 4 else 1e-12)
+    assert torch.allclose(
+        total, (factors @ own).double(), atol=1e-4 if dtype.itemsize == 4 else 1e-12
+    )
 
 
 def both(dtype: torch.dtype = torch.float64, mechanism: Mechanism = CLIP) -> tuple[Tensor, Tensor]:
@@ -74,7 +84,9 @@ def test_one_example_stays_within_the_clip_in_float32():
     model, _, x, y = make(wide, torch.float32)
     frame = make_frame(model, rank=2, sparsity=0.0, carry=False)
     for i in range(len(x)):
-        sent = clipped_sum(block_gradients(model, cross_entropy, x[i : i + 1], y[i : i + 1], frame), CLIP)
+        sent = clipped_sum(
+            block_gradients(model, cross_entropy, x[i : i + 1], y[i : i + 1], frame), CLIP
+        )
         assert 0.99 * CLIP.clip_norm < sent.double().norm() <= CLIP.clip_norm
 
 
@@ -84,7 +96,9 @@ def test_a_broken_example_adds_nothing():
     x[2] = torch.inf
     rest = [0, 1, 3, 4]
     whole = clipped_sum(block_gradients(model, cross_entropy, x, y, frame), CLIP)
-    assert torch.allclose(whole, clipped_sum(block_gradients(model, cross_entropy, x[rest], y[rest], frame), CLIP))
+    assert torch.allclose(
+        whole, clipped_sum(block_gradients(model, cross_entropy, x[rest], y[rest], frame), CLIP)
+    )
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
@@ -102,7 +116,9 @@ def test_a_lower_precision_of_products_does_not_reach_the_clip(precision):
 
 
 def test_negative_control_rounded_further_an_example_passes_the_clip(monkeypatch):
-    """What a processor with units for bfloat16 makes of the product at precision "medium": 0.8 % beyond C."""
+    """What a processor with units for bfloat16 makes of the product at precision "medium": 0.8 %
+    beyond C.
+    """
     layer, number = nn.Linear(128, 128, bias=False), 1 + 2**-8 + 2**-12  # is rounded up to 1 + 2^-7
     g = x = torch.full((1, 1, 128), number)
     block = GhostGradients(layer, g, x, g._version)
@@ -119,7 +135,9 @@ def test_negative_control_rounded_further_an_example_passes_the_clip(monkeypatch
 
 def forget_a_tap(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = ghost.sum_over_taps
-    monkeypatch.setattr(ghost, "sum_over_taps", lambda products, out, kernel: honest(products, out, (1, kernel[1])))
+    monkeypatch.setattr(
+        ghost, "sum_over_taps", lambda products, out, kernel: honest(products, out, (1, kernel[1]))
+    )
 
 
 def forget_other_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +171,9 @@ def moved_by_cancelling_positions() -> float:
     g[3, half:] *= -(1 + 1e-7)
 
     def total(rows: slice) -> Tensor:
-        return clipped_sum([GhostGradients(layer, g[rows], x[rows], g[rows]._version)], CLIP).double()
+        return clipped_sum(
+            [GhostGradients(layer, g[rows], x[rows], g[rows]._version)], CLIP
+        ).double()
 
     return float((total(slice(4)) - total(slice(3))).norm()) / CLIP.clip_norm
 
@@ -175,6 +195,8 @@ def test_negative_control_without_the_floor_or_float64_it_does(monkeypatch):
     monkeypatch.setattr(ghost, "CANCELLED", 0.0)
     assert moved_by_cancelling_positions() > 1e-2
     monkeypatch.setattr(
-        GhostGradients, "norms", lambda self: ghost.squared_norms(self.layer, self.g, self.x).clamp(min=0).sqrt()
+        GhostGradients,
+        "norms",
+        lambda self: ghost.squared_norms(self.layer, self.g, self.x).clamp(min=0).sqrt(),
     )
     assert moved_by_cancelling_positions() > 1

@@ -1,4 +1,6 @@
-"""Blocks of every supported layer, of tables and of weight-standardised convolutions against autograd."""
+"""Blocks of every supported layer, of tables and of weight-standardised convolutions against
+autograd.
+"""
 
 from dataclasses import replace
 
@@ -17,11 +19,19 @@ from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_er
 sizes = st.integers(1, 7)
 quick = settings(max_examples=60, deadline=None)
 even_same = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-masks = {"sparsity": st.sampled_from([0.0, 0.3, 0.5]), "rank": st.integers(1, 4), "flat": st.booleans()}
+masks = {
+    "sparsity": st.sampled_from([0.0, 0.3, 0.5]),
+    "rank": st.integers(1, 4),
+    "flat": st.booleans(),
+}
 
 
-def layer_error(layer: nn.Module, x: Tensor, *, rank: int, sparsity: float, flat: bool, carry: bool = True) -> float:
-    """Error of one layer's blocks. A frozen layer behind it makes the gradient differ between positions."""
+def layer_error(
+    layer: nn.Module, x: Tensor, *, rank: int, sparsity: float, flat: bool, carry: bool = True
+) -> float:
+    """Error of one layer's blocks. A frozen layer behind it makes the gradient differ between
+    positions.
+    """
     torch.manual_seed(5)
     for p in layer.parameters():
         nn.init.normal_(p)
@@ -32,9 +42,14 @@ def layer_error(layer: nn.Module, x: Tensor, *, rank: int, sparsity: float, flat
 
 
 @given(
-    m=sizes, n=sizes, batch=st.integers(1, 4), positions=st.lists(st.integers(1, 5), max_size=2),
-    bias=st.booleans(), carry=st.booleans(), **masks,
-)  # fmt: skip
+    m=sizes,
+    n=sizes,
+    batch=st.integers(1, 4),
+    positions=st.lists(st.integers(1, 5), max_size=2),
+    bias=st.booleans(),
+    carry=st.booleans(),
+    **masks,
+)
 @quick
 def test_linear(m, n, batch, positions, bias, carry, sparsity, rank, flat):
     layer, x = nn.Linear(n, m, bias=bias), torch.randn(batch, *positions, n)
@@ -42,7 +57,9 @@ def test_linear(m, n, batch, positions, bias, carry, sparsity, rank, flat):
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape"), [(nn.Linear(4, 5), (3, 4)), (nn.Conv2d(1, 9, 2), (3, 1, 5, 5))], ids=["linear", "conv"]
+    ("layer", "shape"),
+    [(nn.Linear(4, 5), (3, 4)), (nn.Conv2d(1, 9, 2), (3, 1, 5, 5))],
+    ids=["linear", "conv"],
 )
 @pytest.mark.parametrize("carry", [True, False])
 def test_a_bias_that_comes_before_its_weight(layer, shape, carry):
@@ -51,7 +68,10 @@ def test_a_bias_that_comes_before_its_weight(layer, shape, carry):
     del layer.weight
     layer.weight = weight
     assert next(iter(layer._parameters)) == "bias"
-    assert layer_error(layer, torch.randn(shape), rank=2, sparsity=0.3, flat=False, carry=carry) < TOLERANCE
+    assert (
+        layer_error(layer, torch.randn(shape), rank=2, sparsity=0.3, flat=False, carry=carry)
+        < TOLERANCE
+    )
 
 
 @st.composite
@@ -72,7 +92,9 @@ def convolutions(draw: st.DrawFn) -> tuple[nn.Conv2d, Tensor]:
         bias=draw(st.booleans()),
     )
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-    unpadded = [r if named == "valid" else max(1, r - 2 * p) for r, p in zip(reach, padding, strict=True)]
+    unpadded = [
+        r if named == "valid" else max(1, r - 2 * p) for r, p in zip(reach, padding, strict=True)
+    ]
     size = [u + draw(st.integers(0, 4)) for u in unpadded]
     x = torch.randn(draw(st.integers(1, 3)), channels, *size)
     return conv, x.contiguous(memory_format=torch.channels_last) if draw(st.booleans()) else x
@@ -87,7 +109,8 @@ def test_convolution(layer, carry, sparsity, rank, flat):
 
 @pytest.mark.parametrize("order", ["as made", "channels last", "turned"])
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((4, 7), 1), ((4, 7), 0), ((4, 3, 7), -1), ((0, 3, 7), 2), ((4, 7, 3, 2), 1)]
+    ("shape", "axis"),
+    [((4, 7), 1), ((4, 7), 0), ((4, 3, 7), -1), ((0, 3, 7), 2), ((4, 7, 3, 2), 1)],
 )
 def test_kept_units_are_the_same_whatever_lies_side_by_side(shape, axis, order):
     t = torch.randn(shape)
@@ -125,14 +148,18 @@ def test_norms_and_sums_are_those_of_the_dense_gradients(padding):
 
 
 def test_rows_that_cancel_are_rounded_before_the_norm_is_taken():
-    """The norm is that of the very numbers in the sum: equal tokens whose gradients cancel leave rounding only once."""
+    """The norm is that of the very numbers in the sum: equal tokens whose gradients cancel leave
+    rounding only once.
+    """
     gradients = rows(torch.float32)
     gradients.g[:, 1::2] = -gradients.g[:, :-1:2] * (1 + 1e-6)
     gradients.x[:] = 1
     given = RowGradients(gradients.layer, gradients.g, gradients.x, gradients.g._version)
     summed = given.weighted_sum(torch.ones(5), torch.ones(5, dtype=torch.bool))
     torch.testing.assert_close(summed, given.dense().double().sum(0).flatten(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(given.norms(), given.dense().double().flatten(1).norm(dim=1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        given.norms(), given.dense().double().flatten(1).norm(dim=1), rtol=1e-12, atol=0
+    )
 
 
 def test_an_example_that_is_not_finite_adds_nothing():
@@ -159,7 +186,10 @@ def test_a_shared_weight_is_one_gradient():
     torch.testing.assert_close(gradients.norms(), wanted)
     apart = (gradients.linear.norms().square() + gradients.table.norms().square()).sqrt()
     assert (apart / wanted - 1).abs().max() > 1e-2, "negative control"
-    factors, finite = torch.rand(5, dtype=torch.float64), torch.tensor([True, True, False, True, True])
+    factors, finite = (
+        torch.rand(5, dtype=torch.float64),
+        torch.tensor([True, True, False, True, True]),
+    )
     wanted = torch.einsum("b,bvd->vd", factors * finite, dense).flatten()
     torch.testing.assert_close(gradients.weighted_sum(factors, finite), wanted)
     torch.testing.assert_close(gradients.part(1, 3).norms(), gradients.norms()[1:3])
@@ -169,7 +199,11 @@ def test_uses_that_cancel_have_a_norm_that_bounds_the_sum():
     gradients = both(torch.float32)
     g, x = gradients.g, gradients.x
     table = replace(
-        gradients.table, g=-(g.mT @ x)[:, :7].float(), x=torch.arange(7).expand(5, 7), padding=None, version=0
+        gradients.table,
+        g=-(g.mT @ x)[:, :7].float(),
+        x=torch.arange(7).expand(5, 7),
+        padding=None,
+        version=0,
     )
     g[:, :, 7:] = 0
     found = tied(product(gradients.layer, g, x), table)
@@ -180,24 +214,40 @@ def test_uses_that_cancel_have_a_norm_that_bounds_the_sum():
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
-    """A standardised convolution under tanh, and a batch; some filters are nearly constant, or all zeros."""
+    """A standardised convolution under tanh, and a batch; some filters are nearly constant, or all
+    zeros.
+    """
     pair = st.tuples
     kernel, dilation = draw(pair(*[st.integers(1, 3)] * 2)), draw(pair(*[st.integers(1, 2)] * 2))
     stride, padding = draw(pair(*[st.integers(1, 3)] * 2)), draw(pair(*[st.integers(0, 2)] * 2))
     channels, filters = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     conv = StandardizedConv2d(
-        channels, filters, kernel, stride=stride, padding=padding, dilation=dilation, bias=draw(st.booleans())
+        channels,
+        filters,
+        kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        bias=draw(st.booleans()),
     )
     torch.manual_seed(draw(st.integers(0, 9)))
     for p in conv.parameters():
         nn.init.normal_(p)
     with torch.no_grad():
-        conv.weight[0].mul_(draw(st.sampled_from([0.0, 1e-3, 1.0, 100.0]))).add_(draw(st.sampled_from([0.0, 0.3])))
-    size = [d * (k - 1) + 1 + draw(st.integers(0, 3)) for k, d in zip(kernel, dilation, strict=True)]
-    return nn.Sequential(conv, nn.Tanh()).double(), torch.randn(draw(st.integers(1, 3)), channels, *size).double()
+        conv.weight[0].mul_(draw(st.sampled_from([0.0, 1e-3, 1.0, 100.0]))).add_(
+            draw(st.sampled_from([0.0, 0.3]))
+        )
+    size = [
+        d * (k - 1) + 1 + draw(st.integers(0, 3)) for k, d in zip(kernel, dilation, strict=True)
+    ]
+    return nn.Sequential(conv, nn.Tanh()).double(), torch.randn(
+        draw(st.integers(1, 3)), channels, *size
+    ).double()
 
 
-def gradient_error(model: nn.Module, x: Tensor, *, rank: int, sparsity: float, flat: bool, carry: bool = True) -> float:
+def gradient_error(
+    model: nn.Module, x: Tensor, *, rank: int, sparsity: float, flat: bool, carry: bool = True
+) -> float:
     targets = torch.linspace(-1, 1, len(x)).double()
     frame = make_frame(model, rank=rank, sparsity=sparsity, carry=carry, flat=flat)
     return naive_error(model, squared_error, x, targets, frame)
@@ -206,7 +256,9 @@ def gradient_error(model: nn.Module, x: Tensor, *, rank: int, sparsity: float, f
 @given(problem=problems(), carry=st.booleans(), **masks)
 @settings(max_examples=150, deadline=None)
 def test_blocks_equal_autograd(problem, carry, sparsity, rank, flat):
-    assert gradient_error(*problem, rank=rank, sparsity=sparsity, flat=flat, carry=carry) < TOLERANCE
+    assert (
+        gradient_error(*problem, rank=rank, sparsity=sparsity, flat=flat, carry=carry) < TOLERANCE
+    )
 
 
 def stack(bias: bool = True) -> tuple[nn.Module, Tensor]:

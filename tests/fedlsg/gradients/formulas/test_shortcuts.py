@@ -1,4 +1,6 @@
-"""Faster ways to the same numbers: u through the output, Eq. 3 in place, kernels in channels_last."""
+"""Faster ways to the same numbers: u through the output, Eq. 3 in place, kernels in
+channels_last.
+"""
 
 import pytest
 import torch
@@ -12,22 +14,39 @@ from fedlsg.gradients.precision import FLOAT32
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training.server import ServerOptimizer, make_optimizer, server_step
-from tests.fedlsg.support.gradient_oracle import TOLERANCE, error, make_frame, naive, naive_error, squared_error
+from tests.fedlsg.support.gradient_oracle import (
+    TOLERANCE,
+    error,
+    make_frame,
+    naive,
+    naive_error,
+    squared_error,
+)
 
 
 def test_microbatches_share_the_shortcuts_of_their_step(monkeypatch):
     """Until the weights move: then the next pass looks at them again."""
     model, x, y = wide()
     frame = make_frame(model, rank=2, sparsity=0.0)
-    apart = [per_example_gradients(model, squared_error, x[i : i + 1], y[i : i + 1], frame) for i in range(3)]
+    apart = [
+        per_example_gradients(model, squared_error, x[i : i + 1], y[i : i + 1], frame)
+        for i in range(3)
+    ]
     looked: list[int] = []
     honest = known.through_outputs
-    monkeypatch.setattr(known, "through_outputs", lambda layers: looked.append(len(layers)) or honest(layers))
+    monkeypatch.setattr(
+        known, "through_outputs", lambda layers: looked.append(len(layers)) or honest(layers)
+    )
     with known.same_weights(frame):
-        shared = [per_example_gradients(model, squared_error, x[i : i + 1], y[i : i + 1], frame) for i in range(3)]
+        shared = [
+            per_example_gradients(model, squared_error, x[i : i + 1], y[i : i + 1], frame)
+            for i in range(3)
+        ]
     assert len(looked) == 1
     assert all(
-        torch.equal(a, b) for one, other in zip(apart, shared, strict=True) for a, b in zip(one, other, strict=True)
+        torch.equal(a, b)
+        for one, other in zip(apart, shared, strict=True)
+        for a, b in zip(one, other, strict=True)
     )
     with torch.no_grad():
         model[0].weight.mul_(1.5).add_(0.1)
@@ -39,7 +58,11 @@ def wide() -> tuple[nn.Module, Tensor, Tensor]:
     """Layers whose output is narrower than their input under the kernel, with biases."""
     torch.manual_seed(2)
     model = nn.Sequential(
-        nn.Conv2d(4, 6, 3, padding=1), nn.GroupNorm(2, 6), nn.ReLU(True), nn.Flatten(), nn.Linear(96, 5)
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.GroupNorm(2, 6),
+        nn.ReLU(True),
+        nn.Flatten(),
+        nn.Linear(96, 5),
     )
     model = model.double()
     return model, torch.randn(3, 4, 4, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
@@ -47,7 +70,8 @@ def wide() -> tuple[nn.Module, Tensor, Tensor]:
 
 def through(model: nn.Module, frame) -> list[bool]:
     return [
-        layer.carried is not None and layer.carried.A is not None for layer in prepare(model, frame, FLOAT32, ()).layers
+        layer.carried is not None and layer.carried.A is not None
+        for layer in prepare(model, frame, FLOAT32, ()).layers
     ]
 
 
@@ -72,7 +96,9 @@ def test_and_not_where_the_weight_moved_or_has_too_low_a_rank(change):
 
 
 def error_under_a_long_bias() -> tuple[list[bool], float]:
-    """Of tiny weights with ordinary biases, as a zero-initialised layer has them soon after its start."""
+    """Of tiny weights with ordinary biases, as a zero-initialised layer has them soon after its
+    start.
+    """
     model, x, y = wide()
     with torch.no_grad():
         model[4].weight.mul_(1e-12)
@@ -100,8 +126,13 @@ def moves_by_eq3(model: nn.Module, *, sparsity: float = 0.0, entry: str = "move"
     else:
         server = ServerOptimizer(learning_rate=0.5, momentum=0.0)
         optimizer, scheduler = make_optimizer(parameters, server, updates=2)
-        server_step(model, optimizer, scheduler, 3 * values, frame=frame, divisor=3.0, server=server)
-    return all(torch.allclose(p, before[name] - 0.5 * wanted[name], atol=1e-12) for name, p in parameters.items())
+        server_step(
+            model, optimizer, scheduler, 3 * values, frame=frame, divisor=3.0, server=server
+        )
+    return all(
+        torch.allclose(p, before[name] - 0.5 * wanted[name], atol=1e-12)
+        for name, p in parameters.items()
+    )
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -116,7 +147,9 @@ def test_eq3_in_place_is_eq3(turned, sparsity):
 
 
 def turned_block(batch: int = 3) -> Tensor:
-    """Rows of a kernel gradient as the product leaves them: taps in front of in channels in memory."""
+    """Rows of a kernel gradient as the product leaves them: taps in front of in channels in
+    memory.
+    """
     return torch.randn(batch, 9, 2, 5, dtype=torch.float64)[:, 1:].permute(0, 2, 3, 1)
 
 

@@ -37,36 +37,61 @@ MIXERS = {
     "first": (lambda: nn.Sequential(MeanMixer(), *tokens_model()), r"^0 \(MeanMixer\)"),
     "middle": (lambda: tokens_model(MeanMixer()), r"^2 \(MeanMixer\)"),
     "last": (lambda: nn.Sequential(*tokens_model(), MeanMixer()), r"^5 \(MeanMixer\)"),
-    "softmax": (lambda: tokens_model(nn.Softmax(dim=0)), r"^2 \(Softmax\).*another output.*dimension 0"),
+    "softmax": (
+        lambda: tokens_model(nn.Softmax(dim=0)),
+        r"^2 \(Softmax\).*another output.*dimension 0",
+    ),
     "residual": (
         lambda: tokens_model(mixers.residual(nn.Linear(WIDTH, WIDTH), MeanMixer(), nn.Tanh())),
         r"^2.branch.1 \(MeanMixer\)",
     ),
-    "own attention": (lambda: tokens_model(mixers.own_attention(mixed=True)), r"^2.weights \(Softmax\)"),
+    "own attention": (
+        lambda: tokens_model(mixers.own_attention(mixed=True)),
+        r"^2.weights \(Softmax\)",
+    ),
     "sequence-first attention": (
         lambda: tokens_model(mixers.attention(batch_first=False)),
         r"^2.attention \(MultiheadAttention\)",
     ),
-    "sequence-first GRU": (lambda: tokens_model(mixers.recurrent(batch_first=False)), r"^2.gru \(GRU\)"),
+    "sequence-first GRU": (
+        lambda: tokens_model(mixers.recurrent(batch_first=False)),
+        r"^2.gru \(GRU\)",
+    ),
     "batch norm in a forward": (
         lambda: tokens_model(mixers.functional_batch_norm()),
         r"^2 \(Apply\).*input of its layer 2.second",
     ),
     "behind zero weights": (lambda: tokens_model(mixers.gated_branch()), r"^2.mixer \(Apply\)"),
     "frozen part": (
-        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH).requires_grad_(False), MeanMixer(), *tokens_model()),
+        lambda: nn.Sequential(
+            nn.Linear(WIDTH, WIDTH).requires_grad_(False), MeanMixer(), *tokens_model()
+        ),
         r"^1 \(MeanMixer\)",
     ),
     "strength 1e-3": (lambda: tokens_model(MeanMixer(1e-3)), r"^2 \(MeanMixer\)"),
     "strength 1e-6": (lambda: tokens_model(MeanMixer(1e-6)), r"^2 \(MeanMixer\)"),
-    "only in training": (lambda: tokens_model(MeanMixer(when=lambda m, x: m.training)), r"^2 \(MeanMixer\)"),
-    "only above 4 examples": (lambda: tokens_model(MeanMixer(when=lambda m, x: len(x) > 4)), "batch of 7"),
-    "only as many examples as units": (lambda: tokens_model(MeanMixer(when=lambda m, x: len(x) == WIDTH)), "of 8"),
+    "only in training": (
+        lambda: tokens_model(MeanMixer(when=lambda m, x: m.training)),
+        r"^2 \(MeanMixer\)",
+    ),
+    "only above 4 examples": (
+        lambda: tokens_model(MeanMixer(when=lambda m, x: len(x) > 4)),
+        "batch of 7",
+    ),
+    "only as many examples as units": (
+        lambda: tokens_model(MeanMixer(when=lambda m, x: len(x) == WIDTH)),
+        "of 8",
+    ),
     "only next to large values": (
-        lambda: nn.Sequential(MeanMixer(when=lambda m, x: bool(x.abs().max() > 20)), *tokens_model()),
+        lambda: nn.Sequential(
+            MeanMixer(when=lambda m, x: bool(x.abs().max() > 20)), *tokens_model()
+        ),
         r"^0 \(MeanMixer\)",
     ),
-    "next neighbour": (lambda: tokens_model(Apply(lambda x: x + 0.1 * x.roll(1, 0))), r"^2 \(Apply\)"),
+    "next neighbour": (
+        lambda: tokens_model(Apply(lambda x: x + 0.1 * x.roll(1, 0))),
+        r"^2 \(Apply\)",
+    ),
     "earlier examples": (lambda: tokens_model(Apply(lambda x: x.cumsum(0))), r"^2 \(Apply\)"),
     "order by size": (lambda: tokens_model(Apply(lambda x: x.sort(0).values)), r"^2 \(Apply\)"),
     "shuffled partners": (
@@ -74,23 +99,39 @@ MIXERS = {
         r"^2 \(Apply\)",
     ),
     "duplicates": (
-        lambda: tokens_model(Apply(lambda x: x * (x.unsqueeze(1) == x).all(-1).all(-1).sum(1).view(-1, 1, 1))),
+        lambda: tokens_model(
+            Apply(lambda x: x * (x.unsqueeze(1) == x).all(-1).all(-1).sum(1).view(-1, 1, 1))
+        ),
         r"^2 \(Apply\)",
     ),
-    "backward alone": (lambda: tokens_model(mixers.BackwardMixer()), r"^2 \(BackwardMixer\).*gradient"),
+    "backward alone": (
+        lambda: tokens_model(mixers.BackwardMixer()),
+        r"^2 \(BackwardMixer\).*gradient",
+    ),
     "backward in a branch": (
-        lambda: tokens_model(mixers.residual(nn.Linear(WIDTH, WIDTH), mixers.BackwardMixer(), nn.Tanh())),
+        lambda: tokens_model(
+            mixers.residual(nn.Linear(WIDTH, WIDTH), mixers.BackwardMixer(), nn.Tanh())
+        ),
         r"^2.branch.1 \(BackwardMixer\).*gradient",
     ),
     "buffer": (lambda: tokens_model(mixers.Memory()), r"^2 \(Memory\).*depends on earlier batches"),
-    "buffer for later": (lambda: tokens_model(mixers.UnusedMemory()), r"^2 \(UnusedMemory\).*the buffer seen"),
-    "counter": (lambda: tokens_model(mixers.Counter()), r"^2 \(Counter\).*changes the buffer count"),
+    "buffer for later": (
+        lambda: tokens_model(mixers.UnusedMemory()),
+        r"^2 \(UnusedMemory\).*the buffer seen",
+    ),
+    "counter": (
+        lambda: tokens_model(mixers.Counter()),
+        r"^2 \(Counter\).*changes the buffer count",
+    ),
     "frozen rows that are read": (
         lambda: tokens_model(mixers.FrozenTable()),
         r"^2 \(FrozenTable\).*changes the frozen parameter table",
     ),
-    "attribute": (lambda: tokens_model(mixers.HiddenMemory()), r"^2 \(HiddenMemory\).*depends on earlier batches"),
-}  # fmt: skip
+    "attribute": (
+        lambda: tokens_model(mixers.HiddenMemory()),
+        r"^2 \(HiddenMemory\).*depends on earlier batches",
+    ),
+}
 
 
 @pytest.mark.parametrize("level", ["checked", "isolated"])
@@ -112,19 +153,27 @@ HONEST = {
     "GRU": lambda: tokens_model(mixers.recurrent(batch_first=True)),
     "stochastic depth": lambda: tokens_model(mixers.stochastic_depth()),
     "frozen rows in a row": lambda: nn.Sequential(
-        Apply(lambda x: x.flatten(0, 1)), nn.Linear(WIDTH, WIDTH).requires_grad_(False),
-        Apply(lambda x: x.unflatten(0, (-1, TOKENS))), *tokens_model(),
+        Apply(lambda x: x.flatten(0, 1)),
+        nn.Linear(WIDTH, WIDTH).requires_grad_(False),
+        Apply(lambda x: x.unflatten(0, (-1, TOKENS))),
+        *tokens_model(),
     ),
     "tokens first in frozen rows": lambda: nn.Sequential(
-        Apply(lambda x: x.transpose(0, 1).flatten(0, 1)), nn.Linear(WIDTH, WIDTH).requires_grad_(False),
-        Apply(lambda x: x.unflatten(0, (TOKENS, -1)).transpose(0, 1)), *tokens_model(),
+        Apply(lambda x: x.transpose(0, 1).flatten(0, 1)),
+        nn.Linear(WIDTH, WIDTH).requires_grad_(False),
+        Apply(lambda x: x.unflatten(0, (TOKENS, -1)).transpose(0, 1)),
+        *tokens_model(),
     ),
     "table of positions": lambda: tokens_model(mixers.Cached()),
     "experts": lambda: tokens_model(mixers.experts()),
     "dropout of channels": lambda: tokens_model(nn.Dropout1d(0.5), nn.AlphaDropout(0.3)),
-    "draws of a function": lambda: tokens_model(Apply(lambda x: x * F.gumbel_softmax(torch.zeros_like(x), dim=-1))),
-    "in place": lambda: tokens_model(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.LayerNorm(WIDTH)),
-}  # fmt: skip
+    "draws of a function": lambda: tokens_model(
+        Apply(lambda x: x * F.gumbel_softmax(torch.zeros_like(x), dim=-1))
+    ),
+    "in place": lambda: tokens_model(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.LayerNorm(WIDTH)
+    ),
+}
 
 
 @pytest.mark.parametrize("level", ["checked", "isolated"])
@@ -147,7 +196,11 @@ def test_a_mixer_in_a_model_whose_shapes_depend_on_the_company_is_found(lengths)
     model = made(mixers.trimmed)
     model.words = nn.Sequential(model.words, MeanMixer(1e-6))
     with pytest.raises(UnsupportedLayerError, match=r"^words.1 \(MeanMixer\): mixes"):
-        check_model(model, cross_entropy, [({"input_ids": mask, "attention_mask": mask}, torch.randint(WIDTH, (7,)))])
+        check_model(
+            model,
+            cross_entropy,
+            [({"input_ids": mask, "attention_mask": mask}, torch.randint(WIDTH, (7,)))],
+        )
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -161,7 +214,9 @@ def test_categories_among_the_inputs_are_left_and_a_model_need_not_take_large_va
     targets = torch.randint(CLASSES, (7,))
     check_model(made(mixers.table), cross_entropy, [(x, targets)])
     with pytest.raises(UnsupportedLayerError, match=r"^1 \(MeanMixer\)"):
-        check_model(nn.Sequential(made(mixers.table), MeanMixer(1e-6)), cross_entropy, [(x, targets)])
+        check_model(
+            nn.Sequential(made(mixers.table), MeanMixer(1e-6)), cross_entropy, [(x, targets)]
+        )
 
 
 def test_a_loss_that_mixes_is_named():
@@ -205,16 +260,23 @@ def test_a_loss_in_float32_leaves_the_check_of_the_model_in_float64():
 def test_a_model_that_torch_cannot_copy_names_the_attribute():
     model = nn.Sequential(nn.Linear(WIDTH, CLASSES))
     model[0].last = model[0].weight * 2
-    with pytest.raises(UnsupportedLayerError, match=r"^0 \(Linear\): its attribute last was computed from parameters"):
+    with pytest.raises(
+        UnsupportedLayerError,
+        match=r"^0 \(Linear\): its attribute last was computed from parameters",
+    ):
         check(model)
     model, before = nn.Sequential(nn.Linear(WIDTH, CLASSES)), nn.Linear.forward
     model[0].forward = lambda x: before(model[0], x)
-    with pytest.raises(UnsupportedLayerError, match=r"^0 \(Linear\): its forward was replaced .* types.MethodType"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"^0 \(Linear\): its forward was replaced .* types.MethodType"
+    ):
         check(model)
 
 
 class Number(nn.Module):
-    """A module that gives one number for the whole batch: of a parameter, of none, or of the batch."""
+    """A module that gives one number for the whole batch: of a parameter, of none, or of the
+    batch.
+    """
 
     def __init__(self, of: str) -> None:
         super().__init__()
@@ -252,11 +314,17 @@ def test_a_number_without_dimensions_is_no_fault(of):
 def test_a_number_of_the_whole_batch_is_refused_by_its_module_only_where_it_counts():
     """Such as the loss that a transformers model returns for its labels."""
     check(made(lambda: WithNumber("batch", scaled=False)), first)
-    message = r"^number \(Number\): mixes examples: .* another output of shape \(\), one number for all examples"
+    message = (
+        r"^number \(Number\): mixes examples: .* another output of shape \(\), one number for all "
+        r"examples"
+    )
     with pytest.raises(UnsupportedLayerError, match=message):
         check(made(lambda: WithNumber("batch", scaled=True)))
     with pytest.raises(UnsupportedLayerError, match=message):
-        check(made(lambda: WithNumber("batch", scaled=False)), lambda o, t: cross_entropy(o[0] * o[1], t))
+        check(
+            made(lambda: WithNumber("batch", scaled=False)),
+            lambda o, t: cross_entropy(o[0] * o[1], t),
+        )
 
 
 IN_FLOAT32 = {

@@ -1,4 +1,6 @@
-"""The check of code that a step runs one example at a time: unlikely models pass, what mixes or remembers does not."""
+"""The check of code that a step runs one example at a time: unlikely models pass, what mixes or
+remembers does not.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -91,36 +93,57 @@ def tasks() -> nn.Module:
 
 HONEST: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
     "signs by detach": (
-        lambda: nn.Sequential(Binary(lambda w: w + (w.sign() - w).detach()), nn.Tanh(), nn.Linear(5, 3)), X,
+        lambda: nn.Sequential(
+            Binary(lambda w: w + (w.sign() - w).detach()), nn.Tanh(), nn.Linear(5, 3)
+        ),
+        X,
         cross_entropy,
     ),
     "signs by a function": (
-        lambda: nn.Sequential(Binary(Sign.apply), nn.Tanh(), nn.Linear(5, 3)), X, cross_entropy,
+        lambda: nn.Sequential(Binary(Sign.apply), nn.Tanh(), nn.Linear(5, 3)),
+        X,
+        cross_entropy,
     ),
-    "compiled": (lambda: torch.compile(nn.Sequential(nn.Linear(4, 3)), backend="eager"), X, cross_entropy),
+    "compiled": (
+        lambda: torch.compile(nn.Sequential(nn.Linear(4, 3)), backend="eager"),
+        X,
+        cross_entropy,
+    ),
     "compiled inside": (
-        lambda: nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 3)), X, cross_entropy,
+        lambda: nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 3)),
+        X,
+        cross_entropy,
     ),
     "heads": (
         lambda: Apply(heads, heads=nn.ModuleList(nn.Linear(4, 3) for _ in range(2))),
-        {"x": X, "domain": torch.arange(7) % 2}, cross_entropy,
+        {"x": X, "domain": torch.arange(7) % 2},
+        cross_entropy,
     ),
     "gradient penalty": (
-        lambda: Apply(penalised, net=nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1))), X,
+        lambda: Apply(
+            penalised, net=nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1))
+        ),
+        X,
         lambda o, y: o[:, 1] - o[:, 0],
     ),
     "packed": (
         lambda: Apply(packed, rnn=nn.LSTM(4, 6, batch_first=True), head=nn.Linear(6, 3)),
-        {"x": torch.randn(7, 5, 4), "lengths": torch.tensor([5, 1, 3, 2, 5, 4, 1])}, cross_entropy,
+        {"x": torch.randn(7, 5, 4), "lengths": torch.tensor([5, 1, 3, 2, 5, 4, 1])},
+        cross_entropy,
     ),
     "words": (
         lambda: Apply(
-            words, table=nn.Embedding(20, 6), conv=nn.Conv1d(6, 8, 3, padding=1), head=nn.Linear(8, 3)
-        ), torch.randint(20, (7, 4, 6)), cross_entropy,
+            words,
+            table=nn.Embedding(20, 6),
+            conv=nn.Conv1d(6, 8, 3, padding=1),
+            head=nn.Linear(8, 3),
+        ),
+        torch.randint(20, (7, 4, 6)),
+        cross_entropy,
     ),
     "expanded parameter": (tasks, X, of_tasks),
     "one row only": (lambda: Apply(one_shape, head=nn.Linear(4, 3)), X, cross_entropy),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -151,7 +174,7 @@ REMEMBERS = {
     "a global": in_a_global,
     "batches over 40": lambda m, h: h - h.mean(0) if len(h) > 40 else h,
     "batches over 200": lambda m, h: h - h.mean(0) if len(h) > 200 else h,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("level", ["checked", *LEVELS])
@@ -168,8 +191,12 @@ def test_what_mixes_later_or_in_large_batches_is_refused(case, level):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_batch_norm_is_refused_by_its_type(level):
-    with pytest.raises(UnsupportedLayerError, match=r"^1 \(BatchNorm1d\): mixes the examples.*GroupNorm"):
-        check_model(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), cross_entropy, [(X, Y)], level=level)
+    with pytest.raises(
+        UnsupportedLayerError, match=r"^1 \(BatchNorm1d\): mixes the examples.*GroupNorm"
+    ):
+        check_model(
+            nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), cross_entropy, [(X, Y)], level=level
+        )
 
 
 def test_rows_that_run_are_counted_over_all_families():
@@ -183,8 +210,14 @@ def test_rows_that_run_are_counted_over_all_families():
 
 
 def test_a_registered_function_with_other_gradients_is_refused():
-    """The reference is torch.autograd: a function that agrees with itself alone and in company may still be wrong."""
-    fedlsg.register_layer(Bend, lambda *given: {k: 1.1 * g for k, g in bend_gradients(*given).items()})
+    """The reference is torch.autograd: a function that agrees with itself alone and in company may
+    still be wrong.
+    """
+    fedlsg.register_layer(
+        Bend, lambda *given: {k: 1.1 * g for k, g in bend_gradients(*given).items()}
+    )
     model, x, y = problem()
-    with pytest.raises(UnsupportedLayerError, match=r"^layer.*than torch.autograd: correct the function"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"^layer.*than torch.autograd: correct the function"
+    ):
         check_model(model, squared_error, [(x, y)])

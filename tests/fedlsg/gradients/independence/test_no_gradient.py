@@ -1,4 +1,6 @@
-"""What has no gradient: a loss, which is refused before a charge, and an empty parameter, which is no fault."""
+"""What has no gradient: a loss, which is refused before a charge, and an empty parameter, which is
+no fault.
+"""
 
 import pytest
 import torch
@@ -14,8 +16,13 @@ BATCH = torch.randn(7, TOKENS, WIDTH), torch.randint(CLASSES, (7,))
 
 def test_a_loss_without_a_gradient_is_named():
     """A step would be charged for noise alone."""
-    for loss_fn in (lambda o, t: cross_entropy(o.detach(), t), lambda o, t: (o.argmax(-1) != t).to(o.dtype)):
-        with pytest.raises(UnsupportedLayerError, match=r"^the loss function: its losses have no gradient"):
+    for loss_fn in (
+        lambda o, t: cross_entropy(o.detach(), t),
+        lambda o, t: (o.argmax(-1) != t).to(o.dtype),
+    ):
+        with pytest.raises(
+            UnsupportedLayerError, match=r"^the loss function: its losses have no gradient"
+        ):
             check_model(tokens_model(), loss_fn, [BATCH])
     check_model(tokens_model(), lambda o, t: cross_entropy(o, t) * 0, [BATCH])
 

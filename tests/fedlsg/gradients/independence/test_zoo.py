@@ -1,4 +1,6 @@
-"""Models of called layers and of parameters with uses: accepted as they are, refused where they mix examples."""
+"""Models of called layers and of parameters with uses: accepted as they are, refused where they mix
+examples.
+"""
 
 import pytest
 import torch
@@ -25,7 +27,9 @@ def test_uses_of_parameters_are_accepted(case):
 
 
 class Mixed(nn.Module):
-    """A model of the zoo with a little of the neighbours' mean in its output, or in its gradient alone."""
+    """A model of the zoo with a little of the neighbours' mean in its output, or in its gradient
+    alone.
+    """
 
     def __init__(self, model: nn.Module, *, backward: bool) -> None:
         super().__init__()
@@ -38,7 +42,9 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("case", ["parameters, words, positions", "tied", "LSTM", "attention", "Conv1d"])
+@pytest.mark.parametrize(
+    "case", ["parameters, words, positions", "tied", "LSTM", "attention", "Conv1d"]
+)
 def test_what_mixes_is_refused(case, backward):
     model, x, y = ZOO[case].build(7, torch.float32)
     with pytest.raises(UnsupportedLayerError, match="mixes examples"):
@@ -49,5 +55,7 @@ def test_a_parameter_with_a_row_for_each_place_in_the_batch_is_refused():
     def by_place(m: nn.Module, x: Tensor) -> Tensor:
         return x + m.W[: len(x)].unsqueeze(1).tanh()
 
-    with pytest.raises(UnsupportedLayerError, match=r"a row for each place in the batch|fails on a batch"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"a row for each place in the batch|fails on a batch"
+    ):
         check_model(Model(by_place), squared_error, [(torch.randn(7, 3, 4), torch.randn(7))])

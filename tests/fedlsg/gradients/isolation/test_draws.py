@@ -1,4 +1,6 @@
-"""Whoever seeds random draws inside a pass is refused; dropout, checkpoints and draws from torch's generator pass."""
+"""Whoever seeds random draws inside a pass is refused; dropout, checkpoints and draws from torch's
+generator pass.
+"""
 
 import random
 from collections.abc import Callable
@@ -22,7 +24,9 @@ WORDS = "seed|generator"
 
 
 class Model(nn.Module):
-    """Two layers with something between them, which gets the module and the hidden numbers (B, 16)."""
+    """Two layers with something between them, which gets the module and the hidden numbers (B,
+    16).
+    """
 
     def __init__(self, between: Callable[["Model", Tensor], Tensor]) -> None:
         super().__init__()
@@ -78,16 +82,24 @@ SEEDED = {
     "fork_rng": by_fork,
     "default_generator.manual_seed": after(lambda m: torch.default_generator.manual_seed(0)),
     "the generator itself": after(lambda m: default_generator.manual_seed(0)),
-    "a generator": lambda m, h: h + torch.randn(h.shape, generator=m.generator.manual_seed(0)).to(h),
-    "a generator without a seed": lambda m, h: h + torch.randn(h.shape, generator=torch.Generator()).to(h),
-    "a generator that goes on": lambda m, h: h * torch.empty_like(h).bernoulli_(0.5, generator=m.generator),
+    "a generator": lambda m, h: (
+        h + torch.randn(h.shape, generator=m.generator.manual_seed(0)).to(h)
+    ),
+    "a generator without a seed": lambda m, h: (
+        h + torch.randn(h.shape, generator=torch.Generator()).to(h)
+    ),
+    "a generator that goes on": lambda m, h: (
+        h * torch.empty_like(h).bernoulli_(0.5, generator=m.generator)
+    ),
     "random.seed": after(lambda m: random.seed(0)),
     "random.seed by name": seeded_by_name,
     "np.random.seed": by_numpy,
-    "np.random.default_rng": lambda m, h: h + torch.from_numpy(np.random.default_rng(0).random(tuple(h.shape))).to(h),
+    "np.random.default_rng": lambda m, h: (
+        h + torch.from_numpy(np.random.default_rng(0).random(tuple(h.shape))).to(h)
+    ),
     "a generator of numpy": lambda m, h: h + torch.from_numpy(m.numpy.random(tuple(h.shape))).to(h),
     "random.Random": by_python,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -121,8 +133,10 @@ HONEST = {
     "a draw": lambda m, h: h + torch.rand(h.shape).to(h) + torch.randn_like(h),
     "certain": lambda m, h: h * torch.empty_like(h).bernoulli_(1.0),
     "a state of this pass": lambda m, h: h + 0 * (torch.set_rng_state(torch.get_rng_state()) or 1),
-    "checkpoint": lambda m, h: checkpoint(lambda x: F.dropout(m.last.weight.sum() * x, 0.5), h, use_reentrant=False),
-}  # fmt: skip
+    "checkpoint": lambda m, h: checkpoint(
+        lambda x: F.dropout(m.last.weight.sum() * x, 0.5), h, use_reentrant=False
+    ),
+}
 
 
 @pytest.mark.parametrize("case", HONEST)
@@ -133,7 +147,9 @@ def test_draws_that_follow_from_the_seed_of_a_step_pass(case):
 CALLS = {
     "torch.manual_seed": lambda: torch.manual_seed(0),
     "torch.seed": lambda: torch.seed(),
-    "torch.set_rng_state": lambda: torch.set_rng_state(torch.Generator().manual_seed(3).get_state()),
+    "torch.set_rng_state": lambda: torch.set_rng_state(
+        torch.Generator().manual_seed(3).get_state()
+    ),
     "default_generator": lambda: torch.default_generator.manual_seed(0),
     "imported by name": lambda: default_generator.manual_seed(0),
     "random.seed": lambda: random.seed(0),
@@ -176,5 +192,9 @@ def test_an_error_inside_puts_everything_back():
     with pytest.raises(ZeroDivisionError), own_seeds_refused():
         1 / 0  # noqa: B018
     assert functions == (
-        torch.default_generator, random.seed, random.setstate, np.random.seed, np.random.set_state,
-    )  # fmt: skip
+        torch.default_generator,
+        random.seed,
+        random.setstate,
+        np.random.seed,
+        np.random.set_state,
+    )

@@ -1,4 +1,6 @@
-"""Passes at the levels ``isolated`` and ``rows``: gradients of autograd, and no way from one example to another."""
+"""Passes at the levels ``isolated`` and ``rows``: gradients of autograd, and no way from one
+example to another.
+"""
 
 from contextlib import contextmanager
 
@@ -75,7 +77,9 @@ class Words(nn.Module):
 
 
 class Windows(nn.Module):
-    """Windows of an image flattened into the batch: a carried convolution sees four images of one example."""
+    """Windows of an image flattened into the batch: a carried convolution sees four images of one
+    example.
+    """
 
     def __init__(self):
         super().__init__()
@@ -88,7 +92,9 @@ class Windows(nn.Module):
 
 
 class Odd(nn.Module):
-    """Layers that get one example without a batch, or with several images: each in a way of its own."""
+    """Layers that get one example without a batch, or with several images: each in a way of its
+    own.
+    """
 
     def __init__(self):
         super().__init__()
@@ -204,7 +210,10 @@ def test_carried_and_masked_blocks_are_those_of_autograd(name, level):
 def test_what_torch_can_run_is_isolated(name):
     model, x, y = problem(name)
     assert level_of_own_code(model, own, x, y) == "isolated"
-    assert slowdown(model, own, x, y, "isolated", 8) is None or slowdown(model, own, x, y, "rows", 8) > 0
+    assert (
+        slowdown(model, own, x, y, "isolated", 8) is None
+        or slowdown(model, own, x, y, "rows", 8) > 0
+    )
 
 
 class Plain(nn.Module):
@@ -332,17 +341,29 @@ class ByOwnRule(Plain):
 
 
 FORMS = {
-    "a function": (ByFunction, own), "a function with a rule of its own": (ByOwnRule, own),
-    "plain": (Plain, own), "centred": (Centred, own), "large batches": (Large, own), "attribute": (Remembers, own),
-    "counter": (Counts, own), "buffer": (Buffered, own), "list": (Listed, own), "neighbours": (Shuffled, own),
-    "numpy": (Copied, own), "a loss over its mean": (Plain, per_example_loss(loss_over_its_mean)),
-    "hook": (hooked, own), "backward hook": (backward_hooked, own), "hook of a gradient": (GradientHooked, own),
-}  # fmt: skip
+    "a function": (ByFunction, own),
+    "a function with a rule of its own": (ByOwnRule, own),
+    "plain": (Plain, own),
+    "centred": (Centred, own),
+    "large batches": (Large, own),
+    "attribute": (Remembers, own),
+    "counter": (Counts, own),
+    "buffer": (Buffered, own),
+    "list": (Listed, own),
+    "neighbours": (Shuffled, own),
+    "numpy": (Copied, own),
+    "a loss over its mean": (Plain, per_example_loss(loss_over_its_mean)),
+    "hook": (hooked, own),
+    "backward hook": (backward_hooked, own),
+    "hook of a gradient": (GradientHooked, own),
+}
 
 
 def clipped_sum(make, loss, x, y, level):
     model = make()
-    made = torch.cat(per_example_gradients(model, loss, x, y, dense_frame(model), isolation=level), 1)
+    made = torch.cat(
+        per_example_gradients(model, loss, x, y, dense_frame(model), isolation=level), 1
+    )
     return (made / made.norm(dim=1, keepdim=True).clamp(min=1)).sum(0)
 
 
@@ -403,7 +424,9 @@ def test_negative_control_attributes_that_stay_are_a_way(monkeypatch):
 
 def test_negative_control_a_known_layer_that_mixes_is_seen(monkeypatch):
     real = vmapped.of_batch
-    monkeypatch.setattr(vmapped, "of_batch", lambda t, **given: real(t, **given) - real(t, **given).mean(0))
+    monkeypatch.setattr(
+        vmapped, "of_batch", lambda t, **given: real(t, **given) - real(t, **given).mean(0)
+    )
     assert moved("plain", "isolated") > 1.1
 
 
@@ -434,10 +457,14 @@ def test_a_loss_of_a_library_model_sees_the_outputs_of_one_example(loss, level):
     model, loss = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), per_example_loss(loss)
     frame = dense_frame(model)
     whole, rest = (
-        torch.cat(per_example_gradients(model, loss, x[k:], y[k:], frame, isolation=level), 1) for k in (0, 1)
+        torch.cat(per_example_gradients(model, loss, x[k:], y[k:], frame, isolation=level), 1)
+        for k in (0, 1)
     )
     assert torch.allclose(whole[1:], rest, atol=1e-6)
-    mixed = [torch.cat(per_example_gradients(model, loss, x[k:], y[k:], frame, isolation="checked"), 1) for k in (0, 1)]
+    mixed = [
+        torch.cat(per_example_gradients(model, loss, x[k:], y[k:], frame, isolation="checked"), 1)
+        for k in (0, 1)
+    ]
     assert loss.loss is by_value or not torch.allclose(mixed[0][1:], mixed[1], atol=1e-6)
 
 

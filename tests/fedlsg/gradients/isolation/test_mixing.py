@@ -1,4 +1,5 @@
-"""Models and losses that mix on values of real rows: each example has its own gradient all the same.
+"""Models and losses that mix on values of real rows: each example has its own gradient all the
+same.
 
 By construction, so no made-up values have to meet the condition on which a model mixes. The control
 is the pass over the batch: there, each of these forms gives some row the gradient of its company.
@@ -23,7 +24,9 @@ COUNT = 5
 COINS = {"a coin by torch", "a coin by python"}
 """Under one seed they mix or not; other seeds are the matter of the check."""
 UNSEEN = {"weak", "mean from 32 examples on"}
-"""Below the tolerance of float32, or in larger batches than this one: the control does not see it."""
+"""Below the tolerance of float32, or in larger batches than this one: the control does not see
+it.
+"""
 CLOSE = 1e-4
 
 
@@ -65,7 +68,9 @@ def fillings(part: Any, draw: torch.Generator) -> list[Any]:
     kinds = {name: values_of(field, draw) for name, field in fields.items()}
     filled = []
     for number in range(max(map(len, kinds.values()))):
-        rows = {name: kinds[name][number % len(kinds[name])].to(fields[name].dtype) for name in fields}
+        rows = {
+            name: kinds[name][number % len(kinds[name])].to(fields[name].dtype) for name in fields
+        }
         if "attention_mask" in rows:
             lengths = torch.arange(1, COUNT + 1).unsqueeze(1)
             mask = torch.arange(fields["attention_mask"].shape[1]) < lengths
@@ -80,7 +85,9 @@ def gradients(model: Any, loss: Any, inputs: Any, targets: Any, level: Isolation
 
 
 def alone_and_together(case: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Gradients of rows alone, of the step, and of the pass over the batch, for each kind that the case takes."""
+    """Gradients of rows alone, of the step, and of the pass over the batch, for each kind that the
+    case takes.
+    """
     draw = torch.Generator().manual_seed(3)
     torch.manual_seed(1)
     form = MIXING[case]
@@ -96,7 +103,10 @@ def alone_and_together(case: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             step = gradients(model, loss, inputs, targets, "isolated")
         except Exception:  # torch has no rule for it under vmap: a step takes the rows alone
             step = torch.cat(
-                [gradients(model, loss, *row_of(inputs, targets, row), "rows") for row in reversed(range(COUNT))]
+                [
+                    gradients(model, loss, *row_of(inputs, targets, row), "rows")
+                    for row in reversed(range(COUNT))
+                ]
             ).flip(0)
         try:
             together = gradients(model, loss, inputs, targets, "checked")

@@ -1,4 +1,6 @@
-"""The registry: a new codec is one file with a wire id of its own. One bit a value: by hand, biased as predicted."""
+"""The registry: a new codec is one file with a wire id of its own. One bit a value: by hand, biased
+as predicted.
+"""
 
 import ast
 import math
@@ -12,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import erf
 
-from fedlsg.payload import PayloadError, all_codecs, check_fits, codec_settings, find_codec, pack, unpack
+from fedlsg.payload import (
+    PayloadError,
+    all_codecs,
+    check_fits,
+    codec_settings,
+    find_codec,
+    pack,
+    unpack,
+)
 from fedlsg.payload.codecs.sign import CODEC
 from strategies import recipe
 from tests.fedlsg.support.coarse_codec import COARSE, planted
@@ -27,24 +37,47 @@ def test_a_new_file_is_a_new_codec(tmp_path):
     with planted(tmp_path):
         coarse = find_codec("coarse")
         assert list(coarse.settings) == ["coarse_step"]
-        assert coarse.with_settings({"coarse_step": 2.0, "noise_floor_step": 1.0}).summary() == {"coarse_step": 2.0}
+        assert coarse.with_settings({"coarse_step": 2.0, "noise_floor_step": 1.0}).summary() == {
+            "coarse_step": 2.0
+        }
         for mode in MODES:
             packed, expected = compact(coarse, mode)
             assert packed[5] == 100
-            assert torch.equal(unpack(packed, expected) * 4 % 1, torch.zeros_like(unpack(packed, expected)))
+            assert torch.equal(
+                unpack(packed, expected) * 4 % 1, torch.zeros_like(unpack(packed, expected))
+            )
         with pytest.raises(PayloadError, match="beyond 32767 steps"):
-            pack(torch.tensor([1e5]), torch.tensor([0]), size=1, round=1, digest=bytes(32), codec=coarse)
+            pack(
+                torch.tensor([1e5]),
+                torch.tensor([0]),
+                size=1,
+                round=1,
+                digest=bytes(32),
+                codec=coarse,
+            )
         with pytest.raises(PayloadError, match="not finite as coarse"):
-            pack(torch.tensor([torch.nan]), torch.tensor([0]), size=1, round=1, digest=bytes(32), codec=coarse)
+            pack(
+                torch.tensor([torch.nan]),
+                torch.tensor([0]),
+                size=1,
+                round=1,
+                digest=bytes(32),
+                codec=coarse,
+            )
         check_fits(coarse, recipe("dpsgd"))
-        with pytest.raises(ValueError, match=r"'coarse' does not send factors; codecs that fit: 'float32', .*'int8'"):
+        with pytest.raises(
+            ValueError,
+            match=r"'coarse' does not send factors; codecs that fit: 'float32', .*'int8'",
+        ):
             check_fits(coarse, recipe("dp-powersgd"))
     with pytest.raises(ValueError, match="got 'coarse'"):
         find_codec("coarse")
 
 
 def test_settings_of_codecs_are_declared_once(tmp_path):
-    """Two codecs may share a setting, declared alike; with another range it is refused, with both places."""
+    """Two codecs may share a setting, declared alike; with another range it is refused, with both
+    places.
+    """
     before = set(codec_settings())
     assert "noise_floor_step" in before
     other = COARSE.replace('name="coarse", wire_id=100', 'name="other", wire_id=101')
@@ -59,8 +92,14 @@ def test_settings_of_codecs_are_declared_once(tmp_path):
 @pytest.mark.parametrize(
     ("declared", "why"),
     [
-        ('name="coarse", wire_id=5', "codec '(coarse|int8)' with wire_id=5 cannot be distinguished from codec"),
-        ('name="int8", wire_id=100', "codec 'int8' with wire_id=100 cannot be distinguished from codec 'int8'"),
+        (
+            'name="coarse", wire_id=5',
+            "codec '(coarse|int8)' with wire_id=5 cannot be distinguished from codec",
+        ),
+        (
+            'name="int8", wire_id=100',
+            "codec 'int8' with wire_id=100 cannot be distinguished from codec 'int8'",
+        ),
         ('name="coarse", wire_id=0', "1 <= wire_id=0 <= 255"),
         ('name="coarse", wire_id=256', "1 <= wire_id=256 <= 255"),
     ],
@@ -100,7 +139,9 @@ def without_defaults(source: str) -> str:
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() as value) if name in DECLARED:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() as value) if (
+                name in DECLARED
+            ):
                 line = lines[value.lineno - 1]
                 lines[value.lineno - 1] = line[: value.col_offset] + line[value.end_col_offset :]
     return "\n".join(lines)
@@ -108,14 +149,19 @@ def without_defaults(source: str) -> str:
 
 def own_file(path: Path, name: str) -> bool:
     """Its own, and types of settings, which are made from declarations."""
-    return path == Path(f"fedlsg/payload/codecs/{name.replace('-', '_')}.py") or path.name == "settings_typed.py"
+    return (
+        path == Path(f"fedlsg/payload/codecs/{name.replace('-', '_')}.py")
+        or path.name == "settings_typed.py"
+    )
 
 
 def test_nobody_else_names_a_codec():
     found = [
         f"{path}: {line.strip()}"
         for top in ("fedlsg", "simulations", "strategies")
-        for path in (file.relative_to(REPOSITORY) for file in sorted((REPOSITORY / top).rglob("*.py")))
+        for path in (
+            file.relative_to(REPOSITORY) for file in sorted((REPOSITORY / top).rglob("*.py"))
+        )
         for line in without_defaults((REPOSITORY / path).read_text()).splitlines()
         for name in WIRE_IDS
         if not own_file(path, name) and says(line, name)
@@ -149,15 +195,22 @@ def test_signs_and_mean_magnitudes_arrive_and_nothing_gets_longer(counts, seed):
 
 
 def test_the_bias_under_noise_is_the_predicted_one():
-    """s erf(m / (d sqrt 2)), and 2 / pi of a small signal; s is the mean magnitude, d sqrt(2 / pi) of noise alone."""
+    """s erf(m / (d sqrt 2)), and 2 / pi of a small signal; s is the mean magnitude, d sqrt(2 / pi)
+    of noise alone.
+    """
     n, d = 400_000, 1.7
-    noise, alone = d * torch.randn(5 * n, generator=torch.Generator().manual_seed(1)), d * math.sqrt(2 / math.pi)
+    noise, alone = (
+        d * torch.randn(5 * n, generator=torch.Generator().manual_seed(1)),
+        d * math.sqrt(2 / math.pi),
+    )
     for m in (0.05, 0.3, 1.0):
         signal = torch.cat([torch.full((n,), m), torch.zeros(4 * n)])
         got = decode_sign(encode_sign(signal + noise, [len(signal)]), [len(signal)])[:n].double()
         folded = alone * math.exp(-((m / d) ** 2) / 2) + m * erf(m / (d * math.sqrt(2)))
         s = (folded + 4 * alone) / 5
-        assert float(got.mean()) == pytest.approx(s * erf(m / (d * math.sqrt(2))), abs=5 * s / math.sqrt(n))
+        assert float(got.mean()) == pytest.approx(
+            s * erf(m / (d * math.sqrt(2))), abs=5 * s / math.sqrt(n)
+        )
         assert float(got.abs()[0]) == pytest.approx(s, rel=0.01)
         if m == 0.05:
             assert float(got.mean()) == pytest.approx(2 / math.pi * m, abs=5 * s / math.sqrt(n))

@@ -28,18 +28,31 @@ from tests.simulations.support.deployed import (
 
 STEPS = 3
 BUDGET = 1.0001 * 0.2493455005
-"""What three rounds of the small run spend: a number, for the accountants take seconds when tests are collected."""
+"""What three rounds of the small run spend: a number, for the accountants take seconds when tests
+are collected.
+"""
 
 ENTRY = Entry(
-    client=0, round=1, attempt=0, steps=1, sample_rate=0.05, noise_multiplier=2.0, clip_norm=0.5, num_examples=719,
+    client=0,
+    round=1,
+    attempt=0,
+    steps=1,
+    sample_rate=0.05,
+    noise_multiplier=2.0,
+    clip_norm=0.5,
+    num_examples=719,
     mechanism="dp",
-)  # fmt: skip
+)
 
 WAYS: dict[str, dict[str, Any]] = {
     "the same server": {},
     "a new run": {"run": "run-2"},
     "another harmless setting": {"evaluate_every": 2},
-    "a new run with another harmless setting": {"run": "run-2", "round_timeout": 1000.0, "run_dir": "/other"},
+    "a new run with another harmless setting": {
+        "run": "run-2",
+        "round_timeout": 1000.0,
+        "run_dir": "/other",
+    },
     "another method": {"run": "run-2", "method": "dpsgd"},
     "another seed": {"run": "run-2", "seed": 9},
     "another number of rounds": {"run": "run-2", "rounds": 100},
@@ -60,7 +73,9 @@ def rows(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_spent_stays_spent_however_the_server_asks(way, tmp_path, rows):
-    """The attack: a budget that was spent, and then another run directory with one harmless setting changed."""
+    """The attack: a budget that was spent, and then another run directory with one harmless setting
+    changed.
+    """
     node = terms(tmp_path / "node", epsilon_max=BUDGET, data=rows)
     assert Server.start(node, tmp_path / "copy").rounds(10) == STEPS
     again = Server.start(node, tmp_path / "copy", **WAYS[way])
@@ -83,7 +98,9 @@ def test_the_same_question_is_answered_where_the_budget_is_not_spent(way, tmp_pa
 
 
 def test_a_budget_of_the_run_alone_would_be_passed(tmp_path, monkeypatch):
-    """Negative control: a client that looks at the run's own budget only goes on in every new run."""
+    """Negative control: a client that looks at the run's own budget only goes on in every new
+    run.
+    """
     monkeypatch.setattr(NodeAccount, "budgets", property(lambda self: shipped(self)[1:]))
     node = terms(tmp_path / "node", epsilon_max=BUDGET)
     for run in ("run-1", "run-2"):
@@ -119,7 +136,8 @@ def test_two_processes_on_one_ledger_spend_it_once(tmp_path):
     context.set_forkserver_preload([__name__])
     barrier, answered = context.Barrier(2), context.Queue()
     racers = [
-        context.Process(target=_race, args=(node, tmp_path / f"copy-{run}", run, barrier, answered)) for run in "ab"
+        context.Process(target=_race, args=(node, tmp_path / f"copy-{run}", run, barrier, answered))
+        for run in "ab"
     ]
     for racer in racers:
         racer.start()
@@ -131,7 +149,9 @@ def test_two_processes_on_one_ledger_spend_it_once(tmp_path):
 
 
 def charged_between_check_and_charge(path: Path, *, held: bool) -> int:
-    """Entries of a ledger with one round left, where a second process asks for it after the first one's check."""
+    """Entries of a ledger with one round left, where a second process asks for it after the first
+    one's check.
+    """
     node = NodeFolder.open(read_terms(terms(path, epsilon_max=BUDGET)))
     node.admit("form", 719, lambda key: "0" * 64)
     budget = (Budget(epsilon=BUDGET, delta=1e-5),)
@@ -148,7 +168,8 @@ def charged_between_check_and_charge(path: Path, *, held: bool) -> int:
         exceeds = shipped(*args, **kwargs)
         if second.ident is None:
             second.start()
-            # With a lock the second one cannot end before the first: waiting longer shows nothing more.
+            # With a lock the second one cannot end before the first: waiting longer shows nothing
+            # more.
             second.join(timeout=3 if held else None)
         return exceeds
 

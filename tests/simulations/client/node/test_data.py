@@ -1,4 +1,6 @@
-"""Other data than before, and a folder that was damaged: refused by name, or accepted at the epsilon that is spent."""
+"""Other data than before, and a folder that was damaged: refused by name, or accepted at the
+epsilon that is spent.
+"""
 
 import json
 import shutil
@@ -16,7 +18,15 @@ from simulations.client.node.refusals import TermsError
 from simulations.client.node.terms import read_terms
 from simulations.plan.continuity import data_digest
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
-from tests.simulations.support.deployed import Server, digits_file, entries, examples, new_process, refusal, terms
+from tests.simulations.support.deployed import (
+    Server,
+    digits_file,
+    entries,
+    examples,
+    new_process,
+    refusal,
+    terms,
+)
 from tests.simulations.support.made_texts import make_bert, sentences, write_split
 
 Change = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -38,8 +48,14 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "one pixel": (first_pixel, "has other training rows"),
     "one label": (other_label, "has other training rows"),
     "another order": (lambda x, y: (x[::-1], y[::-1]), "has other training rows"),
-    "one row removed": (lambda x, y: (x[:-1], y[:-1]), "another number of training rows than the 200"),
-    "one row added": (lambda x, y: (x[[*range(200), 0]], y[[*range(200), 0]]), "another number of training rows"),
+    "one row removed": (
+        lambda x, y: (x[:-1], y[:-1]),
+        "another number of training rows than the 200",
+    ),
+    "one row added": (
+        lambda x, y: (x[[*range(200), 0]], y[[*range(200), 0]]),
+        "another number of training rows",
+    ),
 }
 
 
@@ -51,7 +67,9 @@ def change(path: Path, how: Change) -> None:
 
 def client_in(folder: Path) -> Server:
     """The server of a client with a file of its own, all in this folder."""
-    return Server.start(terms(folder / "node", epsilon_max=BUDGET, data=str(folder / "rows.npz")), folder / "copy")
+    return Server.start(
+        terms(folder / "node", epsilon_max=BUDGET, data=str(folder / "rows.npz")), folder / "copy"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +120,9 @@ def test_accepted_data_go_on_at_the_epsilon_that_is_spent(what, spent, tmp_path)
 def test_n_k_is_fixed_within_a_run(spent, tmp_path):
     change(tmp_path / "rows.npz", CHANGES["one row removed"][0])
     again = Server.start(spent.node | {"accept-changed-data": True}, spent.copy)
-    assert "had another number of training rows earlier in the run run-1" in refusal(again.train(STEPS))
+    assert "had another number of training rows earlier in the run run-1" in refusal(
+        again.train(STEPS)
+    )
     assert len(entries(tmp_path / "node")) == STEPS - 1
 
 
@@ -130,7 +150,9 @@ def test_what_data_are_compared_with_is_missed(name, spent, tmp_path):
 def test_a_damaged_file_is_refused_by_its_name(name, spent, tmp_path):
     path = tmp_path / "node" / name
     content = bytearray(path.read_bytes())
-    path.write_bytes(content[:-1] if name == "secret.key" else bytes([content[0] ^ 1]) + bytes(content[1:]))
+    path.write_bytes(
+        content[:-1] if name == "secret.key" else bytes([content[0] ^ 1]) + bytes(content[1:])
+    )
     for reply in (spent.query(), spent.train(STEPS)):
         assert name in refusal(reply)
         assert "restore" in refusal(reply)
@@ -175,7 +197,9 @@ def test_a_ledger_that_lost_its_last_lines_is_no_new_ledger(lines, accept, spent
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
     again = Server.start(spent.node | {"accept-changed-data": accept}, tmp_path / "no-copy")
     for reply in (again.query(), again.train(STEPS)):
-        assert "not those that were charged (2 at least): restore the file from a copy" in refusal(reply)
+        assert "not those that were charged (2 at least): restore the file from a copy" in refusal(
+            reply
+        )
     path.unlink()
     assert "not those that were charged" in refusal(again.query())
 
@@ -203,8 +227,14 @@ def test_an_interrupted_beginning_is_a_beginning(tmp_path):
 
 @pytest.mark.slow
 def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch):
-    """Before, the refusals of two class counts revealed whether the largest value of a column was between them."""
-    columns = {"text": sentences(20, 1), "age": list(range(20, 40)), "sick": [row % 2 for row in range(20)]}
+    """Before, the refusals of two class counts revealed whether the largest value of a column was
+    between them.
+    """
+    columns = {
+        "text": sentences(20, 1),
+        "age": list(range(20, 40)),
+        "sick": [row % 2 for row in range(20)],
+    }
     write_split(tmp_path / "own", "train", columns)
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(conditions, "_refuse_paths", lambda settings: None)
@@ -212,7 +242,12 @@ def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch
     public = {}
     for classes in (2, 30, 50):
         names = [f"class {number}" for number in range(classes)]
-        rows = {"text": sentences(4, 2), "age": [0, 1, 0, 1], "label": [0, 1, 0, 1], "sick": [0, 1, 0, 1]}
+        rows = {
+            "text": sentences(4, 2),
+            "age": [0, 1, 0, 1],
+            "label": [0, 1, 0, 1],
+            "sick": [0, 1, 0, 1],
+        }
         public[classes] = tmp_path / f"public-{classes}"
         for split in ("train", "test"):
             write_split(public[classes] / "set", split, rows, class_names=names)
@@ -222,12 +257,27 @@ def test_a_server_learns_nothing_of_a_column_that_it_names(tmp_path, monkeypatch
     def reason_for(label: str | None, count: int, **changes: object) -> str:
         monkeypatch.setenv("FEDLSG_DATA", str(public[count]))
         new_process()
-        run = {"workload": "hf-text", "dataset": "set", "method": "bitfit", "model": bert, "max_length": 16}
+        run = {
+            "workload": "hf-text",
+            "dataset": "set",
+            "method": "bitfit",
+            "model": bert,
+            "max_length": 16,
+        }
         run |= {} if label is None else {"label_column": label}
-        reply = Server.start(terms(tmp_path / "node", **{**node, **changes}), tmp_path / "copy", **run).query()
+        reply = Server.start(
+            terms(tmp_path / "node", **{**node, **changes}), tmp_path / "copy", **run
+        ).query()
         return reply.error.reason if reply.has_error() else "accepted"
 
     assert reason_for("age", 30) == reason_for("age", 50)
-    assert "the run reads label_column='age', and this client's node config says 'sick'" in reason_for("age", 30)
-    assert reason_for("sick", 30).replace("30 classes", "") == reason_for("sick", 50).replace("50 classes", "")
-    assert "node config: own data for workload 'hf-text' need classes" in reason_for("sick", 2, classes=None)
+    assert (
+        "the run reads label_column='age', and this client's node config says 'sick'"
+        in reason_for("age", 30)
+    )
+    assert reason_for("sick", 30).replace("30 classes", "") == reason_for("sick", 50).replace(
+        "50 classes", ""
+    )
+    assert "node config: own data for workload 'hf-text' need classes" in reason_for(
+        "sick", 2, classes=None
+    )

@@ -1,4 +1,6 @@
-"""Two deployed clients with data of their own and a server, in one process: the real server over real messages."""
+"""Two deployed clients with data of their own and a server, in one process: the real server over
+real messages.
+"""
 
 import json
 import math
@@ -34,15 +36,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.05)
 
 
-def run(tmp_path: Path, name: str, nodes: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+def run(
+    tmp_path: Path, name: str, nodes: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
     """A run of two clients; returns its summary."""
     clients = []
     for client, rows in enumerate(ROWS):
         data = digits_file(tmp_path / f"rows-{client}.npz", rows)
-        node = terms(tmp_path / f"node-{client}", data=f"digits:{data}", partition_id=client, num_partitions=None)
+        node = terms(
+            tmp_path / f"node-{client}",
+            data=f"digits:{data}",
+            partition_id=client,
+            num_partitions=None,
+        )
         clients.append(node | (nodes or {}))
     given = RUN | {"clients": None, "run_dir": str(tmp_path / name)} | settings
-    config = dict(as_config(from_mapping({key: value for key, value in given.items() if value is not None})))
+    config = dict(
+        as_config(from_mapping({key: value for key, value in given.items() if value is not None}))
+    )
     (tmp_path / name).mkdir()
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     with task_identity():
@@ -61,7 +72,10 @@ def test_two_hospitals_and_a_server_agree_on_epsilon(tmp_path):
     summary = run(tmp_path, "run")
     check_copies(tmp_path, "run")
     ledgers = [Ledger(tmp_path / f"node-{client}" / "ledger.jsonl", client) for client in range(2)]
-    assert [[e.num_examples for e in ledger.entries] for ledger in ledgers] == [[300] * 3, [500] * 3]
+    assert [[e.num_examples for e in ledger.entries] for ledger in ledgers] == [
+        [300] * 3,
+        [500] * 3,
+    ]
     assert summary["epsilon_max"] == max(ledger.epsilon(1e-5).upper for ledger in ledgers)
     assert (summary["private"], summary["rounds"], summary["clients"]) == (True, 3, 2)
 
@@ -69,7 +83,11 @@ def test_two_hospitals_and_a_server_agree_on_epsilon(tmp_path):
 SETTINGS: dict[str, dict[str, Any]] = {
     "a rate for each size": {"batch_size": 20, "sample_rate": None},
     "replicas": {"downlink": "sparse", "momentum": 0.9},
-    "replicas of a client that knows no number of clients": {"downlink": "sparse", "clients_per_round": 1, "rounds": 5},
+    "replicas of a client that knows no number of clients": {
+        "downlink": "sparse",
+        "clients_per_round": 1,
+        "rounds": 5,
+    },
     "local steps": {"local_steps": 3, "local_momentum": 0.5},
     "masks of an epoch": {"method": "rs", "redraw": "epoch", "sparsity": 0.5},
     "pruning that reads the data": {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.3},
@@ -82,17 +100,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "rounds": 5,
     },
     "a coarse codec": {"codec": "noise-floor"},
-    "shuffled batches": {"sampling": "shuffle", "batch_size": 60, "sample_rate": None, "noise_multiplier": 5.0},
+    "shuffled batches": {
+        "sampling": "shuffle",
+        "batch_size": 60,
+        "sample_rate": None,
+        "noise_multiplier": 5.0,
+    },
     "an epsilon": {"noise_multiplier": None, "epsilon": 2.0},
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if turn % 2 == 0 else pytest.param(name, marks=pytest.mark.slow) for turn, name in enumerate(SETTINGS)],
+    [
+        name if turn % 2 == 0 else pytest.param(name, marks=pytest.mark.slow)
+        for turn, name in enumerate(SETTINGS)
+    ],
 )
 def test_every_round_is_answered_by_all_who_are_asked(name, tmp_path):
-    """Frames, replicas, divisors and rates are what the server expects, though no client knows the other's size."""
+    """Frames, replicas, divisors and rates are what the server expects, though no client knows the
+    other's size.
+    """
     settings = SETTINGS[name]
     nodes = {"num-partitions": 2} if name == "replicas" else {}
     summary = run(tmp_path, "run", nodes, **settings)
@@ -104,9 +132,12 @@ def test_every_round_is_answered_by_all_who_are_asked(name, tmp_path):
 
 @pytest.mark.parametrize("downlink", ["full", "sparse"])
 def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, monkeypatch):
-    """A function that a setting names never runs there: at each refresh every client is sent the carriers."""
+    """A function that a setting names never runs there: at each refresh every client is sent the
+    carriers.
+    """
     (tmp_path / "mine.py").write_text(
-        "import torch\ndef draw(count, generator): return torch.randn(count, 1, 8, 8, generator=generator)\n"
+        "import torch\ndef draw(count, generator): return torch.randn(count, 1, 8, 8, "
+        "generator=generator)\n"
     )
     found: list[bool] = []
 
@@ -115,7 +146,12 @@ def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, mo
         return found_source(spec, workload, settings)
 
     monkeypatch.setattr(simulations.plan.base, "found_source", watched)
-    settings = {"method": "probe", "probes": 20, "refresh_rounds": 2, "source": f"{tmp_path}/mine.py:draw"}
+    settings = {
+        "method": "probe",
+        "probes": 20,
+        "refresh_rounds": 2,
+        "source": f"{tmp_path}/mine.py:draw",
+    }
     summary = run(tmp_path, "run", {"num-partitions": 2}, downlink=downlink, **settings)
     rows = RunDir(tmp_path / "run").read_rounds()
     assert [row["answered"] for row in rows] == ["0 1"] * 3
@@ -131,7 +167,12 @@ SECURE = {"nodes": {"trust": "secure", "num-partitions": 2}, "trust": "secure", 
 def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
     summary = run(tmp_path, "run", record_updates=True, **SECURE)
     check_copies(tmp_path, "run")
-    assert summary["secure_sum"] == {"clients": 2, "min_survivors": 2, "colluders": 1, "contributors": 1}
+    assert summary["secure_sum"] == {
+        "clients": 2,
+        "min_survivors": 2,
+        "colluders": 1,
+        "contributors": 1,
+    }
     assert (summary["private"], summary["rounds"], summary["empty_rounds"]) == (True, 3, 0)
     entries = Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries
     assert [entry.attempt for entry in entries] == [0, 0, 0]
@@ -143,12 +184,18 @@ def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
     assert found["outside"] == pytest.approx(
         epsilon(sample_rate=0.05, noise_multiplier=sigma, steps=3, delta=1e-5).upper
     )
-    assert {path.name for path in (tmp_path / "run" / "updates" / "round-000001").glob("*.npy")} >= {"sum.npy"}
+    assert {
+        path.name for path in (tmp_path / "run" / "updates" / "round-000001").glob("*.npy")
+    } >= {"sum.npy"}
 
 
 def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)  # a node may change its mind for so long
-    with pytest.raises(RuntimeError, match="trust=secure: alone, this client's payload would carry too little noise"):
+    # a node may change its mind for so long
+    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    with pytest.raises(
+        RuntimeError,
+        match="trust=secure: alone, this client's payload would carry too little noise",
+    ):
         run(tmp_path, "run", trust="secure", clients=2)
 
 
@@ -161,9 +208,16 @@ def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, mo
 
 
 CLIENT_LEVEL: dict[str, Any] = {
-    "unit": "client", "trust": "secure", "clients": 2, "colluders": 1, "min_survivors": 2, "batch_size": 20,
-    "sample_rate": None, "local_steps": 3, "noise_multiplier": 4.0,
-}  # fmt: skip
+    "unit": "client",
+    "trust": "secure",
+    "clients": 2,
+    "colluders": 1,
+    "min_survivors": 2,
+    "batch_size": 20,
+    "sample_rate": None,
+    "local_steps": 3,
+    "noise_multiplier": 4.0,
+}
 NODE = {"unit": "client", "trust": "secure", "num-partitions": 2}
 
 
@@ -174,7 +228,9 @@ NODE = {"unit": "client", "trust": "secure", "num-partitions": 2}
         (NODE, {"trust": "client"}, "protect one client"),
     ],
 )
-def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(nodes, settings, why, tmp_path, monkeypatch):
+def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(
+    nodes, settings, why, tmp_path, monkeypatch
+):
     monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
     with pytest.raises(RuntimeError, match=why):
         run(tmp_path, "run", nodes, **settings)
@@ -182,8 +238,12 @@ def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(nodes, settings, wh
 
 
 def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
-    """It checks this itself: a server that does not would let rounding move sums further than the noise's margin."""
+    """It checks this itself: a server that does not would let rounding move sums further than the
+    noise's margin.
+    """
     monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
     monkeypatch.setattr(simulations.client.node.conditions, "MOST_EXAMPLES", 400)
-    with pytest.raises(RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"):
+    with pytest.raises(
+        RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"
+    ):
         run(tmp_path, "run", **SECURE)

@@ -65,9 +65,11 @@ class Far(nn.Module):
 
 
 FAULTS: dict[str, dict[str, Any]] = {
-    "transform": {"transform": quoting_transform}, "model": {"model": Quoting},
-    "loss": {"model": Far, "loss": quoting_loss}, "label": {},
-}  # fmt: skip
+    "transform": {"transform": quoting_transform},
+    "model": {"model": Quoting},
+    "loss": {"model": Far, "loss": quoting_loss},
+    "label": {},
+}
 
 
 def node(folder: Path, fault: str) -> dict[str, Any]:
@@ -76,7 +78,10 @@ def node(folder: Path, fault: str) -> dict[str, Any]:
     x[7, 2], labels = np.float32(PLANTED), y.astype(object)
     if fault == "label":
         labels[7] = PLANTED
-    lines = [",".join([*map(str, row), str(label)]) for row, label in zip(x.tolist(), labels.tolist(), strict=True)]
+    lines = [
+        ",".join([*map(str, row), str(label)])
+        for row, label in zip(x.tolist(), labels.tolist(), strict=True)
+    ]
     (folder / "own.csv").write_text("\n".join(["a,b,c,d,e,f,label", *lines]) + "\n")
     return terms(folder / "ledger", data=f"planted:{folder / 'own.csv'}")
 
@@ -90,20 +95,30 @@ def test_no_value_of_a_row_leaves_with_an_error(fault, tmp_path, caplog):
     app = fedlsg.flower.client_app(planted)
     new_process()
     settings = {
-        "workload": "planted", "method": "lsg", "rank": 1, "clients": 2, "rounds": 3, "sample-rate": 0.05,
-        "noise-multiplier": 2.0, "delta": 1e-5, OWN_CODE: code_digest("planted", "lsg"),
-    }  # fmt: skip
+        "workload": "planted",
+        "method": "lsg",
+        "rank": 1,
+        "clients": 2,
+        "rounds": 3,
+        "sample-rate": 0.05,
+        "noise-multiplier": 2.0,
+        "delta": 1e-5,
+        OWN_CODE: code_digest("planted", "lsg"),
+    }
     answered = reply(app, settings, **node(tmp_path, fault))
     assert "31337" not in str(answered)
     assert answered.has_error() or fault == "model", "what runs on no row yet cannot fail"
     if answered.has_error():
         assert answered.error.reason == str(OwnDataError())
-        assert fault == "label" or "31337" in caplog.text, "its own log has the row: the error was there"
+        assert fault == "label" or "31337" in caplog.text, (
+            "its own log has the row: the error was there"
+        )
 
 
 WRONG: dict[str, Any] = {
-    "a number": ((5, 3), "nan in row 5, column 3"), "a label": ((17, None), "the target of train row 17, 5"),
-}  # fmt: skip
+    "a number": ((5, 3), "nan in row 5, column 3"),
+    "a label": ((17, None), "the target of train row 17, 5"),
+}
 
 
 def base_with(changes: tuple[int, int | None] | None) -> Any:

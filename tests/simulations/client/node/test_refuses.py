@@ -1,4 +1,6 @@
-"""Announced terms that are weaker than the client's own: refused by name in the query already, and in a round again."""
+"""Announced terms that are weaker than the client's own: refused by name in the query already, and
+in a round again.
+"""
 
 from typing import Any
 
@@ -7,41 +9,88 @@ import pytest
 from simulations.client.node.refusals import TermsError
 from simulations.client.node.terms import read_terms
 from strategies.federation.proofs import Held
-from tests.simulations.support.deployed import Server, digits_file, entries, examples, payload, refusal, terms
+from tests.simulations.support.deployed import (
+    Server,
+    digits_file,
+    entries,
+    examples,
+    payload,
+    refusal,
+    terms,
+)
 
 WEAKER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "reproducible": ({"reproducible": True}, {}, "reproducible=true"),
     "no mechanism": ({"mechanism": "none", "noise_multiplier": None}, {}, "mechanism='none'"),
-    "a method without": ({"method": "sgd", "noise_multiplier": None}, {}, r"mechanism='none' \(method 'sgd'\)"),
-    "clip alone": ({"mechanism": "clip-only", "noise_multiplier": None}, {}, "mechanism='clip-only'"),
+    "a method without": (
+        {"method": "sgd", "noise_multiplier": None},
+        {},
+        r"mechanism='none' \(method 'sgd'\)",
+    ),
+    "clip alone": (
+        {"mechanism": "clip-only", "noise_multiplier": None},
+        {},
+        "mechanism='clip-only'",
+    ),
     "noise alone": ({"mechanism": "noise-only"}, {}, "mechanism='noise-only'"),
     "a share of the noise": ({"trust": "aggregate"}, {}, "trust=aggregate"),
     "a share among many": (
         {"trust": "aggregate", "clients": 1000, "clients_per_round": 1000, "min_survivors": 1000},
-        {"trust": "aggregate"}, "trust=aggregate with clients=1000: .* num-partitions=2",
+        {"trust": "aggregate"},
+        "trust=aggregate with clients=1000: .* num-partitions=2",
     ),
     "a share among nobody knows how many": (
-        {"trust": "aggregate"}, {"trust": "aggregate", "num_partitions": None}, "trust=aggregate with clients=2",
+        {"trust": "aggregate"},
+        {"trust": "aggregate", "num_partitions": None},
+        "trust=aggregate with clients=2",
     ),
     "a sum that nobody in it reads": (
-        {"trust": "secure", "colluders": 0}, {"trust": "secure"}, "colluders=0: .* each of them knows its own",
+        {"trust": "secure", "colluders": 0},
+        {"trust": "secure"},
+        "colluders=0: .* each of them knows its own",
     ),
     "terms without a reader": (
-        {"trust": "secure"}, {"trust": "secure", "colluders": 0}, "colluders=0 counts the noise of every other client",
+        {"trust": "secure"},
+        {"trust": "secure", "colluders": 0},
+        "colluders=0 counts the noise of every other client",
     ),
-    "a larger delta": ({"delta": 2e-5}, {}, "delta=2e-05 is weaker than this client's delta-max=1e-05"),
+    "a larger delta": (
+        {"delta": 2e-5},
+        {},
+        "delta=2e-05 is weaker than this client's delta-max=1e-05",
+    ),
     "the preset's delta": ({"delta": None}, {"delta_max": 1e-6}, "delta=1e-05 is weaker"),
-    "a larger epsilon": ({"epsilon": 3.5}, {}, "epsilon=3.5 is more than this client's epsilon-max=3"),
-    "the preset's epsilon": ({"noise_multiplier": None}, {}, "epsilon=8 is more than this client's epsilon-max=3"),
-    "delta above 1/N": ({"delta": 1e-5}, {"delta_max": 0.01}, r"delta-max=0.01 is not below 1/N_k = 0.00139"),
-    "no such client": ({"clients": 2}, {"partition_id": 2, "num_partitions": 3}, "clients=2, .* partition-id=2"),
-    "clients nowhere": ({"clients": None}, {"num_partitions": None}, "num-partitions in the node config"),
+    "a larger epsilon": (
+        {"epsilon": 3.5},
+        {},
+        "epsilon=3.5 is more than this client's epsilon-max=3",
+    ),
+    "the preset's epsilon": (
+        {"noise_multiplier": None},
+        {},
+        "epsilon=8 is more than this client's epsilon-max=3",
+    ),
+    "delta above 1/N": (
+        {"delta": 1e-5},
+        {"delta_max": 0.01},
+        r"delta-max=0.01 is not below 1/N_k = 0.00139",
+    ),
+    "no such client": (
+        {"clients": 2},
+        {"partition_id": 2, "num_partitions": 3},
+        "clients=2, .* partition-id=2",
+    ),
+    "clients nowhere": (
+        {"clients": None},
+        {"num_partitions": None},
+        "num-partitions in the node config",
+    ),
     "no ledger": ({}, {"ledger_dir": None}, "needs ledger-dir, the folder of its privacy ledger"),
     "no epsilon": ({}, {"epsilon_max": None}, "needs epsilon-max"),
     "no delta": ({}, {"delta_max": None}, "needs delta-max"),
     "no number": ({}, {"partition_id": None}, "needs partition-id"),
     "misspelt": ({}, {"acept_changed_data": True}, "did you mean 'accept-changed-data'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("weaker", WEAKER)
@@ -61,7 +110,9 @@ def test_weaker_terms_are_refused_by_name_and_nothing_is_spent(weaker, tmp_path)
 
 
 def test_a_client_may_accept_a_share_of_the_noise(tmp_path):
-    server = Server.start(terms(tmp_path / "node", trust="aggregate"), tmp_path / "copy", trust="aggregate")
+    server = Server.start(
+        terms(tmp_path / "node", trust="aggregate"), tmp_path / "copy", trust="aggregate"
+    )
     assert examples(server.query()) == 719
     payload(server.train(1))
 
@@ -72,10 +123,14 @@ def test_a_server_without_a_name_for_its_run_is_refused_before_anything_is_spent
     assert entries(tmp_path / "node") == ()
 
 
-@pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "../../etc", "a\\b", "a b", "ä", "x" * 65])
+@pytest.mark.parametrize(
+    "name", ["", "..", ".hidden", "a/b", "../../etc", "a\\b", "a b", "ä", "x" * 65]
+)
 def test_the_name_of_a_run_is_no_path(name, tmp_path):
     server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
-    assert "[1006] the server names its run" in refusal(server.train(1, held=Held(run=name, head="0" * 64)))
+    assert "[1006] the server names its run" in refusal(
+        server.train(1, held=Held(run=name, head="0" * 64))
+    )
     assert entries(tmp_path / "node") == ()
     assert not (tmp_path / "node" / "runs").exists()
 
@@ -91,17 +146,30 @@ def test_a_server_that_holds_what_the_ledger_lacks_is_refused_before_anything_is
 @pytest.mark.parametrize(
     ("data", "settings", "text"),
     [
-        ("cifar10:{}", {}, "[1006] the run trains on workload 'digits', and this client's data are for 'cifar10'"),
+        (
+            "cifar10:{}",
+            {},
+            "[1006] the run trains on workload 'digits', and this client's data are for 'cifar10'",
+        ),
         (
             "rows.npz",
             {},
-            "[1006] node config: expected data='rows.npz' as WORKLOAD:PATH, where WORKLOAD is one of digits",
+            "[1006] node config: expected data='rows.npz' as WORKLOAD:PATH, where WORKLOAD is one "
+            "of digits",
         ),
-        ("digits:rows.npz", {}, "[1006] node config: expected data='rows.npz' to be an absolute path"),
+        (
+            "digits:rows.npz",
+            {},
+            "[1006] node config: expected data='rows.npz' to be an absolute path",
+        ),
         ("digits:{}", {"model": "/etc/passwd"}, "[1006] model='/etc/passwd' is a path"),
         ("{}", {"train-rows": 100}, "[1006] train_rows chooses among training rows"),
         ("{}", {"holdout": 0.1}, "[1006] holdout chooses among training rows"),
-        ("{}", {"public-rows": "data:/etc/passwd"}, "public_rows replaces the training rows of a simulation"),
+        (
+            "{}",
+            {"public-rows": "data:/etc/passwd"},
+            "public_rows replaces the training rows of a simulation",
+        ),
     ],
 )
 def test_what_does_not_fit_the_clients_data_is_refused_by_name(data, settings, text, tmp_path):
@@ -118,15 +186,35 @@ LEAST = {"partition-id": 1, "ledger-dir": "/srv/ledger", "epsilon-max": 3, "delt
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("partition-id", -1), ("partition-id", 1.0), ("partition-id", True), ("partition-id", "1"),
-        ("num-partitions", 0), ("num-partitions", 1), ("ledger-dir", "ledger"), ("ledger-dir", ""), ("ledger-dir", 3),
-        ("epsilon-max", 0), ("epsilon-max", -1), ("epsilon-max", float("inf")), ("epsilon-max", float("nan")),
-        ("epsilon-max", "3"), ("epsilon-max", True), ("delta-max", 0.0), ("delta-max", 1.0), ("delta-max", "1e-5"),
-        ("trust", "server"), ("colluders", -1), ("colluders", 0), ("colluders", True), ("trust", True),
-        ("accept-changed-data", "yes"), ("accept-changed-data", 1),
-        ("data", ""), ("data", 5),
+        ("partition-id", -1),
+        ("partition-id", 1.0),
+        ("partition-id", True),
+        ("partition-id", "1"),
+        ("num-partitions", 0),
+        ("num-partitions", 1),
+        ("ledger-dir", "ledger"),
+        ("ledger-dir", ""),
+        ("ledger-dir", 3),
+        ("epsilon-max", 0),
+        ("epsilon-max", -1),
+        ("epsilon-max", float("inf")),
+        ("epsilon-max", float("nan")),
+        ("epsilon-max", "3"),
+        ("epsilon-max", True),
+        ("delta-max", 0.0),
+        ("delta-max", 1.0),
+        ("delta-max", "1e-5"),
+        ("trust", "server"),
+        ("colluders", -1),
+        ("colluders", 0),
+        ("colluders", True),
+        ("trust", True),
+        ("accept-changed-data", "yes"),
+        ("accept-changed-data", 1),
+        ("data", ""),
+        ("data", 5),
     ],
-)  # fmt: skip
+)
 def test_a_value_out_of_range_is_refused_by_its_key(key, value):
     with pytest.raises(TermsError, match=key):
         read_terms(LEAST | {key: value})
@@ -135,11 +223,17 @@ def test_a_value_out_of_range_is_refused_by_its_key(key, value):
 @pytest.mark.parametrize(
     ("key", "meant"),
     [
-        ("ledger_dir", "ledger-dir"), ("ledgerdir", "ledger-dir"), ("epsilon", "epsilon-max"),
-        ("Epsilon-Max", "epsilon-max"), ("delta-mx", "delta-max"), ("dta", "data"), ("trsut", "trust"),
-        ("accept-changed-dat", "accept-changed-data"), ("partition_id", "partition-id"),
+        ("ledger_dir", "ledger-dir"),
+        ("ledgerdir", "ledger-dir"),
+        ("epsilon", "epsilon-max"),
+        ("Epsilon-Max", "epsilon-max"),
+        ("delta-mx", "delta-max"),
+        ("dta", "data"),
+        ("trsut", "trust"),
+        ("accept-changed-dat", "accept-changed-data"),
+        ("partition_id", "partition-id"),
     ],
-)  # fmt: skip
+)
 def test_a_misspelt_key_is_named_with_the_one_that_was_meant(key, meant):
     with pytest.raises(TermsError, match=f"unknown key '{key}'; did you mean '{meant}'"):
         read_terms(LEAST | {key: 1})
@@ -167,7 +261,10 @@ def test_a_weaker_level_than_the_client_s_rule_is_refused_and_nothing_is_spent(o
     for config in ({}, {"isolation": "checked"}):  # the server's word is not this client's
         server.config |= config
         reply = server.train(1, isolation="checked")
-        assert "isolation=checked: the server runs the model so, and here it is isolated" in refusal(reply)
+        assert (
+            "isolation=checked: the server runs the model so, and here it is isolated"
+            in refusal(reply)
+        )
         assert reply.error.code == 1006
     assert levels(tmp_path) == []
 
@@ -192,5 +289,7 @@ def test_a_node_config_may_accept_a_weaker_level_and_then_takes_no_other(own_cod
     assert "isolation=rows: the server runs the model so, and here it is checked" in refusal(
         server.train(2, isolation="rows")
     )
-    with pytest.raises(TermsError, match="expected isolation='loose' among auto, isolated, rows, checked"):
+    with pytest.raises(
+        TermsError, match="expected isolation='loose' among auto, isolated, rows, checked"
+    ):
         read_terms({**LEAST, "isolation": "loose"})

@@ -49,7 +49,9 @@ def fail(error: BaseException) -> Callable[..., Any]:
 
 @pytest.fixture
 def unrehearsed(monkeypatch):
-    """The round on public rows, which comes before the charge, would find what these tests plant."""
+    """The round on public rows, which comes before the charge, would find what these tests
+    plant.
+    """
     monkeypatch.setattr(simulations.client.deployed, "rehearse", lambda base, terms: None)
 
 
@@ -63,12 +65,18 @@ PLACES = {
 @pytest.mark.parametrize(
     ("failure", "place"),
     [
-        pytest.param(failure, place, marks=[] if failure == "memory" or place == "the clip" else pytest.mark.slow)
+        pytest.param(
+            failure,
+            place,
+            marks=[] if failure == "memory" or place == "the clip" else pytest.mark.slow,
+        )
         for failure, place in product(FAILURES, PLACES)
     ],
 )
 @pytest.mark.usefixtures("unrehearsed")
-def test_whatever_fails_near_private_data_leaves_one_text(failure, place, tmp_path, monkeypatch, caplog):
+def test_whatever_fails_near_private_data_leaves_one_text(
+    failure, place, tmp_path, monkeypatch, caplog
+):
     server = Server.start(terms(tmp_path / "node"), tmp_path / "copy")
     assert examples(server.query()) == 719
     monkeypatch.setattr(*PLACES[place], fail(FAILURES[failure]))
@@ -89,7 +97,9 @@ def test_a_client_whose_training_fails_after_the_charge_stays_charged(place, tmp
     assert [(e.round, e.attempt) for e in entries(tmp_path / "node")] == [(1, 0), (1, 1)]
     payload(server.train(1))
     assert [(e.round, e.attempt) for e in entries(tmp_path / "node")] == [(1, 0), (1, 1), (1, 2)]
-    assert (tmp_path / "copy").read_bytes() == (tmp_path / "node/ledger.jsonl").read_bytes(), "the server hears of all"
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "node/ledger.jsonl").read_bytes(), (
+        "the server hears of all"
+    )
 
 
 def test_a_simulated_client_stays_charged_too_and_its_user_finds_out_why(tmp_path, monkeypatch):
@@ -147,4 +157,6 @@ def test_the_secret_is_in_no_reply(tmp_path):
         sent = pickle.dumps(over_the_wire(reply)) + str(reply).encode()
         for secret in (key, key.hex().encode(), digest.encode(), bytes.fromhex(digest)):
             assert secret not in sent
-    assert (tmp_path / "node" / "ledger.jsonl").read_bytes().splitlines()[-1] in pickle.dumps(replies[1]), "control"
+    assert (tmp_path / "node" / "ledger.jsonl").read_bytes().splitlines()[-1] in pickle.dumps(
+        replies[1]
+    ), "control"

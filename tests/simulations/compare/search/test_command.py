@@ -1,4 +1,6 @@
-"""A search with made-up trials: its order, files, cost, resumption and refusals. Then one with real trials."""
+"""A search with made-up trials: its order, files, cost, resumption and refusals. Then one with real
+trials.
+"""
 
 import csv
 import json
@@ -26,19 +28,33 @@ SPACE = "learning_rate=log:0.25..4; rank=int:2..16"
 
 
 @pytest.fixture
-def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, list[str]]]:
-    """Run a search with made-up trials: (exit status, what is printed, what the workers were asked)."""
+def search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, list[str]]]:
+    """Run a search with made-up trials: (exit status, what is printed, what the workers were
+    asked).
+    """
 
-    def run(outcomes: Callable[[CellJob], Outcome | None] = finish, **options: Any) -> tuple[int, str, list[str]]:
+    def run(
+        outcomes: Callable[[CellJob], Outcome | None] = finish, **options: Any
+    ) -> tuple[int, str, list[str]]:
         new_worker, log = fake(outcomes)
         monkeypatch.setattr(trials, "Worker", new_worker)
         if not options.pop("draw", False):  # figures take seconds
             monkeypatch.setattr(output, "write", output.write_tables)
         settings = TINY | options.pop("settings", {})
         methods = {name: {} for name in options.pop("methods", ("dpsgd", "lsg"))}
-        grid = from_toml({"workload": "digits", "settings": settings, "methods": methods} | options.pop("grid", {}))
+        grid = from_toml(
+            {"workload": "digits", "settings": settings, "methods": methods}
+            | options.pop("grid", {})
+        )
         budget = options.pop("budget_minutes", None)
-        given = {"search": SPACE, "trials": 3, "on": "held-out", "out": str(tmp_path / "search")} | options
+        given = {
+            "search": SPACE,
+            "trials": 3,
+            "on": "held-out",
+            "out": str(tmp_path / "search"),
+        } | options
         text = StringIO()
         try:
             job = make_job(grid, [given.pop("search")], **given)
@@ -53,30 +69,39 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
 
 
 def trials_of(folder: Path) -> dict[str, dict[str, str]]:
-    return {row["name"]: row for row in csv.DictReader((folder / "trials.csv").read_text().splitlines())}
+    return {
+        row["name"]: row for row in csv.DictReader((folder / "trials.csv").read_text().splitlines())
+    }
 
 
 def test_methods_take_turns_and_the_best_of_each_is_kept(search, tmp_path):
     status, printed, asked = search(draw=True)
     assert status == 0
-    assert asked == [f"start {name}-trial{number:03d}" for number in range(3) for name in ("dpsgd", "lsg")]
+    assert asked == [
+        f"start {name}-trial{number:03d}" for number in range(3) for name in ("dpsgd", "lsg")
+    ]
     assert "rank: no setting of dpsgd, left out there" in printed
     found = json.loads((tmp_path / "search" / "search.json").read_text())
     rows = trials_of(tmp_path / "search")
     for label in ("dpsgd", "lsg"):
         own = found["methods"][label]
-        best = max((row for row in rows.values() if row["label"] == label), key=lambda row: float(row["accuracy"]))
+        best = max(
+            (row for row in rows.values() if row["label"] == label),
+            key=lambda row: float(row["accuracy"]),
+        )
         assert own["best_trial"] == int(best["trial"])
         assert own["accuracy"] == pytest.approx(accuracy_of(own["best"]))
         assert best["best"] == "True"
     preset = {"dpsgd": 0.4, "lsg": 0.8}
-    assert {n: float(rows[f"{n}-trial000"]["learning_rate"]) for n in preset} == preset  # the first trial: the preset's
+    # the first trial: the preset's
+    assert {n: float(rows[f"{n}-trial000"]["learning_rate"]) for n in preset} == preset
     assert {row["seed"] for row in rows.values()} == {str(FIRST_SEED)}  # no comparison has it
     grid = from_toml(tomllib.loads((tmp_path / "search" / "best.toml").read_text()))
     assert {entry.label: dict(entry.settings) for entry in grid.entries} == {
         label: own["best"] for label, own in found["methods"].items()
     }
-    assert "holdout" not in grid.settings  # the runs that follow train on all rows, and are measured on the test split
+    # the runs that follow train on all rows, and are measured on the test split
+    assert "holdout" not in grid.settings
     assert search.best == grid
     page = (tmp_path / "search" / "report.html").read_text()
     assert "What choosing costs in privacy" in page
@@ -85,7 +110,9 @@ def test_methods_take_turns_and_the_best_of_each_is_kept(search, tmp_path):
 
 
 def test_trials_never_see_the_test_split(search):
-    """They are measured on held-out or public rows; asked for the test split, the command refuses."""
+    """They are measured on held-out or public rows; asked for the test split, the command
+    refuses.
+    """
     seen: list[dict[str, Any]] = []
 
     def look(job: CellJob) -> Outcome:
@@ -106,7 +133,11 @@ def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(se
     cost = f"the epsilon of choosing is {epsilon_words(spent)} at delta 1e-05"
     sentence = f"Choosing among 6 trials by held-out private rows: {cost}"
     note = tomllib.loads((tmp_path / "search" / "best.toml").read_text())["notes"][0]
-    for text in (printed, json.loads((tmp_path / "search" / "search.json").read_text())["privacy"][0], note):
+    for text in (
+        printed,
+        json.loads((tmp_path / "search" / "search.json").read_text())["privacy"][0],
+        note,
+    ):
         assert sentence in text
     assert "the epsilon of choosing is inf for them" in note
     assert printed.index("CHOOSING COSTS PRIVACY") < printed.index("[1/6]")
@@ -116,23 +147,51 @@ def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(se
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"on": None}, r"say with --on which rows the trials use: data:NAME or data:PATH .*held-out .*costs privacy"),
+        (
+            {"on": None},
+            r"say with --on which rows the trials use: data:NAME or data:PATH .*held-out .*costs "
+            r"privacy",
+        ),
         ({"on": "data:digits"}, "public_rows=data:digits is refused: it is the run's own workload"),
-        ({"on": "data:nowhere.npz"}, "there is no file .*nowhere.npz, and no workload of that name"),
-        ({"grid": {"vary": {"momentum": [0, 0.9]}}}, "--vary is an axis of a grid, .*: give its values to --search"),
-        ({"search": "rank=int:2..4000"}, "1 of 4 cells cannot run, .*: lsg-rank4000: rank=4000 carries no layer"),
+        (
+            {"on": "data:nowhere.npz"},
+            "there is no file .*nowhere.npz, and no workload of that name",
+        ),
+        (
+            {"grid": {"vary": {"momentum": [0, 0.9]}}},
+            "--vary is an axis of a grid, .*: give its values to --search",
+        ),
+        (
+            {"search": "rank=int:2..4000"},
+            "1 of 4 cells cannot run, .*: lsg-rank4000: rank=4000 carries no layer",
+        ),
         ({"sampler": "best"}, "unknown sampler 'best', expected one of tpe, random, grid"),
-        ({"sampler": "grid", "trials": None}, "--sampler grid tries lists, got the range learning_rate=0.25 to 4"),
+        (
+            {"sampler": "grid", "trials": None},
+            "--sampler grid tries lists, got the range learning_rate=0.25 to 4",
+        ),
         ({"sampler": "grid"}, "--sampler grid tries every combination: leave --trials out"),
         ({"trials": 0}, "expected --trials 0 >= 1"),
         ({"on": "data:"}, "expected --on held-out"),
         ({"settings": {"public_rows": "synthetic"}}, "say it as --on"),
-        ({"settings": {"noise_multiplier": 2.0, "learning_rate": 1.0}}, "leave -c learning_rate=... out for dpsgd"),
-        ({"grid": {"ranks": [2, 4]}}, "--ranks is an axis of a grid, and --search chooses by trials: search rank"),
+        (
+            {"settings": {"noise_multiplier": 2.0, "learning_rate": 1.0}},
+            "leave -c learning_rate=... out for dpsgd",
+        ),
+        (
+            {"grid": {"ranks": [2, 4]}},
+            "--ranks is an axis of a grid, and --search chooses by trials: search rank",
+        ),
         ({"grid": {"epsilons": [1.0, 8.0], "settings": {"rounds": 2}}}, "give one epsilon"),
         ({"budget_minutes": 0}, "expected --budget-minutes 0 > 0"),
-        ({"settings": {"unit": "client", "trust": "server"}}, "it needs unit=example, got unit=client"),
-        ({"search": "unit=example,client"}, "--search unit: it changes what is measured or how private it is"),
+        (
+            {"settings": {"unit": "client", "trust": "server"}},
+            "it needs unit=example, got unit=client",
+        ),
+        (
+            {"search": "unit=example,client"},
+            "--search unit: it changes what is measured or how private it is",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_written(options, words, search, tmp_path):

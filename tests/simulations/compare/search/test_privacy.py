@@ -1,4 +1,6 @@
-"""What choosing costs: against dp-accounting's own composition, with the cases in which the sum would be too low."""
+"""What choosing costs: against dp-accounting's own composition, with the cases in which the sum
+would be too low.
+"""
 
 import math
 from dataclasses import replace
@@ -20,7 +22,9 @@ def event(q: float = 0.1, sigma: float = 2.0, steps: int = 20) -> Event:
 
 
 def trial(*clients: Event, partition: object = 0, private: bool = True) -> Trial:
-    return Trial(partition=(partition,), events={k: (e,) for k, e in enumerate(clients)}, private=private)
+    return Trial(
+        partition=(partition,), events={k: (e,) for k, e in enumerate(clients)}, private=private
+    )
 
 
 def independent(*events: Event, delta: float = DELTA) -> float:
@@ -47,7 +51,9 @@ def test_lambdas_of_trials_add_up():
     found = epsilon_of([trial(noisy, noisy)] * 3, delta=DELTA)
     exact = independent(event(steps=60), delta=DELTA * math.exp(-0.3)) + 0.6
     assert exact * 0.999 <= found <= exact * 1.02 + 0.02
-    spread = epsilon_of([trial(noisy, event(steps=5), partition=seed) for seed in range(2)], delta=DELTA)
+    spread = epsilon_of(
+        [trial(noisy, event(steps=5), partition=seed) for seed in range(2)], delta=DELTA
+    )
     each = independent(event(), delta=DELTA / 2 * math.exp(-0.1)) + 0.2
     assert 2 * each * 0.999 <= spread <= 2 * (each * 1.02 + 0.02)
 
@@ -60,7 +66,9 @@ def test_unequal_clients_of_different_partitions_cost_an_upper_bound():
     moved = [trial(many, few, partition=0), trial(few, many, partition=1)]
     assert epsilon_of(moved, delta=DELTA) >= epsilon_of([trial(many)] * 2, delta=DELTA)
     # negative control: client by client would be too low
-    by_client = max(compose([many, few], delta=DELTA).upper, compose([few, many], delta=DELTA).upper)
+    by_client = max(
+        compose([many, few], delta=DELTA).upper, compose([few, many], delta=DELTA).upper
+    )
     assert by_client < epsilon_of(moved, delta=DELTA)
 
 
@@ -69,9 +77,17 @@ def test_every_trial_in_the_folder_counts_also_interrupted_ones(tmp_path):
         run = RunDir(tmp_path / name)
         run.ledgers.mkdir(parents=True)
         run.config.write_text('workload = "digits"\nmethod = "dpsgd"\nseed = 100\nclients = 1\n')
-        values = {"steps": 1, "sample_rate": 0.1, "noise_multiplier": 2.0, "clip_norm": 1.0, "num_examples": 100}
+        values = {
+            "steps": 1,
+            "sample_rate": 0.1,
+            "noise_multiplier": 2.0,
+            "clip_norm": 1.0,
+            "num_examples": 100,
+        }
         for round in range(rounds):
-            entry = {"client": 0, "round": round, "attempt": 0, "mechanism": "dp"} | values | changes
+            entry = (
+                {"client": 0, "round": round, "attempt": 0, "mechanism": "dp"} | values | changes
+            )
             Ledger(run.ledger(0), client=0).charge(Entry(**entry))
 
     charge("a-seed100", rounds=3)

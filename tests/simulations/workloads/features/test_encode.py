@@ -1,4 +1,6 @@
-"""Features of one example depend on that example alone; the cache is read again, and by nothing else."""
+"""Features of one example depend on that example alone; the cache is read again, and by nothing
+else.
+"""
 
 import numpy as np
 import pytest
@@ -98,7 +100,11 @@ def other_order() -> tuple[Split, Encoder]:
 
 
 def other_prepare() -> tuple[Split, Encoder]:
-    split = Split(inputs=images(), labels=torch.zeros(ROWS, dtype=torch.int64), prepare=lambda x: prepare(x) - 0.5)
+    split = Split(
+        inputs=images(),
+        labels=torch.zeros(ROWS, dtype=torch.int64),
+        prepare=lambda x: prepare(x) - 0.5,
+    )
     return split, scattering()
 
 

@@ -1,4 +1,6 @@
-"""Workloads on features: what is loaded, runs from end to end, whose models, and what is refused."""
+"""Workloads on features: what is loaded, runs from end to end, whose models, and what is
+refused.
+"""
 
 import base64
 from pathlib import Path
@@ -34,14 +36,18 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = digits.read()
     test = np.arange(300) % 5 == 0
     monkeypatch.setattr(digits, "read", lambda: (images[:300], labels[:300]))
-    monkeypatch.setattr(digits, "_TEST_ROWS", base64.b85encode(np.packbits(test).tobytes()).decode())
+    monkeypatch.setattr(
+        digits, "_TEST_ROWS", base64.b85encode(np.packbits(test).tobytes()).decode()
+    )
 
 
 def images(count: int, seed: int, side: int = 8) -> tuple[np.ndarray, np.ndarray]:
     """Bright or dark images (count, 1, side, side) uint8 and their class."""
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, 2, count)
-    return (draw.integers(0, 128, (count, 1, side, side)) + 100 * labels[:, None, None, None]).astype(np.uint8), labels
+    return (
+        draw.integers(0, 128, (count, 1, side, side)) + 100 * labels[:, None, None, None]
+    ).astype(np.uint8), labels
 
 
 def build() -> nn.Module:
@@ -49,23 +55,35 @@ def build() -> nn.Module:
 
 
 def own_images(**changes) -> fedlsg.Workload:
-    given = {"model": build, "train": images(40, 1), "test": images(12, 2), "loss": nn.CrossEntropyLoss()}
+    given = {
+        "model": build,
+        "train": images(40, 1),
+        "test": images(12, 2),
+        "loss": nn.CrossEntropyLoss(),
+    }
     return fedlsg.Workload(**{**given, "transform": lambda x: x / 255, "name": "bright", **changes})
 
 
 @pytest.mark.parametrize(
-    ("method", "model"), [("dpsgd", "linear"), ("linear-probe", "mlp"), ("lsg", "mlp"), ("lsg", "cnn"), ("rs", "cnn")]
+    ("method", "model"),
+    [("dpsgd", "linear"), ("linear-probe", "mlp"), ("lsg", "mlp"), ("lsg", "cnn"), ("rs", "cnn")],
 )
 def test_every_head_trains_by_any_method(method, model, few_digits, tmp_path):
     run = run_local(tmp_path / "run", **SCATTERING, method=method, model=model, evaluate_every=2)
     assert run.summary["features"] == {"name": "scattering", "values": 324, "norm": "group"}
     assert run.plan.workload.train.inputs.shape[1:] == (81, 2, 2)
-    head = {"linear": 324 * 10 + 10, "mlp": 324 * 64 + 64 + 650, "cnn": 81 * 64 * 9 + 64**2 * 9 + 128 + 650}[model]
+    head = {
+        "linear": 324 * 10 + 10,
+        "mlp": 324 * 64 + 64 + 650,
+        "cnn": 81 * 64 * 9 + 64**2 * 9 + 128 + 650,
+    }[model]
     assert run.plan.dense_parameters == head
 
 
 def test_own_rows_of_a_client_become_the_features_that_the_run_has(few_digits, tmp_path, own_cache):
-    """They are cached in the client's folder, as private as the rows; the server opens no training row."""
+    """They are cached in the client's folder, as private as the rows; the server opens no training
+    row.
+    """
     options = Options(features="scattering")
     whole = workloads.load("digits", options=options)
     raw = workloads.load("digits").train
@@ -81,9 +99,15 @@ def test_own_rows_of_a_client_become_the_features_that_the_run_has(few_digits, t
 
 
 def test_other_features_are_another_form_of_a_clients_rows(few_digits):
-    """A client keeps a digest of its rows as they are read: it must not compare features with pixels."""
+    """A client keeps a digest of its rows as they are read: it must not compare features with
+    pixels.
+    """
     forms = set()
-    for given in ({}, {"features": "scattering"}, {"features": "scattering", "feature_norm": "none"}):
+    for given in (
+        {},
+        {"features": "scattering"},
+        {"features": "scattering", "feature_norm": "none"},
+    ):
         settings = from_mapping({"workload": "digits", **given})
         forms.add(form_of(settings, workloads.load("digits", options=Options(**given))))
     assert len(forms) == 3
@@ -117,7 +141,9 @@ def test_statistics_of_synthetic_inputs_depend_on_no_private_row():
     found = []
     for seed in (1, 9):
         workloads.give(f"bright{seed}", own_images(train=images(5, seed)))
-        found.append(workloads.load(f"bright{seed}", options=options).test.batch(torch.arange(12))[0])
+        found.append(
+            workloads.load(f"bright{seed}", options=options).test.batch(torch.arange(12))[0]
+        )
     assert torch.equal(*found)
 
 
@@ -130,8 +156,14 @@ def test_statistics_of_synthetic_inputs_depend_on_no_private_row():
         ),
         ({"feature_norm": "group"}, ["feature_norm=group", "give features, too"]),
         ({"head_width": 8}, ["head_width=8", "give features, too"]),
-        ({"features": "scattering", "head_width": 8}, ["head_width=8 is for model=mlp and model=cnn"]),
-        ({"features": "scattering", "pretrained": "x"}, ["features=scattering is frozen", "leave pretrained=x out"]),
+        (
+            {"features": "scattering", "head_width": 8},
+            ["head_width=8 is for model=mlp and model=cnn"],
+        ),
+        (
+            {"features": "scattering", "pretrained": "x"},
+            ["features=scattering is frozen", "leave pretrained=x out"],
+        ),
         ({"features": "scattering", "train_layers": 1}, ["leave train_layers=1 out"]),
         ({"features": "scatering"}, ["unknown features 'scatering'", "did you mean 'scattering'?"]),
     ],

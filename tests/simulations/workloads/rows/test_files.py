@@ -1,4 +1,6 @@
-"""Files of tables as programs write them, and those of a client's own: read as the workload reads its own."""
+"""Files of tables as programs write them, and those of a client's own: read as the workload reads
+its own.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,9 @@ from simulations.workloads.rows import files
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import refused
 
-FRAME = pd.DataFrame({"a": [1.5, -2.25, 3.0], "größe": [1, 2, 3], "label": ["x", "y, z", 'a "b"\nc']})
+FRAME = pd.DataFrame(
+    {"a": [1.5, -2.25, 3.0], "größe": [1, 2, 3], "label": ["x", "y, z", 'a "b"\nc']}
+)
 TEXT = FRAME.to_csv(index=False)
 FORMS = {
     "utf-8": ("a.csv", TEXT.encode()),
@@ -51,8 +55,14 @@ def test_files_are_read_as_they_are_written(case, tmp_path):
 
 @pytest.mark.parametrize("block", [None, 64])
 def test_line_breaks_in_quotes_at_any_size(block, tmp_path, monkeypatch):
-    """Also where a text is longer than a block of the parser, or its first line break comes late."""
-    texts = ["short"] * 5000 + [f"note {row}\n" + "all is well, today\n" * 20 for row in range(3000)] + ["x\n" * 10**6]
+    """Also where a text is longer than a block of the parser, or its first line break comes
+    late.
+    """
+    texts = (
+        ["short"] * 5000
+        + [f"note {row}\n" + "all is well, today\n" * 20 for row in range(3000)]
+        + ["x\n" * 10**6]
+    )
     frame = pd.DataFrame({"text": texts, "label": np.arange(len(texts)) % 3})
     if block is not None:
         frame = frame[-2001:-1]
@@ -67,10 +77,15 @@ def test_another_encoding_is_named_with_the_fix(text, tmp_path):
         files.read_file(written(tmp_path, "a.csv", text.encode("latin-1")), "train")
 
 
-@pytest.mark.parametrize(("data", "words"), [
-    (b"", "Empty CSV file"), (b"a,b\n1\n", "Expected 2 columns, got 1"), (b"PK\3\4\0\0", "it is a spreadsheet (.xlsx)"),
-    (b"PAR1\0", "it is a .parquet file, whatever its name says"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "Empty CSV file"),
+        (b"a,b\n1\n", "Expected 2 columns, got 1"),
+        (b"PK\3\4\0\0", "it is a spreadsheet (.xlsx)"),
+        (b"PAR1\0", "it is a .parquet file, whatever its name says"),
+    ],
+)
 def test_a_damaged_file_is_named(data, words, tmp_path):
     with refused("a.csv' cannot be read", words):
         files.read_file(written(tmp_path, "a.csv", data), "train")
@@ -93,7 +108,10 @@ def images(tmp_path: Path) -> Path:
 
 def cifar10(images: Path, tmp_path: Path, *, public_only: bool) -> LoadedWorkload:
     return workloads.load(
-        "cifar10", data_dir=images.parent.parent, cache_dir=tmp_path / "cache", public_only=public_only
+        "cifar10",
+        data_dir=images.parent.parent,
+        cache_dir=tmp_path / "cache",
+        public_only=public_only,
     )
 
 
@@ -104,7 +122,9 @@ def test_images_are_those_of_the_workload(given, images, tmp_path):
     for _ in range(2):  # decoded, then from the cache
         rows = cifar10(images, tmp_path, public_only=True).read(path, tmp_path / "own")
         assert data_digest(rows) == data_digest(whole.train)
-        for found, wanted in zip(rows.batch(torch.arange(12)), whole.train.batch(torch.arange(12)), strict=True):
+        for found, wanted in zip(
+            rows.batch(torch.arange(12)), whole.train.batch(torch.arange(12)), strict=True
+        ):
             assert torch.equal(found, wanted)
     assert len(list((tmp_path / "own").iterdir())) == 1
 
@@ -118,7 +138,11 @@ def test_texts_are_those_of_the_workload(tmp_path):
     options = Options(model=str(model), max_length=16)
     whole, public = (
         workloads.load(
-            "glue-sst2", data_dir=tmp_path / "mirror", cache_dir=tmp_path / "cache", options=options, public_only=only
+            "glue-sst2",
+            data_dir=tmp_path / "mirror",
+            cache_dir=tmp_path / "cache",
+            options=options,
+            public_only=only,
         )
         for only in (False, True)
     )
@@ -129,12 +153,20 @@ def test_texts_are_those_of_the_workload(tmp_path):
 
 
 def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypatch):
-    """One row less moves all rows after it: with public draws by row each of them would be augmented in another way."""
+    """One row less moves all rows after it: with public draws by row each of them would be
+    augmented in another way.
+    """
     monkeypatch.setenv("FEDLSG_CACHE", str(tmp_path / "cache"))
-    settings = from_mapping({
-        "workload": "cifar10", "data_dir": str(images.parent.parent), "clients": 1, "augment": "flip-crop",
-        "model": "cnn", "noise_multiplier": 2.0,
-    })  # fmt: skip
+    settings = from_mapping(
+        {
+            "workload": "cifar10",
+            "data_dir": str(images.parent.parent),
+            "clients": 1,
+            "augment": "flip-crop",
+            "model": "cnn",
+            "noise_multiplier": 2.0,
+        }
+    )
 
     def drawn(base: Base) -> torch.Tensor:
         inputs, _ = batches(base, 0, 1, [])(torch.arange(12))
@@ -143,6 +175,8 @@ def test_augmentation_of_a_clients_own_rows_is_secret(images, tmp_path, monkeypa
 
     simulated = prepare(settings)
     assert torch.equal(drawn(simulated), drawn(simulated))
-    own = prepare(settings, own=Own(client=0, read=lambda workload: workload.read(images, tmp_path / "own")))
+    own = prepare(
+        settings, own=Own(client=0, read=lambda workload: workload.read(images, tmp_path / "own"))
+    )
     assert own.augment is not None
     assert not torch.equal(drawn(own), drawn(own))

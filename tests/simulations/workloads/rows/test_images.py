@@ -34,19 +34,31 @@ def inputs(train, test=None, **changes) -> torch.Tensor:
     return made.batch(torch.arange(len(made)))[0]
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("1", 1), ("LA", 1), ("RGB", 3), ("RGBA", 3), ("P", 3)])
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("L", 1), ("1", 1), ("LA", 1), ("RGB", 3), ("RGBA", 3), ("P", 3)]
+)
 def test_eight_bits_are_divided_by_255(mode, channels, tmp_path):
-    made = [Image.fromarray(image).convert("RGB" if channels == 3 else "L").convert(mode) for image in GREY]
+    made = [
+        Image.fromarray(image).convert("RGB" if channels == 3 else "L").convert(mode)
+        for image in GREY
+    ]
     found = inputs(folder(tmp_path / "a", made))
     assert (found.shape, found.dtype) == ((6, channels, 8, 8), torch.float32)
     assert torch.equal(found[3:], found[:3])
     assert found.max() == pytest.approx(np.asarray(made[0].convert("L")).max() / 255, abs=0.05)
 
 
-@pytest.mark.parametrize(("dtype", "factor", "white", "suffix"), [
-    (np.uint16, 15, 4095, "png"), (np.uint16, 257, 65535, "png"), (np.int32, 1000, 262143, "tif"),
-    (np.float32, 1 / 255, 1, "tif"), (np.float32, 1, 255, "tif"), (np.int32, -4, 1023, "tif"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "factor", "white", "suffix"),
+    [
+        (np.uint16, 15, 4095, "png"),
+        (np.uint16, 257, 65535, "png"),
+        (np.int32, 1000, 262143, "tif"),
+        (np.float32, 1 / 255, 1, "tif"),
+        (np.float32, 1, 255, "tif"),
+        (np.int32, -4, 1023, "tif"),
+    ],
+)
 def test_deeper_pixels_are_divided_by_a_power_of_two(dtype, factor, white, suffix, tmp_path):
     stored = (GREY * np.float64(factor)).astype(dtype)
     place = folder(tmp_path / "a", stored, suffix=suffix)
@@ -54,7 +66,9 @@ def test_deeper_pixels_are_divided_by_a_power_of_two(dtype, factor, white, suffi
     assert made.data["white"] == white
     assert f"pixels divided by {white}" in made.said
     expected = torch.from_numpy(stored.astype(np.float64) / white)
-    torch.testing.assert_close(made.train.batch(torch.arange(3))[0][:, 0].double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        made.train.batch(torch.arange(3))[0][:, 0].double(), expected, atol=1e-6, rtol=0
+    )
     if dtype == np.uint16:
         array = (stored[:, None], np.arange(3))
         torch.testing.assert_close(inputs(array)[:, 0].double(), expected, atol=1e-6, rtol=0)
@@ -62,11 +76,16 @@ def test_deeper_pixels_are_divided_by_a_power_of_two(dtype, factor, white, suffi
 
 def test_the_scale_is_that_of_public_images(tmp_path, monkeypatch):
     """A scale of the private rows would say something of the brightest of them."""
-    dark, bright = (folder(tmp_path / name, GREY.astype(np.uint16) * factor) for name, factor in (("a", 8), ("b", 200)))
+    dark, bright = (
+        folder(tmp_path / name, GREY.astype(np.uint16) * factor)
+        for name, factor in (("a", 8), ("b", 200))
+    )
     assert loaded(bright, dark).data["white"] == loaded(dark, dark).data["white"] == 2047
     assert inputs(bright, dark).max() > 1
     real = rule.stack
-    monkeypatch.setattr(rule, "stack", lambda files, columns, what: real(files, replace(columns, like=None), what))
+    monkeypatch.setattr(
+        rule, "stack", lambda files, columns, what: real(files, replace(columns, like=None), what)
+    )
     assert inputs(bright, dark).max() < 1  # negative control: each split by its own
 
 
@@ -93,7 +112,9 @@ def test_an_image_is_turned_as_its_orientation_says(tmp_path):
     tag = lying.getexif()
     tag[0x112] = 6  # seen after a turn to the right
     found = inputs(folder(tmp_path / "a", [lying], exif=tag))
-    assert torch.equal(found[0, 0] * 255, torch.from_numpy(np.rot90(GREY[0][:, :6], -1).copy()).float())
+    assert torch.equal(
+        found[0, 0] * 255, torch.from_numpy(np.rot90(GREY[0][:, :6], -1).copy()).float()
+    )
 
 
 def test_what_programs_leave_is_skipped(tmp_path):
@@ -148,12 +169,18 @@ NAMES = [f"{label}/{number}.png" for label in ("cat", "dog") for number in range
 SITES = [f"s{number % 2}" for number in range(6)]
 
 
-@pytest.mark.parametrize("form", ["plain", "reversed", "marked", "semicolons", "backslashes", "utf-16"])
+@pytest.mark.parametrize(
+    "form", ["plain", "reversed", "marked", "semicolons", "backslashes", "utf-16"]
+)
 def test_metadata_give_columns_in_the_order_of_the_images(form, tmp_path):
     rows = [f"{name},{site}" for name, site in zip(NAMES, SITES, strict=True)]
     text = "\n".join(["file_name,writer", *(rows[::-1] if form == "reversed" else rows)])
     text = (
-        text.replace(",", ";") if form == "semicolons" else text.replace("/", "\\") if form == "backslashes" else text
+        text.replace(",", ";")
+        if form == "semicolons"
+        else text.replace("/", "\\")
+        if form == "backslashes"
+        else text
     )
     encoding = {"marked": "utf-8-sig", "utf-16": "utf-16"}.get(form, "utf-8")
     made = loaded(table(folder(tmp_path / "a"), text, encoding))
@@ -161,11 +188,14 @@ def test_metadata_give_columns_in_the_order_of_the_images(form, tmp_path):
     assert made.columns["label"].tolist() == ["cat"] * 3 + ["dog"] * 3
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda rows: rows[1:], "has no row with file_name=cat/0.png: give one for each image"),
-    (lambda rows: [*rows, "./cat/0.png,s1"], "has two rows for cat/0.png, 0 and 6"),
-    (lambda rows: [rows[0], "cat/1.png", *rows[2:]], "metadata.csv"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows[1:], "has no row with file_name=cat/0.png: give one for each image"),
+        (lambda rows: [*rows, "./cat/0.png,s1"], "has two rows for cat/0.png, 0 and 6"),
+        (lambda rows: [rows[0], "cat/1.png", *rows[2:]], "metadata.csv"),
+    ],
+)
 def test_wrong_metadata_are_refused(change, words, tmp_path):
     rows = [f"{name},{site}" for name, site in zip(NAMES, SITES, strict=True)]
     with refused(words):

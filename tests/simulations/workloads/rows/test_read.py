@@ -1,4 +1,6 @@
-"""Every form of data gives the rows that it holds; every wrong one is refused in one line that says what to do."""
+"""Every form of data gives the rows that it holds; every wrong one is refused in one line that says
+what to do.
+"""
 
 from pathlib import Path
 
@@ -87,7 +89,9 @@ def test_numbers_come_as_float32_and_classes_as_int64(form):
 
 def test_numbers_in_another_order_of_bytes_and_as_objects_are_numbers():
     given = loaded((X.astype(">f8"), Y.astype(object)), test=(X.astype(">f4"), Y.astype(">i4")))
-    assert torch.equal(given.train.batch(torch.arange(6))[0], loaded((X, Y)).train.batch(torch.arange(6))[0])
+    assert torch.equal(
+        given.train.batch(torch.arange(6))[0], loaded((X, Y)).train.batch(torch.arange(6))[0]
+    )
     assert given.train.labels.tolist() == given.test.labels.tolist() == Y.tolist()
 
 
@@ -105,8 +109,10 @@ def test_inputs_by_the_names_of_the_models_arguments(form):
     rows = [({name: value[i] for name, value in FIELDS.items()}, Y[i]) for i in range(N)]
     inputs, targets = whole((FIELDS, Y) if form == "arrays" else Pairs(rows))
     assert {name: value.dtype for name, value in inputs.items()} == {
-        "ids": torch.int64, "mask": torch.int64, "x": torch.float32,
-    }  # fmt: skip
+        "ids": torch.int64,
+        "mask": torch.int64,
+        "x": torch.float32,
+    }
     assert torch.equal(inputs["ids"], torch.tensor(FIELDS["ids"]))
     assert targets.tolist() == Y.tolist()
 
@@ -121,15 +127,18 @@ TEXTS = ["a", "banana", "cc", "abracadabra", "", "d"]
 def test_a_transform_of_two_columns_gets_each():
     frame = pd.DataFrame({"first": TEXTS, "second": TEXTS[::-1], "label": Y})
     inputs, _ = whole(
-        frame, inputs=["second", "first"],
+        frame,
+        inputs=["second", "first"],
         transform=lambda a, b: torch.tensor([[len(x), len(y)] for x, y in zip(a, b, strict=True)]),
-    )  # fmt: skip
+    )
     assert inputs.tolist() == [[len(a), len(b)] for a, b in zip(TEXTS[::-1], TEXTS, strict=True)]
 
 
 def test_images_of_datasets_are_divided_by_255():
     images = [Image.fromarray(np.full((4, 5), 51 * i, dtype=np.uint8)) for i in range(N)]
-    table = datasets.Dataset.from_dict({"image": images, "label": Y.tolist()}).cast_column("image", datasets.Image())
+    table = datasets.Dataset.from_dict({"image": images, "label": Y.tolist()}).cast_column(
+        "image", datasets.Image()
+    )
     inputs, _ = whole(table)
     assert inputs.shape == (N, 1, 4, 5)
     assert torch.allclose(inputs[:, 0, 0, 0], torch.arange(N) / 5)
@@ -137,7 +146,11 @@ def test_images_of_datasets_are_divided_by_255():
 
 def test_targets_of_other_kinds_have_no_classes():
     numbers, labels = np.linspace(0, 1, N), np.eye(N, 4, dtype=np.float32)
-    for targets, loss in ((numbers, nn.MSELoss()), (labels, nn.BCEWithLogitsLoss()), (Y.astype(float), nn.L1Loss())):
+    for targets, loss in (
+        (numbers, nn.MSELoss()),
+        (labels, nn.BCEWithLogitsLoss()),
+        (Y.astype(float), nn.L1Loss()),
+    ):
         made = loaded((X, targets), loss=loss)
         assert made.num_classes is None
         assert made.train.batch(ALL)[1].dtype == torch.float32
@@ -159,51 +172,127 @@ def test_the_number_of_classes_comes_from_test_or_the_user():
 
 
 NO = {
-    "texts as targets": (lambda: (X, list("abcdef")), "train targets are texts, those of test are numbers"),
-    "an array of texts": (lambda: (X, np.array(list("abcdef"))), "train targets are texts, those of test"),
-    "a dataset with texts": (lambda: Pairs([(row, "cat") for row in X]), "train targets are texts, those of test"),
-    "a column of texts": (lambda: FRAME.assign(label=list("abcdef")), "train targets are texts, those of test"),
-    "floats for classes": (lambda: (X, Y.astype(float)), "CrossEntropyLoss takes the number of each class: give integ"),
+    "texts as targets": (
+        lambda: (X, list("abcdef")),
+        "train targets are texts, those of test are numbers",
+    ),
+    "an array of texts": (
+        lambda: (X, np.array(list("abcdef"))),
+        "train targets are texts, those of test",
+    ),
+    "a dataset with texts": (
+        lambda: Pairs([(row, "cat") for row in X]),
+        "train targets are texts, those of test",
+    ),
+    "a column of texts": (
+        lambda: FRAME.assign(label=list("abcdef")),
+        "train targets are texts, those of test",
+    ),
+    "floats for classes": (
+        lambda: (X, Y.astype(float)),
+        "CrossEntropyLoss takes the number of each class: give integ",
+    ),
     "booleans for classes": (lambda: (X, Y > 0), "CrossEntropyLoss takes the number of each class"),
-    "an object that is none": (lambda: (X, np.array([0, 1, None, 0, 1, 2])), "have no number in row 2, None: fill"),
-    "complex targets": (lambda: (X, Y.astype(complex)), "train targets are torch.complex128: give real numbers"),
-    "bfloat16": (lambda: (torch.tensor(X).bfloat16(), Y), "train inputs are {'inputs': 'torch.bfloat16'}"),
+    "an object that is none": (
+        lambda: (X, np.array([0, 1, None, 0, 1, 2])),
+        "have no number in row 2, None: fill",
+    ),
+    "complex targets": (
+        lambda: (X, Y.astype(complex)),
+        "train targets are torch.complex128: give real numbers",
+    ),
+    "bfloat16": (
+        lambda: (torch.tensor(X).bfloat16(), Y),
+        "train inputs are {'inputs': 'torch.bfloat16'}",
+    ),
     "several files": (lambda: ["a.csv", "b.csv"], "train has 2 paths: give one file"),
     "no file": (lambda: "nowhere.csv", "nowhere.csv': there is no such file"),
     "no folder": (lambda: "nowhere", "nowhere': there is no such file or folder"),
-    "a missing target": (lambda: FRAME.assign(label=[0, 1, None, 0, 1, 2]), "infinite values, the first in row 2"),
+    "a missing target": (
+        lambda: FRAME.assign(label=[0, 1, None, 0, 1, 2]),
+        "infinite values, the first in row 2",
+    ),
     "negative classes": (lambda: (X, Y.astype(np.int64) - 1), "labels are in -1..1"),
-    "a missing input": (lambda: FRAME.assign(a=[0, 1, None, 0, 1, 2]), "infinite ones: nan in row 2 (1 such rows)"),
-    "fewer targets": (lambda: (X, Y[:-1]), "expected as many inputs as targets, one at least, got 6 and 5"),
-    "fields of two lengths": (lambda: ({"a": X, "b": X[1:]}, Y), "expected as many inputs as targets"),
+    "a missing input": (
+        lambda: FRAME.assign(a=[0, 1, None, 0, 1, 2]),
+        "infinite ones: nan in row 2 (1 such rows)",
+    ),
+    "fewer targets": (
+        lambda: (X, Y[:-1]),
+        "expected as many inputs as targets, one at least, got 6 and 5",
+    ),
+    "fields of two lengths": (
+        lambda: ({"a": X, "b": X[1:]}, Y),
+        "expected as many inputs as targets",
+    ),
     "no rows": (lambda: (X[:0], Y[:0]), "one at least, got 0 and 0"),
     "no fields": (lambda: ({}, Y), "expected as many inputs as targets"),
     "an empty dataset": (lambda: Pairs([]), "train=Pairs has no examples"),
-    "a single number": (lambda: (X, 3), "train targets: expected one row an example, got a single number"),
-    "no length": (NoLength, "train=NoLength has no length: give a Dataset with __len__, or (inputs, targets)"),
+    "a single number": (
+        lambda: (X, 3),
+        "train targets: expected one row an example, got a single number",
+    ),
+    "no length": (
+        NoLength,
+        "train=NoLength has no length: give a Dataset with __len__, or (inputs, targets)",
+    ),
     "a stream": (Stream, "has no length"),
     "a stream with a length": (StreamWithLength, "train[0] fails: NotImplementedError"),
     "a generator": (lambda: ((x, 1) for x in X), "train=generator has no length"),
-    "a loader": (lambda: DataLoader(TensorDataset(torch.tensor(X))), "give a Dataset with __len__ and __getitem__"),
+    "a loader": (
+        lambda: DataLoader(TensorDataset(torch.tensor(X))),
+        "give a Dataset with __len__ and __getitem__",
+    ),
     "a streamed table": (
-        lambda: datasets.Dataset.from_pandas(FRAME).to_iterable_dataset(), "has no length"
+        lambda: datasets.Dataset.from_pandas(FRAME).to_iterable_dataset(),
+        "has no length",
     ),
     "triples": (lambda: Pairs([(1, 2, 3)]), "train[0] is tuple: expected a pair (input, target)"),
     "examples alone": (lambda: Pairs([torch.zeros(3)]), "train[0] is Tensor: expected a pair"),
-    "inputs of two shapes": (lambda: Pairs([(np.zeros(2), 0), (np.zeros(3), 1)]), "cannot be stacked", "one shape"),
-    "inputs with other names": (lambda: Pairs([({"a": 1}, 0), ({"b": 1}, 1)]), "train[1] has other inputs"),
+    "inputs of two shapes": (
+        lambda: Pairs([(np.zeros(2), 0), (np.zeros(3), 1)]),
+        "cannot be stacked",
+        "one shape",
+    ),
+    "inputs with other names": (
+        lambda: Pairs([({"a": 1}, 0), ({"b": 1}, 1)]),
+        "train[1] has other inputs",
+    ),
     "a dataset that fails": (lambda: Pairs({0: (1, 0), 2: (1, 0)}), "train[1] fails: KeyError"),
-    "texts without a transform": (lambda: (TEXTS, Y), "inputs are strs, which no model takes: give transform="),
-    "texts of a table": (lambda: pd.DataFrame({"t": TEXTS, "label": Y}), "inputs are strs, which no model takes"),
-    "texts and numbers": (lambda: FRAME.assign(t=TEXTS), "columns t (row 0: 'a') are no numbers, a, b, c are: inputs="),
-    "no label column": (lambda: FRAME.rename(columns={"label": "lable"}), "did you mean", "targets= names the column"),
+    "texts without a transform": (
+        lambda: (TEXTS, Y),
+        "inputs are strs, which no model takes: give transform=",
+    ),
+    "texts of a table": (
+        lambda: pd.DataFrame({"t": TEXTS, "label": Y}),
+        "inputs are strs, which no model takes",
+    ),
+    "texts and numbers": (
+        lambda: FRAME.assign(t=TEXTS),
+        "columns t (row 0: 'a') are no numbers, a, b, c are: inputs=",
+    ),
+    "no label column": (
+        lambda: FRAME.rename(columns={"label": "lable"}),
+        "did you mean",
+        "targets= names the column",
+    ),
     "no other column": (lambda: FRAME[["label"]], "has no column but 'label'"),
-    "an array": (lambda: X, "train=ndarray: expected (inputs, targets), a torch Dataset, a datasets.Dataset"),
+    "an array": (
+        lambda: X,
+        "train=ndarray: expected (inputs, targets), a torch Dataset, a datasets.Dataset",
+    ),
     "a dict": (lambda: {"x": X}, "train=dict: expected (inputs, targets)"),
     "nothing": (lambda: None, "train=NoneType: expected (inputs, targets)"),
-    "a file of another kind": (lambda: Path(__file__), "expected (inputs, targets)", ".csv or .parquet file"),
-    "ragged lists": (lambda: pd.DataFrame({"t": [[1], [1, 2]], "label": [0, 1]}), "lists of different lengths"),
-}  # fmt: skip
+    "a file of another kind": (
+        lambda: Path(__file__),
+        "expected (inputs, targets)",
+        ".csv or .parquet file",
+    ),
+    "ragged lists": (
+        lambda: pd.DataFrame({"t": [[1], [1, 2]], "label": [0, 1]}),
+        "lists of different lengths",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", NO)

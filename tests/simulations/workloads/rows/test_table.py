@@ -1,4 +1,6 @@
-"""Columns by their names: order, row numbers, missing values, classes, and what a run keeps of them."""
+"""Columns by their names: order, row numbers, missing values, classes, and what a run keeps of
+them.
+"""
 
 import datasets
 import numpy as np
@@ -12,7 +14,9 @@ from simulations.workloads.base import LoadedWorkload
 from tests.simulations.support.own import QUICK, load, quick, refused, workload
 
 N = 12
-FRAME = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 3)), columns=list("cab")).assign(label=np.arange(N) % 3)
+FRAME = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 3)), columns=list("cab")).assign(
+    label=np.arange(N) % 3
+)
 REORDERED = FRAME[["label", "a", "b", "c"]]
 PAIR = (FRAME[["c", "a", "b"]], FRAME["label"])
 
@@ -27,11 +31,12 @@ def rows(split) -> torch.Tensor:
 
 VALUES = rows(loaded((FRAME[["c", "a", "b"]].to_numpy(), FRAME.label.to_numpy())).train)
 TABLES = {
-    "pandas": REORDERED, "datasets": datasets.Dataset.from_pandas(REORDERED),
+    "pandas": REORDERED,
+    "datasets": datasets.Dataset.from_pandas(REORDERED),
     "a pair": (REORDERED[["a", "b", "c"]], REORDERED.label),
     "a list as target": (REORDERED[["b", "c", "a"]], [0, 1, 2] * 4),
     "a frame as target": (REORDERED[["b", "c", "a"]], REORDERED[["label"]]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", TABLES)
@@ -54,9 +59,11 @@ def test_a_clients_file_is_matched_by_name(tmp_path):
 
 def test_other_columns_are_refused_by_name():
     for train, test, word in (
-        (FRAME, FRAME.rename(columns={"a": "z"}), "'a'"), (FRAME.assign(more=1.5), FRAME, "'more'"),
-        (FRAME, FRAME.assign(more=1.5), "'more'"), (PAIR, (PAIR[0].rename(columns={"a": "z"}), PAIR[1]), "'a'"),
-    ):  # fmt: skip
+        (FRAME, FRAME.rename(columns={"a": "z"}), "'a'"),
+        (FRAME.assign(more=1.5), FRAME, "'more'"),
+        (FRAME, FRAME.assign(more=1.5), "'more'"),
+        (PAIR, (PAIR[0].rename(columns={"a": "z"}), PAIR[1]), "'a'"),
+    ):
         with refused(f"has the column {word}, which", "name those of the inputs with inputs="):
             loaded(train, test)
     assert rows(loaded(FRAME.assign(more=1.5), FRAME, inputs=["c", "a", "b"]).train).shape == (N, 3)
@@ -69,7 +76,9 @@ INDEXES = {
     "saved twice": lambda place: FRAME.assign(**{"Unnamed: 0": range(N)}).to_csv(place / "a.csv"),
     "a last comma": lambda place: FRAME.assign(**{" ": None}).to_csv(place / "a.csv", index=False),
     "of a parquet file": lambda place: MIXED.to_parquet(place / "a.parquet"),
-    "with a name, of a parquet file": lambda place: MIXED.rename_axis("patient").to_parquet(place / "a.parquet"),
+    "with a name, of a parquet file": lambda place: MIXED.rename_axis("patient").to_parquet(
+        place / "a.parquet"
+    ),
 }
 
 
@@ -81,9 +90,15 @@ def test_an_index_is_named_and_left_out(case, tmp_path):
     assert "(an index)" in made.said
 
 
-@pytest.mark.parametrize("frame", [
-    FRAME.reset_index(), MIXED.reset_index(), FRAME.assign(patient=np.arange(N) + 80), MIXED.assign(ID=range(5, 5 + N)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "frame",
+    [
+        FRAME.reset_index(),
+        MIXED.reset_index(),
+        FRAME.assign(patient=np.arange(N) + 80),
+        MIXED.assign(ID=range(5, 5 + N)),
+    ],
+)
 def test_a_column_that_numbers_the_rows_is_refused_unless_it_is_named(frame):
     name = next(name for name in frame if name not in FRAME)
     with refused(f"the column {name!r} numbers the rows, as an index does", "inputs="):
@@ -94,31 +109,58 @@ def test_a_column_that_numbers_the_rows_is_refused_unless_it_is_named(frame):
 def test_names_may_be_numbers_and_none_may_come_twice():
     made = loaded(FRAME.set_axis(range(4), axis=1), targets=3)
     assert torch.equal(rows(made.train), VALUES)
-    assert rows(loaded(FRAME.set_axis([0, 1, 2, "label"], axis=1), inputs=[2, 0]).train).shape == (N, 2)
+    assert rows(loaded(FRAME.set_axis([0, 1, 2, "label"], axis=1), inputs=[2, 0]).train).shape == (
+        N,
+        2,
+    )
     for names in (["a", "a", "b", "label"], [1, "1", 2, "label"]):
         with refused("has two columns of the same name"):
             loaded(FRAME.set_axis(names, axis=1))
 
 
 def test_targets_of_another_order_than_the_inputs_are_refused():
-    with refused("inputs and targets have the same index in another order", "targets.loc[inputs.index]"):
+    with refused(
+        "inputs and targets have the same index in another order", "targets.loc[inputs.index]"
+    ):
         loaded((PAIR[0], MIXED.label))
-    assert torch.equal(rows(loaded((MIXED[["c", "a", "b"]], MIXED.label)).train), VALUES[MIXED.index.tolist()])
+    assert torch.equal(
+        rows(loaded((MIXED[["c", "a", "b"]], MIXED.label)).train), VALUES[MIXED.index.tolist()]
+    )
 
 
-@pytest.mark.parametrize("data", [FRAME[:0], (PAIR[0][:0], PAIR[1][:0]), (VALUES[:0], np.zeros(0, dtype=np.int64))])
+@pytest.mark.parametrize(
+    "data", [FRAME[:0], (PAIR[0][:0], PAIR[1][:0]), (VALUES[:0], np.zeros(0, dtype=np.int64))]
+)
 def test_no_rows_are_refused(data):
     with refused("train", "no rows"):
         loaded(data, FRAME if isinstance(data, pd.DataFrame) else PAIR)
 
 
 WRONG = {
-    "a hole": (FRAME.mask(FRAME.a[5] == FRAME), "column 'a' has missing values, or infinite ones: nan in row 5"),
-    "infinity": (FRAME.replace(FRAME.b[7], np.inf), "column 'b' has missing values, or infinite ones: inf in row 7"),
-    "too large": (FRAME.replace(FRAME.b[7], 1e300), "column 'b' has missing values, or infinite ones: inf in row 7"),
-    "a null": (FRAME.assign(a=pd.array([1, None] * 6, dtype="Int64")), "column 'a' has missing values"),
-    "no target": (FRAME.assign(label=pd.array([0, 1, None] * 4, dtype="Int64")), "the first in row 2"),
-    "a word": (FRAME.astype({"b": object}).replace(FRAME.b[4], "?"), "columns b (row 4: '?') are no numbers"),
+    "a hole": (
+        FRAME.mask(FRAME.a[5] == FRAME),
+        "column 'a' has missing values, or infinite ones: nan in row 5",
+    ),
+    "infinity": (
+        FRAME.replace(FRAME.b[7], np.inf),
+        "column 'b' has missing values, or infinite ones: inf in row 7",
+    ),
+    "too large": (
+        FRAME.replace(FRAME.b[7], 1e300),
+        "column 'b' has missing values, or infinite ones: inf in row 7",
+    ),
+    "a null": (
+        FRAME.assign(a=pd.array([1, None] * 6, dtype="Int64")),
+        "column 'a' has missing values",
+    ),
+    "no target": (
+        FRAME.assign(label=pd.array([0, 1, None] * 4, dtype="Int64")),
+        "the first in row 2",
+    ),
+    "a word": (
+        FRAME.astype({"b": object}).replace(FRAME.b[4], "?"),
+        "columns b (row 4: '?') are no numbers",
+    ),
     "dates": (FRAME.assign(b=pd.date_range("2020", periods=N)), "columns b (row 0: '2020-01-01"),
 }
 
@@ -130,13 +172,26 @@ def test_a_missing_or_wrong_value_is_named_by_row_and_column(case):
         loaded(frame, FRAME)
 
 
-@pytest.mark.parametrize("column", [
-    [None, *"ab" * 5, "a"], ["", *"ab" * 5, "a"], [np.nan, *[1.0, 2.0] * 5, 1.0], [" ", *"ab" * 5, "a"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "column",
+    [
+        [None, *"ab" * 5, "a"],
+        ["", *"ab" * 5, "a"],
+        [np.nan, *[1.0, 2.0] * 5, 1.0],
+        [" ", *"ab" * 5, "a"],
+    ],
+)
 def test_a_row_without_its_client_is_refused(column, tmp_path):
     for site in ({"partition": "site"}, {"partition": "site", "inputs": ["a", "b"]}):
         with refused("partition=site: row 0 has a missing value"):
-            quick(tmp_path / "run", train=FRAME.assign(site=column), test=FRAME, clients=None, model=_linear, **site)
+            quick(
+                tmp_path / "run",
+                train=FRAME.assign(site=column),
+                test=FRAME,
+                clients=None,
+                model=_linear,
+                **site,
+            )
 
 
 def _linear() -> nn.Module:
@@ -145,8 +200,17 @@ def _linear() -> nn.Module:
 
 def test_each_class_is_a_client(tmp_path):
     texts = FRAME.label.map({0: "x", 1: "y", 2: "z"})
-    for number, frame in enumerate((FRAME, FRAME.assign(label=texts), (FRAME[["a", "b", "c"]], texts))):
-        run = quick(tmp_path / str(number), model=_linear, train=frame, test=frame, partition="label", clients=None)
+    for number, frame in enumerate(
+        (FRAME, FRAME.assign(label=texts), (FRAME[["a", "b", "c"]], texts))
+    ):
+        run = quick(
+            tmp_path / str(number),
+            model=_linear,
+            train=frame,
+            test=frame,
+            partition="label",
+            clients=None,
+        )
         assert run.summary["clients"] == 3
 
 
@@ -169,11 +233,14 @@ def test_texts_become_numbers_of_public_classes(kind, tmp_path):
 def test_training_rows_say_nothing_of_the_classes(monkeypatch):
     """What classes there are is public: a class of one private row would say that it is there."""
     with refused(
-        "train has the class 'owl' in row 0, which is none of test, which is public", "declare all with classes="
+        "train has the class 'owl' in row 0, which is none of test, which is public",
+        "declare all with classes=",
     ):
         loaded(TEXTS, TEXTS[TEXTS.label != "owl"])
     declared = loaded(TEXTS, TEXTS[TEXTS.label != "owl"], classes=["owl", "dog", "cat"])
-    assert declared.train.labels.tolist() == [["owl", "dog", "cat"].index(name) for name in TEXTS.label]
+    assert declared.train.labels.tolist() == [
+        ["owl", "dog", "cat"].index(name) for name in TEXTS.label
+    ]
     assert loaded(TEXTS[TEXTS.label != "owl"], TEXTS).num_classes == 3
     real = form.as_targets  # negative control: classes of the training rows
     monkeypatch.setattr(
@@ -231,12 +298,20 @@ def test_a_run_says_and_keeps_what_it_uses_and_continues_elsewhere(tmp_path, mon
     monkeypatch.chdir(tmp_path / "here")
     TEXTS.to_csv("data/train.csv", index=False)
     REORDERED.assign(label=TEXTS.label).to_csv("data/test.csv", index=False)
-    given = {"model": _linear, "train": "data/train.csv", "test": "data/test.csv", "loss": nn.CrossEntropyLoss()}
+    given = {
+        "model": _linear,
+        "train": "data/train.csv",
+        "test": "data/test.csv",
+        "loss": nn.CrossEntropyLoss(),
+    }
     stop = {"callbacks": [lambda row: (_ for _ in ()).throw(RuntimeError("stop"))], "rounds": 2}
     with pytest.raises(RuntimeError, match="stop"):
         quick(tmp_path / "run", **{**given, **QUICK, **stop, "quiet": False})
     said = " ".join(capsys.readouterr().out.split())
-    assert "train: 12 rows of train.csv; test: 12 rows of test.csv; inputs: c, a, b; targets: label" in said
+    assert (
+        "train: 12 rows of train.csv; test: 12 rows of test.csv; inputs: c, a, b; targets: label"
+        in said
+    )
     assert "classes: 0 cat, 1 dog, 2 owl" in said
     monkeypatch.chdir(tmp_path / "there")
     run = quick(tmp_path / "run", **{**given, "rounds": 2}, resume=True)
@@ -245,4 +320,6 @@ def test_a_run_says_and_keeps_what_it_uses_and_continues_elsewhere(tmp_path, mon
     assert f'"{tmp_path}' not in (run.directory / "config.json").read_text()
     with refused("data/train.csv", "there is no such file", error=FileNotFoundError):
         quick(tmp_path / "other", **given)
-    assert quick(tmp_path / "other", **given, data_root=str(tmp_path / "here")).summary["data"] == kept
+    assert (
+        quick(tmp_path / "other", **given, data_root=str(tmp_path / "here")).summary["data"] == kept
+    )

@@ -1,4 +1,6 @@
-"""A transform of a user: it makes every row from itself alone, on rows as they are and on made-up ones."""
+"""A transform of a user: it makes every row from itself alone, on rows as they are and on made-up
+ones.
+"""
 
 import random
 
@@ -18,8 +20,16 @@ REFUSED = "for a row alone than in a batch, which mixes examples: make each row 
 
 
 def loaded(x, change, **more):
-    return load(fedlsg.Workload(model=build, train=(x, Y), test=(x, Y), loss=torch.nn.CrossEntropyLoss(),
-                                transform=change, **more))  # fmt: skip
+    return load(
+        fedlsg.Workload(
+            model=build,
+            train=(x, Y),
+            test=(x, Y),
+            loss=torch.nn.CrossEntropyLoss(),
+            transform=change,
+            **more,
+        )
+    )
 
 
 @pytest.mark.parametrize("case", MIXING_TRANSFORMS)
@@ -71,7 +81,9 @@ def test_honest_transforms_of_images_pass():
 
 
 def test_a_column_is_compared_in_its_own_units(monkeypatch):
-    """Negative control: in units of the largest number of a row, a unix time hides all other columns."""
+    """Negative control: in units of the largest number of a row, a unix time hides all other
+    columns.
+    """
 
     def in_units_of_the_row(alone, together):
         scale = alone.abs().max()
@@ -123,7 +135,11 @@ HIDDEN = np.random.default_rng(0)
 def test_a_data_set_with_a_memory_is_refused():
     for less in (remembered(), lambda row: HIDDEN.random()):
         with refused("is another item after others were read, which mixes examples"):
-            load(fedlsg.Workload(model=build, train=Items(less), test=(X, Y), loss=torch.nn.CrossEntropyLoss()))
+            load(
+                fedlsg.Workload(
+                    model=build, train=Items(less), test=(X, Y), loss=torch.nn.CrossEntropyLoss()
+                )
+            )
 
 
 GENERATOR = np.random.default_rng(0)
@@ -151,12 +167,20 @@ def inputs_of(draw, **more):
     return [split.batch(torch.arange(len(Y)))[0] for split in (made.train, made.test)]
 
 
-REQUEST = {"data_dir": None, "cache_dir": None, "options": Options(), "progress": silent, "public_only": False}
+REQUEST = {
+    "data_dir": None,
+    "cache_dir": None,
+    "options": Options(),
+    "progress": silent,
+    "public_only": False,
+}
 
 
 @pytest.mark.parametrize("draw", [name for name in DRAWS if name != "a generator of its own"])
 def test_draws_of_training_rows_are_secret_and_those_of_test_public(draw):
-    """A number of the row says nothing of its draws, whatever the code seeds, and nobody else has them."""
+    """A number of the row says nothing of its draws, whatever the code seeds, and nobody else has
+    them.
+    """
     first, second = (inputs_of(DRAWS[draw]) for _ in range(2))
     assert not torch.equal(first[0], second[0])
     assert torch.equal(first[1], second[1])
@@ -171,7 +195,9 @@ def test_draws_of_a_reproducible_run_follow_from_its_seed(draw):
 
 def test_a_seed_of_the_row_is_known_without_the_interception(monkeypatch):
     """Negative control."""
-    monkeypatch.setattr("fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda *given: None))
+    monkeypatch.setattr(
+        "fedlsg.rows.draws.seeds_replaced", lambda replace: seeds_replaced(lambda *given: None)
+    )
     first, second = (inputs_of(seeded)[0] for _ in range(2))
     assert torch.equal(first, second)
 
@@ -187,13 +213,20 @@ class Held(Items):
 
 
 def test_a_generator_that_the_data_keep_is_seeded_in_secret():
-    own = [fedlsg.Workload(model=build, train=Held(), test=(X, Y), loss=torch.nn.CrossEntropyLoss()) for _ in range(2)]
+    own = [
+        fedlsg.Workload(model=build, train=Held(), test=(X, Y), loss=torch.nn.CrossEntropyLoss())
+        for _ in range(2)
+    ]
     assert not torch.equal(*(load(one).train.batch(torch.arange(9))[0] for one in own))
 
 
-@pytest.mark.parametrize("repeated", [
-    Subset(Items(lambda row: 0), [0, 1, 1, 2]), ConcatDataset([Subset(Items(lambda row: 0), [0, 0, 1, 2])]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        Subset(Items(lambda row: 0), [0, 1, 1, 2]),
+        ConcatDataset([Subset(Items(lambda row: 0), [0, 0, 1, 2])]),
+    ],
+)
 def test_a_training_row_that_comes_twice_is_refused(repeated):
     own = {"model": build, "loss": torch.nn.CrossEntropyLoss()}
     with refused("1 row more than once", "weights in the loss"):
@@ -203,13 +236,20 @@ def test_a_training_row_that_comes_twice_is_refused(repeated):
 
 def test_a_run_on_rows_that_draw_is_resumed(tmp_path):
     """With new draws; other targets are refused, and other inputs of rows that draw nothing."""
-    own = {"model": linear, "test": (X[:, 1:], Y), "loss": torch.nn.CrossEntropyLoss(), "out": tmp_path / "run"}
+    own = {
+        "model": linear,
+        "test": (X[:, 1:], Y),
+        "loss": torch.nn.CrossEntropyLoss(),
+        "out": tmp_path / "run",
+    }
     given = QUICK | own | {"reproducible": False, "rounds": 3}
 
     def stop(row):
         raise KeyError
 
-    for place, (train, other) in enumerate([(Shifted(random.random), None), (Shifted(lambda: 0), Shifted(lambda: 1))]):
+    for place, (train, other) in enumerate(
+        [(Shifted(random.random), None), (Shifted(lambda: 0), Shifted(lambda: 1))]
+    ):
         given["out"] = tmp_path / str(place)
         with pytest.raises(KeyError):
             fedlsg.simulate(train=train, callbacks=[stop], **given)
@@ -242,19 +282,29 @@ def test_a_transform_that_pads_to_the_longest_is_refused():
         loaded(TEXTS, pad)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda x: x[1:], "give one row an example"),
-    (lambda x: x.undefined, "transform fails: AttributeError"),
-    (lambda x: [1] * len(x), "transform gave inputs as list: expected a tensor, or a dict of tensors by name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x[1:], "give one row an example"),
+        (lambda x: x.undefined, "transform fails: AttributeError"),
+        (
+            lambda x: [1] * len(x),
+            "transform gave inputs as list: expected a tensor, or a dict of tensors by name",
+        ),
+    ],
+)
 def test_a_transform_that_fails_is_refused(change, words):
     with refused(words):
         loaded(X, change)
 
 
 @pytest.mark.parametrize("count", [lambda text: text.count("1"), len])
-def test_texts_that_look_like_numbers_are_texts_where_the_transform_takes_texts(count, tmp_path, monkeypatch):
-    """A column of short answers such as 12: as numbers, the transform fails, or counts something else in silence."""
+def test_texts_that_look_like_numbers_are_texts_where_the_transform_takes_texts(
+    count, tmp_path, monkeypatch
+):
+    """A column of short answers such as 12: as numbers, the transform fails, or counts something
+    else in silence.
+    """
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n" + "".join(f"0{place % 20},{place % 3}\n" for place in range(30)))
     given = {"train": path, "test": path, "inputs": "text"}
@@ -264,10 +314,18 @@ def test_texts_that_look_like_numbers_are_texts_where_the_transform_takes_texts(
     assert made.train.batch(torch.arange(30))[0].tolist() == expected
     assert made.read(path, tmp_path).batch(torch.arange(30))[0].tolist() == expected
     numbers = load(workload(**given, transform=lambda part: part / 10))
-    assert numbers.train.batch(torch.arange(3))[0].tolist() == (torch.arange(3)[:, None] / 10).tolist()
-    monkeypatch.setattr("simulations.workloads.rows.read.prefers_texts", lambda *given: False)  # negative control
+    assert (
+        numbers.train.batch(torch.arange(3))[0].tolist() == (torch.arange(3)[:, None] / 10).tolist()
+    )
+    # negative control
+    monkeypatch.setattr("simulations.workloads.rows.read.prefers_texts", lambda *given: False)
     if count is len:
-        assert load(workload(**given, transform=change)).train.batch(torch.arange(30))[0].tolist() != expected
+        assert (
+            load(workload(**given, transform=change)).train.batch(torch.arange(30))[0].tolist()
+            != expected
+        )
     else:
-        with refused("transform fails: ", "what looks like numbers in a file is read as numbers", "dtype=str"):
+        with refused(
+            "transform fails: ", "what looks like numbers in a file is read as numbers", "dtype=str"
+        ):
             load(workload(**given, transform=change))
