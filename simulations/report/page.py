@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from simulations.report.chart import Key
+from simulations.report.chart import Series
 
 TextKind = Literal["plain", "note", "warning", "verdict"]
 RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert", "good"]
@@ -114,7 +114,7 @@ class Panel:
     size: tuple[int, int]
     title: str
     words: str
-    legend: tuple[Key, ...] = ()
+    legend: tuple[Series, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Drawing:
 
     kind: ClassVar[str] = "drawing"
     panels: tuple[Panel, ...]
-    legend: tuple[Key, ...] = ()
+    legend: tuple[Series, ...] = ()
     caption: str
     columns: int = 2
     data: str
