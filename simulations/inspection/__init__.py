@@ -39,6 +39,10 @@ from simulations.workloads.base.split import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 
 Batch = tuple[Inputs, Tensor]
+Rows = Int64[Tensor, " n"]
+"""Positions of examples in the training split."""
+Weights = Mapping[str, Tensor]
+"""Trainable parameters, or their gradients, by name."""
 PASS_BYTES = 2**28
 """Most bytes for per-example gradients of one microbatch; one example may take more."""
 
@@ -49,7 +53,7 @@ class Subject:
 
     base: Base
     state: ServerState
-    start: Mapping[str, Tensor]
+    start: Weights
     run: Path | None
 
     @property
@@ -57,7 +61,7 @@ class Subject:
         return self.state.model
 
     @property
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Weights:
         """W_t by name."""
         return self.state.public.parameters
 
@@ -98,13 +102,13 @@ class Subject:
         """Augmented copies of each example in a batch."""
         return 1 if self.base.augment is None else self.base.local.multiplicity
 
-    def rows(self, examples: int) -> Int64[Tensor, " n"]:
+    def rows(self, examples: int) -> Rows:
         """At most ``examples`` rows of the training split, drawn by the public seed."""
         total = len(self.base.workload.train)
         draw = torch.randperm(total, generator=public_generator(self.state.seed, "inspect"))
         return self.base.workload.train.order(draw[: min(examples, total)].sort().values)
 
-    def batches(self, rows: Int64[Tensor, " n"], size: int) -> Iterator[Batch]:
+    def batches(self, rows: Rows, size: int) -> Iterator[Batch]:
         """Inputs and targets of ``rows`` in batches of ``size``, prepared and augmented as on a client."""
         train, augment, changes = self.base.workload.train, self.base.augment, None
         if augment is not None:
@@ -121,7 +125,7 @@ class Subject:
         return self.at(self.start)
 
     @contextmanager
-    def at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    def at(self, weights: Weights) -> Iterator[None]:
         """Inside, the model has these weights, by name."""
         now = {name: W.clone() for name, W in self.weights.items()}
         _write(self.model, weights)
@@ -205,13 +209,13 @@ def _is_matrix(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | nn.Conv2d)
 
 
-def _write(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def _write(model: nn.Module, weights: Weights) -> None:
     with torch.no_grad():
         for name, p in trainable(model).items():
             p.copy_(weights[name])
 
 
-def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Tensor]:
+def batch_gradient(subject: Subject, rows: Rows) -> Weights:
     """Mean gradient of every trainable parameter over the examples, without clip and noise."""
     parameters = trainable(subject.model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -232,7 +236,7 @@ def unmasked(frame: Frame) -> Frame:
     return replace(frame, blocks=tuple(replace(block, keep=EVERYTHING) for block in frame.blocks))
 
 
-def passes(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> Iterator[list[Float[Tensor, "batch kept"]]]:
+def passes(subject: Subject, frame: Frame, rows: Rows) -> Iterator[list[Float[Tensor, "batch kept"]]]:
     """The gradients that are clipped, by microbatch: as in ``client_step``."""
     local = subject.base.local
     fits = max(1, PASS_BYTES // (4 * frame.kept))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.carriers import RandomCarriers, carried_parameters
@@ -25,15 +25,13 @@ from fedlsg.frame.forms import CORE, TANGENT, FormName
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
-from simulations.inspection import Subject, batch_gradient
+from simulations.inspection import Rows, Subject, Weights, batch_gradient
 from simulations.rundir.files import load_array
 from simulations.rundir.updates import round_folder
 from simulations.workloads.public_data import probe_source
 
 DECAY = 0.9
 """Of the moving average: M <- DECAY M + W_(t+1) - W_t."""
-
-Weights = Mapping[str, Tensor]
 
 
 def rounds_of(subject: Subject, given: str) -> list[int]:
@@ -104,9 +102,9 @@ class Moment:
     """
 
     round: int
-    weights: Mapping[str, Tensor]
-    change: Mapping[str, Tensor] | None
-    average: Mapping[str, Tensor] | None
+    weights: Weights
+    change: Weights | None
+    average: Weights | None
     probed: Mapping[str, Mapping[str, Moments]]
     private: Mapping[str, Moments]
     seed: int
@@ -121,7 +119,7 @@ def draw(moment: Moment, name: str, rank: int) -> Pair:
     return random_carriers((m, n), rank, generator=generator, like=W)
 
 
-def follow(moment: Moment, matrices: Mapping[str, Tensor] | None, name: str, rank: int) -> Pair | None:
+def follow(moment: Moment, matrices: Weights | None, name: str, rank: int) -> Pair | None:
     """Carriers of a matrix by the power method; None where there is none, or only zeros."""
     if matrices is None or not matrices[name].any():
         return None
@@ -191,9 +189,7 @@ class KeptRow:
     squared_norm: float
 
 
-def kept_rows(
-    subject: Subject, rows: Int64[Tensor, " n"], rounds: Sequence[int], ranks: Sequence[int] | None
-) -> list[KeptRow]:
+def kept_rows(subject: Subject, rows: Rows, rounds: Sequence[int], ranks: Sequence[int] | None) -> list[KeptRow]:
     """Energies at the start of each round, of every layer that the rank carries. ``ranks`` None: the method's own.
 
     Raises ValueError for a round that is not on record, or a rank that carries no layer.
@@ -231,7 +227,7 @@ def carried(subject: Subject, rank: int) -> tuple[str, ...]:
     return carried_parameters(subject.model, carrier, classifier=subject.state.public.classifier)
 
 
-def private_moments(subject: Subject, rows: Int64[Tensor, " n"], names: Sequence[str]) -> dict[str, Moments]:
+def private_moments(subject: Subject, rows: Rows, names: Sequence[str]) -> dict[str, Moments]:
     """Second moments of the examples' normalised gradients. NOT PRIVATE."""
     found: dict[str, Moments] = {}
     size = max(1, subject.base.local.microbatch_size // subject.copies)

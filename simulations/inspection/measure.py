@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
 from fedlsg.carriers.statistics import (
@@ -30,7 +30,7 @@ from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, Mask, keep_units, unit_importance
 from fedlsg.method import Compression, Method
 from fedlsg.randomness import public_generator
-from simulations.inspection import Costs, Subject, batch_gradient, passes, unmasked
+from simulations.inspection import Costs, Rows, Subject, Weights, batch_gradient, passes, unmasked
 from simulations.inspection.energy import KeptRow
 from simulations.inspection.sparsified import Sparsified, sparsified
 
@@ -49,7 +49,7 @@ class ClipRow:
     shares: Mapping[str, float]
 
 
-def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipRow:
+def own_clip(subject: Subject, frame: Frame, rows: Rows) -> ClipRow:
     """The clip in the frame of the run: the same pass that a client does."""
     squares = torch.cat([block_squares(g) for g in passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
@@ -58,7 +58,7 @@ def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipR
     return _clip_row(subject, squares, frame, rate, mask.choice)
 
 
-def clip_rows(subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsities: Sequence[float]) -> list[ClipRow]:
+def clip_rows(subject: Subject, own: Frame, rows: Rows, sparsities: Sequence[float]) -> list[ClipRow]:
     """The clip at each sparsity, from one pass without a mask (Ito et al. 2024, Listing 1)."""
     method = replace(subject.base.method, compression=Compression())
     frames = {
@@ -187,7 +187,7 @@ class Inspection:
     energies: list[EnergyRow]
     own: ClipRow
     clips: list[ClipRow]
-    gradients: dict[str, Tensor]
+    gradients: Weights
     costs: Costs | None = None
     kept: Sequence[KeptRow] = ()
     sparsified: Sparsified | None = None
@@ -221,7 +221,7 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
     )
 
 
-def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]:
+def layer_rows(subject: Subject, gradients: Weights) -> list[LayerRow]:
     """The matrices of the model, with the stable rank of each batch gradient (Yu et al. 2021, Fig. 2)."""
     treated = dict.fromkeys(subject.layers, "dense") | {subject.classifier: "classifier"}
     treated |= dict.fromkeys(subject.state.public.carried, "carried")
@@ -245,8 +245,8 @@ def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]
 def residual_rows(
     subject: Subject,
     name: str,
-    gradients: dict[str, Tensor],
-    before: dict[str, Tensor] | None,
+    gradients: Weights,
+    before: Weights | None,
     ranks: Sequence[int] | None,
 ) -> Iterator[ResidualRow]:
     """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3). ``before``: gradients at W_0 if W has moved."""

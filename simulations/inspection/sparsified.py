@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedlsg.masks.rules import uniform
 from fedlsg.randomness import public_generator
-from simulations.inspection import Subject, passes, unmasked
+from simulations.inspection import Rows, Subject, passes, unmasked
 from simulations.rundir.files import load_array
 from simulations.rundir.updates import round_folder
 
@@ -102,7 +102,7 @@ class Sparsified:
     counts: Counts | None
 
 
-def sparsified(subject: Subject, rows: Int64[Tensor, " n"], sparsities: Sequence[float]) -> Sparsified | None:
+def sparsified(subject: Subject, rows: Rows, sparsities: Sequence[float]) -> Sparsified | None:
     """Measure at W_t; None for methods whose mask is not uniformly random over all coordinates."""
     mask = subject.base.method.mask
     if mask.kind != "uniform":

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
-from typing import Any
 
 from simulations.inspection import Subject
 from simulations.inspection.energy import PRIVATE, KeptRow, kinds_of, whole
@@ -11,6 +10,7 @@ from simulations.inspection.measure import SOURCES, ClipRow, Inspection, LayerRo
 from simulations.inspection.sparsified import Sparsified
 from simulations.report.page import RowKind, Table
 from simulations.report.table import Column, make_table
+from simulations.rundir.files import Record
 
 SHOWN_SPARSITY = 0.3
 """Sparsity of the energies that are shown if the method itself freezes no units."""
@@ -191,7 +191,7 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
     return tables
 
 
-def rows_of(found: Inspection) -> dict[str, list[dict[str, Any]]]:
+def rows_of(found: Inspection) -> dict[str, list[Record]]:
     """Rows of every CSV file by its name."""
     return {
         "layers": [{**asdict(row), "shape": f"{row.shape[0]}x{row.shape[1]}"} for row in found.layers],
@@ -203,16 +203,16 @@ def rows_of(found: Inspection) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _masked_rows(found: Sparsified) -> Mapping[str, list[dict[str, Any]]]:
+def _masked_rows(found: Sparsified) -> Mapping[str, list[Record]]:
     symmetry = [{name: value for name, value in vars(d).items() if name != "plane"} for d in found.deviations]
-    tables: dict[str, list[dict[str, Any]]] = {"sparsified": [vars(row) for row in found.rows], "symmetry": symmetry}
+    tables: dict[str, list[Record]] = {"sparsified": [vars(row) for row in found.rows], "symmetry": symmetry}
     if found.counts is not None:
         laws = zip(found.counts.shares.tolist(), found.counts.expected.tolist(), strict=True)
         tables["mask-counts"] = [{"frozen": n, "share": s, "independent": law} for n, (s, law) in enumerate(laws)]
     return tables
 
 
-def clip_numbers(name: str, row: ClipRow) -> dict[str, Any]:
+def clip_numbers(name: str, row: ClipRow) -> Record:
     """One line of the table of clips."""
     measured = row.clipping
     return {

@@ -3,7 +3,7 @@
 Settings are folded, by theme, those that differ from the defaults first.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedlsg.setting.units import EXAMPLE, UNITS, unit_in
 from simulations import workloads
 from simulations.report.page import Code, Section, Text, facts_of
 from simulations.report.words import duration
-from simulations.rundir.results import Result
+from simulations.rundir.results import Result, Summary
 from simulations.settings.resolve import FALLBACK, GRID
 from simulations.settings.settings import all_settings
 from simulations.settings.show import by_group, text_of
@@ -140,7 +140,7 @@ FOLLOW = frozenset({"model", "pretrained_sha256", "workload", "method", "from_pr
 """Settings that are in the title, are shown elsewhere, or have a default that only the data knows."""
 
 
-def settings_section(result: Result, values: Mapping[str, Any]) -> Section:
+def settings_section(result: Result, values: Summary) -> Section:
     """``values``: the settings to show, by name."""
     shown = {name: text_of(value) for name, value in values.items()} | sent(result.settings, result.summary)
     changed = {name: shown[name] for name in changed_of(result.settings, values)}
@@ -153,12 +153,12 @@ def settings_section(result: Result, values: Mapping[str, Any]) -> Section:
     return Section(title="Settings", folded=True, parts=(Text(words=NOTE, style="note"), *first, *parts))
 
 
-def sent(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
+def sent(settings: Summary, summary: Summary) -> dict[str, str]:
     """What is sent in place of a codec under trust=secure; nothing else is there replaced."""
     return {"codec": f"{GRID}: {values_line(summary)}"} if settings.get("trust") == "secure" else {}
 
 
-def values_line(summary: Mapping[str, Any]) -> str:
+def values_line(summary: Summary) -> str:
     """How a client's values are sent, in words."""
     codec = summary.get("codec", {})
     if codec.get("name") != GRID and summary.get("trust") != "secure":
@@ -168,7 +168,7 @@ def values_line(summary: Mapping[str, Any]) -> str:
     return f"packed integers {size}, masked; only their sum can be read"
 
 
-def changed_of(settings: Mapping[str, Any], shown: Mapping[str, Any]) -> list[str]:
+def changed_of(settings: Summary, shown: Summary) -> list[str]:
     """Names of settings with another value than the workload and the method give; those that follow are left out."""
     usual = defaults(str(settings.get("workload")), str(settings.get("method")))
     found = [name for name, value in shown.items() if name in usual and not _same(value, usual[name])]
@@ -192,7 +192,7 @@ def _same(value: object, usual: object) -> bool:
     return value == usual or str(value) == str(usual)
 
 
-def _follows(name: str, settings: Mapping[str, Any]) -> bool:
+def _follows(name: str, settings: Summary) -> bool:
     """Whether a value was computed from other settings."""
     follows = {
         "noise_multiplier": settings.get("epsilon") is not None,

@@ -202,7 +202,7 @@ TEMPLATE = """<!DOCTYPE html>
 <figure><div class="scroll" role="group" tabindex="0" aria-label="picture">
 <img src="{{ part.uri }}" width="{{ part.width }}" alt="{{ part.caption }}"></div>
 <figcaption>{{ part.caption }}</figcaption></figure>
-{% elif part.kind == "tokens" %}
+{% elif part.kind == "tokenlines" %}
 {{ tokens(part) }}
 {% elif part.kind == "downloads" %}
 <ul class="files">

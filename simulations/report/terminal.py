@@ -22,6 +22,7 @@ from simulations.report.page import Table
 from simulations.report.words import outcome
 from simulations.rundir.examined import open_run
 from simulations.rundir.files import write_atomically, writing_to
+from simulations.rundir.results import Summary
 from simulations.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def facts_shown(facts: Mapping[str, str]) -> View:
     return table
 
 
-def summary_table(summary: Mapping[str, Any]) -> View:
+def summary_table(summary: Summary) -> View:
     """The result of a run as a table of two columns."""
     rows = {
         "workload": f"{summary['workload']}, model {summary['model']}",

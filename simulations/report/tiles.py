@@ -1,8 +1,6 @@
 """The numbers at the top of a run's page: how accurate, how private and for whom, how many bytes, how long."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from fedlsg.setting.units import unit_in
 from simulations.report.page import Badge, Tile, Tiles
@@ -17,7 +15,7 @@ from simulations.report.words import (
     readers_line,
     strongest,
 )
-from simulations.rundir.results import Result
+from simulations.rundir.results import Result, Summary
 
 OUTSIDE = "private only for the outside"
 
@@ -109,7 +107,7 @@ def _so_far(result: Result) -> list[Tile]:
     ]
 
 
-def _reader(summary: Mapping[str, Any]) -> str:
+def _reader(summary: Summary) -> str:
     """Whom the epsilon protects against."""
     if summary["trust"] == "server":
         return "against readers of the weights, not against the server"
@@ -118,7 +116,7 @@ def _reader(summary: Mapping[str, Any]) -> str:
     return readers_line(summary).partition("; ")[0].partition(" ")[2].partition(" ")[2]
 
 
-def _sent(summary: Mapping[str, Any]) -> list[Tile]:
+def _sent(summary: Summary) -> list[Tile]:
     """Bytes up and down; nothing of a run whose server keeps them to itself."""
     if "uplink_bytes" not in summary:
         return []
@@ -133,7 +131,7 @@ def _sent(summary: Mapping[str, Any]) -> list[Tile]:
     ]  # fmt: skip
 
 
-def _took(summary: Mapping[str, Any]) -> list[Tile]:
+def _took(summary: Summary) -> list[Tile]:
     """The time, and the parts that took the most of it."""
     if "wall_seconds" not in summary:
         return []

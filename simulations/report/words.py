@@ -6,11 +6,10 @@ The sentence says only what the run supports: without privacy, in test mode or a
 import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
 
 from fedlsg.setting.units import unit_in
 from simulations.rundir.journal import LINKS
-from simulations.rundir.results import Result
+from simulations.rundir.results import Result, Summary
 from simulations.workloads.base.split import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -27,7 +26,7 @@ SAME = 0.05
 """Ratios of bytes that are nearer to 1 than this are called equal."""
 
 
-def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
+def outcome(summary: Summary) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
     rho, seconds = summary.get("rho"), summary.get("transfer_seconds", {})
     links = (f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS)
@@ -48,7 +47,7 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
     return {name: words for name, words in facts.items() if words}
 
 
-def _sent(summary: Mapping[str, Any]) -> dict[str, str]:
+def _sent(summary: Summary) -> dict[str, str]:
     """Bytes up and down, next to dense updates; nothing of a run whose server keeps them to itself."""
     if "uplink_bytes" not in summary:
         return {}
@@ -60,7 +59,7 @@ def _sent(summary: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def tested(summary: Mapping[str, Any]) -> dict[str, str]:
+def tested(summary: Summary) -> dict[str, str]:
     """What was measured on the test split: accuracy if there are classes, loss, and the workload's own metrics."""
     loss = f"loss {reached:.3f}" if abs(reached := float(summary["loss"])) < 1e6 else f"loss {reached:.3g}"
     own = "".join(f", {name} {float(value):.4g}" for name, value in summary.get("metrics", {}).items())
@@ -69,7 +68,7 @@ def tested(summary: Mapping[str, Any]) -> dict[str, str]:
     return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
 
 
-def by_client_line(summary: Mapping[str, Any]) -> str:
+def by_client_line(summary: Summary) -> str:
     """The spread of the accuracy over clients, on public test rows of their class mix; empty if it was not measured."""
     said = summary.get("accuracy_by_client")
     if not said:
@@ -78,19 +77,19 @@ def by_client_line(summary: Mapping[str, Any]) -> str:
     return "accuracy on parts of the test split like theirs: mean {}, 10th percentile {}, worst {}".format(*spread)
 
 
-def features_line(summary: Mapping[str, Any]) -> str:
+def features_line(summary: Summary) -> str:
     """The public features that the model reads; empty for a model of the inputs themselves."""
     said = summary.get("features")
     return "" if not said else f"{said['name']} (public, frozen), {said['values']:,} values an example"
 
 
-def carriers_line(summary: Mapping[str, Any]) -> str:
+def carriers_line(summary: Summary) -> str:
     """The public inputs that carriers were probed with; empty for carriers of another kind."""
     source = summary.get("probe_source")
     return "" if not source else f"probed with public inputs: {source}"
 
 
-def _wire(summary: Mapping[str, Any], direction: str) -> str:
+def _wire(summary: Summary, direction: str) -> str:
     """What the messages took with their framing; nothing for runs that did not count it."""
     count = summary.get(f"{direction}_bytes_wire")
     return "" if count is None else f"; {human_bytes(count)} on the wire"
@@ -126,7 +125,7 @@ def epsilon_words(value: float, digits: int = 3) -> str:
     return str(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
 
 
-def privacy_line(summary: Mapping[str, Any]) -> str:
+def privacy_line(summary: Summary) -> str:
     """Epsilon and what it rests on; NOT PRIVATE where nothing is claimed."""
     epsilon = float(summary["epsilon_max"])
     if not summary["private"]:
@@ -163,7 +162,7 @@ def secure_words(sums: Mapping[str, int]) -> str:
     )
 
 
-def strongest(summary: Mapping[str, Any]) -> str:
+def strongest(summary: Summary) -> str:
     """The reader of ``epsilon_max``, after "at epsilon 3"; empty where one number holds for every reader."""
     t = _participants(summary)
     if not t:
@@ -171,7 +170,7 @@ def strongest(summary: Mapping[str, Any]) -> str:
     return " against one participant" if t == 1 else f" against {t} participants"
 
 
-def readers_line(summary: Mapping[str, Any]) -> str:
+def readers_line(summary: Summary) -> str:
     """Epsilon of a sum against each reader; empty where one number holds for all of them, or none is claimed."""
     found, t = summary.get("epsilon_by_reader", {}), _participants(summary)
     if not t or not found or not summary["private"]:
@@ -185,7 +184,7 @@ def readers_line(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _participants(summary: Mapping[str, Any]) -> int:
+def _participants(summary: Summary) -> int:
     """t: readers among the clients of a sum that epsilon counts; 0 where one number holds for all, or is unknown."""
     found = summary.get("epsilon_by_reader", {})
     if summary.get("trust") not in SHARED or not found or found["outside"] == found["participant"]:
@@ -194,13 +193,13 @@ def _participants(summary: Mapping[str, Any]) -> int:
     return max(int(sums.get("colluders", 1)), 1)
 
 
-def empty_line(summary: Mapping[str, Any]) -> str:
+def empty_line(summary: Summary) -> str:
     """How many rounds brought no update; empty if there were none, or none were counted."""
     count = summary.get("empty_rounds", 0)
     return f"{count} of {summary['rounds']} brought no update" if count else ""
 
 
-def _simulated(summary: Mapping[str, Any]) -> dict[str, str]:
+def _simulated(summary: Summary) -> dict[str, str]:
     """What the simulated clock shows at the end, and what became of the selected clients; empty without one."""
     said = summary.get("simulated")
     if said is None:
@@ -259,7 +258,7 @@ def _measured_on(result: Result) -> str:
     return "accuracy on held-out training rows" if result.held_out else "test accuracy"
 
 
-def at_epsilon(summary: Mapping[str, Any]) -> str:
+def at_epsilon(summary: Summary) -> str:
     """``at epsilon 8.000 (delta 1e-05)``, of what; or that there is none."""
     if not summary["private"]:
         return TEST_MODE if summary.get("reproducible") else WITHOUT

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
-from simulations.rundir.files import DamagedError, is_whole, unseal
-from simulations.rundir.journal import verify
+from simulations.rundir.files import DamagedError, Record, is_whole, unseal
+from simulations.rundir.journal import Mark, verify
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.manifest import OTHERWISE, digest, is_mark, listed_files, parts_of
 from simulations.rundir.rundir import RunDir
@@ -118,8 +118,8 @@ def examine(run: RunDir) -> Examined:
     return found
 
 
-def _compare(run: RunDir, record: Mapping[str, Any], listed: Mapping[str, Any], found: Examined) -> None:
-    claims: dict[str, Any] = {**listed, **dict.fromkeys(record["own"]), **record["files"], **record["final"]}
+def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> None:
+    claims: Record = {**listed, **dict.fromkeys(record["own"]), **record["files"], **record["final"]}
     for name, said in claims.items():
         if why := _digest_differs(run.path / name, said) if is_mark(said) else _own_differs(run, name, said):
             found.changed[name] = why
@@ -149,7 +149,7 @@ def _has_torn_line(run: RunDir, name: str) -> bool:
     return len([line for line in path.read_bytes().split(b"\n") if line]) > 1 + len(read_entries(path))
 
 
-def _digest_differs(path: Path, mark: Mapping[str, Any]) -> str | None:
+def _digest_differs(path: Path, mark: Mark) -> str | None:
     try:
         return None if digest(path) == mark else _how(path, mark)
     except PermissionError:
@@ -158,7 +158,7 @@ def _digest_differs(path: Path, mark: Mapping[str, Any]) -> str | None:
         return "missing"
 
 
-def _how(path: Path, mark: Mapping[str, Any]) -> str:
+def _how(path: Path, mark: Mark) -> str:
     if not path.exists():
         return "missing"
     size = path.stat().st_size

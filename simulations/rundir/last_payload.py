@@ -31,7 +31,6 @@ import zlib
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ from torch import Tensor
 from fedlsg.owner_only import make_folder
 from fedlsg.privacy import Entry, LedgerError
 from fedlsg.privacy.ledger_file import write_all
-from simulations.rundir.files import naming, write_atomically
+from simulations.rundir.files import Record, naming, write_atomically
 from simulations.rundir.lock import locked_folder
 
 PAYLOAD_KEYS = ("question", "bytes")
@@ -117,7 +116,7 @@ def is_own_file(path: Path) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-def _head(request_id: str, payload: bytes, kind: str = "crc32") -> dict[str, Any]:
+def _head(request_id: str, payload: bytes, kind: str = "crc32") -> Record:
     start = json.dumps(request_id).encode() + b"\n"
     old = kind == "sha256"
     found = hashlib.sha256(start + payload).hexdigest() if old else zlib.crc32(payload, zlib.crc32(start))
@@ -257,7 +256,7 @@ class FeedbackBox:
         return Stored(head["round"], head["question"], head["first"], body[:cut], memory)
 
 
-def _digest(head: dict[str, Any], body: bytes) -> str:
+def _digest(head: Record, body: bytes) -> str:
     return hashlib.sha256(json.dumps(head, sort_keys=True).encode() + b"\n" + body).hexdigest()
 
 

@@ -36,6 +36,7 @@ from fedlsg.owner_only import make_folder, make_parents
 from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
 from simulations.rundir.files import (
     DamagedError,
+    Record,
     check_inside,
     load_checkpoint,
     save_array,
@@ -175,7 +176,7 @@ class RunDir:
         """Note what the current round sends down. Not synced: a note that is lost is a round that is not counted."""
         write_atomically(self.sent, seal(note), durable=False)
 
-    def read_sent(self) -> dict[str, Any]:
+    def read_sent(self) -> Record:
         """What was noted, attempt 0 where nothing was. Raises DamagedError."""
         try:
             return unseal(
@@ -224,32 +225,32 @@ class RunDir:
         except ValueError as error:
             raise ValueError(f"{self.config}: {error}") from None
 
-    def read_values(self) -> dict[str, Any]:
+    def read_values(self) -> Record:
         """The resolved settings by field name, for reports. Raises ValueError as ``read_config``."""
         return values_of(self.read_config())
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: Record) -> None:
         """Write summary.json; infinite numbers become the string "inf", which any JSON reader accepts."""
         clean = {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
         write_atomically(self.summary, seal(clean, indent=2))
 
-    def read_summary(self) -> dict[str, Any]:
+    def read_summary(self) -> Record:
         """What ``write_summary`` wrote, without its digest. Raises FileNotFoundError; DamagedError."""
         otherwise = "restore it from a copy (a run of before version 0.1 is read by the version that made it)"
         return unseal(self.summary, otherwise=otherwise)
 
-    def save_checkpoint(self, state: dict[str, Any]) -> None:
+    def save_checkpoint(self, state: Record) -> None:
         """Replace the checkpoint, atomically and durably; keep the one before."""
         save_checkpoint(self.checkpoint, self.previous, state)
 
-    def load_checkpoint(self) -> dict[str, Any]:
+    def load_checkpoint(self) -> Record:
         """The last checkpoint. Raises ValueError if there is none or it is damaged."""
         try:
             return load_checkpoint(self.checkpoint)
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
 
-    def resume_point(self) -> tuple[dict[str, Any], str | None]:
+    def resume_point(self) -> tuple[Record, str | None]:
         """The checkpoint to continue from; and, if that is not the last one, a sentence that says why.
 
         Raises ValueError if both are missing or damaged, or of an older version.

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
 from simulations.rundir.declared import AT_SERVER, EVERYTHING, Released
-from simulations.rundir.journal import LINES_HEADER, Journal, append_events, cut_events, lines_of
+from simulations.rundir.journal import LINES_HEADER, Journal, Mark, append_events, cut_events, lines_of
 from simulations.rundir.rundir import RunDir
 from strategies.federation.report import RoundReport
 
@@ -215,11 +215,11 @@ class Tables:
         if lines := lines_of(report):
             self._messages.append(lines)
 
-    def marks(self) -> dict[str, Any]:
+    def marks(self) -> Mark:
         """What a checkpoint holds of the tables: lengths, and the digests of the two that are read again."""
         return {"rounds": self._rounds.mark(), "messages": self._messages.mark(), "events": self._events_size}
 
-    def cut(self, marks: Mapping[str, Any]) -> None:
+    def cut(self, marks: Mark) -> None:
         """Go back to a checkpoint's marks. Raises DamagedError where a table differs from what was written."""
         self._rounds.cut(marks["rounds"])
         if self._rounds.size:  # a file of an earlier version stays as it began
