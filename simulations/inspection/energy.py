@@ -3,7 +3,7 @@
 Symbols: dW (m, n) the mean gradient of a weight over training examples, neither clipped nor noisy; P the projection of
 carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the form core. Energy kept: |P dW|^2 / |dW|^2.
 
-A kind of carriers is one line of ``kinds``. Those of private data are for comparison only: no method may use them.
+A kind of carriers is one line of ``Moment.kinds``. That of private data is for comparison only: no method may use it.
 """
 
 import math
@@ -110,40 +110,38 @@ class Moment:
     seed: int
     power_steps: int
 
+    def draw(self, name: str, rank: int) -> Pair:
+        """Random orthonormal carriers."""
+        W = self.weights[name]
+        m, n = flatten_kernel(W).shape
+        return random_carriers((m, n), rank, generator=self._generator(name, rank), like=W)
 
-def draw(moment: Moment, name: str, rank: int) -> Pair:
-    """Random orthonormal carriers."""
-    generator = public_generator(moment.seed, "inspect energy", moment.round, name, rank)
-    W = moment.weights[name]
-    m, n = flatten_kernel(W).shape
-    return random_carriers((m, n), rank, generator=generator, like=W)
+    def follow(self, matrices: Weights | None, name: str, rank: int) -> Pair | None:
+        """Carriers of a matrix by the power method; None where there is none, or only zeros."""
+        if matrices is None or not matrices[name].any():
+            return None
+        generator = self._generator(name, rank)
+        return decompose(matrices[name], rank, generator=generator, power_steps=self.power_steps)
 
+    def eigenvectors(self, moments: Mapping[str, Moments], name: str, rank: int) -> Pair:
+        """The top eigenvectors of second moments, as ``carriers.probe`` makes carriers."""
+        generator = public_generator(self.seed, "eigenvectors", self.round, name)
+        L, Rt = (top_eigenvectors(X, rank, generator=generator)[1] for X in (moments[name].B, moments[name].A))
+        return L, Rt.mT
 
-def follow(moment: Moment, matrices: Weights | None, name: str, rank: int) -> Pair | None:
-    """Carriers of a matrix by the power method; None where there is none, or only zeros."""
-    if matrices is None or not matrices[name].any():
-        return None
-    generator = public_generator(moment.seed, "inspect energy", moment.round, name, rank)
-    return decompose(matrices[name], rank, generator=generator, power_steps=moment.power_steps)
+    def _generator(self, name: str, rank: int) -> torch.Generator:
+        return public_generator(self.seed, "inspect energy", self.round, name, rank)
 
-
-def eigenvectors(moment: Moment, moments: Mapping[str, Moments], name: str, rank: int) -> Pair:
-    """The top eigenvectors of second moments, as ``carriers.probe`` makes carriers."""
-    generator = public_generator(moment.seed, "eigenvectors", moment.round, name)
-    L, Rt = (top_eigenvectors(X, rank, generator=generator)[1] for X in (moments[name].B, moments[name].A))
-    return L, Rt.mT
-
-
-def kinds(moment: Moment) -> dict[str, Callable[[str, int], Pair | None]]:
-    """Every kind of carriers, in the order of tables: from a weight's name and a rank to its carriers."""
-    return {
-        "random": partial(draw, moment),
-        "W": partial(follow, moment, moment.weights),
-        "W - W_0": partial(follow, moment, moment.change),
-        "updates": partial(follow, moment, moment.average),
-        **{PROBE + source: partial(eigenvectors, moment, moments) for source, moments in moment.probed.items()},
-        PRIVATE: partial(eigenvectors, moment, moment.private),
-    }
+    def kinds(self) -> dict[str, Callable[[str, int], Pair | None]]:
+        """Every kind of carriers, in the order of tables: from a weight's name and a rank to its carriers."""
+        return {
+            "random": self.draw,
+            "W": partial(self.follow, self.weights),
+            "W - W_0": partial(self.follow, self.change),
+            "updates": partial(self.follow, self.average),
+            **{PROBE + source: partial(self.eigenvectors, moments) for source, moments in self.probed.items()},
+            PRIVATE: partial(self.eigenvectors, self.private),
+        }
 
 
 PROBE, PRIVATE = "probe: ", "private data"
@@ -155,14 +153,11 @@ MEANINGS = {
     "updates": "the moving average of the released updates, by the power method; only of a run with --record-updates",
     PRIVATE: "the training examples themselves, used as a probe: no method may use them",
 }
-
-
-def meaning(kind: str) -> str:
-    """What carriers of a kind are made from."""
-    return MEANINGS.get(kind) or (
-        "the top eigenvectors of second moments of the gradients of public inputs; labels are random in round 1, and "
-        "drawn from the model later"
-    )
+"""What carriers of a kind are made from."""
+OF_PROBES = (
+    "the top eigenvectors of second moments of the gradients of public inputs; labels are random in round 1, and "
+    "drawn from the model later"
+)
 
 
 FORMS = (TANGENT, CORE)
@@ -257,7 +252,7 @@ def probe_moments(subject: Subject, source: ProbeSource, round: int, names: Sequ
 def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[KeptRow]:
     """The rows of one layer at one rank."""
     squared = float(dW.double().square().sum())
-    for kind, make in kinds(moment).items():
+    for kind, make in moment.kinds().items():
         pair = make(name, rank)
         for form in FORMS:
             energy = math.nan if pair is None else 1 - residual(dW, *pair, form) ** 2
@@ -293,4 +288,4 @@ def kinds_of(rows: Sequence[KeptRow]) -> list[str]:
 
 def meanings(rows: Sequence[KeptRow]) -> Mapping[str, str]:
     """What the kinds of carriers are made from."""
-    return {kind: meaning(kind) for kind in kinds_of(rows)}
+    return {kind: MEANINGS.get(kind, OF_PROBES) for kind in kinds_of(rows)}

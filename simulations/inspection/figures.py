@@ -106,7 +106,7 @@ def residuals(rows: Sequence[ResidualRow]) -> Charts:
         ranks = sorted({row.rank for row in own})
         x = Axis(label="rank r", log=True, ticks=spaced([(float(rank), f"{rank}") for rank in ranks], log=True))
         y = Axis(label="projection residual", low=0.0, high=1.0)
-        charts.append(Chart(title=name, x=x, y=y, series=tuple(series), height=260))
+        charts.append(Chart(title=name, x=x, y=y, series=series, height=260))
     return tuple(charts)
 
 
@@ -136,17 +136,17 @@ def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> Charts:
     series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
     x = Axis(label="norm of an example's gradient", log=True)
     y = Axis(low=0.0, high=1.0)
-    norms = Chart(title="share of examples with a smaller norm", x=x, y=y, series=tuple(series), height=300)
+    norms = Chart(title="share of examples with a smaller norm", x=x, y=y, series=series, height=300)
     choices = dict.fromkeys(row.choice for row in rows if row.choice != "all")
-    lines = (
+    lines = [
         _points(
             sorted((row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all")),
             f"{choice} kept",
             *CHOICES.get(choice, OTHER_CHOICE),
         )
         for choice in choices
-    )
-    return norms, Chart(title="share of examples clipped", x=SPARSITY, y=y, series=tuple(lines), height=300)
+    ]
+    return norms, Chart(title="share of examples clipped", x=SPARSITY, y=y, series=lines, height=300)
 
 
 def energies(rows: Sequence[EnergyRow]) -> Charts:
@@ -160,7 +160,7 @@ def energies(rows: Sequence[EnergyRow]) -> Charts:
             series.append(_points(out, f"{choice} out units", colour, "o"))
             series.append(_points(into, f"{choice} in units", colour, "s", "--"))
         y = Axis(label="share of the gradient's energy kept", low=0.0, high=1.0)
-        charts.append(Chart(title=name, x=SPARSITY, y=y, series=tuple(series), height=260))
+        charts.append(Chart(title=name, x=SPARSITY, y=y, series=series, height=260))
     return tuple(charts)
 
 
@@ -173,7 +173,7 @@ def kept_energy(rows: Sequence[KeptRow]) -> Charts:
     for rank, form in dict.fromkeys((row.rank, row.form) for row in rows):
         for round_ in spread(sorted({row.round for row in rows}), ROUNDS):
             found = [row for row in rows if (row.rank, row.form, row.round) == (rank, form, round_)]
-            series = (
+            series = [
                 _points(
                     ((row.energy, layers.index(row.layer)) for row in found if row.carriers == kind),
                     kind,
@@ -181,9 +181,9 @@ def kept_energy(rows: Sequence[KeptRow]) -> Charts:
                     line=False,
                 )
                 for kind in kinds_of(rows)
-            )
+            ]
             title = f"{form}, r = {rank}, round {round_}"
-            charts.append(Chart(title=title, x=x, y=y, series=tuple(series), height=110 + 26 * len(layers)))
+            charts.append(Chart(title=title, x=x, y=y, series=series, height=110 + 26 * len(layers)))
     return tuple(charts)
 
 

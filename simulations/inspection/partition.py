@@ -146,12 +146,12 @@ def table(balance: Balance, *, counted: bool) -> Table:
         return Column(name, lambda one: one.values[name], form)
 
     columns = [
-        Column("client", lambda one: one.name), column("examples", ",.0f"), column("q", ".4g"), column("batch", ".1f"),
+        Column("client", "name"), column("examples", ",.0f"), column("q", ".4g"), column("batch", ".1f"),
         column("classes", ".0f"),
         Column("top class", lambda one: one.values["top class"],
                words=lambda one: f"{one.top}{one.values['top class']:.0f} %"),
-        column("distance", ".2f"), Column("delta ok", lambda one: one.ok),
-        *([Column("examples by class", lambda one: one.counts)] if counted else []),
+        column("distance", ".2f"), Column("delta ok", "ok"),
+        *([Column("examples by class", "counts")] if counted else []),
     ]  # fmt: skip
     return make_table(columns, lines, title=balance.title, style=lambda one: one.style, group=lambda one: one.group)
 
@@ -246,8 +246,8 @@ def _stacked(
     y: Axis = PLAIN,
 ) -> Chart:  # fmt: skip
     """A bar for each row of ``values``, stacked by parts of its columns."""
-    series = tuple(
+    series = [
         Series(name=name, kind="bar", x=list(places), y=values[:, labels].sum(1).tolist(), colour=colour)
         for (name, labels), colour in zip(parts, COLOURS, strict=False)
-    )
+    ]
     return Chart(title=title, x=x, y=y, series=series, height=380)

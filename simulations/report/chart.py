@@ -113,7 +113,7 @@ class Chart:
     title: str
     x: Axis = Axis()
     y: Axis = Axis()
-    series: tuple[Series, ...]
+    series: Sequence[Series]
     height: int = 280
     note: str = ""
 
@@ -219,6 +219,11 @@ def _place(value: Any, axis: Axis) -> str:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a point can be drawn there."""
     return value is not None and math.isfinite(value) and abs(value) <= LARGEST
+
+
+def digits(low: float, high: float) -> tuple[int, ...]:
+    """First digits of the ticks between the ends of a logarithmic axis."""
+    return (1,) if high > 1000 * low else (1, 3) if high > 15 * low else (1, 2, 5)
 
 
 def short_bytes(value: float, _: Any = None) -> str:

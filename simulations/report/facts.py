@@ -89,18 +89,13 @@ def made_section(done: Sequence[Result], *code: Code) -> Section:
 def facts(done: Sequence[Result]) -> dict[str, str]:
     """Hardware, versions and the like; several values where the runs differ."""
 
-    def of(*path: str) -> str:
-        values: list[Any] = []
-        for run in done:
-            value: Any = run.summary
-            for key in path:
-                value = value.get(key) if isinstance(value, dict) else None
-            values.append(value)
-        return _join_different(value for value in values if value is not None)
+    def of(name: str, inside: str = "") -> str:
+        found = (run.summary.get(inside, {}) if inside else run.summary for run in done)
+        return _join_different(one[name] for one in found if one.get(name) is not None)
 
     if not done:
         return {"runs": "none finished"}
-    versions = {name: of("versions", name) for name in done[-1].summary.get("versions", {})}
+    versions = {name: of(name, "versions") for name in done[-1].summary.get("versions", {})}
     levels = {run.chance for run in done if run.chance is not None}
     return {
         "workload": f"{of('workload')}, model {of('model')}",
@@ -111,7 +106,7 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
             for c in levels
         )
         or UNKNOWN,
-        "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device {of('device')}",
+        "hardware": f"{of('processor', 'hardware')}, {of('cores', 'hardware')} cores, device {of('device')}",
         "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each client step",
         "engine": of("engine"),
         "isolation": of("isolation"),

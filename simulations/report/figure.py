@@ -18,6 +18,7 @@ from simulations.report.chart import (
     Series,
     chart_data,
     describe,
+    digits,
     is_number,
     keys,
     share_names,
@@ -164,9 +165,7 @@ def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
     getattr(axes, f"set_{name}label")(axis.label)
     if axis.log:
         getattr(axes, f"set_{name}scale")("log")
-        low, high = sorted(own.get_view_interval())
-        subs = (1,) if high > 1000 * low else (1, 3) if high > 15 * low else (1, 2, 5)
-        own.set_major_locator(LogLocator(subs=subs))
+        own.set_major_locator(LogLocator(subs=digits(*sorted(own.get_view_interval()))))
         own.set_minor_locator(NullLocator())
         own.set_minor_formatter(NullFormatter())
     elif not axis.ticks:

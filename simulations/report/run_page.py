@@ -233,7 +233,7 @@ def _epsilon(rows: Sequence[Row]) -> Chart:
     lines += [] if median == lines[0][3] else [("median client", BLACK, "--", median)]
     return Chart(
         title="epsilon so far", x=ROUND, note="no finite epsilon", height=300,
-        series=tuple(_line(rows, *one) for one in lines),
+        series=[_line(rows, *one) for one in lines],
     )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def _bytes(rows: Sequence[Row]) -> Chart:
         sums = list(accumulate(getattr(row, f"{name}_bytes") for row in rows))
         lines.append(_line(rows, name, colour, dashes, sums))
     return Chart(
-        title="payload bytes so far, all clients", x=ROUND, y=Axis(unit="bytes", low=0), series=tuple(lines), height=300
+        title="payload bytes so far, all clients", x=ROUND, y=Axis(unit="bytes", low=0), series=lines, height=300
     )
 
 
@@ -254,7 +254,7 @@ def _clients(rows: Sequence[Row]) -> list[Chart]:
     if len(set(counts["asked"])) < 2 and counts["asked"] == counts["answered"] and not any(counts["rejected"]):
         return []
     lines = [_line(rows, label, colour, dashes, counts[name]) for name, label, colour, dashes in (*CLIENTS, *timed)]
-    return [Chart(title="clients in each round", x=ROUND, y=Axis(low=0, whole=True), series=tuple(lines), height=300)]
+    return [Chart(title="clients in each round", x=ROUND, y=Axis(low=0, whole=True), series=lines, height=300)]
 
 
 def _line(rows: Sequence[Row], name: str, colour: str, dashes: str, values: Iterable[float]) -> Series:

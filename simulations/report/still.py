@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TypeGuard
 from unicodedata import east_asian_width
 
-from simulations.report.chart import OUTLINES, Axis, Chart, Point, Series, is_number, short_bytes
+from simulations.report.chart import OUTLINES, Axis, Chart, Point, Series, digits, is_number, short_bytes
 from simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
 
 ALONE, NEXT = 538, 403
@@ -68,12 +68,15 @@ class Scale:
         return [k * step for k in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
 
     def _decades(self, most: float) -> list[float]:
-        span = self.high / self.low
-        parts = (1,) if span > 1000 else (1, 3) if span > 15 else (1, 2, 5)
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
         every = max(1, math.ceil((last - first) / most))
         powers = range(first - every, last + 1, every)
-        return [at for k in powers for part in parts if self.low <= (at := part * 10.0**k) <= self.high * 1.000001]
+        return [
+            at
+            for k in powers
+            for part in digits(self.low, self.high)
+            if self.low <= (at := part * 10.0**k) <= self.high * 1.000001
+        ]
 
 
 def scale(
