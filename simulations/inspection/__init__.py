@@ -5,7 +5,7 @@ Reads a run directory and writes nothing into it: no ledger is opened, no checkp
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -78,7 +78,8 @@ class Subject:
     @cached_property
     def layers(self) -> tuple[str, ...]:
         """Trainable weights of Linear and Conv2d layers, in model order: the matrices of the papers' figures."""
-        owners = {f"{n}.weight" if n else "weight" for n, m in self.model.named_modules() if _is_matrix(m)}
+        matrices = ((n, m) for n, m in self.model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d))
+        owners = {f"{name}.weight" if name else "weight" for name, _ in matrices}
         return tuple(name for name in self.weights if name in owners)
 
     @cached_property
@@ -108,21 +109,25 @@ class Subject:
         draw = torch.randperm(total, generator=public_generator(self.state.seed, "inspect"))
         return self.base.workload.train.order(draw[: min(examples, total)].sort().values)
 
-    def batches(self, rows: Rows, size: int) -> Iterator[Batch]:
-        """Inputs and targets of ``rows`` in batches of ``size``, prepared and augmented as on a client."""
+    def batches(self, rows: Rows, values: int = 1) -> Iterator[Batch]:
+        """Inputs and targets of ``rows`` in microbatches, prepared and augmented as on a client.
+
+        ``values``: of an example's gradient, of which only so many are held at a time. Every pass draws the same
+        dropout, and torch's own generator stays as it was.
+        """
+        fits = max(1, PASS_BYTES // (4 * values))
+        size = max(1, min(self.base.local.microbatch_size, fits) // self.copies)
         train, augment, changes = self.base.workload.train, self.base.augment, None
         if augment is not None:
             generator = public_generator(self.state.seed, "inspect", "augment")
             changes = draw_round(augment, len(train), self.copies, generator)
-        for run in rows.split(size):
-            inputs, targets = train.batch(run)
-            if augment is not None and changes is not None:
-                inputs, targets = drawn_copies(inputs, targets, changes[run], augment)
-            yield to_device(inputs, self.base.device), targets.to(self.base.device)
-
-    def at_start(self) -> AbstractContextManager[None]:
-        """Inside, the model has the weights W_0."""
-        return self.at(self.start)
+        with own_draws(self.base.device):
+            seed_draws(public_generator(self.state.seed, "inspect", "dropout").initial_seed(), self.base.device)
+            for run in rows.split(size):
+                inputs, targets = train.batch(run)
+                if augment is not None and changes is not None:
+                    inputs, targets = drawn_copies(inputs, targets, changes[run], augment)
+                yield to_device(inputs, self.base.device), targets.to(self.base.device)
 
     @contextmanager
     def at(self, weights: Weights) -> Iterator[None]:
@@ -133,13 +138,6 @@ class Subject:
             yield
         finally:
             _write(self.model, now)
-
-    @contextmanager
-    def same_dropout(self) -> Iterator[None]:
-        """Every pass draws the same dropout, and torch's own generator stays as it was."""
-        with own_draws(self.base.device):
-            seed_draws(public_generator(self.state.seed, "inspect", "dropout").initial_seed(), self.base.device)
-            yield
 
 
 def subject_of_run(
@@ -205,10 +203,6 @@ def run_in_scratch(plan: Plan, on_round: Callable[[Row], None]) -> Iterator[tupl
         yield directory, summary
 
 
-def _is_matrix(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.Conv2d)
-
-
 def _write(model: nn.Module, weights: Weights) -> None:
     with torch.no_grad():
         for name, p in trainable(model).items():
@@ -219,15 +213,13 @@ def batch_gradient(subject: Subject, rows: Rows) -> Weights:
     """Mean gradient of every trainable parameter over the examples, without clip and noise."""
     parameters = trainable(subject.model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
-    with subject.same_dropout():
-        for inputs, targets in subject.batches(rows, microbatch):
-            outputs = partial(call, subject.model, inputs)
-            losses = subject.base.local.precision.losses(outputs, subject.base.workload.loss, targets, targets)
-            found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-            for name, dW in zip(parameters, found, strict=True):
-                if dW is not None:
-                    total[name] += dW / (len(rows) * subject.copies)
+    for inputs, targets in subject.batches(rows):
+        outputs = partial(call, subject.model, inputs)
+        losses = subject.base.local.precision.losses(outputs, subject.base.workload.loss, targets, targets)
+        found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+        for name, dW in zip(parameters, found, strict=True):
+            if dW is not None:
+                total[name] += dW / (len(rows) * subject.copies)
     return total
 
 
@@ -238,14 +230,10 @@ def unmasked(frame: Frame) -> Frame:
 
 def passes(subject: Subject, frame: Frame, rows: Rows) -> Iterator[list[Float[Tensor, "batch kept"]]]:
     """The gradients that are clipped, by microbatch: as in ``client_step``."""
-    local = subject.base.local
-    fits = max(1, PASS_BYTES // (4 * frame.kept))
-    size = max(1, min(local.microbatch_size, fits) // subject.copies)
-    losses = subject.base.workload.loss
-    with subject.same_dropout():
-        for inputs, targets in subject.batches(rows, size):
-            gradients = per_example_gradients(subject.model, losses, inputs, targets, frame, precision=local.precision)
-            yield per_unit(gradients, frame, subject.copies)
+    losses, precision = subject.base.workload.loss, subject.base.local.precision
+    for inputs, targets in subject.batches(rows, frame.kept):
+        gradients = per_example_gradients(subject.model, losses, inputs, targets, frame, precision=precision)
+        yield per_unit(gradients, frame, subject.copies)
 
 
 @dataclass(frozen=True, kw_only=True)

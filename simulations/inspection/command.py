@@ -23,7 +23,7 @@ from simulations.inspection import (
 )
 from simulations.inspection.energy import kept_rows, rounds_of
 from simulations.inspection.measure import inspect
-from simulations.inspection.output import WARNING, diagnosis, first_factors, folder, lead, resolve_layer, write
+from simulations.inspection.output import WARNING, diagnosis, factor_words, folder, lead, resolve_layer, write
 from simulations.inspection.tables import shown_sparsity, shown_tables
 from simulations.report.progress import count_bar
 from simulations.report.terminal import checked, print_line, print_table, print_whole, print_written
@@ -89,9 +89,8 @@ def inspect_command(
     print_line(lead(subject, found), console)
     for table in shown_tables(subject, found):
         print_table(table, console)
-    for name, factors in first_factors(found).items():
-        text = ", ".join(f"{factor:.4f}" for factor in factors)
-        print_whole(f"clip factors of the first examples (1: not clipped), {name}: {text}", console)
+    for name, factors in factor_words(found).items():
+        print_whole(f"clip factors of the first examples (1: not clipped), {name}: {factors}", console)
     if found.costs is not None:
         print_line(diagnosis(found.costs), console, "bold")
     print_written(path, ("inspection.html",), console)

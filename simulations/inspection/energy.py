@@ -225,12 +225,10 @@ def carried(subject: Subject, rank: int) -> tuple[str, ...]:
 def private_moments(subject: Subject, rows: Rows, names: Sequence[str]) -> dict[str, Moments]:
     """Second moments of the examples' normalised gradients. NOT PRIVATE."""
     found: dict[str, Moments] = {}
-    size = max(1, subject.base.local.microbatch_size // subject.copies)
-    with subject.same_dropout():
-        for inputs, targets in subject.batches(rows, size):
-            part = second_moments(subject.model, subject.base.workload.loss, inputs, targets, names)
-            for name, (A, B) in part.items():
-                found[name] = Moments(A + found[name].A, B + found[name].B) if name in found else Moments(A, B)
+    for inputs, targets in subject.batches(rows):
+        part = second_moments(subject.model, subject.base.workload.loss, inputs, targets, names)
+        for name, (A, B) in part.items():
+            found[name] = Moments(A + found[name].A, B + found[name].B) if name in found else Moments(A, B)
     return found
 
 

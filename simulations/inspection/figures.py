@@ -1,6 +1,6 @@
 """The figures of an inspection: stable ranks, residuals, clipping, energy, random masks, intensity maps."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ MAP_SIDE = 400
 """Rows and columns of an intensity map at most; larger matrices show the largest entry of each tile."""
 SHORTEST = 1e-3
 """Shorter norms than this share of C are drawn here: the clip does not change them."""
-LINES: Mapping[str, tuple[str, str, str]] = {
+LINES = {
     "own": (RED, "*", "-"),
     "self": (BLACK, "o", "-"),
     "start gradient": (BLUE, "s", "--"),
@@ -35,13 +35,13 @@ LINES: Mapping[str, tuple[str, str, str]] = {
     "weight": (GREEN, "^", "-"),
     "random": (GREY, "x", ":"),
 }
-MARKS: Mapping[str, tuple[str, str]] = {
+MARKS = {
     "random": (GREY, "x"), "W": (GREEN, "^"), "W - W_0": (RED, "o"), "updates": (ORANGE, "D"),
     "probe: leaves": (BLUE, "s"), "probe: tokens": (BLUE, "s"), "probe: pink": (SKY, "v"), "private data": (BLACK, "*"),
 }  # fmt: skip
 """Carriers by what they are made from; others have the next look."""
 OTHER_MARK = (BLUE, "P")
-CHOICES: Mapping[str, tuple[str, str]] = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
+CHOICES = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
 OTHER_CHOICE = (GREEN, "o")
 SPARSITY = Axis(label="sparsity p")
 Charts = tuple[Chart, ...]

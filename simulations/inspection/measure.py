@@ -34,6 +34,9 @@ from simulations.inspection import Costs, Rows, Subject, Weights, batch_gradient
 from simulations.inspection.energy import KeptRow
 from simulations.inspection.sparsified import Sparsified, sparsified
 
+Squares = Float64[Tensor, "blocks batch"]
+"""Squared lengths of the blocks of examples' gradients."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClipRow:
@@ -66,7 +69,7 @@ def clip_rows(subject: Subject, own: Frame, rows: Rows, sparsities: Sequence[flo
         for p in sparsities
         for choice, mask in masks_of(method, p).items()
     }
-    squares: dict[tuple[float, str], list[Float64[Tensor, "blocks batch"]]] = {key: [] for key in frames}
+    squares: dict[tuple[float, str], list[Squares]] = {key: [] for key in frames}
     for gradients in passes(subject, unmasked(own), rows):
         for key, frame in frames.items():
             squares[key].append(block_squares(select_kept(gradients, frame.blocks)))
@@ -99,9 +102,7 @@ def masks_of(method: Method, p: float) -> dict[str, Mask]:
     return {"uniform": Mask(kind="uniform", sparsity=p)}
 
 
-def _clip_row(
-    subject: Subject, squares: Float64[Tensor, "blocks batch"], frame: Frame, sparsity: float, choice: str
-) -> ClipRow:
+def _clip_row(subject: Subject, squares: Squares, frame: Frame, sparsity: float, choice: str) -> ClipRow:
     dtype = next(iter(subject.weights.values())).dtype
     return ClipRow(
         sparsity=sparsity,
@@ -112,7 +113,7 @@ def _clip_row(
     )
 
 
-def length_shares(squares: Float64[Tensor, "blocks batch"], frame: Frame) -> dict[str, float]:
+def length_shares(squares: Squares, frame: Frame) -> dict[str, float]:
     """Mean share of an example's squared length by parameter, over examples that have a finite one; adds up to 1."""
     total = squares.sum(0)
     usable = total.isfinite() & (total > 0)
@@ -206,7 +207,7 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
     gradients = batch_gradient(subject, rows)
     before = None
     if subject.moved:
-        with subject.at_start():
+        with subject.at(subject.start):
             before = batch_gradient(subject, rows)
     own = subject.frame
     return Inspection(

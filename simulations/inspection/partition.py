@@ -59,6 +59,8 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
     print_written(directory, ("partition.html", ".csv", ".png"), console)
 
 
+Said = tuple[str, str | None]
+"""A line, and its style on a terminal."""
 STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"}
 """How a page shows a line that the terminal shows so."""
 
@@ -156,40 +158,31 @@ def table(balance: Balance, *, counted: bool) -> Table:
     return make_table(columns, lines, title=balance.title, style=lambda one: one.style, group=lambda one: one.group)
 
 
-def conclusions(balance: Balance) -> list[tuple[str, str | None]]:
+def conclusions(balance: Balance) -> list[Said]:
     """Lines with their style: the rate, the extremes, whether delta holds, clients with nearly no examples."""
     sizes, rates, apart = balance.sizes, balance.rates, balance.distances
-    smallest, largest = int(sizes.argmin()), int(sizes.argmax())
-    rate = f"{rates[0]:.4g}" if np.ptp(rates) == 0 else f"{rates.min():.4g} to {rates.max():.4g}"
-    lines: list[tuple[str, str | None]] = [
-        (
-            f"q = {rate}; the server divides every sum by the expected batch of a client, {balance.expected_batch:.1f}",
-            None,
-        ),
-        (f"smallest client {smallest}: {sizes[smallest]:,} examples; largest {largest}: {sizes[largest]:,}", None),
-        (
-            f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest {apart.max():.2f}",
-            None,
-        ),
-        _about_delta(balance),
-    ]
-    idle = int((balance.batches < 1).sum())
-    if idle:
-        lines.append(
-            (f"{idle} clients expect less than one example in a step: raise q, or take fewer clients", "yellow")
-        )
+    smallest, largest = sizes.argmin(), sizes.argmax()
+    rate = f"{rates.min():.4g} to {rates.max():.4g}" if np.ptp(rates) else f"{rates[0]:.4g}"
+    plain = (
+        f"q = {rate}; the server divides every sum by the expected batch of a client, {balance.expected_batch:.1f}",
+        f"smallest client {smallest}: {sizes[smallest]:,} examples; largest {largest}: {sizes[largest]:,}",
+        f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest {apart.max():.2f}",
+    )
+    lines = [*((line, None) for line in plain), _about_delta(balance)]
+    if idle := int((balance.batches < 1).sum()):
+        raised = f"{idle} clients expect less than one example in a step: raise q, or take fewer clients"
+        lines.append((raised, "yellow"))
     return lines
 
 
-def _about_delta(balance: Balance) -> tuple[str, str | None]:
+def _about_delta(balance: Balance) -> Said:
     if balance.delta is None:
         return "the method claims no epsilon, so it needs no delta", None
-    bound = 1 / balance.sizes.max()
-    failing = int((~balance.delta_holds).sum())
-    if not failing:
+    bound, holds = 1 / balance.sizes.max(), balance.delta_holds
+    if holds.all():
         return f"delta = {balance.delta:g} < 1/N_k for every client; the smallest 1/N_k is {bound:.3g}", None
     return (
-        f"delta = {balance.delta:g} is not below 1/N_k for {failing} of {len(balance.sizes)} clients; a run refuses "
+        f"delta = {balance.delta:g} is not below 1/N_k for {(~holds).sum()} of {len(holds)} clients; a run refuses "
         f"that: take delta < {bound:.3g}",
         "bold red",
     )

@@ -26,6 +26,10 @@ DIRECTIONS = 64
 """Random directions, in pairs: the first pair is drawn, all are tested for symmetry."""
 
 
+Law = Float[np.ndarray, " counts"]
+"""Shares by how often something happened."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparsifiedRow:
     """One rate. Means over ``DRAWS`` masks with their standard deviations.
@@ -73,8 +77,8 @@ class Counts:
 
     ranking: str
     masks: int
-    shares: Float[np.ndarray, " counts"]
-    expected: Float[np.ndarray, " counts"]
+    shares: Law
+    expected: Law
 
     @property
     def distance(self) -> float:
@@ -219,7 +223,7 @@ def kept_in(subject: Subject, round: int) -> Int64[Tensor, " k"] | None:
     return torch.from_numpy(load_array(path)) if path is not None and path.exists() else None
 
 
-def of_independent(rates: Sequence[float]) -> Float[np.ndarray, " counts"]:
+def of_independent(rates: Sequence[float]) -> Law:
     """How often something happens that has these chances, independently: the Poisson binomial law."""
     law = np.ones(1)
     for rate in rates:
@@ -227,7 +231,7 @@ def of_independent(rates: Sequence[float]) -> Float[np.ndarray, " counts"]:
     return law
 
 
-def spread_of(shares: Float[np.ndarray, " counts"]) -> float:
+def spread_of(shares: Law) -> float:
     """Standard deviation of a law over counts."""
     counts = np.arange(len(shares))
     return math.sqrt(max(0.0, float(shares @ counts**2) - float(shares @ counts) ** 2))

@@ -28,11 +28,12 @@ SAME = 0.05
 
 def outcome(summary: Summary) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
-    rho, seconds = summary.get("rho"), summary.get("transfer_seconds", {})
+    rho, source, empty = (summary.get(name) for name in ("rho", "probe_source", "empty_rounds"))
+    seconds = summary.get("transfer_seconds", {})
     links = (f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS)
     facts = {
         "features": features_line(summary),
-        "carriers": carriers_line(summary),
+        "carriers": f"probed with public inputs: {source}" if source else "",
         **tested(summary),
         "clients": by_client_line(summary),
         "privacy": privacy_line(summary),
@@ -40,7 +41,7 @@ def outcome(summary: Summary) -> dict[str, str]:
         "noise": f"rho {rho:.3g} (norm of a step's noise over the clip norm)" if rho else "",
         **_sent(summary),
         "transfer": ", ".join(links),
-        "empty rounds": empty_line(summary),
+        "empty rounds": f"{empty} of {summary['rounds']} brought no update" if empty else "",
         "time": f"{duration(summary['wall_seconds'])} on {summary['device']}" if "wall_seconds" in summary else "",
         **_simulated(summary),
     }
@@ -81,12 +82,6 @@ def features_line(summary: Summary) -> str:
     """The public features that the model reads; empty for a model of the inputs themselves."""
     said = summary.get("features")
     return "" if not said else f"{said['name']} (public, frozen), {said['values']:,} values an example"
-
-
-def carriers_line(summary: Summary) -> str:
-    """The public inputs that carriers were probed with; empty for carriers of another kind."""
-    source = summary.get("probe_source")
-    return "" if not source else f"probed with public inputs: {source}"
 
 
 def _wire(summary: Summary, direction: str) -> str:
@@ -191,12 +186,6 @@ def _participants(summary: Summary) -> int:
         return 0
     sums = summary.get("secure_sum") or {}
     return max(int(sums.get("colluders", 1)), 1)
-
-
-def empty_line(summary: Summary) -> str:
-    """How many rounds brought no update; empty if there were none, or none were counted."""
-    count = summary.get("empty_rounds", 0)
-    return f"{count} of {summary['rounds']} brought no update" if count else ""
 
 
 def _simulated(summary: Summary) -> dict[str, str]:
