@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from fedlsg.carriers import find_output_layer
-from fedlsg.frame import EVERYTHING, Frame
+from fedlsg.frame import EVERYTHING, Coordinates, Frame
 from fedlsg.gradients import call, trainable
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Method
@@ -86,6 +86,10 @@ class Subject:
     def frame(self) -> Frame:
         """The frame that the server would announce."""
         return self.state.frame(self.round)
+
+    def coordinates(self, name: str) -> Coordinates:
+        """Of a parameter in that frame."""
+        return next(c for c in self.frame.coordinates if c.name == name)
 
     def frame_of(self, method: Method) -> Frame:
         """The frame of the same round under another mask: the carriers are the same."""

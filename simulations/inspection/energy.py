@@ -184,6 +184,9 @@ class KeptRow:
     squared_norm: float
 
 
+KeptRows = Sequence[KeptRow]
+
+
 def kept_rows(subject: Subject, rows: Rows, rounds: Sequence[int], ranks: Sequence[int] | None) -> list[KeptRow]:
     """Energies at the start of each round, of every layer that the rank carries. ``ranks`` None: the method's own.
 
@@ -265,7 +268,7 @@ def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[Kep
             )
 
 
-def whole(rows: Sequence[KeptRow]) -> dict[tuple[int, str, FormName, int], float]:
+def whole(rows: KeptRows) -> dict[tuple[int, str, FormName, int], float]:
     """Energy kept of all layers together by (round, carriers, form, rank): the mean weighted by |dW|^2."""
     groups: dict[tuple[int, str, FormName, int], list[KeptRow]] = {}
     for row in rows:
@@ -273,17 +276,17 @@ def whole(rows: Sequence[KeptRow]) -> dict[tuple[int, str, FormName, int], float
     return {key: _mean(own) for key, own in groups.items()}
 
 
-def _mean(rows: Sequence[KeptRow]) -> float:
+def _mean(rows: KeptRows) -> float:
     total = sum(row.squared_norm for row in rows)
     return sum(row.energy * row.squared_norm for row in rows) / total if total else math.nan
 
 
-def kinds_of(rows: Sequence[KeptRow]) -> list[str]:
+def kinds_of(rows: KeptRows) -> list[str]:
     """The kinds of carriers that were made at least once, in their order."""
     made = {row.carriers for row in rows if not math.isnan(row.energy)}
     return [kind for kind in dict.fromkeys(row.carriers for row in rows) if kind in made]
 
 
-def meanings(rows: Sequence[KeptRow]) -> Mapping[str, str]:
+def meanings(rows: KeptRows) -> Mapping[str, str]:
     """What the kinds of carriers are made from."""
     return {kind: MEANINGS.get(kind, OF_PROBES) for kind in kinds_of(rows)}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
 from simulations.inspection import Subject
-from simulations.inspection.energy import KeptRow, kinds_of
+from simulations.inspection.energy import KeptRows, kinds_of
 from simulations.inspection.measure import ClipRow, EnergyRow, Inspection, LayerRow, ResidualRow
 from simulations.inspection.sparsified import Counts, Deviations, Sparsified
 from simulations.report.chart import Axis, Chart, Series, level, spaced
@@ -164,7 +164,7 @@ def energies(rows: Sequence[EnergyRow]) -> Charts:
     return tuple(charts)
 
 
-def kept_energy(rows: Sequence[KeptRow]) -> Charts:
+def kept_energy(rows: KeptRows) -> Charts:
     """A chart for each rank, form and shown round; in it a row of marks for each layer."""
     layers = list(dict.fromkeys(row.layer for row in rows))
     y = _layers_axis([name.removesuffix(".weight") for name in layers])

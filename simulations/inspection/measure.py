@@ -31,7 +31,7 @@ from fedlsg.masks import Direction, Mask, keep_units, unit_importance
 from fedlsg.method import Compression, Method
 from fedlsg.randomness import public_generator
 from simulations.inspection import Costs, Rows, Subject, Weights, batch_gradient, passes, unmasked
-from simulations.inspection.energy import KeptRow
+from simulations.inspection.energy import KeptRows
 from simulations.inspection.sparsified import Sparsified, sparsified
 
 Squares = Float64[Tensor, "blocks batch"]
@@ -190,7 +190,7 @@ class Inspection:
     clips: list[ClipRow]
     gradients: Weights
     costs: Costs | None = None
-    kept: Sequence[KeptRow] = ()
+    kept: KeptRows = ()
     sparsified: Sparsified | None = None
 
 
@@ -255,7 +255,7 @@ def residual_rows(
     m, n = flatten_kernel(dW).shape
     largest = min(m, n, LARGEST_RANK)
     carrier = subject.base.method.carrier
-    own = next(c for c in subject.frame.coordinates if c.name == name)
+    own = subject.coordinates(name)
     if carrier.functions and own.L is not None and own.R is not None:
         yield ResidualRow(layer=name, source="own", rank=carrier.rank, residual=residual(dW, own.L, own.R, own.form))
     powers = {2**k for k in range(largest.bit_length())}
@@ -282,7 +282,7 @@ def residual_rows(
 def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[float]) -> Iterator[EnergyRow]:
     """How much of the gradient of a layer is in the units that LSG would keep, and in the others."""
     out, into = unit_importance(subject.weights[name])
-    where = next(c for c in subject.frame.coordinates if c.name == name)
+    where = subject.coordinates(name)
     for p in sparsities:
         for choice in UNITS:
             rows, columns = (keep_units(importance, p, choice) for importance in (out, into))

@@ -190,18 +190,18 @@ def _about_delta(balance: Balance) -> Said:
 
 def rows_of(balance: Balance) -> list[dict[str, Any]]:
     """Each client: examples, rate, expected batch, distance, delta, and the examples of each class."""
-    holds = balance.delta_holds.tolist()
-    names = ("sample_rate", "expected_batch", "class_distance")
-    numbers = zip(*(column.tolist() for column in (balance.rates, balance.batches, balance.distances)), strict=True)
+    columns = {"sample_rate": balance.rates, "expected_batch": balance.batches, "class_distance": balance.distances}
+    holds = balance.delta_holds
     return [
         {
-            "client": client, "examples": sum(counts),
-            **{name: f"{value:.6g}" for name, value in zip(names, own, strict=True)},
+            "client": client,
+            "examples": sum(counts),
+            **{name: f"{column[client]:.6g}" for name, column in columns.items()},
             "delta_below_1_over_n": None if balance.delta is None else str(holds[client]).lower(),
             **{f"class_{label}": count for label, count in enumerate(counts)},
         }
-        for client, (counts, own) in enumerate(zip(balance.counts.tolist(), numbers, strict=True))
-    ]  # fmt: skip
+        for client, counts in enumerate(balance.counts.tolist())
+    ]
 
 
 def charts(balance: Balance) -> tuple[Chart, ...]:

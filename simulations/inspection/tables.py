@@ -1,11 +1,11 @@
 """The tables of an inspection, for terminal and page, and the rows of its CSV files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from operator import itemgetter
 
 from simulations.inspection import Subject
-from simulations.inspection.energy import PRIVATE, KeptRow, kinds_of, whole
+from simulations.inspection.energy import PRIVATE, KeptRows, kinds_of, whole
 from simulations.inspection.measure import SOURCES, ClipRow, Inspection, LayerRow
 from simulations.inspection.sparsified import Sparsified
 from simulations.report.page import RowKind, Table
@@ -108,7 +108,7 @@ def _style(row: LayerRow) -> RowKind:
     return "" if row.treated == "carried" else "dim"
 
 
-def summary_table(rows: Sequence[KeptRow]) -> Table:
+def summary_table(rows: KeptRows) -> Table:
     """A row for each kind of carriers, form and rank: energy kept of all carried layers together, by round."""
     together = whole(rows)
 
@@ -129,18 +129,18 @@ def summary_table(rows: Sequence[KeptRow]) -> Table:
     )  # fmt: skip
 
 
-def _places(rows: Sequence[KeptRow]) -> list[tuple[int, str]]:
+def _places(rows: KeptRows) -> list[tuple[int, str]]:
     """Ranks and forms."""
     return list(dict.fromkeys((row.rank, row.form) for row in rows))
 
 
-def layer_tables(rows: Sequence[KeptRow]) -> list[Table]:
+def layer_tables(rows: KeptRows) -> list[Table]:
     """For each rank and form a table of the last round: a row for each layer, a column for each kind of carriers."""
     last = max(row.round for row in rows)
     return [_by_layer([r for r in rows if (r.round, r.rank, r.form) == (last, *at)], last, *at) for at in _places(rows)]
 
 
-def _by_layer(rows: Sequence[KeptRow], last: int, rank: int, form: str) -> Table:
+def _by_layer(rows: KeptRows, last: int, rank: int, form: str) -> Table:
     own = {(row.layer, row.carriers): row.energy for row in rows}
 
     def column(kind: str) -> Column:

@@ -9,6 +9,9 @@ from typing import Any, Literal
 from simulations.report.page import Row, RowKind, Table
 from simulations.rundir.results import as_csv
 
+Words = Callable[[Any], str]
+"""What people read of an item, or of a value."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -24,9 +27,9 @@ class Column:
 
     name: str
     value: Callable[[Any], Any] | str
-    form: str | Callable[[Any], str] = ""
+    form: str | Words = ""
     key: str = ""
-    words: Callable[[Any], str] | None = None
+    words: Words | None = None
     left: bool = False
     optional: int = 0
     best: Literal["", "most", "least"] = ""
@@ -59,8 +62,8 @@ def csv_of(rows: Sequence[Mapping[str, Any]], otherwise: str = "") -> str:
 
 def make_table(
     columns: Iterable[Column], items: Iterable[Any], *, title: str = "", note: str = "",
-    style: Callable[[Any], RowKind] = lambda item: "", group: Callable[[Any], str] = lambda item: "",
-    colour: Callable[[Any], str] = lambda item: "",
+    style: Callable[[Any], RowKind] = lambda item: "", group: Words = lambda item: "",
+    colour: Words = lambda item: "",
 ) -> Table:  # fmt: skip
     """A row for each item."""
     shown = [column for column in columns if column.name]
@@ -88,7 +91,7 @@ def _number(column: Column, item: Any) -> float | None:
     return float(value) if known else None
 
 
-def _best(columns: Sequence[Column], items: Sequence[Any], group: Callable[[Any], str]) -> dict[int, set[int]]:
+def _best(columns: Sequence[Column], items: Sequence[Any], group: Words) -> dict[int, set[int]]:
     """Positions of the columns in which an item is the best of its group, by item; none in a group of one."""
     found: dict[int, set[int]] = {}
     for place, column in enumerate(columns):

@@ -47,13 +47,9 @@ class Examined:
         """Raise DamagedError, naming them, if files that are read have changed."""
         wrong = {name: why for name, why in self.changed.items() if any(fnmatchcase(name, one) for one in reads)}
         if wrong:
+            own = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (SETTINGS in wrong)
             raise DamagedError(
-                f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it again"
-                + (
-                    f"; after a change of your own in {SETTINGS}, fedlsg resume compares it"
-                    if SETTINGS in wrong
-                    else ""
-                )
+                f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it again{own}"
             )
 
     def left(self, run: RunDir, *, use: str) -> list[str]:
@@ -123,8 +119,7 @@ def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> No
     for name, said in claims.items():
         if why := _digest_differs(run.path / name, said) if is_mark(said) else _own_differs(run, name, said):
             found.changed[name] = why
-    for name in (name for name, said in claims.items() if isinstance(said, list) and name not in found.changed):
-        if _has_torn_line(run, name):
+        elif isinstance(said, list) and _has_torn_line(run, name):
             found.notes.append(
                 f"{run.path / name} has a line that is no charge, as a crash leaves one: it does not count"
             )

@@ -45,7 +45,7 @@ from simulations.rundir.files import (
     unseal,
     write_atomically,
 )
-from simulations.rundir.updates import FAR, StepFiles, round_folder, sum_file
+from simulations.rundir.updates import FAR, StepFiles, round_folder
 from simulations.settings.settings import Settings, as_config, from_file, values_of
 
 
@@ -191,15 +191,18 @@ class RunDir:
 
     def save_sum(self, round: int, total: Tensor) -> None:
         """Record what a secure sum revealed, flat float64."""
-        save_array(sum_file(self.path, round), total.cpu().numpy())
+        self._save(round, "sum", total)
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights at the start of a round, flat float32."""
-        save_array(round_folder(self.path, round) / "weights.npy", weights.cpu().numpy())
+        self._save(round, "weights", weights)
 
     def save_kept(self, round: int, positions: Tensor) -> None:
         """Record the kept positions of a round, if the server chose them: they do not follow from its weights."""
-        save_array(round_folder(self.path, round) / "kept.npy", positions.cpu().numpy())
+        self._save(round, "kept", positions)
+
+    def _save(self, round: int, name: str, values: Tensor) -> None:
+        save_array(round_folder(self.path, round) / f"{name}.npy", values.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, in a folder of its own."""

@@ -71,7 +71,9 @@ TAGS = {
 """TensorBoard's tags of numbers."""
 COUNTED = ("asked", "answered", "rejected", "dropped", "late")
 """Columns with lists of clients, which are counted for TensorBoard."""
-NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
+Metrics = Mapping[str, float | None]
+"""The workload's own metrics by name; None in rounds that were not evaluated."""
+NO_METRICS: Metrics = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ class Row:
     """Columns of runs with a simulated clock, after the others."""
     times: Times | None = None
     """Columns of where the time went, before those of the clock."""
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
     """The workload's own metrics: a column each, at the end; None in rounds that were not evaluated."""
     only: frozenset[str] | None = None
 
@@ -113,7 +115,7 @@ class Row:
         accuracy: float | None,
         loss: float | None,
         spent: Spread,
-        metrics: Mapping[str, float | None] = NO_METRICS,
+        metrics: Metrics = NO_METRICS,
         released: Released = EVERYTHING,
         times: Times | None = None,
     ) -> "Row":
