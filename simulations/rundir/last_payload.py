@@ -55,20 +55,18 @@ class LastPayload:
 
     def find(self, request_id: str) -> bytes | None:
         """The stored payload if it answers exactly this request_id."""
-        stored = self._read(request_id)
-        return None if stored is None else stored[1]
+        return self._read(request_id)
 
     def last(self) -> bytes | None:
         """The stored payload, whatever it answers."""
-        stored = self._read()
-        return None if stored is None else stored[1]
+        return self._read()
 
     @property
     def damaged(self) -> bool:
         """Whether there is a file that is not what was stored."""
         return self.path.exists() and self._read(quiet=True) is None
 
-    def _read(self, request_id: str | None = None, *, quiet: bool = False) -> tuple[str, bytes] | None:
+    def _read(self, request_id: str | None = None, *, quiet: bool = False) -> bytes | None:
         """What is stored; the payload is not read if it answers something else than ``request_id``."""
         try:
             with self.path.open("rb") as file:
@@ -85,7 +83,7 @@ class LastPayload:
             if not quiet:
                 log(WARNING, "%s is damaged: its payload is made again, as another attempt", self.path)
             return None
-        return known["question"], payload
+        return payload
 
     def store(self, request_id: str, payload: bytes, *, alone: bool = False) -> None:
         """Replace the stored payload, atomically; ``alone``: no other process writes, and the file is written over.
