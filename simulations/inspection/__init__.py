@@ -1,6 +1,8 @@
-"""What ``fedlsg inspect`` measures on a simulation, and how it is shown. Nothing in here is private.
+"""What ``fedlsg inspect`` measures on a simulation, and how it is shown. Nothing in here is
+private.
 
-Here is what is inspected: a model at W_t with its W_0, the frame of its next round, and examples of the training data.
+Here is what is inspected: a model at W_t with its W_0, the frame of its next round, and examples of
+the training data.
 Reads a run directory and writes nothing into it: no ledger is opened, no checkpoint saved.
 """
 
@@ -49,7 +51,9 @@ PASS_BYTES = 2**28
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A prepared run at one moment. ``start`` is W_0 of every trainable parameter, ``run`` None without a run."""
+    """A prepared run at one moment. ``start`` is W_0 of every trainable parameter, ``run`` None
+    without a run.
+    """
 
     base: Base
     state: ServerState
@@ -77,8 +81,12 @@ class Subject:
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """Trainable weights of Linear and Conv2d layers, in model order: the matrices of the papers' figures."""
-        matrices = ((n, m) for n, m in self.model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d))
+        """Trainable weights of Linear and Conv2d layers, in model order: the matrices of the
+        papers' figures.
+        """
+        matrices = (
+            (n, m) for n, m in self.model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
+        )
         owners = {f"{name}.weight" if name else "weight" for name, _ in matrices}
         return tuple(name for name in self.weights if name in owners)
 
@@ -95,7 +103,9 @@ class Subject:
         """The frame of the same round under another mask: the carriers are the same."""
         public = self.state.public
         public = replace(public, method=method, initial={**self.start, **public.initial})
-        return public.frame(self.round, updates=self.state.updates, basis=self.state.basis_of(self.round))
+        return public.frame(
+            self.round, updates=self.state.updates, basis=self.state.basis_of(self.round)
+        )
 
     @property
     def classifier(self) -> str:
@@ -116,8 +126,8 @@ class Subject:
     def batches(self, rows: Rows, values: int = 1) -> Iterator[Batch]:
         """Inputs and targets of ``rows`` in microbatches, prepared and augmented as on a client.
 
-        ``values``: of an example's gradient, of which only so many are held at a time. Every pass draws the same
-        dropout, and torch's own generator stays as it was.
+        ``values``: of an example's gradient, of which only so many are held at a time. Every pass
+        draws the same dropout, and torch's own generator stays as it was.
         """
         fits = max(1, PASS_BYTES // (4 * values))
         size = max(1, min(self.base.local.microbatch_size, fits) // self.copies)
@@ -126,7 +136,10 @@ class Subject:
             generator = public_generator(self.state.seed, "inspect", "augment")
             changes = draw_round(augment, len(train), self.copies, generator)
         with own_draws(self.base.device):
-            seed_draws(public_generator(self.state.seed, "inspect", "dropout").initial_seed(), self.base.device)
+            seed_draws(
+                public_generator(self.state.seed, "inspect", "dropout").initial_seed(),
+                self.base.device,
+            )
             for run in rows.split(size):
                 inputs, targets = train.batch(run)
                 if augment is not None and changes is not None:
@@ -149,7 +162,8 @@ def subject_of_run(
 ) -> Subject:
     """The last checkpoint of a run directory, on ``device``, wherever the run was made.
 
-    ``clients``: also of a run whose unit is a client. Raises ValueError if it is none, or has other parameters.
+    ``clients``: also of a run whose unit is a client. Raises ValueError if it is none, or has other
+    parameters.
     """
     directory = RunDir.open(path)
     refuse_own_noise(directory)
@@ -158,7 +172,9 @@ def subject_of_run(
     return _subject(settings, directory.path, saved, progress, clients=clients)
 
 
-def subject_of_settings(given: Mapping[str, object], *, progress: Progress = silent, clients: bool = False) -> Subject:
+def subject_of_settings(
+    given: Mapping[str, object], *, progress: Progress = silent, clients: bool = False
+) -> Subject:
     """A run that was never started, at its initial weights. Settings as ``fedlsg run`` takes them.
 
     ``clients``: also with unit=client.
@@ -167,15 +183,24 @@ def subject_of_settings(given: Mapping[str, object], *, progress: Progress = sil
 
 
 def refuse_settings(run: str | None, given: Mapping[str, object]) -> None:
-    """Raise ValueError for settings next to a run directory, and for the name of a workload in its place."""
+    """Raise ValueError for settings next to a run directory, and for the name of a workload in its
+    place.
+    """
     if run is not None and run in workloads.names() and not Path(run).exists():
         raise ValueError(f"{run} is a workload and no run directory: expected --workload {run}")
     if run is not None and given:
-        raise ValueError(f"a run has its settings; leave out {', '.join(sorted(given))}, or the run")
+        raise ValueError(
+            f"a run has its settings; leave out {', '.join(sorted(given))}, or the run"
+        )
 
 
 def _subject(
-    settings: Settings, run: Path | None, saved: dict[str, Any] | None, progress: Progress, *, clients: bool
+    settings: Settings,
+    run: Path | None,
+    saved: dict[str, Any] | None,
+    progress: Progress,
+    *,
+    clients: bool,
 ) -> Subject:
     if not clients:
         refuse_client_level(settings, "inspection")
@@ -193,8 +218,12 @@ def _subject(
 
 
 @contextmanager
-def run_in_scratch(plan: Plan, on_round: Callable[[Row], None]) -> Iterator[tuple[RunDir, dict[str, Any]]]:
-    """Run a plan on the local engine, with its own rows, in a folder that is deleted: that folder, and the summary."""
+def run_in_scratch(
+    plan: Plan, on_round: Callable[[Row], None]
+) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+    """Run a plan on the local engine, with its own rows, in a folder that is deleted: that folder,
+    and the summary.
+    """
     from simulations.client.model import serving
     from simulations.engines import local
 
@@ -219,7 +248,9 @@ def batch_gradient(subject: Subject, rows: Rows) -> Weights:
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for inputs, targets in subject.batches(rows):
         outputs = partial(call, subject.model, inputs)
-        losses = subject.base.local.precision.losses(outputs, subject.base.workload.loss, targets, targets)
+        losses = subject.base.local.precision.losses(
+            outputs, subject.base.workload.loss, targets, targets
+        )
         found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
         for name, dW in zip(parameters, found, strict=True):
             if dW is not None:
@@ -232,21 +263,27 @@ def unmasked(frame: Frame) -> Frame:
     return replace(frame, blocks=tuple(replace(block, keep=EVERYTHING) for block in frame.blocks))
 
 
-def passes(subject: Subject, frame: Frame, rows: Rows) -> Iterator[list[Float[Tensor, "batch kept"]]]:
+def passes(
+    subject: Subject, frame: Frame, rows: Rows
+) -> Iterator[list[Float[Tensor, "batch kept"]]]:
     """The gradients that are clipped, by microbatch: as in ``client_step``."""
     losses, precision = subject.base.workload.loss, subject.base.local.precision
     for inputs, targets in subject.batches(rows, frame.kept):
-        gradients = per_example_gradients(subject.model, losses, inputs, targets, frame, precision=precision)
+        gradients = per_example_gradients(
+            subject.model, losses, inputs, targets, frame, precision=precision
+        )
         yield per_unit(gradients, frame, subject.copies)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Final accuracies of one run with clip and noise, with the clip alone, and with neither; None if training failed.
+    """Final accuracies of one run with clip and noise, with the clip alone, and with neither; None
+    if training failed.
 
-    Without the clip it failed if it diverged, or only guesses: the learning rate is too large for longer gradients.
-    standard_error: of one of them, from the size of the test split. rho: norm of a step's noise over the clip norm.
-    Each is None if it is not on record.
+    Without the clip it failed if it diverged, or only guesses: the learning rate is too large for
+    longer gradients.
+    standard_error: of one of them, from the size of the test split. rho: norm of a step's noise
+    over the clip norm. Each is None if it is not on record.
     """
 
     with_noise: float
@@ -263,4 +300,8 @@ class Costs:
     @property
     def clip(self) -> float | None:
         """What the clip costs at the run's learning rate."""
-        return None if self.neither is None or self.clip_only is None else self.neither - self.clip_only
+        return (
+            None
+            if self.neither is None or self.clip_only is None
+            else self.neither - self.clip_only
+        )

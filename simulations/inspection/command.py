@@ -1,8 +1,9 @@
-"""``fedlsg inspect``: gradient statistics that the papers show, of a run or of a method before any training.
+"""``fedlsg inspect``: gradient statistics that the papers show, of a run or of a method before any
+training.
 
-For simulations only: it reads gradients of the training data without noise, and what it writes is not private. It opens
-no ledger and changes no file that a run reads. ``--noiseless`` trains the run again without noise, and without both, to
-say what noise and clip cost.
+For simulations only: it reads gradients of the training data without noise, and what it writes is
+not private. It opens no ledger and changes no file that a run reads. ``--noiseless`` trains the run
+again without noise, and without both, to say what noise and clip cost.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,15 @@ from simulations.inspection import (
 )
 from simulations.inspection.energy import kept_rows, rounds_of
 from simulations.inspection.measure import inspect
-from simulations.inspection.output import WARNING, diagnosis, factor_words, folder, lead, resolve_layer, write
+from simulations.inspection.output import (
+    WARNING,
+    diagnosis,
+    factor_words,
+    folder,
+    lead,
+    resolve_layer,
+    write,
+)
 from simulations.inspection.tables import shown_sparsity, shown_tables
 from simulations.report.progress import count_bar
 from simulations.report.terminal import checked, print_line, print_table, print_whole, print_written
@@ -52,12 +61,14 @@ def inspect_command(
     noiseless: bool = False,
     device: Device = "auto",
 ) -> None:
-    """Measure on ``device``, print and write. ``given``: settings of a run that does not exist, where ``run`` is None.
+    """Measure on ``device``, print and write. ``given``: settings of a run that does not exist,
+    where ``run`` is None.
 
-    ``energy``: rounds in which carriers of all kinds are compared. ``noiseless``: also train the run twice again, see
-    ``measure_costs``.
+    ``energy``: rounds in which carriers of all kinds are compared. ``noiseless``: also train the
+    run twice again, see ``measure_costs``.
 
-    Raises ValueError for settings next to a run, for a list without numbers, and as reading a run directory does.
+    Raises ValueError for settings next to a run, for a list without numbers, and as reading a run
+    directory does.
     """
     refuse_settings(run, given)
     wanted = SPARSITIES if sparsities is None else numbers("--sparsities", sparsities, float)
@@ -90,7 +101,9 @@ def inspect_command(
     for table in shown_tables(subject, found):
         print_table(table, console)
     for name, factors in factor_words(found).items():
-        print_whole(f"clip factors of the first examples (1: not clipped), {name}: {factors}", console)
+        print_whole(
+            f"clip factors of the first examples (1: not clipped), {name}: {factors}", console
+        )
     if found.costs is not None:
         print_line(diagnosis(found.costs), console, "bold")
     print_written(path, ("inspection.html",), console)
@@ -101,49 +114,80 @@ DROPPED = {"epsilon", "noise_multiplier", "downlink", "downlink_codec", "run_dir
 
 
 def measure_costs(subject: Subject, console: Console) -> Costs:
-    """Train twice more on this process: same seed, rounds and rates, values as float32, nothing of it is kept.
+    """Train twice more on this process: same seed, rounds and rates, values as float32, nothing of
+    it is kept.
 
     Raises ValueError without a finished run with clip and noise that has an accuracy.
     """
     result = finished(subject)
     settings = subject.base.settings
     seconds = duration(float(result.summary["wall_seconds"]))
-    console.print(f"training twice more, each about as long as the run ({seconds})", highlight=False)
+    console.print(
+        f"training twice more, each about as long as the run ({seconds})", highlight=False
+    )
     rounds = subject.base.schedule.rounds
     with count_bar(console, "training, round", 2 * rounds) as tick:
-        clip_only, neither = (accuracy(under(settings, kind), tick) for kind in ("clip-only", "none"))
+        clip_only, neither = (
+            accuracy(under(settings, kind), tick) for kind in ("clip-only", "none")
+        )
     assert result.accuracy is not None
-    if neither is not None and result.chance is not None and not beats_chance([neither], result.chance):
+    if (
+        neither is not None
+        and result.chance is not None
+        and not beats_chance([neither], result.chance)
+    ):
         neither = None
     error = None if result.chance is None else standard_error([result.accuracy], result.chance)
     return Costs(
-        with_noise=result.accuracy, clip_only=clip_only, neither=neither, standard_error=error,
+        with_noise=result.accuracy,
+        clip_only=clip_only,
+        neither=neither,
+        standard_error=error,
         rho=result.summary.get("rho"),
-    )  # fmt: skip
+    )
 
 
 def finished(subject: Subject) -> Result:
-    """The results of the subject's run. Raises ValueError, with the reason, for one whose noise has no known cost."""
+    """The results of the subject's run. Raises ValueError, with the reason, for one whose noise has
+    no known cost.
+    """
     if subject.run is None:
-        raise ValueError("--noiseless trains a finished run again: give the run directory, in place of --workload")
+        raise ValueError(
+            "--noiseless trains a finished run again: give the run directory, in place of "
+            "--workload"
+        )
     result, mechanism = read_run(subject.run), subject.base.method.mechanism
     if not (mechanism.clips and mechanism.adds_noise):
-        raise ValueError(f"--noiseless needs a run with clip and noise, and this one has mechanism {mechanism.kind!r}")
+        raise ValueError(
+            "--noiseless needs a run with clip and noise, and this one has mechanism "
+            f"{mechanism.kind!r}"
+        )
     if not result.done or result.summary["stopped"]:
-        raise ValueError("--noiseless needs a run that trained to its last round: continue it with fedlsg resume first")
+        raise ValueError(
+            "--noiseless needs a run that trained to its last round: continue it with fedlsg "
+            "resume first"
+        )
     if result.accuracy is None:
-        raise ValueError(f"--noiseless compares accuracies, and workload {result.settings['workload']} has none")
+        raise ValueError(
+            f"--noiseless compares accuracies, and workload {result.settings['workload']} has none"
+        )
     return result
 
 
 def under(settings: Settings, kind: str) -> Settings:
-    """The same run under a mechanism without noise, in one process; its batches repeat with the seed."""
+    """The same run under a mechanism without noise, in one process; its batches repeat with the
+    seed.
+    """
     dropped = DROPPED | codec_settings().keys()
     values = {name: value for name, value in values_of(settings).items() if name not in dropped}
     fixed = {
-        "mechanism": kind, "codec": DEFAULT_CODEC, "engine": "local", "reproducible": True, "record_updates": False,
+        "mechanism": kind,
+        "codec": DEFAULT_CODEC,
+        "engine": "local",
+        "reproducible": True,
+        "record_updates": False,
         "evaluate_every": 10**6,
-    }  # fmt: skip
+    }
     return from_values({**values, **fixed})
 
 

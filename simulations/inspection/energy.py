@@ -1,9 +1,13 @@
-"""Gradient energy kept: how much of the mean private gradient lies in carriers, by kind, layer and round.
+"""Gradient energy kept: how much of the mean private gradient lies in carriers, by kind, layer and
+round.
 
-Symbols: dW (m, n) the mean gradient of a weight over training examples, neither clipped nor noisy; P the projection of
-carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the form core. Energy kept: |P dW|^2 / |dW|^2.
+Symbols: dW (m, n) the mean gradient of a weight over training examples, neither clipped nor noisy;
+P the projection of
+carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the form core. Energy kept:
+|P dW|^2 / |dW|^2.
 
-A kind of carriers is one line of ``Moment.kinds``. That of private data is for comparison only: no method may use it.
+A kind of carriers is one line of ``Moment.kinds``. That of private data is for comparison only: no
+method may use it.
 """
 
 import math
@@ -50,7 +54,8 @@ def rounds_of(subject: Subject, given: str) -> list[int]:
 
 
 def weights_at(subject: Subject, round: int) -> Weights:
-    """W_t of every trainable parameter at the start of a round, from 1; without a record of the first and the last.
+    """W_t of every trainable parameter at the start of a round, from 1; without a record of the
+    first and the last.
 
     Raises ValueError for a round that is not on record.
     """
@@ -61,20 +66,26 @@ def weights_at(subject: Subject, round: int) -> Weights:
     path = None if subject.run is None else round_folder(subject.run, round) / "weights.npy"
     if path is None or not path.exists() or round > subject.state.round:
         raise ValueError(
-            f"--energy {round}: the weights of round {round} are not on record. Use --energy 1,last; rounds between "
-            f"them, up to {subject.state.round}, need a run with --record-updates"
+            f"--energy {round}: the weights of round {round} are not on record. Use --energy "
+            f"1,last; rounds between them, up to {subject.state.round}, need a run with "
+            "--record-updates"
         )
     try:
         flat = torch.from_numpy(load_array(path))
         shapes = {name: p.shape for name, p in trainable(subject.model).items()}
         parts = flat.split([shape.numel() for shape in shapes.values()])
-        return {n: p.reshape(s).to(subject.weights[n]) for (n, s), p in zip(shapes.items(), parts, strict=True)}
+        return {
+            n: p.reshape(s).to(subject.weights[n])
+            for (n, s), p in zip(shapes.items(), parts, strict=True)
+        }
     except (OSError, ValueError, EOFError, TypeError, RuntimeError) as error:
         raise ValueError(f"{path}: cannot read the weights of round {round}: {error}") from None
 
 
 def moving_averages(subject: Subject, rounds: Sequence[int]) -> dict[int, Weights | None]:
-    """The moving average of all updates before each round; None for the first round, and without a record."""
+    """The moving average of all updates before each round; None for the first round, and without a
+    record.
+    """
     found: dict[int, Weights | None] = dict.fromkeys(rounds)
     total: dict[str, Tensor] = {}
     before = subject.start
@@ -97,8 +108,10 @@ Pair = tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]
 class Moment:
     """A model at the start of a round, by the names of its weights.
 
-    change: W - W_0, None in the first round. average: moving average of the updates so far, None without a record.
-    probed: second moments of the gradients of public inputs, by their source. private: those of training examples.
+    change: W - W_0, None in the first round. average: moving average of the updates so far, None
+    without a record.
+    probed: second moments of the gradients of public inputs, by their source. private: those of
+    training examples.
     """
 
     round: int
@@ -126,20 +139,28 @@ class Moment:
     def eigenvectors(self, moments: Mapping[str, Moments], name: str, rank: int) -> Pair:
         """The top eigenvectors of second moments, as ``carriers.probe`` makes carriers."""
         generator = public_generator(self.seed, "eigenvectors", self.round, name)
-        L, Rt = (top_eigenvectors(X, rank, generator=generator)[1] for X in (moments[name].B, moments[name].A))
+        L, Rt = (
+            top_eigenvectors(X, rank, generator=generator)[1]
+            for X in (moments[name].B, moments[name].A)
+        )
         return L, Rt.mT
 
     def _generator(self, name: str, rank: int) -> torch.Generator:
         return public_generator(self.seed, "inspect energy", self.round, name, rank)
 
     def kinds(self) -> dict[str, Callable[[str, int], Pair | None]]:
-        """Every kind of carriers, in the order of tables: from a weight's name and a rank to its carriers."""
+        """Every kind of carriers, in the order of tables: from a weight's name and a rank to its
+        carriers.
+        """
         return {
             "random": self.draw,
             "W": partial(self.follow, self.weights),
             "W - W_0": partial(self.follow, self.change),
             "updates": partial(self.follow, self.average),
-            **{PROBE + source: partial(self.eigenvectors, moments) for source, moments in self.probed.items()},
+            **{
+                PROBE + source: partial(self.eigenvectors, moments)
+                for source, moments in self.probed.items()
+            },
             PRIVATE: partial(self.eigenvectors, self.private),
         }
 
@@ -150,13 +171,14 @@ MEANINGS = {
     "random": "nothing: random carriers (rgp-random)",
     "W": "the weight, by the power method (lsg)",
     "W - W_0": "the change of the weight, by the power method (rgp)",
-    "updates": "the moving average of the released updates, by the power method; only of a run with --record-updates",
+    "updates": "the moving average of the released updates, by the power method; only of a run "
+    "with --record-updates",
     PRIVATE: "the training examples themselves, used as a probe: no method may use them",
 }
 """What carriers of a kind are made from."""
 OF_PROBES = (
-    "the top eigenvectors of second moments of the gradients of public inputs; labels are random in round 1, and "
-    "drawn from the model later"
+    "the top eigenvectors of second moments of the gradients of public inputs; labels are random "
+    "in round 1, and drawn from the model later"
 )
 
 
@@ -170,7 +192,8 @@ RANK = 8
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRow:
-    """Share of the mean gradient's energy in the carriers of one layer; NaN where there are none of this kind.
+    """Share of the mean gradient's energy in the carriers of one layer; NaN where there are none of
+    this kind.
 
     squared_norm: |dW|^2.
     """
@@ -187,8 +210,11 @@ class KeptRow:
 KeptRows = Sequence[KeptRow]
 
 
-def kept_rows(subject: Subject, rows: Rows, rounds: Sequence[int], ranks: Sequence[int] | None) -> list[KeptRow]:
-    """Energies at the start of each round, of every layer that the rank carries. ``ranks`` None: the method's own.
+def kept_rows(
+    subject: Subject, rows: Rows, rounds: Sequence[int], ranks: Sequence[int] | None
+) -> list[KeptRow]:
+    """Energies at the start of each round, of every layer that the rank carries. ``ranks`` None:
+    the method's own.
 
     Raises ValueError for a round that is not on record, or a rank that carries no layer.
     """
@@ -203,11 +229,15 @@ def kept_rows(subject: Subject, rows: Rows, rounds: Sequence[int], ranks: Sequen
         with subject.at(weights):
             gradients = batch_gradient(subject, rows)
             private = private_moments(subject, rows, layers)
-            probed = {source.name: probe_moments(subject, source, round, layers) for source in sources}
+            probed = {
+                source.name: probe_moments(subject, source, round, layers) for source in sources
+            }
         moment = Moment(
             round=round,
             weights=weights,
-            change=None if round == 1 else {name: W - subject.start[name] for name, W in weights.items()},
+            change=None
+            if round == 1
+            else {name: W - subject.start[name] for name, W in weights.items()},
             average=averages[round],
             probed=probed,
             private=private,
@@ -215,7 +245,9 @@ def kept_rows(subject: Subject, rows: Rows, rounds: Sequence[int], ranks: Sequen
             power_steps=subject.base.method.carrier.power_steps,
         )
         for rank, names in wanted.items():
-            found += [row for name in names for row in layer_rows(moment, name, rank, gradients[name])]
+            found += [
+                row for name in names for row in layer_rows(moment, name, rank, gradients[name])
+            ]
     return found
 
 
@@ -231,7 +263,9 @@ def private_moments(subject: Subject, rows: Rows, names: Sequence[str]) -> dict[
     for inputs, targets in subject.batches(rows):
         part = second_moments(subject.model, subject.base.workload.loss, inputs, targets, names)
         for name, (A, B) in part.items():
-            found[name] = Moments(A + found[name].A, B + found[name].B) if name in found else Moments(A, B)
+            found[name] = (
+                Moments(A + found[name].A, B + found[name].B) if name in found else Moments(A, B)
+            )
     return found
 
 
@@ -243,9 +277,16 @@ def probes_of(subject: Subject) -> list[ProbeSource]:
     return [*found, base.probe_source] if given else found
 
 
-def probe_moments(subject: Subject, source: ProbeSource, round: int, names: Sequence[str]) -> dict[str, Moments]:
-    """Second moments of the probes' normalised gradients at the weights of now, as ``probe_basis`` makes them."""
-    model, generator = deepcopy(subject.model).eval(), public_generator(subject.state.seed, "probe", round)
+def probe_moments(
+    subject: Subject, source: ProbeSource, round: int, names: Sequence[str]
+) -> dict[str, Moments]:
+    """Second moments of the probes' normalised gradients at the weights of now, as ``probe_basis``
+    makes them.
+    """
+    model, generator = (
+        deepcopy(subject.model).eval(),
+        public_generator(subject.state.seed, "probe", round),
+    )
     inputs, targets = source.batch(model, PROBES, trained=round > 1, generator=generator)
     return second_moments(model, source.loss, inputs, targets, names)
 
@@ -269,7 +310,9 @@ def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[Kep
 
 
 def whole(rows: KeptRows) -> dict[tuple[int, str, FormName, int], float]:
-    """Energy kept of all layers together by (round, carriers, form, rank): the mean weighted by |dW|^2."""
+    """Energy kept of all layers together by (round, carriers, form, rank): the mean weighted by
+    |dW|^2.
+    """
     groups: dict[tuple[int, str, FormName, int], list[KeptRow]] = {}
     for row in rows:
         groups.setdefault((row.round, row.carriers, row.form, row.rank), []).append(row)

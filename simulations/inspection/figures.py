@@ -1,4 +1,6 @@
-"""The figures of an inspection: stable ranks, residuals, clipping, energy, random masks, intensity maps."""
+"""The figures of an inspection: stable ranks, residuals, clipping, energy, random masks, intensity
+maps.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,9 @@ PANELS = 6
 ROUNDS = 4
 """Rounds in the figure of carriers at most: the first, the last, and some in between."""
 MAP_SIDE = 400
-"""Rows and columns of an intensity map at most; larger matrices show the largest entry of each tile."""
+"""Rows and columns of an intensity map at most; larger matrices show the largest entry of each
+tile.
+"""
 SHORTEST = 1e-3
 """Shorter norms than this share of C are drawn here: the clip does not change them."""
 LINES = {
@@ -36,9 +40,15 @@ LINES = {
     "random": (GREY, "x", ":"),
 }
 MARKS = {
-    "random": (GREY, "x"), "W": (GREEN, "^"), "W - W_0": (RED, "o"), "updates": (ORANGE, "D"),
-    "probe: leaves": (BLUE, "s"), "probe: tokens": (BLUE, "s"), "probe: pink": (SKY, "v"), "private data": (BLACK, "*"),
-}  # fmt: skip
+    "random": (GREY, "x"),
+    "W": (GREEN, "^"),
+    "W - W_0": (RED, "o"),
+    "updates": (ORANGE, "D"),
+    "probe: leaves": (BLUE, "s"),
+    "probe: tokens": (BLUE, "s"),
+    "probe: pink": (SKY, "v"),
+    "private data": (BLACK, "*"),
+}
 """Carriers by what they are made from; others have the next look."""
 OTHER_MARK = (BLUE, "P")
 CHOICES = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
@@ -47,7 +57,9 @@ SPARSITY = Axis(label="sparsity p")
 Charts = tuple[Chart, ...]
 
 
-def figures(found: Inspection, subject: Subject, maps: Sequence[str]) -> "dict[str, Charts | Figure]":
+def figures(
+    found: Inspection, subject: Subject, maps: Sequence[str]
+) -> "dict[str, Charts | Figure]":
     """Every figure by file name; ``maps`` names the layers of intensity maps."""
     return {
         **({"carriers": kept_energy(found.kept)} if found.kept else {}),
@@ -56,7 +68,10 @@ def figures(found: Inspection, subject: Subject, maps: Sequence[str]) -> "dict[s
         "clipping": clips(found.own, found.clips, subject.base.method.mechanism.clip_norm),
         "energy": energies(found.energies),
         **({} if found.sparsified is None else masked(found.sparsified)),
-        **{f"intensity-{name}": intensity(name, subject.weights[name], found.gradients[name]) for name in maps},
+        **{
+            f"intensity-{name}": intensity(name, subject.weights[name], found.gradients[name])
+            for name in maps
+        },
     }
 
 
@@ -67,7 +82,9 @@ def masked(found: Sparsified) -> "dict[str, Charts | Figure]":
 
 
 def spread(names: Sequence[Any], count: int) -> list[Any]:
-    """At most ``count`` of the names, or numbers, in their order, evenly spread from the first to the last."""
+    """At most ``count`` of the names, or numbers, in their order, evenly spread from the first to
+    the last.
+    """
     if len(names) <= count:
         return list(names)
     if count == 1:
@@ -99,21 +116,31 @@ def residuals(rows: Sequence[ResidualRow]) -> Charts:
     charts = []
     for name, own in _by_layer(rows):
         series = [
-            _points(((row.rank, row.residual) for row in own if row.source == source), source, *look)
+            _points(
+                ((row.rank, row.residual) for row in own if row.source == source), source, *look
+            )
             for source, look in LINES.items()
             if source in made
         ]
         ranks = sorted({row.rank for row in own})
-        x = Axis(label="rank r", log=True, ticks=spaced([(float(rank), f"{rank}") for rank in ranks], log=True))
+        x = Axis(
+            label="rank r",
+            log=True,
+            ticks=spaced([(float(rank), f"{rank}") for rank in ranks], log=True),
+        )
         y = Axis(label="projection residual", low=0.0, high=1.0)
         charts.append(Chart(title=name, x=x, y=y, series=series, height=260))
     return tuple(charts)
 
 
 def _points(
-    points: Iterable[Sequence[float]], name: str = "", colour: str = BLUE, marker: str = "", dashes: str = "-",
+    points: Iterable[Sequence[float]],
+    name: str = "",
+    colour: str = BLUE,
+    marker: str = "",
+    dashes: str = "-",
     **more: Any,
-) -> Series:  # fmt: skip
+) -> Series:
     """A series from pairs of x and y."""
     x, y = zip(*points, strict=True) if (points := list(points)) else ((), ())
     return Series(x=x, y=y, name=name, colour=colour, marker=marker, dashes=dashes, **more)
@@ -126,7 +153,9 @@ def _by_layer(rows: Sequence[Any]) -> list[tuple[str, list[Any]]]:
 
 
 def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> Charts:
-    """The distribution of the norms of single examples, and the share that is clipped against sparsity."""
+    """The distribution of the norms of single examples, and the share that is clipped against
+    sparsity.
+    """
     measured = [(row, GREY, "nothing frozen") for row in rows if row.choice == "all"][:1]
     series = []
     for row, colour, name in (*measured, (own, RED, f"the run's mask: {_mask(own)}")):
@@ -136,27 +165,39 @@ def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> Charts:
     series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
     x = Axis(label="norm of an example's gradient", log=True)
     y = Axis(low=0.0, high=1.0)
-    norms = Chart(title="share of examples with a smaller norm", x=x, y=y, series=series, height=300)
+    norms = Chart(
+        title="share of examples with a smaller norm", x=x, y=y, series=series, height=300
+    )
     choices = dict.fromkeys(row.choice for row in rows if row.choice != "all")
     lines = [
         _points(
-            sorted((row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all")),
+            sorted(
+                (row.sparsity, row.clipping.clipped)
+                for row in rows
+                if row.choice in (choice, "all")
+            ),
             f"{choice} kept",
             *CHOICES.get(choice, OTHER_CHOICE),
         )
         for choice in choices
     ]
-    return norms, Chart(title="share of examples clipped", x=SPARSITY, y=y, series=lines, height=300)
+    return norms, Chart(
+        title="share of examples clipped", x=SPARSITY, y=y, series=lines, height=300
+    )
 
 
 def energies(rows: Sequence[EnergyRow]) -> Charts:
-    """A chart for each layer: energy of the gradient in kept rows and columns against the share that is frozen."""
+    """A chart for each layer: energy of the gradient in kept rows and columns against the share
+    that is frozen.
+    """
     charts = []
     for name, own in _by_layer(sorted(rows, key=lambda row: row.sparsity)):
         series = []
         for choice, (colour, _) in CHOICES.items():
             kept = [row for row in own if row.choice == choice]
-            out, into = ([(row.sparsity, getattr(row, side)) for row in kept] for side in ("rows", "columns"))
+            out, into = (
+                [(row.sparsity, getattr(row, side)) for row in kept] for side in ("rows", "columns")
+            )
             series.append(_points(out, f"{choice} out units", colour, "o"))
             series.append(_points(into, f"{choice} in units", colour, "s", "--"))
         y = Axis(label="share of the gradient's energy kept", low=0.0, high=1.0)
@@ -175,7 +216,11 @@ def kept_energy(rows: KeptRows) -> Charts:
             found = [row for row in rows if (row.rank, row.form, row.round) == (rank, form, round_)]
             series = [
                 _points(
-                    ((row.energy, layers.index(row.layer)) for row in found if row.carriers == kind),
+                    (
+                        (row.energy, layers.index(row.layer))
+                        for row in found
+                        if row.carriers == kind
+                    ),
                     kind,
                     *MARKS.get(kind, OTHER_MARK),
                     line=False,
@@ -183,7 +228,9 @@ def kept_energy(rows: KeptRows) -> Charts:
                 for kind in kinds_of(rows)
             ]
             title = f"{form}, r = {rank}, round {round_}"
-            charts.append(Chart(title=title, x=x, y=y, series=series, height=110 + 26 * len(layers)))
+            charts.append(
+                Chart(title=title, x=x, y=y, series=series, height=110 + 26 * len(layers))
+            )
     return tuple(charts)
 
 
@@ -199,17 +246,28 @@ def ratios(found: Sparsified) -> Charts:
     clipped = (
         _measured(found, "relaxed", "kept coordinates, with the mask / without", RED, "o"),
         _measured(found, "kept", "with the mask / whole gradient", GREEN, "s"),
-        Series(name="1 / sqrt(1 - p)", x=fine.tolist(), y=(1 / law).tolist(), colour=GREY, dashes=":"),
+        Series(
+            name="1 / sqrt(1 - p)", x=fine.tolist(), y=(1 / law).tolist(), colour=GREY, dashes=":"
+        ),
     )
     said = (("length of the noise, ratio", noise), ("length of the clipped mean, ratio", clipped))
-    return tuple(Chart(title=words, x=SPARSITY, y=Axis(low=0.0), series=series, height=300) for words, series in said)
+    return tuple(
+        Chart(title=words, x=SPARSITY, y=Axis(low=0.0), series=series, height=300)
+        for words, series in said
+    )
 
 
-def _measured(found: Sparsified, key: str, name: str, colour: str, marker: str, *, line: bool = True) -> Series:
+def _measured(
+    found: Sparsified, key: str, name: str, colour: str, marker: str, *, line: bool = True
+) -> Series:
     """A ratio with its standard deviation over masks."""
-    p, value, sd = np.array([(row.sparsity, getattr(row, key), getattr(row, f"{key}_sd")) for row in found.rows]).T
+    p, value, sd = np.array(
+        [(row.sparsity, getattr(row, key), getattr(row, f"{key}_sd")) for row in found.rows]
+    ).T
     low, high = (value - sd).tolist(), (value + sd).tolist()
-    return _points(np.stack([p, value], 1).tolist(), name, colour, marker, line=line, low=low, high=high)
+    return _points(
+        np.stack([p, value], 1).tolist(), name, colour, marker, line=line, low=low, high=high
+    )
 
 
 def planes(found: Sequence[Deviations]) -> Charts:
@@ -217,7 +275,10 @@ def planes(found: Sequence[Deviations]) -> Charts:
     charts = []
     for one in found:
         most = float(np.quantile(np.abs(one.plane), 0.995)) or 1.0
-        x, y = (Axis(label=f"{name} random direction", low=-most, high=most) for name in ("first", "second"))
+        x, y = (
+            Axis(label=f"{name} random direction", low=-most, high=most)
+            for name in ("first", "second")
+        )
         points = _points(one.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
         title = f"mask of p = {one.sparsity:g}" if one.sparsity else "no mask"
         charts.append(Chart(title=title, x=x, y=y, series=(points,), height=360))
@@ -232,7 +293,13 @@ def mask_counts(found: Counts) -> Charts:
     own = f"masks of the run, ranking={found.ranking}"
     series = (
         Series(name=own, kind="bar", x=at, y=found.shares[seen].tolist(), colour=SKY),
-        Series(name="independent random masks", x=at, y=found.expected[seen].tolist(), colour=RED, marker="o"),
+        Series(
+            name="independent random masks",
+            x=at,
+            y=found.expected[seen].tolist(),
+            colour=RED,
+            marker="o",
+        ),
     )
     x = Axis(label=f"how often a coordinate was frozen, of {found.masks} masks", whole=True)
     return (Chart(title="share of the coordinates", x=x, series=series, height=300),)
@@ -248,13 +315,23 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
 
     m, n = flatten_kernel(W).shape
     wide = n > 1.6 * m
-    figure = new_figure(9.0, 4.4) if not wide else new_figure(9.0, min(9.0, 1.6 + 2 * 7.6 * max(m / n, 0.12)))
+    figure = (
+        new_figure(9.0, 4.4)
+        if not wide
+        else new_figure(9.0, min(9.0, 1.6 + 2 * 7.6 * max(m / n, 0.12)))
+    )
     panels = figure.subplots(2, 1) if wide else figure.subplots(1, 2)
     for axes, matrix, title in zip(panels, (W, dW), ("weight |W|", "gradient |dW|"), strict=True):
         values = tiled(flatten_kernel(matrix).detach().abs().cpu()).numpy()
         top = float(np.quantile(values, 0.995)) or 1.0
         image = axes.imshow(
-            values, cmap="inferno", vmin=0, vmax=top, aspect="auto", interpolation="nearest", extent=(0, n, m, 0)
+            values,
+            cmap="inferno",
+            vmin=0,
+            vmax=top,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, n, m, 0),
         )
         axes.grid(visible=False)
         for axis in (axes.xaxis, axes.yaxis):
@@ -267,9 +344,13 @@ def intensity(name: str, W: Tensor, dW: Tensor) -> "Figure":
 
 
 def tiled(matrix: Tensor) -> Tensor:
-    """The matrix, or the largest entry of each tile if it is large: thin lines survive that, means would fade them."""
+    """The matrix, or the largest entry of each tile if it is large: thin lines survive that, means
+    would fade them.
+    """
     shape = [min(MAP_SIDE, size) for size in matrix.shape]
-    pooled: Tensor = torch.nn.functional.adaptive_max_pool2d(matrix.float()[None, None], shape)[0, 0]
+    pooled: Tensor = torch.nn.functional.adaptive_max_pool2d(matrix.float()[None, None], shape)[
+        0, 0
+    ]
     return pooled
 
 

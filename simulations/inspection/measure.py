@@ -1,8 +1,9 @@
-"""The papers' statistics of one subject: stable ranks, projection residuals, clipping, energy of units.
+"""The papers' statistics of one subject: stable ranks, projection residuals, clipping, energy of
+units.
 
-The batch gradient is neither clipped nor noisy. ``clip_rows`` measures how many examples a clip shortens, under the
-run's own mask and others (Ito et al. 2024): per-example gradients, frames, masks and clip factors are those of a
-client's step; only the noise is missing.
+The batch gradient is neither clipped nor noisy. ``clip_rows`` measures how many examples a clip
+shortens, under the run's own mask and others (Ito et al. 2024): per-example gradients, frames,
+masks and clip factors are those of a client's step; only the noise is missing.
 """
 
 import math
@@ -40,9 +41,11 @@ Squares = Float64[Tensor, "blocks batch"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClipRow:
-    """The clip of every example under one mask; ``choice`` as in EnergyRow, or the kind of the mask.
+    """The clip of every example under one mask; ``choice`` as in EnergyRow, or the kind of the
+    mask.
 
-    shares: the mean share of an example's squared length that each parameter has: what decides its norm.
+    shares: the mean share of an example's squared length that each parameter has: what decides its
+    norm.
     """
 
     sparsity: float
@@ -57,11 +60,17 @@ def own_clip(subject: Subject, frame: Frame, rows: Rows) -> ClipRow:
     squares = torch.cat([block_squares(g) for g in passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
     own_share = round(1 - frame.kept / frame.size, 3)
-    rate = own_share if mask.choose is not None else mask.rate(subject.base.schedule.time(subject.round))
+    rate = (
+        own_share
+        if mask.choose is not None
+        else mask.rate(subject.base.schedule.time(subject.round))
+    )
     return _clip_row(subject, squares, frame, rate, mask.choice)
 
 
-def clip_rows(subject: Subject, own: Frame, rows: Rows, sparsities: Sequence[float]) -> list[ClipRow]:
+def clip_rows(
+    subject: Subject, own: Frame, rows: Rows, sparsities: Sequence[float]
+) -> list[ClipRow]:
     """The clip at each sparsity, from one pass without a mask (Ito et al. 2024, Listing 1)."""
     method = replace(subject.base.method, compression=Compression())
     frames = {
@@ -73,14 +82,18 @@ def clip_rows(subject: Subject, own: Frame, rows: Rows, sparsities: Sequence[flo
     for gradients in passes(subject, unmasked(own), rows):
         for key, frame in frames.items():
             squares[key].append(block_squares(select_kept(gradients, frame.blocks)))
-    return [_clip_row(subject, torch.cat(squares[key], dim=1), frame, *key) for key, frame in frames.items()]
+    return [
+        _clip_row(subject, torch.cat(squares[key], dim=1), frame, *key)
+        for key, frame in frames.items()
+    ]
 
 
 def masks_of(method: Method, p: float) -> dict[str, Mask]:
-    """Other masks at sparsity p, by what they keep: units where the method has carriers; else those of its own kind.
+    """Other masks at sparsity p, by what they keep: units where the method has carriers; else those
+    of its own kind.
 
-    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps everything; embeddings take
-    no other.
+    A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps
+    everything; embeddings take no other.
     """
     own, pruned = method.mask, method.prune.active
     if p == 0 and not pruned:
@@ -102,19 +115,25 @@ def masks_of(method: Method, p: float) -> dict[str, Mask]:
     return {"uniform": Mask(kind="uniform", sparsity=p)}
 
 
-def _clip_row(subject: Subject, squares: Squares, frame: Frame, sparsity: float, choice: str) -> ClipRow:
+def _clip_row(
+    subject: Subject, squares: Squares, frame: Frame, sparsity: float, choice: str
+) -> ClipRow:
     dtype = next(iter(subject.weights.values())).dtype
     return ClipRow(
         sparsity=sparsity,
         choice=choice,
         kept=frame.kept,
-        clipping=clipping(squares, subject.base.method.mechanism, dtype=dtype, coordinates=frame.kept),
+        clipping=clipping(
+            squares, subject.base.method.mechanism, dtype=dtype, coordinates=frame.kept
+        ),
         shares=length_shares(squares, frame),
     )
 
 
 def length_shares(squares: Squares, frame: Frame) -> dict[str, float]:
-    """Mean share of an example's squared length by parameter, over examples that have a finite one; adds up to 1."""
+    """Mean share of an example's squared length by parameter, over examples that have a finite one;
+    adds up to 1.
+    """
     total = squares.sum(0)
     usable = total.isfinite() & (total > 0)
     means = (squares[:, usable] / total[usable]).mean(1).tolist()
@@ -138,7 +157,9 @@ UNITS: tuple[Direction, ...] = ("top", "bottom")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """One layer: ``shape`` as a matrix, stable rank and length of its batch gradient, how the method treats it."""
+    """One layer: ``shape`` as a matrix, stable rank and length of its batch gradient, how the
+    method treats it.
+    """
 
     layer: str
     treated: str
@@ -160,9 +181,11 @@ class ResidualRow:
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyRow:
-    """Energy of a layer's batch gradient in kept units; ``carriers``: energy of (dL, dR), NaN if not carried.
+    """Energy of a layer's batch gradient in kept units; ``carriers``: energy of (dL, dR), NaN if
+    not carried.
 
-    ``choice`` top keeps the units of largest importance, bottom those of smallest; random is the mean over draws.
+    ``choice`` top keeps the units of largest importance, bottom those of smallest; random is the
+    mean over draws.
     """
 
     layer: str
@@ -178,8 +201,8 @@ class EnergyRow:
 class Inspection:
     """All results. ``own``: the clip in the frame of the run itself.
 
-    If asked for, ``costs`` of noise and clip, and the energy ``kept`` by carriers; for random masks over all
-    coordinates, what is ``sparsified``.
+    If asked for, ``costs`` of noise and clip, and the energy ``kept`` by carriers; for random masks
+    over all coordinates, what is ``sparsified``.
     """
 
     examples: int
@@ -194,7 +217,9 @@ class Inspection:
     sparsified: Sparsified | None = None
 
 
-def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ranks: Sequence[int] | None) -> Inspection:
+def inspect(
+    subject: Subject, *, examples: int, sparsities: Sequence[float], ranks: Sequence[int] | None
+) -> Inspection:
     """Measure everything. ``ranks`` None: powers of two, and the method's own.
 
     Raises ValueError for no example, a rank below 1, or a sparsity outside [0, 1).
@@ -213,8 +238,16 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
     return Inspection(
         examples=len(rows),
         layers=layer_rows(subject, gradients),
-        residuals=[row for name in subject.layers for row in residual_rows(subject, name, gradients, before, ranks)],
-        energies=[row for name in subject.layers for row in energy_rows(subject, name, gradients[name], sparsities)],
+        residuals=[
+            row
+            for name in subject.layers
+            for row in residual_rows(subject, name, gradients, before, ranks)
+        ],
+        energies=[
+            row
+            for name in subject.layers
+            for row in energy_rows(subject, name, gradients[name], sparsities)
+        ],
         own=own_clip(subject, own, rows),
         clips=clip_rows(subject, own, rows, sparsities),
         gradients={name: gradients[name] for name in subject.layers},
@@ -223,7 +256,9 @@ def inspect(subject: Subject, *, examples: int, sparsities: Sequence[float], ran
 
 
 def layer_rows(subject: Subject, gradients: Weights) -> list[LayerRow]:
-    """The matrices of the model, with the stable rank of each batch gradient (Yu et al. 2021, Fig. 2)."""
+    """The matrices of the model, with the stable rank of each batch gradient (Yu et al. 2021, Fig.
+    2).
+    """
     treated = dict.fromkeys(subject.layers, "dense") | {subject.classifier: "classifier"}
     treated |= dict.fromkeys(subject.state.public.carried, "carried")
     found = []
@@ -250,17 +285,26 @@ def residual_rows(
     before: Weights | None,
     ranks: Sequence[int] | None,
 ) -> Iterator[ResidualRow]:
-    """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3). ``before``: gradients at W_0 if W has moved."""
+    """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3). ``before``: gradients at W_0 if W
+    has moved.
+    """
     dW, W, W_0 = gradients[name], subject.weights[name], subject.start[name]
     m, n = flatten_kernel(dW).shape
     largest = min(m, n, LARGEST_RANK)
     carrier = subject.base.method.carrier
     own = subject.coordinates(name)
     if carrier.functions and own.L is not None and own.R is not None:
-        yield ResidualRow(layer=name, source="own", rank=carrier.rank, residual=residual(dW, own.L, own.R, own.form))
+        yield ResidualRow(
+            layer=name,
+            source="own",
+            rank=carrier.rank,
+            residual=residual(dW, own.L, own.R, own.form),
+        )
     powers = {2**k for k in range(largest.bit_length())}
     wanted = sorted(
-        rank for rank in ({*powers, carrier.rank} if ranks is None else set(ranks)) if 1 <= rank <= min(m, n)
+        rank
+        for rank in ({*powers, carrier.rank} if ranks is None else set(ranks))
+        if 1 <= rank <= min(m, n)
     )
     if not wanted:
         return
@@ -279,21 +323,30 @@ def residual_rows(
             yield ResidualRow(layer=name, source=source, rank=rank, residual=residual(dW, *pair))
 
 
-def energy_rows(subject: Subject, name: str, dW: Tensor, sparsities: Sequence[float]) -> Iterator[EnergyRow]:
-    """How much of the gradient of a layer is in the units that LSG would keep, and in the others."""
+def energy_rows(
+    subject: Subject, name: str, dW: Tensor, sparsities: Sequence[float]
+) -> Iterator[EnergyRow]:
+    """How much of the gradient of a layer is in the units that LSG would keep, and in the
+    others.
+    """
     out, into = unit_importance(subject.weights[name])
     where = subject.coordinates(name)
     for p in sparsities:
         for choice in UNITS:
             rows, columns = (keep_units(importance, p, choice) for importance in (out, into))
-            share, carriers = kept_energy(dW, rows, columns), carried_energy(dW, where, rows, columns)
+            share, carriers = (
+                kept_energy(dW, rows, columns),
+                carried_energy(dW, where, rows, columns),
+            )
             yield EnergyRow(layer=name, sparsity=p, choice=choice, **vars(share), carriers=carriers)
         share = random_energy(tuple(dW.shape), len(rows), len(columns))
         yield EnergyRow(layer=name, sparsity=p, choice="random", **vars(share), carriers=math.nan)
 
 
 def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:
-    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer that has neither."""
+    """Share of ||dL||^2 + ||dR||^2 in kept rows of dL and kept columns of dR; NaN for a layer that
+    has neither.
+    """
     if where.L is None or where.R is None or where.form is not TANGENT:
         return math.nan
     dL, dR = project(dW, where.L, where.R)

@@ -1,4 +1,6 @@
-"""Files of an inspection: inspection.json, a CSV for each table, a PNG for each figure, inspection.html."""
+"""Files of an inspection: inspection.json, a CSV for each table, a PNG for each figure,
+inspection.html.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,7 +11,13 @@ from simulations.inspection import Costs, Subject
 from simulations.inspection.energy import meanings
 from simulations.inspection.figures import PANELS, figures, spread
 from simulations.inspection.measure import SOURCES, Inspection
-from simulations.inspection.tables import MEANING, masked_tables, rows_of, share_table, summary_table
+from simulations.inspection.tables import (
+    MEANING,
+    masked_tables,
+    rows_of,
+    share_table,
+    summary_table,
+)
 from simulations.report.figure import interactive, photo, png
 from simulations.report.page import (
     Code,
@@ -32,42 +40,48 @@ from simulations.report.words import percent
 from simulations.rundir.files import check_writable, writing_to
 
 WARNING = (
-    "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No epsilon covers these "
-    "numbers and pictures, not even that of the run. They must not leave the simulation."
+    "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No "
+    "epsilon covers these numbers and pictures, not even that of the run. They must not leave the "
+    "simulation."
 )
 FACTORS = "Clip factors of the first examples (1: not clipped)"
 PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
 CAPTIONS = {
-    "sparsified-ratios": "What freezing a random share p of the coordinates does in one step. Left: the length of the "
-    "noise, over that without a mask; the line is sqrt(1 - p) (Zhu and Blaschko 2023, Fig. 1c). Right: the length of "
-    "the clipped mean gradient on the coordinates that are kept, over that of the same coordinates without a mask: "
-    "above 1, the clip leaves them more (Fig. 1d); and over the whole clipped mean gradient: what is left of it. Bars: "
-    "standard deviation over masks.",
-    "deviations": "Deviations of single examples from the mean gradient, on two random directions, without a mask and "
-    "with one (Zhu and Blaschko 2023, Figs. 6-9). A symmetric law looks the same when turned by 180 degrees.",
-    "mask-counts": "How many coordinates were frozen how often so far (Zhu and Blaschko 2023, Fig. 12). The line is "
-    "what independent random masks give.",
-    "carriers": "How much of the mean gradient (its energy, the squared length) each kind of carrier keeps at the "
-    "start of a round: 1 is all of it. ||P(dW)||_F^2 / ||dW||_F^2. Form tangent: dL and dR are sent (Eq. 3); core: "
-    "L^T dW R^T alone.",
-    "stable-rank": "How many directions the gradient of a batch really has in each layer (its stable rank, "
-    "||dW||_F^2 / ||dW||_2^2), against the most that its shape allows. A small one means that low-rank carriers lose "
-    "little (Yu et al. 2021, Fig. 2).",
-    "residual": "The share of a batch's gradient that carriers of rank r lose: 0 loses nothing, and lower is better. "
-    "||dW - P(dW)||_F / ||dW||_F (Yu et al. 2021, Fig. 3). Where the carriers come from: "
+    "sparsified-ratios": "What freezing a random share p of the coordinates does in one step. "
+    "Left: the length of the noise, over that without a mask; the line is "
+    "sqrt(1 - p) (Zhu and Blaschko 2023, Fig. 1c). Right: the length of the "
+    "clipped mean gradient on the coordinates that are kept, over that of the "
+    "same coordinates without a mask: above 1, the clip leaves them more "
+    "(Fig. 1d); and over the whole clipped mean gradient: what is left of it. "
+    "Bars: standard deviation over masks.",
+    "deviations": "Deviations of single examples from the mean gradient, on two random directions, "
+    "without a mask and with one (Zhu and Blaschko 2023, Figs. 6-9). A symmetric law "
+    "looks the same when turned by 180 degrees.",
+    "mask-counts": "How many coordinates were frozen how often so far (Zhu and Blaschko 2023, Fig. "
+    "12). The line is what independent random masks give.",
+    "carriers": "How much of the mean gradient (its energy, the squared length) each kind of "
+    "carrier keeps at the start of a round: 1 is all of it. ||P(dW)||_F^2 / "
+    "||dW||_F^2. Form tangent: dL and dR are sent (Eq. 3); core: L^T dW R^T alone.",
+    "stable-rank": "How many directions the gradient of a batch really has in each layer (its "
+    "stable rank, ||dW||_F^2 / ||dW||_2^2), against the most that its shape allows. "
+    "A small one means that low-rank carriers lose little (Yu et al. 2021, Fig. 2).",
+    "residual": "The share of a batch's gradient that carriers of rank r lose: 0 loses nothing, "
+    "and lower is better. ||dW - P(dW)||_F / ||dW||_F (Yu et al. 2021, Fig. 3). Where "
+    "the carriers come from: "
     + "; ".join(f"{name}: {text}" for name, text in SOURCES.items())
     + ".",
-    "clipping": "One panel: how long the gradients of single examples are; those right of the dashed line are "
-    "shortened by the clip. Other panel: the share of examples that are shortened, if more units are frozen (Ito et "
-    "al. 2024, Listing 1).",
-    "energy": "How much of a batch's gradient (its energy, the squared length) is in the units that LSG keeps, if it "
-    "keeps those of largest importance (top), of smallest (bottom), or random ones (mean over draws). Rows are out "
-    "units, columns are in units. A line above that of random units says that the choice helps.",
-    "intensity": "Each pixel is one weight (left) and its gradient (right), by absolute value: bright is large. Bright "
-    "stripes are units that matter more than others (Ito et al. 2023, Fig. 1). Of a large matrix a pixel is the "
-    "largest entry of its tile.",
+    "clipping": "One panel: how long the gradients of single examples are; those right of the "
+    "dashed line are shortened by the clip. Other panel: the share of examples that "
+    "are shortened, if more units are frozen (Ito et al. 2024, Listing 1).",
+    "energy": "How much of a batch's gradient (its energy, the squared length) is in the units "
+    "that LSG keeps, if it keeps those of largest importance (top), of smallest "
+    "(bottom), or random ones (mean over draws). Rows are out units, columns are in "
+    "units. A line above that of random units says that the choice helps.",
+    "intensity": "Each pixel is one weight (left) and its gradient (right), by absolute value: "
+    "bright is large. Bright stripes are units that matter more than others (Ito et "
+    "al. 2023, Fig. 1). Of a large matrix a pixel is the largest entry of its tile.",
 }
 MASKED = ("sparsified-ratios", "deviations", "mask-counts")
 """Figures of random masks."""
@@ -85,7 +99,8 @@ DATA = {
 
 
 def folder(subject: Subject, out: str | None) -> Path:
-    """Where the files go: ``out``, or ``inspection`` in the run, or ``inspection-<workload>-<method>`` here.
+    """Where the files go: ``out``, or ``inspection`` in the run, or
+    ``inspection-<workload>-<method>`` here.
 
     Raises ValueError for a folder of a run, or one with other files in it.
     """
@@ -96,17 +111,28 @@ def folder(subject: Subject, out: str | None) -> Path:
         path = subject.run / "inspection"
     else:
         path = Path.cwd() / f"inspection-{s.workload}-{s.method}"
-    allowed = subject.run is None or path == subject.run / "inspection" or not path.is_relative_to(subject.run)
+    allowed = (
+        subject.run is None
+        or path == subject.run / "inspection"
+        or not path.is_relative_to(subject.run)
+    )
     if not allowed or (path / "config.toml").exists():
-        raise ValueError(f"{path} belongs to a run; choose another --out, or leave it out for inspection/ in the run")
-    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / "inspection.json").exists()):
+        raise ValueError(
+            f"{path} belongs to a run; choose another --out, or leave it out for inspection/ in "
+            "the run"
+        )
+    if path.is_file() or (
+        path.is_dir() and any(path.iterdir()) and not (path / "inspection.json").exists()
+    ):
         raise ValueError(f"{path} holds other files; choose another --out")
     check_writable(path)
     return path
 
 
 def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]) -> list[str]:
-    """Write everything and return the file names. ``layers`` get an intensity map; by default some do."""
+    """Write everything and return the file names. ``layers`` get an intensity map; by default some
+    do.
+    """
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
     files = {f"{name}.png": png(one) for name, one in made.items()}
@@ -121,14 +147,19 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
     with writing_to(path):
-        for stale in (*path.glob("intensity-*.png"), *(file for name in shown for file in path.glob(f"{name}.*"))):
+        for stale in (
+            *path.glob("intensity-*.png"),
+            *(file for name in shown for file in path.glob(f"{name}.*")),
+        ):
             stale.unlink()
     write_private(path, files)
     return list(files)
 
 
 def resolve_layer(subject: Subject, name: str) -> str:
-    """The parameter of a layer, named with or without ``.weight``. Raises ValueError for an unknown one."""
+    """The parameter of a layer, named with or without ``.weight``. Raises ValueError for an unknown
+    one.
+    """
     for candidate in (name, f"{name}.weight"):
         if candidate in subject.layers:
             return candidate
@@ -168,14 +199,24 @@ def first_factors(found: Inspection) -> dict[str, tuple[float, ...]]:
 
 def factor_words(found: Inspection) -> dict[str, str]:
     """The same in words."""
-    return {name: ", ".join(f"{one:.4f}" for one in factors) for name, factors in first_factors(found).items()}
+    return {
+        name: ", ".join(f"{one:.4f}" for one in factors)
+        for name, factors in first_factors(found).items()
+    }
 
 
 def lead(subject: Subject, found: Inspection) -> str:
     """What was measured, in one line."""
     s = subject.base.settings
-    moment = "at its initial weights" if subject.state.updates == 0 else f"after round {subject.state.round}"
-    return f"{s.workload} with {s.method}, model {s.model}, seed {s.seed}, {moment}; {found.examples} training examples"
+    moment = (
+        "at its initial weights"
+        if subject.state.updates == 0
+        else f"after round {subject.state.round}"
+    )
+    return (
+        f"{s.workload} with {s.method}, model {s.model}, seed {s.seed}, {moment}; {found.examples} "
+        "training examples"
+    )
 
 
 def _caption(name: str) -> str:
@@ -190,8 +231,9 @@ def headline(subject: Subject, found: Inspection) -> str:
     frozen = "nothing frozen" if of.sparsity == 0 else f"a share of {of.sparsity:g} frozen"
     norm = subject.base.method.mechanism.clip_norm
     return (
-        f"With {frozen}, the clip norm {norm:g} shortens the gradients of {100 * clip.clipped:.0f} % of "
-        f"{found.examples} training examples, to {clip.mean_factor:.2f} of their length on average."
+        f"With {frozen}, the clip norm {norm:g} shortens the gradients of {100 * clip.clipped:.0f} "
+        f"% of {found.examples} training examples, to {clip.mean_factor:.2f} of their length on "
+        "average."
     )
 
 
@@ -200,22 +242,34 @@ def asked(found: Inspection) -> dict[str, str]:
     return {
         "examples": f"{found.examples:,} of the training data, without noise",
         "ranks of carriers": ", ".join(map(str, sorted({row.rank for row in found.residuals}))),
-        "sparsities of masks": ", ".join(f"{p:g}" for p in sorted({row.sparsity for row in found.clips})),
+        "sparsities of masks": ", ".join(
+            f"{p:g}" for p in sorted({row.sparsity for row in found.clips})
+        ),
         "layers": ", ".join(dict.fromkeys(row.layer for row in found.layers)),
     }
 
 
-def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawing], files: Mapping[str, bytes]) -> str:
+def page(
+    subject: Subject,
+    found: Inspection,
+    pictures: Sequence[Picture | Drawing],
+    files: Mapping[str, bytes],
+) -> str:
     """inspection.html: one file that needs no other. ``files``: what is next to it, by name."""
     data = [download(name, files[name], says) for name, says in DATA.items() if name in files]
     factors = [Code(text=words, note=name) for name, words in factor_words(found).items()]
     costs = [] if found.costs is None else [Text(words=diagnosis(found.costs))]
-    kept: list[Part] = [summary_table(found.kept), facts_of(meanings(found.kept))] if found.kept else []
-    masked: list[Part] = [*masked_tables(found.sparsified), Text(words=MEANING)] if found.sparsified else []
+    kept: list[Part] = (
+        [summary_table(found.kept), facts_of(meanings(found.kept))] if found.kept else []
+    )
+    masked: list[Part] = (
+        [*masked_tables(found.sparsified), Text(words=MEANING)] if found.sparsified else []
+    )
     return render(
         Page(
             kind="fedlsg inspect",
-            title=f"Gradients of {subject.base.settings.workload} with {subject.base.settings.method}",
+            title=f"Gradients of {subject.base.settings.workload} with "
+            f"{subject.base.settings.method}",
             lead=lead(subject, found),
             headline=headline(subject, found),
             warnings=(WARNING,),
@@ -224,7 +278,10 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
                 ("Random masks", masked),
                 ("Figures", pictures),
                 Section(title=FACTORS, parts=tuple(factors), folded=True),
-                ("Share of each parameter in the squared length of an example", [share_table(found)]),
+                (
+                    "Share of each parameter in the squared length of an example",
+                    [share_table(found)],
+                ),
                 data_section(*data),
             ),
         )
@@ -232,11 +289,13 @@ def page(subject: Subject, found: Inspection, pictures: Sequence[Picture | Drawi
 
 
 def diagnosis(costs: Costs) -> str:
-    """One sentence: the three accuracies, what the noise of which rho costs, and what the clip costs."""
+    """One sentence: the three accuracies, what the noise of which rho costs, and what the clip
+    costs.
+    """
     noise = "noise" if costs.rho is None else f"noise (rho {costs.rho:.2f})"
     reached = (
-        f"Accuracy {percent(costs.with_noise)} with clip and {noise}, {reach(costs.clip_only)} with the clip alone, "
-        f"{reach(costs.neither)} with neither, at the same learning rate"
+        f"Accuracy {percent(costs.with_noise)} with clip and {noise}, {reach(costs.clip_only)} "
+        f"with the clip alone, {reach(costs.neither)} with neither, at the same learning rate"
     )
     words = [f"the noise {costs_of(costs.noise)}", f"the clip {costs_of(costs.clip)}"]
     error = costs.standard_error

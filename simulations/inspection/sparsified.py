@@ -1,7 +1,9 @@
-"""What random sparsification does to noise and gradients: Figs. 1c, 1d, 6-9 and 12 of Zhu and Blaschko 2023 (RS).
+"""What random sparsification does to noise and gradients: Figs. 1c, 1d, 6-9 and 12 of Zhu and
+Blaschko 2023 (RS).
 
-Symbols: d coordinates, p the sparsification rate, m a mask that keeps d - floor(p d) of them, g_i the gradient of
-example i, g its mean over examples, xi_i = g_i - g its deviation, C the clip norm, n Gaussian noise in d coordinates.
+Symbols: d coordinates, p the sparsification rate, m a mask that keeps d - floor(p d) of them, g_i
+the gradient of example i, g its mean over examples, xi_i = g_i - g its deviation, C the clip norm,
+n Gaussian noise in d coordinates.
 """
 
 import math
@@ -34,9 +36,12 @@ Law = Float[np.ndarray, " counts"]
 class SparsifiedRow:
     """One rate. Means over ``DRAWS`` masks with their standard deviations.
 
-    noise: ||m n|| / ||n|| (Fig. 1c), ``expected_noise`` is sqrt(1 - p). relaxed: ||mean clip(m g_i)|| over
-    ||m mean clip(g_i)||: how much longer the clip leaves the coordinates that are kept (Fig. 1d), at most
-    1 / sqrt(1 - p) if all examples are clipped and their energy is spread evenly; ``kept``: ||mean clip(m g_i)|| over
+    noise: ||m n|| / ||n|| (Fig. 1c), ``expected_noise`` is sqrt(1 - p). relaxed: ||mean clip(m
+    g_i)|| over
+    ||m mean clip(g_i)||: how much longer the clip leaves the coordinates that are kept (Fig. 1d),
+        at most
+    1 / sqrt(1 - p) if all examples are clipped and their energy is spread evenly; ``kept``: ||mean
+    clip(m g_i)|| over
     ||mean clip(g_i)||, what is left of the whole. The last two are NaN without a clip.
     """
 
@@ -52,11 +57,13 @@ class SparsifiedRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Deviations:
-    """Deviations of examples on random directions (Figs. 6-9): ``plane`` (n, 2) on the first two of them.
+    """Deviations of examples on random directions (Figs. 6-9): ``plane`` (n, 2) on the first two of
+    them.
 
-    asymmetry: mean over directions of the Kolmogorov-Smirnov distance between what deviations are there and the same
-    with the sign turned; ``chance``, ``chance_95``: mean and 95 % quantile of that distance if the signs were random,
-    as in a symmetric law. skewness: mean of the absolute third standardised moment, and what random signs have.
+    asymmetry: mean over directions of the Kolmogorov-Smirnov distance between what deviations are
+    there and the same with the sign turned; ``chance``, ``chance_95``: mean and 95 % quantile of
+    that distance if the signs were random, as in a symmetric law. skewness: mean of the absolute
+    third standardised moment, and what random signs have.
     """
 
     sparsity: float
@@ -70,7 +77,8 @@ class Deviations:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Counts:
-    """How often coordinates were frozen over ``masks`` masks (Fig. 12): share by count, and that of independent ones.
+    """How often coordinates were frozen over ``masks`` masks (Fig. 12): share by count, and that of
+    independent ones.
 
     distance: total variation between the two; ``ranking``: how the masks were chosen.
     """
@@ -160,7 +168,9 @@ def keep(total: int, rate: float, generator: torch.Generator) -> Float[Tensor, "
     return found
 
 
-def deviations(sparsity: float, projected: Float[np.ndarray, "n m"], signs: np.random.Generator) -> Deviations:
+def deviations(
+    sparsity: float, projected: Float[np.ndarray, "n m"], signs: np.random.Generator
+) -> Deviations:
     """How symmetric the deviations from the mean are on each of m directions."""
     z = projected.astype(np.float64)
     z -= z.mean(0)
@@ -210,21 +220,32 @@ def mask_counts(subject: Subject) -> Counts | None:
         frozen[kept] -= 1
         rates.append(1 - len(kept) / size)
     shares = torch.bincount(frozen, minlength=len(rounds) + 1).double() / size
-    return Counts(ranking=mask.ranking, masks=len(rounds), shares=shares.numpy(), expected=of_independent(rates))
+    return Counts(
+        ranking=mask.ranking,
+        masks=len(rounds),
+        shares=shares.numpy(),
+        expected=of_independent(rates),
+    )
 
 
 def kept_in(subject: Subject, round: int) -> Int64[Tensor, " k"] | None:
-    """Positions that a round kept: recorded, where the server chose them, or drawn again from the public seed."""
+    """Positions that a round kept: recorded, where the server chose them, or drawn again from the
+    public seed.
+    """
     if subject.base.method.mask.ranking == "random":
         public = subject.state.public
-        frame = public.frame(round, updates=subject.state.updates, basis=subject.state.basis_of(round))
+        frame = public.frame(
+            round, updates=subject.state.updates, basis=subject.state.basis_of(round)
+        )
         return frame.indices.cpu()
     path = None if subject.run is None else round_folder(subject.run, round) / "kept.npy"
     return torch.from_numpy(load_array(path)) if path is not None and path.exists() else None
 
 
 def of_independent(rates: Sequence[float]) -> Law:
-    """How often something happens that has these chances, independently: the Poisson binomial law."""
+    """How often something happens that has these chances, independently: the Poisson binomial
+    law.
+    """
     law = np.ones(1)
     for rate in rates:
         law = np.convolve(law, [1 - rate, rate])
@@ -238,4 +259,7 @@ def spread_of(shares: Law) -> float:
 
 
 def _moments(name: str, values: Float[Tensor, " draws"]) -> dict[str, float]:
-    return {name: float(values.mean()), f"{name}_sd": float(values.double().std(correction=int(len(values) > 1)))}
+    return {
+        name: float(values.mean()),
+        f"{name}_sd": float(values.double().std(correction=int(len(values) > 1))),
+    }

@@ -18,8 +18,9 @@ SHOWN_RANK = 8
 """Rank of the residuals that are shown, at most, if the method itself has none."""
 CHOICES = ("top", "bottom", "random")
 MEANING = (
-    "Asymmetry: the Kolmogorov-Smirnov distance between the deviations on a direction and the same with the sign "
-    "turned, mean over random directions. By chance: the same if each sign were random, and its 95 % quantile."
+    "Asymmetry: the Kolmogorov-Smirnov distance between the deviations on a direction and the same "
+    "with the sign turned, mean over random directions. By chance: the same if each sign were "
+    "random, and its 95 % quantile."
 )
 
 
@@ -40,7 +41,11 @@ def layer_table(subject: Subject, found: Inspection) -> Table:
     """A row for each layer: stable rank, and residuals at the rank of the method by source."""
     ranks = sorted({row.rank for row in found.residuals})
     own = subject.base.method.carrier.rank
-    rank = own if own in ranks else max((r for r in ranks if r <= SHOWN_RANK), default=ranks[0] if ranks else 0)
+    rank = (
+        own
+        if own in ranks
+        else max((r for r in ranks if r <= SHOWN_RANK), default=ranks[0] if ranks else 0)
+    )
     lost = {(row.layer, row.source): row.residual for row in found.residuals if row.rank == rank}
     sources = [source for source in SOURCES if any(row.source == source for row in found.residuals)]
 
@@ -54,26 +59,34 @@ def layer_table(subject: Subject, found: Inspection) -> Table:
             Column("stable rank", "stable_rank", ".2f"),
             *map(column, sources),
         ],
-        found.layers, style=_style,
-        title=f"Share of the length of the batch gradient that carriers of rank {rank} lose, by the source of carriers",
-    )  # fmt: skip
+        found.layers,
+        style=_style,
+        title=f"Share of the length of the batch gradient that carriers of rank {rank} lose, by "
+        "the source of carriers",
+    )
 
 
 def energy_table(subject: Subject, found: Inspection) -> Table:
-    """A row for each layer: energy of its gradient in the units that LSG keeps at the sparsity, and in others."""
+    """A row for each layer: energy of its gradient in the units that LSG keeps at the sparsity, and
+    in others.
+    """
     p = shown_sparsity(subject)
     kept = {(row.layer, row.choice): row for row in found.energies if row.sparsity == p}
 
     def column(choice: str, side: str, of: str) -> Column:
         return Column(f"{choice} {side}", lambda row: getattr(kept[row.layer, choice], of), ".2f")
 
-    sides = (column(choice, *side) for choice in CHOICES for side in (("out", "rows"), ("in", "columns")))
+    sides = (
+        column(choice, *side) for choice in CHOICES for side in (("out", "rows"), ("in", "columns"))
+    )
     title = f"Share of the energy of the batch gradient in kept out units and in units, p = {p:g}"
     return make_table([Column("layer", _layer), *sides], found.layers, style=_style, title=title)
 
 
 def clip_table(found: Inspection) -> Table:
-    """A row for each mask: how many examples are clipped, and the norms; the run's own mask first."""
+    """A row for each mask: how many examples are clipped, and the norms; the run's own mask
+    first.
+    """
 
     def norm(name: str, level: float) -> Column:
         return Column(name, lambda row: row.clipping.norms[level], ".3g")
@@ -89,9 +102,11 @@ def clip_table(found: Inspection) -> Table:
         norm("largest", 1.0),
     ]
     return make_table(
-        columns, (found.own, *found.clips), style=lambda row: "own" if row is found.own else "",
+        columns,
+        (found.own, *found.clips),
+        style=lambda row: "own" if row is found.own else "",
         title="What the clip does to single examples",
-    )  # fmt: skip
+    )
 
 
 def share_table(found: Inspection) -> Table:
@@ -109,7 +124,9 @@ def _style(row: LayerRow) -> RowKind:
 
 
 def summary_table(rows: KeptRows) -> Table:
-    """A row for each kind of carriers, form and rank: energy kept of all carried layers together, by round."""
+    """A row for each kind of carriers, form and rank: energy kept of all carried layers together,
+    by round.
+    """
     together = whole(rows)
 
     def column(round: int) -> Column:
@@ -123,10 +140,13 @@ def summary_table(rows: KeptRows) -> Table:
     ]
     places = [(kind, *place) for place in _places(rows) for kind in kinds_of(rows)]
     return make_table(
-        columns, places, style=lambda at: "dim" if at[0] == PRIVATE else "",
+        columns,
+        places,
+        style=lambda at: "dim" if at[0] == PRIVATE else "",
         group=lambda at: f"r = {at[1]}, form {at[2]}",
-        title="Share of the energy of the mean gradient that carriers keep at the start of a round, all carried layers",
-    )  # fmt: skip
+        title="Share of the energy of the mean gradient that carriers keep at the start of a "
+        "round, all carried layers",
+    )
 
 
 def _places(rows: KeptRows) -> list[tuple[int, str]]:
@@ -135,9 +155,14 @@ def _places(rows: KeptRows) -> list[tuple[int, str]]:
 
 
 def layer_tables(rows: KeptRows) -> list[Table]:
-    """For each rank and form a table of the last round: a row for each layer, a column for each kind of carriers."""
+    """For each rank and form a table of the last round: a row for each layer, a column for each
+    kind of carriers.
+    """
     last = max(row.round for row in rows)
-    return [_by_layer([r for r in rows if (r.round, r.rank, r.form) == (last, *at)], last, *at) for at in _places(rows)]
+    return [
+        _by_layer([r for r in rows if (r.round, r.rank, r.form) == (last, *at)], last, *at)
+        for at in _places(rows)
+    ]
 
 
 def _by_layer(rows: KeptRows, last: int, rank: int, form: str) -> Table:
@@ -146,7 +171,10 @@ def _by_layer(rows: KeptRows, last: int, rank: int, form: str) -> Table:
     def column(kind: str) -> Column:
         return Column(kind, lambda layer: own[layer, kind], ".3f")
 
-    columns = [Column("layer", lambda name: name.removesuffix(".weight")), *map(column, kinds_of(rows))]
+    columns = [
+        Column("layer", lambda name: name.removesuffix(".weight")),
+        *map(column, kinds_of(rows)),
+    ]
     title = f"The same by layer in round {last}, form {form}, r = {rank}"
     return make_table(columns, dict.fromkeys(row.layer for row in rows), title=title)
 
@@ -157,7 +185,9 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
         return []
 
     def spread(name: str, value: str) -> Column:
-        return Column(name, lambda row: f"{getattr(row, value):.3f} ± {getattr(row, f'{value}_sd'):.3f}")
+        return Column(
+            name, lambda row: f"{getattr(row, value):.3f} ± {getattr(row, f'{value}_sd'):.3f}"
+        )
 
     noise = [
         Column("p", "sparsity", "g"),
@@ -183,7 +213,9 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
         Column("sd, independent", "expected_sd", ".3f"),
         Column("total variation", "distance", ".4f"),
     ]
-    first = make_table(noise, found.rows, title="Noise and clipped gradient under random masks of rate p")
+    first = make_table(
+        noise, found.rows, title="Noise and clipped gradient under random masks of rate p"
+    )
     title = "Symmetry of the deviations of examples from their mean gradient"
     tables = [first, make_table(symmetry, found.deviations, title=title)]
     if found.counts is not None:
@@ -194,21 +226,34 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
 def rows_of(found: Inspection) -> dict[str, list[Record]]:
     """Rows of every CSV file by its name."""
     return {
-        "layers": [{**asdict(row), "shape": f"{row.shape[0]}x{row.shape[1]}"} for row in found.layers],
+        "layers": [
+            {**asdict(row), "shape": f"{row.shape[0]}x{row.shape[1]}"} for row in found.layers
+        ],
         "residuals": [asdict(row) for row in found.residuals],
         "energy": [asdict(row) for row in found.energies],
         **({"carriers": [asdict(row) for row in found.kept]} if found.kept else {}),
         **({} if found.sparsified is None else _masked_rows(found.sparsified)),
-        "clipping": [clip_numbers("the run's own", found.own), *(clip_numbers(r.choice, r) for r in found.clips)],
+        "clipping": [
+            clip_numbers("the run's own", found.own),
+            *(clip_numbers(r.choice, r) for r in found.clips),
+        ],
     }
 
 
 def _masked_rows(found: Sparsified) -> Mapping[str, list[Record]]:
-    symmetry = [{name: value for name, value in vars(d).items() if name != "plane"} for d in found.deviations]
-    tables: dict[str, list[Record]] = {"sparsified": [vars(row) for row in found.rows], "symmetry": symmetry}
+    symmetry = [
+        {name: value for name, value in vars(d).items() if name != "plane"}
+        for d in found.deviations
+    ]
+    tables: dict[str, list[Record]] = {
+        "sparsified": [vars(row) for row in found.rows],
+        "symmetry": symmetry,
+    }
     if found.counts is not None:
         laws = zip(found.counts.shares.tolist(), found.counts.expected.tolist(), strict=True)
-        tables["mask-counts"] = [{"frozen": n, "share": s, "independent": law} for n, (s, law) in enumerate(laws)]
+        tables["mask-counts"] = [
+            {"frozen": n, "share": s, "independent": law} for n, (s, law) in enumerate(laws)
+        ]
     return tables
 
 

@@ -1,6 +1,8 @@
-"""A figure as data: charts, which hold series. A browser draws them, ``still`` where no script runs.
+"""A figure as data: charts, which hold series. A browser draws them, ``still`` where no script
+runs.
 
-A chart says what is drawn. Nothing here draws: ``figure.plot`` makes a figure of matplotlib, for notebooks and files.
+A chart says what is drawn. Nothing here draws: ``figure.plot`` makes a figure of matplotlib, for
+notebooks and files.
 """
 
 import math
@@ -22,14 +24,18 @@ DESCRIBED = 12
 LETTERS = 60
 """Letters that fit below a chart."""
 LARGEST = 1e100
-"""Larger numbers are not drawn: an axis has to reach beyond them, and a browser does not end with an axis of 1e308."""
+"""Larger numbers are not drawn: an axis has to reach beyond them, and a browser does not end with
+an axis of 1e308.
+"""
 DASHES = {"-": (), "--": (6, 3), ":": (2, 3), "-.": (7, 3, 2, 3)}
 """Pixels of dashes and gaps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis. ticks: (place, name) in place of numbers, all of them. low, high: where it ends, if not at the data."""
+    """One axis. ticks: (place, name) in place of numbers, all of them. low, high: where it ends, if
+    not at the data.
+    """
 
     label: str = ""
     log: bool = False
@@ -55,11 +61,13 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of one name, or a reference: a ``level`` is a line across at ``y``, an ``upright`` one up at ``x``.
+    """Points of one name, or a reference: a ``level`` is a line across at ``y``, an ``upright`` one
+    up at ``x``.
 
-    low, high: ends of error bars, or of a band around ``y``. left, right: ends of error bars across. Bars of one chart
-    are stacked. line: whether points are joined. words: what a reader of a point is told next to its numbers. An empty
-    name is not in the legend.
+    low, high: ends of error bars, or of a band around ``y``. left, right: ends of error bars
+    across. Bars of one chart
+    are stacked. line: whether points are joined. words: what a reader of a point is told next to
+    its numbers. An empty name is not in the legend.
     """
 
     name: str = ""
@@ -81,9 +89,13 @@ class Series:
     @property
     def points(self) -> list[Point]:
         """Those with two numbers."""
-        ends = (end or (None,) * len(self.x) for end in (self.low, self.high, self.left, self.right))
+        ends = (
+            end or (None,) * len(self.x) for end in (self.low, self.high, self.left, self.right)
+        )
         columns: Iterable[Values] = (self.x, self.y, *ends)
-        return [Point(*p) for p in zip(*columns, strict=False) if is_number(p[0]) and is_number(p[1])]
+        return [
+            Point(*p) for p in zip(*columns, strict=False) if is_number(p[0]) and is_number(p[1])
+        ]
 
     @property
     def place(self) -> float | None:
@@ -108,7 +120,9 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One pair of axes. ``height`` in CSS pixels on a page; ``note`` is written where no series has a point."""
+    """One pair of axes. ``height`` in CSS pixels on a page; ``note`` is written where no series has
+    a point.
+    """
 
     title: str
     x: Axis = Axis()
@@ -134,7 +148,9 @@ class Chart:
         for one in self.series:
             points = one.points
             if one.kind == "bar":
-                half = 0.48 * min((b - a for a, b in pairwise(sorted({p.x for p in points}))), default=1.0)
+                half = 0.48 * min(
+                    (b - a for a, b in pairwise(sorted({p.x for p in points}))), default=1.0
+                )
                 points = []
                 for x, y, *_ in one.points:
                     low = below.get(x, 0.0)
@@ -144,12 +160,22 @@ class Chart:
 
 
 OUTLINES = {
-    "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "s": "M-4 -4H4V4H-4Z", "D": "M0 -5L5 0L0 5L-5 0Z", "^": "M0 -5L5 4H-5Z",
-    "v": "M0 5L5 -4H-5Z", "<": "M-5 0L4 -5V5Z", ">": "M5 0L-4 -5V5Z", "X": "M-4 -4L4 4M-4 4L4 -4",
-    "x": "M-4 -4L4 4M-4 4L4 -4", "P": "M-5 0H5M0 -5V5", "p": "M0 -5L5 -1L3 4H-3L-5 -1Z",
-    "h": "M0 -5L4 -2V3L0 5L-4 3V-2Z", "8": "M-2 -5H2L5 -2V2L2 5H-2L-5 2V-2Z", "d": "M0 -5L3 0L0 5L-3 0Z",
+    "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0",
+    "s": "M-4 -4H4V4H-4Z",
+    "D": "M0 -5L5 0L0 5L-5 0Z",
+    "^": "M0 -5L5 4H-5Z",
+    "v": "M0 5L5 -4H-5Z",
+    "<": "M-5 0L4 -5V5Z",
+    ">": "M5 0L-4 -5V5Z",
+    "X": "M-4 -4L4 4M-4 4L4 -4",
+    "x": "M-4 -4L4 4M-4 4L4 -4",
+    "P": "M-5 0H5M0 -5V5",
+    "p": "M0 -5L5 -1L3 4H-3L-5 -1Z",
+    "h": "M0 -5L4 -2V3L0 5L-4 3V-2Z",
+    "8": "M-2 -5H2L5 -2V2L2 5H-2L-5 2V-2Z",
+    "d": "M0 -5L3 0L0 5L-3 0Z",
     "*": "M0 -6L1.5 -2L6 -2L2.4 .8L3.7 5L0 2.5L-3.7 5L-2.4 .8L-6 -2L-1.5 -2Z",
-}  # fmt: skip
+}
 """Markers around (0, 0), as SVG has paths, by their names in matplotlib."""
 
 
@@ -158,15 +184,23 @@ def guessing(at: float, *, upright: bool = False) -> Series:
     return level(at, GUESSING, GREY, ":", upright=upright)
 
 
-def level(at: float, name: str, colour: str, dashes: str = "--", *, upright: bool = False) -> Series:
+def level(
+    at: float, name: str, colour: str, dashes: str = "--", *, upright: bool = False
+) -> Series:
     """A line across the whole chart, or up."""
     kind: Kind = "upright" if upright else "level"
     x: Values = (at,) if upright else ()
-    return Series(name=name, kind=kind, x=x, y=() if upright else (at,), colour=colour, dashes=dashes)
+    return Series(
+        name=name, kind=kind, x=x, y=() if upright else (at,), colour=colour, dashes=dashes
+    )
 
 
-def spaced(ticks: Sequence[tuple[float, str]], *, log: bool = False) -> tuple[tuple[float, str], ...]:
-    """Ticks in ascending order without those whose names would cover the one before; the last one stays."""
+def spaced(
+    ticks: Sequence[tuple[float, str]], *, log: bool = False
+) -> tuple[tuple[float, str], ...]:
+    """Ticks in ascending order without those whose names would cover the one before; the last one
+    stays.
+    """
     if not ticks:
         return ()
     places = [math.log(at) if log else at for at, _ in ticks]
@@ -180,7 +214,9 @@ def spaced(ticks: Sequence[tuple[float, str]], *, log: bool = False) -> tuple[tu
 
 
 def keys(charts: Iterable[Chart]) -> tuple[Series, ...]:
-    """The legend of some charts: the first series of each name, in the order of drawing, the reference last."""
+    """The legend of some charts: the first series of each name, in the order of drawing, the
+    reference last.
+    """
     found: dict[str, Series] = {}
     for one in (one for chart in charts for one in chart.series if one.name):
         found.setdefault(one.name, one)
@@ -189,13 +225,20 @@ def keys(charts: Iterable[Chart]) -> tuple[Series, ...]:
 
 def share_names(charts: Sequence[Chart]) -> bool:
     """Whether charts have one legend: some name is in two of them."""
-    names = [{one.name for one in chart.series if one.name and one.name != GUESSING} for chart in charts]
+    names = [
+        {one.name for one in chart.series if one.name and one.name != GUESSING} for chart in charts
+    ]
     return len(charts) > 1 and len(set().union(*names)) < sum(map(len, names))
 
 
 def describe(chart: Chart) -> str:
-    """What a chart shows, for a reader who cannot see it: the first and the last point of each series."""
-    said = [f"Across: {chart.x.label}." if chart.x.label else "", f"Up: {chart.y.label or chart.title}."]
+    """What a chart shows, for a reader who cannot see it: the first and the last point of each
+    series.
+    """
+    said = [
+        f"Across: {chart.x.label}." if chart.x.label else "",
+        f"Up: {chart.y.label or chart.title}.",
+    ]
     said += [_ends(one, chart) for one in chart.series[:DESCRIBED]]
     return " ".join(part for part in (*said, chart.note) if part)
 
@@ -207,7 +250,9 @@ def _ends(one: Series, chart: Chart) -> str:
     points = one.points
     if not points:
         return ""
-    first, last = (f"{_place(p.y, chart.y)} at {_place(p.x, chart.x)}" for p in (points[0], points[-1]))
+    first, last = (
+        f"{_place(p.y, chart.y)} at {_place(p.x, chart.x)}" for p in (points[0], points[-1])
+    )
     return f"{called}{first}." if first == last else f"{called}from {first} to {last}."
 
 
@@ -239,7 +284,13 @@ def chart_data(chart: Chart) -> dict[str, Any]:
     """The chart for the script of a page, for JSON: what differs from the defaults."""
     axes = {name: _given(axis, AXIS) for name, axis in (("x", chart.x), ("y", chart.y))}
     series = [_given(one, SERIES) | {"dash": list(DASHES[one.dashes])} for one in chart.series]
-    return {"title": chart.title, "height": chart.height, "note": chart.note, **axes, "series": series}
+    return {
+        "title": chart.title,
+        "height": chart.height,
+        "note": chart.note,
+        **axes,
+        "series": series,
+    }
 
 
 AXIS, SERIES = Axis(), Series()
@@ -247,7 +298,10 @@ AXIS, SERIES = Axis(), Series()
 
 def _given(one: Axis | Series, plain: Axis | Series) -> dict[str, Any]:
     found = {name: value for name, value in vars(one).items() if value != getattr(plain, name)}
-    return {name: _rounded(value) if isinstance(value, Sequence) else value for name, value in found.items()}
+    return {
+        name: _rounded(value) if isinstance(value, Sequence) else value
+        for name, value in found.items()
+    }
 
 
 def _rounded(values: Any) -> Any:

@@ -18,38 +18,46 @@ from simulations.settings.settings import all_settings
 from simulations.settings.show import by_group, text_of
 
 PRIVACY = (
-    "The epsilon of a run covers that run only. It costs more privacy to choose the best of several runs, to choose "
-    "hyperparameters by their results, or to publish several runs on the same data. No epsilon here covers that.",
+    "The epsilon of a run covers that run only. It costs more privacy to choose the best of "
+    "several runs, to choose hyperparameters by their results, or to publish several runs on the "
+    "same data. No epsilon here covers that.",
 )
 SHUFFLED = (
-    "With sampling=shuffle, adjacency is zero-out: one example is replaced by a record without a gradient, and the "
-    "number of examples stays. Each example is in one batch of an epoch, an epoch that is begun counts as one release, "
-    "and no amplification by shuffling is claimed. Replacing an example by another one is twice as much: count with "
-    "half of the noise multiplier."
+    "With sampling=shuffle, adjacency is zero-out: one example is replaced by a record without a "
+    "gradient, and the number of examples stays. Each example is in one batch of an epoch, an "
+    "epoch that is begun counts as one release, and no amplification by shuffling is claimed. "
+    "Replacing an example by another one is twice as much: count with half of the noise multiplier."
 )
 TRUST = {
-    "client": "trust=client: each payload is private on its own. Epsilon is the same against everybody who reads it: "
-    "outside, server and all other clients together.",
-    "secure": "trust=secure: the sum of the payloads is private, against an honest-but-curious server together with "
-    "the run's colluders, one at least: every client gets the next weights and knows its own noise. Epsilon is against "
-    "those who know most; it is smaller against one client, and smaller still against the server alone or a reader "
+    "client": "trust=client: each payload is private on its own. Epsilon is the same against "
+    "everybody who reads it: outside, server and all other clients together.",
+    "secure": "trust=secure: the sum of the payloads is private, against an honest-but-curious "
+    "server together with the run's colluders, one at least: every client gets the next "
+    "weights and knows its own noise. Epsilon is against those who know most; it is "
+    "smaller against one client, and smaller still against the server alone or a reader "
     "outside. A secure sum hides single payloads; this is computational.",
-    "server": "trust=server: the weights of all rounds are private, and no payload is. A trusted server receives "
-    "updates without noise, draws the clients in secret and adds the noise. It is for simulation: a deployed client "
-    "refuses it. Who took part, and how many, is a secret of the server: tables, summary and pages leave out bytes, "
-    "counts and times. Do not publish run.log, checkpoint/ and updates-truth/, or when a round began and ended.",
-    "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is not. An ideal secure "
-    "aggregation is assumed and not provided, so epsilon protects nobody in a simulation. It is against one client of "
-    "the sum, which knows its own noise.",
+    "server": "trust=server: the weights of all rounds are private, and no payload is. A trusted "
+    "server receives updates without noise, draws the clients in secret and adds the "
+    "noise. It is for simulation: a deployed client refuses it. Who took part, and how "
+    "many, is a secret of the server: tables, summary and pages leave out bytes, counts "
+    "and times. Do not publish run.log, checkpoint/ and updates-truth/, or when a round "
+    "began and ended.",
+    "aggregate": "trust=aggregate: the sum of the payloads is private, and a single payload is "
+    "not. An ideal secure aggregation is assumed and not provided, so epsilon "
+    "protects nobody in a simulation. It is against one client of the sum, which "
+    "knows its own noise.",
 }
-PUBLIC_TEST = "Accuracy, loss and metrics are measured on a public test split, which no client trains on."
+PUBLIC_TEST = (
+    "Accuracy, loss and metrics are measured on a public test split, which no client trains on."
+)
 HELD_OUT = (
-    "Accuracy is measured on held-out training rows (setting holdout). It is computed from private examples without "
-    "noise, and no epsilon covers it. Use it to choose settings, and do not publish it as a private result."
+    "Accuracy is measured on held-out training rows (setting holdout). It is computed from private "
+    "examples without noise, and no epsilon covers it. Use it to choose settings, and do not "
+    "publish it as a private result."
 )
 PUBLIC_ROWS = (
-    "The clients held public rows (setting public_rows: {}), and the training split of the workload was not "
-    "opened. Accuracy and epsilon are about these rows."
+    "The clients held public rows (setting public_rows: {}), and the training split of the "
+    "workload was not opened. Accuracy and epsilon are about these rows."
 )
 UNKNOWN = "not on record"
 
@@ -59,11 +67,21 @@ def epsilon_section(results: Sequence[Result]) -> Section:
 
     The last line only if no run measured its accuracy on private rows.
     """
-    whom = trust_words(str(run.settings.get("trust", "client")) for run in results) or [TRUST["client"]]
+    whom = trust_words(str(run.settings.get("trust", "client")) for run in results) or [
+        TRUST["client"]
+    ]
     units = {unit_in(run.settings).name for run in results} or {EXAMPLE.name}
     what = [unit.meaning for name, unit in UNITS.items() if name in units]
-    shuffled = [SHUFFLED] if any(run.settings.get("sampling") == "shuffle" for run in results) else []
-    texts = [*what, *shuffled, *PRIVACY, *whom, *([] if any(run.held_out for run in results) else [PUBLIC_TEST])]
+    shuffled = (
+        [SHUFFLED] if any(run.settings.get("sampling") == "shuffle" for run in results) else []
+    )
+    texts = [
+        *what,
+        *shuffled,
+        *PRIVACY,
+        *whom,
+        *([] if any(run.held_out for run in results) else [PUBLIC_TEST]),
+    ]
     return Section(title="What epsilon means here", parts=tuple(Text(words=text) for text in texts))
 
 
@@ -74,7 +92,9 @@ def trust_words(used: Iterable[str]) -> list[str]:
 
 
 def row_warnings(results: Sequence[Result]) -> list[str]:
-    """What a reader must know about the rows: held-out private ones were evaluated, public ones were trained on."""
+    """What a reader must know about the rows: held-out private ones were evaluated, public ones
+    were trained on.
+    """
     public = [str(rows) for run in results if (rows := run.settings.get("public_rows")) is not None]
     names = dict.fromkeys(rows if "/" not in rows else f"data:{Path(rows).name}" for rows in public)
     held_out = [HELD_OUT] if any(run.held_out for run in results) else []
@@ -83,7 +103,10 @@ def row_warnings(results: Sequence[Result]) -> list[str]:
 
 def made_section(done: Sequence[Result], *code: Code) -> Section:
     """What the finished runs ran on, and the commands or files that repeat them."""
-    return Section(title="How it was made", parts=(facts_of(facts(done)), *(part for part in code if part.text)))
+    return Section(
+        title="How it was made",
+        parts=(facts_of(facts(done)), *(part for part in code if part.text)),
+    )
 
 
 def facts(done: Sequence[Result]) -> dict[str, str]:
@@ -106,8 +129,10 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
             for c in levels
         )
         or UNKNOWN,
-        "hardware": f"{of('processor', 'hardware')}, {of('cores', 'hardware')} cores, device {of('device')}",
-        "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each client step",
+        "hardware": f"{of('processor', 'hardware')}, {of('cores', 'hardware')} cores, device "
+        f"{of('device')}",
+        "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each "
+        "client step",
         "engine": of("engine"),
         "isolation": of("isolation"),
         **_time(done),
@@ -118,7 +143,9 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
 def _time(done: Sequence[Result]) -> dict[str, str]:
     """Seconds of the runs whose times may be seen."""
     known = [float(run.summary["wall_seconds"]) for run in done if "wall_seconds" in run.summary]
-    which = "all finished runs" if len(known) == len(done) else "the finished runs without trust=server"
+    which = (
+        "all finished runs" if len(known) == len(done) else "the finished runs without trust=server"
+    )
     return {"run time": f"{duration(sum(known))}, {which}"} if known else {}
 
 
@@ -128,24 +155,45 @@ def _join_different(values: Any) -> str:
 
 CHANGED = "Different from the defaults"
 NOTE = (
-    "Every setting that was used; fedlsg settings NAME says what it means. A default is that of the method and of the "
-    "workload's preset."
+    "Every setting that was used; fedlsg settings NAME says what it means. A default is that of "
+    "the method and of the workload's preset."
 )
-FOLLOW = frozenset({"model", "pretrained_sha256", "workload", "method", "from_preset", "auto", "source", "isolation"})
-"""Settings that are in the title, are shown elsewhere, or have a default that only the data knows."""
+FOLLOW = frozenset(
+    {
+        "model",
+        "pretrained_sha256",
+        "workload",
+        "method",
+        "from_preset",
+        "auto",
+        "source",
+        "isolation",
+    }
+)
+"""Settings that are in the title, are shown elsewhere, or have a default that only the data
+knows.
+"""
 
 
 def settings_section(result: Result, values: Summary) -> Section:
     """``values``: the settings to show, by name."""
-    shown = {name: text_of(value) for name, value in values.items()} | sent(result.settings, result.summary)
+    shown = {name: text_of(value) for name, value in values.items()} | sent(
+        result.settings, result.summary
+    )
     changed = {name: shown[name] for name in changed_of(result.settings, values)}
     known = all_settings()
     groups = by_group({name: known[name] for name in shown if name in known})
-    others = [name for name in shown if name not in known]  # of a method that is known elsewhere, or of older versions
+    # of a method that is known elsewhere, or of older versions
+    others = [name for name in shown if name not in known]
     groups |= {"Others": others} if others else {}
-    parts = [facts_of({name: shown[name] for name in names}, title=group) for group, names in groups.items()]
+    parts = [
+        facts_of({name: shown[name] for name in names}, title=group)
+        for group, names in groups.items()
+    ]
     first = [facts_of(changed, title=CHANGED)] if changed else []
-    return Section(title="Settings", folded=True, parts=(Text(words=NOTE, style="note"), *first, *parts))
+    return Section(
+        title="Settings", folded=True, parts=(Text(words=NOTE, style="note"), *first, *parts)
+    )
 
 
 def sent(settings: Summary, summary: Summary) -> dict[str, str]:
@@ -164,14 +212,20 @@ def values_line(summary: Summary) -> str:
 
 
 def changed_of(settings: Summary, shown: Summary) -> list[str]:
-    """Names of settings with another value than the workload and the method give; those that follow are left out."""
+    """Names of settings with another value than the workload and the method give; those that follow
+    are left out.
+    """
     usual = defaults(str(settings.get("workload")), str(settings.get("method")))
-    found = [name for name, value in shown.items() if name in usual and not _same(value, usual[name])]
+    found = [
+        name for name, value in shown.items() if name in usual and not _same(value, usual[name])
+    ]
     return [name for name in found if name not in FOLLOW and not _follows(name, settings)]
 
 
 def defaults(workload: str, method: str) -> dict[str, Any]:
-    """The default of each setting for a method on a workload; no preset for a workload unknown here."""
+    """The default of each setting for a method on a workload; no preset for a workload unknown
+    here.
+    """
     usual = {name: one.default for name, one in all_settings().items()} | dict(FALLBACK)
     if method in strategies.names():
         usual |= {name: one.default for name, one in strategies.declared_by(method).items()}

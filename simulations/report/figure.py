@@ -1,7 +1,8 @@
-"""The style of every figure: colours, fonts, legends; charts and pictures as parts of a page, and as PNG.
+"""The style of every figure: colours, fonts, legends; charts and pictures as parts of a page, and
+as PNG.
 
-Colour-blind readers can distinguish the colours, and a method keeps its colour from figure to figure; markers say the
-same again. Figures are drawn without pyplot: no window, no global state.
+Colour-blind readers can distinguish the colours, and a method keeps its colour from figure to
+figure; markers say the same again. Figures are drawn without pyplot: no window, no global state.
 """
 
 import base64
@@ -46,13 +47,29 @@ DENSE, QUALITY = 90, 45
 """Dots an inch, and quality in percent, of a figure of many pixels on a page."""
 
 STYLE: Any = {
-    "font.family": "sans-serif", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.edgecolor": AXIS, "axes.labelcolor": WORDS, "text.color": WORDS, "xtick.color": AXIS, "ytick.color": AXIS,
-    "axes.grid": True, "grid.color": GRID, "grid.linewidth": 0.6, "axes.titlecolor": WORDS,
-    "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8, "lines.linewidth": 1.5,
-    "lines.markersize": 5, "savefig.facecolor": WHITE, "svg.fonttype": "none", "svg.hashsalt": "fedlsg",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": AXIS,
+    "axes.labelcolor": WORDS,
+    "text.color": WORDS,
+    "xtick.color": AXIS,
+    "ytick.color": AXIS,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.titlecolor": WORDS,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5,
+    "savefig.facecolor": WHITE,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedlsg",
     "text.parse_math": False,
-}  # fmt: skip
+}
 
 
 def use_style(draw: "Callable[P, Figure]", style: Any = STYLE) -> "Callable[P, Figure]":
@@ -75,8 +92,12 @@ def new_figure(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panel_grid(count: int, columns: int, size: tuple[float, float], more: float = 0.0) -> "tuple[Figure, list[Axes]]":
-    """``count`` panels of ``size`` (inches), at most ``columns`` in a row, and ``more`` inches below for a legend."""
+def panel_grid(
+    count: int, columns: int, size: tuple[float, float], more: float = 0.0
+) -> "tuple[Figure, list[Axes]]":
+    """``count`` panels of ``size`` (inches), at most ``columns`` in a row, and ``more`` inches
+    below for a legend.
+    """
     across = max(1, min(columns, count))
     rows = -(-count // across)
     figure = new_figure(size[0] * across, size[1] * rows + more)
@@ -108,7 +129,11 @@ def plot(charts: Sequence[Chart], *, columns: int = 2) -> "Figure":
 
 def legend_entries(panels: "Iterable[Axes]") -> dict[str, Any]:
     """Handles by label, each once, guessing last."""
-    found = {label: h for axes in panels for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    found = {
+        label: h
+        for axes in panels
+        for h, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     return dict(sorted(found.items(), key=lambda item: item[0] == GUESSING))
 
 
@@ -132,7 +157,9 @@ def _draw(axes: "Axes", one: Series, points: Sequence[Point]) -> None:
         mark: Any = axes.axhline if one.kind == "level" else axes.axvline
         mark(one.place, color=one.colour, linestyle=one.dashes, linewidth=1.2, label=label)
         return
-    x, y, low, high, left, right = (list(part) for part in zip(*points, strict=True)) if points else ([],) * 6
+    x, y, low, high, left, right = (
+        (list(part) for part in zip(*points, strict=True)) if points else ([],) * 6
+    )
     if one.kind == "band":
         axes.fill_between(x, low, high, color=one.colour, alpha=0.15, linewidth=0)
     elif one.kind == "bar":
@@ -140,15 +167,24 @@ def _draw(axes: "Axes", one: Series, points: Sequence[Point]) -> None:
         axes.bar(x, y, width, bottom=low, color=one.colour, label=label)
     else:
         axes.errorbar(
-            x, y, color=one.colour, linestyle=one.dashes if one.line else "none", capsize=2, label=label,
-            marker=one.marker or ("o" if len(x) == 1 else ""), markerfacecolor=one.colour if one.filled else WHITE,
+            x,
+            y,
+            color=one.colour,
+            linestyle=one.dashes if one.line else "none",
+            capsize=2,
+            label=label,
+            marker=one.marker or ("o" if len(x) == 1 else ""),
+            markerfacecolor=one.colour if one.filled else WHITE,
             drawstyle="steps-post" if one.steps else "default",
-            yerr=_reach(y, low, high), xerr=_reach(x, left, right),
-        )  # fmt: skip
+            yerr=_reach(y, low, high),
+            xerr=_reach(x, left, right),
+        )
 
 
 def _reach(places: Sequence[float], low: Sequence[Any], high: Sequence[Any]) -> Any:
-    """Lengths of error bars to both sides, 0 where a point has none; None where no point has any."""
+    """Lengths of error bars to both sides, 0 where a point has none; None where no point has
+    any.
+    """
     if not any(map(is_number, low)):
         return None
     known = [
@@ -179,36 +215,53 @@ def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
 
 
 def interactive(charts: Sequence[Chart], caption: str, *, columns: int = 2) -> Drawing:
-    """Charts as a figure of a page: drawn by a script, with values under the pointer, and as SVG where there is none.
+    """Charts as a figure of a page: drawn by a script, with values under the pointer, and as SVG
+    where there is none.
 
-    This and ``Chart`` are all that a page needs to show numbers; ``plot`` draws the same for notebooks and files.
+    This and ``Chart`` are all that a page needs to show numbers; ``plot`` draws the same for
+    notebooks and files.
     """
     shared = share_names(charts)
     across = min(columns, len(charts))
     panels = [
         Panel(
-            svg=(drawn := still(chart, across))[0], size=drawn[1], title=chart.title, words=describe(chart),
+            svg=(drawn := still(chart, across))[0],
+            size=drawn[1],
+            title=chart.title,
+            words=describe(chart),
             legend=() if shared else keys([chart]),
         )
         for chart in charts
-    ]  # fmt: skip
+    ]
     return Drawing(
-        panels=tuple(panels), legend=keys(charts) if shared else (), caption=caption, columns=across,
+        panels=tuple(panels),
+        legend=keys(charts) if shared else (),
+        caption=caption,
+        columns=across,
         data=script_json([chart_data(chart) for chart in charts]),
-    )  # fmt: skip
+    )
 
 
 def picture(figure: "Figure", caption: str) -> Picture:
     """A figure of another kind on a light ground, half as large again: its words are small."""
-    return _image("svg+xml", save(figure, format="svg", metadata={"Date": None}), figure, caption, 1.5)
+    return _image(
+        "svg+xml", save(figure, format="svg", metadata={"Date": None}), figure, caption, 1.5
+    )
 
 
 def photo(figure: "Figure", caption: str) -> Picture:
     """A figure of many pixels on a page: compressed, on a light ground."""
-    return _image("webp", save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY}), figure, caption)
+    return _image(
+        "webp",
+        save(figure, format="webp", dpi=DENSE, pil_kwargs={"quality": QUALITY}),
+        figure,
+        caption,
+    )
 
 
-def _image(kind: str, content: bytes, figure: "Figure", caption: str, larger: float = 1.0) -> Picture:
+def _image(
+    kind: str, content: bytes, figure: "Figure", caption: str, larger: float = 1.0
+) -> Picture:
     uri = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
     return Picture(uri=uri, width=round(larger * figure.get_figwidth() * PIXELS), caption=caption)
 

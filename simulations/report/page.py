@@ -1,7 +1,8 @@
-"""What a page consists of: texts, facts, tiles, tables, figures, images, token lists, code and files.
+"""What a page consists of: texts, facts, tiles, tables, figures, images, token lists, code and
+files.
 
-A page is a headline and titled sections. ``render.render`` makes one HTML file of it; ``terminal.print_table`` shows
-its tables on a terminal in the same words.
+A page is a headline and titled sections. ``render.render`` makes one HTML file of it;
+``terminal.print_table`` shows its tables on a terminal in the same words.
 """
 
 import json
@@ -51,10 +52,12 @@ def facts_of(values: Mapping[str, object], title: str = "") -> Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Cells of a table. Rows of one ``group`` follow its name; ``colour`` is that of the row's line in a figure.
+    """Cells of a table. Rows of one ``group`` follow its name; ``colour`` is that of the row's line
+    in a figure.
 
-    style: a ``reference`` is what the others are compared with, ``own`` is the run itself, ``no-epsilon`` claims no
-    epsilon, ``dim`` is not part of the method, ``alert`` must be changed, ``good`` has passed.
+    style: a ``reference`` is what the others are compared with, ``own`` is the run itself,
+    ``no-epsilon`` claims no epsilon, ``dim`` is not part of the method, ``alert`` must be changed,
+    ``good`` has passed.
     """
 
     cells: tuple[str, ...]
@@ -66,15 +69,20 @@ class Row:
     best: frozenset[int] = frozenset()
     """Positions of cells that are the best of their column."""
     ticked: bool | None = None
-    """Whether its box is ticked; None: it has none. The columns of a ``chosen`` table follow these boxes."""
+    """Whether its box is ticked; None: it has none. The columns of a ``chosen`` table follow these
+    boxes.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Part):
-    """Columns of text, which a page sorts by any of them, and filters. ``note`` explains them below the table.
+    """Columns of text, which a page sorts by any of them, and filters. ``note`` explains them below
+    the table.
 
-    left: positions of columns of words, which are aligned on the left and may be folded; numbers are on the right.
-    optional: positions of columns that a narrow terminal leaves out, in this order; a page has them all.
+    left: positions of columns of words, which are aligned on the left and may be folded; numbers
+    are on the right.
+    optional: positions of columns that a narrow terminal leaves out, in this order; a page has them
+    all.
     chosen: a page shows only columns whose row of the table before has a ticked box.
     """
 
@@ -89,7 +97,10 @@ class Table(Part):
     @property
     def markdown(self) -> str:
         """Columns and rows in Markdown, and an empty line."""
-        lines = [" | ".join(cell_text(text) for text in row) for row in (self.columns, *(r.cells for r in self.rows))]
+        lines = [
+            " | ".join(cell_text(text) for text in row)
+            for row in (self.columns, *(r.cells for r in self.rows))
+        ]
         head, *rows = (f"| {line} |" for line in lines)
         return "\n".join([head, "|" + "---|" * len(self.columns), *rows]) + "\n"
 
@@ -101,7 +112,9 @@ def cell_text(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture(Part):
-    """An image as a data URI, ``width`` in CSS pixels, and the caption below it. Its ground is light."""
+    """An image as a data URI, ``width`` in CSS pixels, and the caption below it. Its ground is
+    light.
+    """
 
     uri: str
     width: int
@@ -110,7 +123,8 @@ class Picture(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel of a figure: the SVG of ``size`` (width, height in CSS pixels), and in words what it shows.
+    """One panel of a figure: the SVG of ``size`` (width, height in CSS pixels), and in words what
+    it shows.
 
     legend: of this panel only.
     """
@@ -124,9 +138,11 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing(Part):
-    """Panels with one caption and, if they share one, one legend: next to each other where there is room.
+    """Panels with one caption and, if they share one, one legend: next to each other where there is
+    room.
 
-    columns: panels in a row at most. data: of the panels, for the page's script, as ``script_json``.
+    columns: panels in a row at most. data: of the panels, for the page's script, as
+    ``script_json``.
     """
 
     panels: tuple[Panel, ...]
@@ -164,7 +180,9 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery(Part):
-    """Images in rows that belong together, each column under its name. ``side``: CSS pixels of an image."""
+    """Images in rows that belong together, each column under its name. ``side``: CSS pixels of an
+    image.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Shot, ...], ...]
@@ -174,7 +192,9 @@ class Gallery(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Slides(Part):
-    """Lists of parts, of which a slider over ``name`` chooses one; without scripts all of them are shown."""
+    """Lists of parts, of which a slider over ``name`` chooses one; without scripts all of them are
+    shown.
+    """
 
     name: str
     slides: tuple[tuple[str, tuple[Part, ...]], ...]
@@ -207,7 +227,9 @@ class Code(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A file that a reader may save: ``content`` is in the page; None: only the file next to the page has it."""
+    """A file that a reader may save: ``content`` is in the page; None: only the file next to the
+    page has it.
+    """
 
     name: str
     content: bytes | None
@@ -222,7 +244,9 @@ def download(name: str, content: bytes, says: str) -> Download:
     """A file that also is next to the page; the page holds it if it is small."""
     small = len(content) <= SMALL
     return Download(
-        name=name, content=content if small else None, says=says + ("" if small else " (next to this page)")
+        name=name,
+        content=content if small else None,
+        says=says + ("" if small else " (next to this page)"),
     )
 
 
@@ -240,7 +264,9 @@ class Downloads(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Parts under a title; without a title they follow what is before. ``folded``: shown when the title is clicked."""
+    """Parts under a title; without a title they follow what is before. ``folded``: shown when the
+    title is clicked.
+    """
 
     title: str = ""
     parts: tuple[Part, ...]
@@ -249,15 +275,20 @@ class Section:
 
 def sections(*given: tuple[str, Iterable[Part]] | Section) -> tuple[Section, ...]:
     """Sections, also from titles and their parts; one without parts is left out."""
-    found = (one if isinstance(one, Section) else Section(title=one[0], parts=tuple(one[1])) for one in given)
+    found = (
+        one if isinstance(one, Section) else Section(title=one[0], parts=tuple(one[1]))
+        for one in given
+    )
     return tuple(section for section in found if section.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A whole page: what it is about, one line on what was measured, what nobody may overlook, and the sections.
+    """A whole page: what it is about, one line on what was measured, what nobody may overlook, and
+    the sections.
 
-    kind: what made it. headline: the result in one sentence, from the results. badge: a word that nobody may overlook,
+    kind: what made it. headline: the result in one sentence, from the results. badge: a word that
+    nobody may overlook,
     and how it is coloured. advice: what a reader may do, which is no warning.
     """
 
@@ -271,7 +302,9 @@ class Page:
     sections: tuple[Section, ...]
 
 
-def json_text(value: Any, *, indent: int = 1, not_finite: Callable[[float], str | None] = lambda number: None) -> bytes:
+def json_text(
+    value: Any, *, indent: int = 1, not_finite: Callable[[float], str | None] = lambda number: None
+) -> bytes:
     """The bytes of a JSON file; ``not_finite`` replaces NaN and infinity."""
     return (json.dumps(finite(value, not_finite), indent=indent) + "\n").encode()
 

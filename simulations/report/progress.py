@@ -1,4 +1,6 @@
-"""Progress of a command: live bars and spinners on a terminal or in a notebook, elsewhere lines with the time left."""
+"""Progress of a command: live bars and spinners on a terminal or in a notebook, elsewhere lines
+with the time left.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +74,9 @@ class Bar(Progress):
 
 
 def live_bar(console: Console, *, transient: bool = False) -> Bar:
-    """A bar whose tasks have a description and the fields ``of`` (how much is done) and ``left``."""
+    """A bar whose tasks have a description and the fields ``of`` (how much is done) and
+    ``left``.
+    """
     return Bar(
         TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=None),
@@ -87,19 +91,36 @@ def live_bar(console: Console, *, transient: bool = False) -> Bar:
 class Meter:
     """How much of ``total`` is done, from ``first`` on: a live bar, or plain lines.
 
-    ``of`` says in words how much is done. Plain lines come at most ``pause`` seconds apart, about ``LINES`` in all. The
-    first estimate of the time left is a line of its own there, as soon as it can be known.
+    ``of`` says in words how much is done. Plain lines come at most ``pause`` seconds apart, about
+    ``LINES`` in all. The first estimate of the time left is a line of its own there, as soon as it
+    can be known.
     """
 
     def __init__(
-        self, console: Console, total: float, *, first: float = 0.0, what: str, of: Callable[[float], str],
-        pause: float = PAUSE_SECONDS, transient: bool = False,
-    ) -> None:  # fmt: skip
-        self.console, self.total, self.first, self.of, self.what, self.pause = console, total, first, of, what, pause
+        self,
+        console: Console,
+        total: float,
+        *,
+        first: float = 0.0,
+        what: str,
+        of: Callable[[float], str],
+        pause: float = PAUSE_SECONDS,
+        transient: bool = False,
+    ) -> None:
+        self.console, self.total, self.first, self.of, self.what, self.pause = (
+            console,
+            total,
+            first,
+            of,
+            what,
+            pause,
+        )
         self.began = self.printed = monotonic()
         self.estimated = False
         self.progress = live_bar(console, transient=transient)
-        self.task = self.progress.add_task(what, total=total, of=of(first).strip(), left="left --:--")
+        self.task = self.progress.add_task(
+            what, total=total, of=of(first).strip(), left="left --:--"
+        )
         self.progress.update(self.task, completed=first)
         self.cell = CellBar() if console.is_jupyter and not console.quiet else None
 
@@ -122,13 +143,18 @@ class Meter:
         elif not is_live(self.console):
             self._plain(before, done, words, now, seconds)
 
-    def _plain(self, before: float, done: float, words: Sequence[str], now: float, seconds: float | None) -> None:
+    def _plain(
+        self, before: float, done: float, words: Sequence[str], now: float, seconds: float | None
+    ) -> None:
         if not self.estimated and seconds is not None and now - self.began >= PAUSE_SECONDS:
             self.estimated = True
             if seconds >= WORTH_SECONDS:
                 announce_estimate(self.console, seconds)
         stride = max(self.total / LINES, 1.0) if self.total > 1 else 1 / LINES
-        passed = math.floor(done / stride + 1e-9) > math.floor(before / stride + 1e-9) or done >= self.total > before
+        passed = (
+            math.floor(done / stride + 1e-9) > math.floor(before / stride + 1e-9)
+            or done >= self.total > before
+        )
         if passed and now - self.printed >= self.pause:
             self.printed = now
             print_whole("  ".join((f"{self.what} {self.of(done)}", *words)), self.console)
@@ -149,7 +175,9 @@ def bar(console: Console, what: str) -> Iterator[Tick]:
 
 @contextmanager
 def count_bar(console: Console, what: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar for ``total`` steps; gives the function that advances it by one, with facts for below the bar."""
+    """A bar for ``total`` steps; gives the function that advances it by one, with facts for below
+    the bar.
+    """
     meter = Meter(console, total, what=what, of=lambda done: f"{done:.0f}/{total}", transient=True)
     done = 0
 
@@ -163,7 +191,9 @@ def count_bar(console: Console, what: str, total: int) -> Iterator[Callable[...,
 
 
 class RoundDisplay:
-    """Shows each row when its round ends: a bar with facts on a terminal, about twenty plain lines elsewhere."""
+    """Shows each row when its round ends: a bar with facts on a terminal, about twenty plain lines
+    elsewhere.
+    """
 
     def __init__(self, console: Console, rounds: int, first: int) -> None:
         self.console, self.rounds, self.first = console, rounds, first
@@ -171,7 +201,12 @@ class RoundDisplay:
         self.accuracy: float | None = None
         self.loss: float | None = None
         self.meter = Meter(
-            console, rounds, first=first, what="round", of=lambda done: f"{done:>4.0f}/{rounds}", pause=0.0
+            console,
+            rounds,
+            first=first,
+            what="round",
+            of=lambda done: f"{done:>4.0f}/{rounds}",
+            pause=0.0,
         )
         self.progress = self.meter.progress
         self.progress.facts = ("the first round has not ended yet",)
@@ -187,11 +222,14 @@ class RoundDisplay:
         """Show one finished round."""
         now = monotonic()
         if not self.shown:
-            self.meter.began, self.shown = now - row.seconds, True  # the start of an engine is no round
+            # the start of an engine is no round
+            self.meter.began, self.shown = now - row.seconds, True
         self.count(row)
         known = self.accuracy is not None or self.loss is None
         reached = f"accuracy {percent(self.accuracy)}" if known else f"loss {self.loss:.4g}"
-        sent = (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}") if row.counted else ()
+        sent = (
+            (f"up {human_bytes(self.up)}", f"down {human_bytes(self.down)}") if row.counted else ()
+        )
         facts = [reached, f"epsilon {epsilon_words(row.epsilon_max, 2)}", *sent]
         if row.simulated is not None:
             facts.append(f"simulated {duration(row.simulated.simulated_clock)}")
@@ -216,7 +254,9 @@ PATIENCE_SECONDS = 10.0
 
 
 class Phases:
-    """Called with what begins now; it is printed once, if the phase still lasts after ``PATIENCE_SECONDS``."""
+    """Called with what begins now; it is printed once, if the phase still lasts after
+    ``PATIENCE_SECONDS``.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -236,7 +276,9 @@ class Phases:
 
 @contextmanager
 def lasting(console: Console) -> Iterator[Say]:
-    """The yielded function says what begins now, in a log or a pipe. On a terminal something else shows it."""
+    """The yielded function says what begins now, in a log or a pipe. On a terminal something else
+    shows it.
+    """
     if is_live(console):
         yield lambda line: None
         return

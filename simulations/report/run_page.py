@@ -1,4 +1,6 @@
-"""report.html of one run, written at its end: what it reached and cost, its rounds as charts, and every setting."""
+"""report.html of one run, written at its end: what it reached and cost, its rounds as charts, and
+every setting.
+"""
 
 import logging
 import shlex
@@ -14,7 +16,13 @@ from simulations import workloads
 from simulations.plan.advice import RHO_MEANING
 from simulations.report.chart import Axis, Chart, Series, guessing
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
-from simulations.report.facts import epsilon_section, made_section, row_warnings, settings_section, values_line
+from simulations.report.facts import (
+    epsilon_section,
+    made_section,
+    row_warnings,
+    settings_section,
+    values_line,
+)
 from simulations.report.figure import interactive
 from simulations.report.page import (
     Code,
@@ -49,15 +57,18 @@ NOISE = frozenset({"noise", "readers", "features", "carriers"})
 """Facts about the noise and what it is added to."""
 SAID_GUESSING = "; the dotted line is the accuracy of guessing"
 CAPTION = (
-    f"One point a round. Test accuracy: the share of test examples that the model classifies correctly{SAID_GUESSING}. "
-    "Epsilon: the privacy that is spent; it grows with every round, and smaller is more "
-    "private. Payload bytes: what all clients sent (uplink) and received (downlink) up to then."
+    "One point a round. Test accuracy: the share of test examples that the model classifies "
+    f"correctly{SAID_GUESSING}. Epsilon: the privacy that is spent; it grows with every round, and "
+    "smaller is more private. Payload bytes: what all clients sent (uplink) and received "
+    "(downlink) up to then."
 )
 TIMED_CAPTION = (
-    " Dropped out: clients that left before they trained. Late: clients that trained and were charged, and whose "
-    "values came too late. The simulated clock shows {} at the last round."
+    " Dropped out: clients that left before they trained. Late: clients that trained and were "
+    "charged, and whose values came too late. The simulated clock shows {} at the last round."
 )
-SAID_CLIENTS = " Clients: how many were selected, how many replied, and how many replies the server rejected."
+SAID_CLIENTS = (
+    " Clients: how many were selected, how many replied, and how many replies the server rejected."
+)
 COUNTS = CAPTION[CAPTION.index(" Payload bytes:") :]
 LOSS_CAPTION = CAPTION.replace(
     f"Test accuracy: the share of test examples that the model classifies correctly{SAID_GUESSING}",
@@ -79,10 +90,19 @@ def write_run_page(run: RunDir) -> None:
 
 
 def run_page(result: Result, *, against: Result | None = None, follow: str = "") -> str:
-    """The page of one run, finished or not. ``against``: as in ``run_tiles``; ``follow``: as in ``render``."""
-    settings = {name: value for name, value in result.settings.items() if value is not None and name not in PLACES}
+    """The page of one run, finished or not. ``against``: as in ``run_tiles``; ``follow``: as in
+    ``render``.
+    """
+    settings = {
+        name: value
+        for name, value in result.settings.items()
+        if value is not None and name not in PLACES
+    }
     settings = {name: _without_folders(name, value) for name, value in settings.items()}
-    again = Code(text=command(result) if _is_named(result) else "", note="This command runs the same settings again:")
+    again = Code(
+        text=command(result) if _is_named(result) else "",
+        note="This command runs the same settings again:",
+    )
     facts = _outcome(result)
     rejected = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
     return render(
@@ -119,7 +139,9 @@ def _rounds(result: Result) -> list[Part]:
     caption = caption if result.rows[-1].counted else caption.removesuffix(COUNTS)
     caption += SAID_CLIENTS if any(chart.title.startswith("clients") for chart in drawn) else ""
     caption += "" if last is None else TIMED_CAPTION.format(duration(last.simulated_clock))
-    return [interactive(drawn, caption if chance is not None else caption.replace(SAID_GUESSING, ""))]
+    return [
+        interactive(drawn, caption if chance is not None else caption.replace(SAID_GUESSING, ""))
+    ]
 
 
 def _noise(result: Result, facts: Mapping[str, str]) -> list[Part]:
@@ -145,7 +167,11 @@ def _outcome(result: Result) -> dict[str, str]:
         return {"test accuracy so far": percent(result.accuracy), "rounds": str(len(result.rows))}
     words = outcome(result.summary)
     words |= {"values sent": said} if (said := values_line(result.summary)) else {}
-    return words if result.transfer is None else words | {"transfer": f"{result.transfer:.3g} s on {result.link}"}
+    return (
+        words
+        if result.transfer is None
+        else words | {"transfer": f"{result.transfer:.3g} s on {result.link}"}
+    )
 
 
 def command(result: Result) -> str:
@@ -167,20 +193,33 @@ def _without_folders(name: str, value: Any) -> Any:
 
 
 def _is_named(result: Result) -> bool:
-    """Whether a command finds workload and method by their names: those of a script or notebook have none."""
+    """Whether a command finds workload and method by their names: those of a script or notebook
+    have none.
+    """
     known = (*workloads.names(), *strategies.names())
-    return all(is_reference(str(result.settings[name])) or result.settings[name] in known for name in NAMES_OF_CODE)
+    return all(
+        is_reference(str(result.settings[name])) or result.settings[name] in known
+        for name in NAMES_OF_CODE
+    )
 
 
 def _warnings(result: Result) -> list[str]:
     """What a reader must not overlook."""
     found = []
     if not result.done and result.status != "running":
-        found.append(f"{result.status}: {result.reason or 'this run is not finished; continue it with fedlsg resume'}")
+        found.append(
+            f"{result.status}: "
+            f"{result.reason or 'this run is not finished; continue it with fedlsg resume'}"
+        )
     elif result.done and not result.private:
         found.append(privacy_line(result.summary))
     measured = [] if result.accuracy is None else [result.accuracy]
-    if result.done and measured and result.chance is not None and not beats_chance(measured, result.chance):
+    if (
+        result.done
+        and measured
+        and result.chance is not None
+        and not beats_chance(measured, result.chance)
+    ):
         found.append("The accuracy is not better than guessing by three standard errors.")
     found += row_warnings([result])
     if result.done and result.reason:
@@ -191,15 +230,25 @@ def _warnings(result: Result) -> list[str]:
 Rows = Sequence[Row]
 """Rounds in their order."""
 ROUND = Axis(label="round", whole=True)
-CLIENTS = (("asked", "selected", GREY, "-"), ("answered", "replied", GREEN, "--"), ("rejected", "rejected", RED, ":"))
+CLIENTS = (
+    ("asked", "selected", GREY, "-"),
+    ("answered", "replied", GREEN, "--"),
+    ("rejected", "rejected", RED, ":"),
+)
 SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
-"""Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated clock."""
+"""Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated
+clock.
+"""
 MOST = 600
-"""Points of a line, about: more cannot be told apart, and a page of very many rounds would be large."""
+"""Points of a line, about: more cannot be told apart, and a page of very many rounds would be
+large.
+"""
 
 
 def course(rows: Rows, chance: float | None) -> tuple[Chart, ...]:
-    """``chance``: the accuracy of guessing. Without bytes and clients where counts may not be seen."""
+    """``chance``: the accuracy of guessing. Without bytes and clients where counts may not be
+    seen.
+    """
     found = [_tested(rows, chance), _epsilon(rows)]
     if all(row.counted for row in rows):
         found += [_bytes(rows), *_clients(rows)]
@@ -218,7 +267,9 @@ def _tested(rows: Rows, chance: float | None) -> Chart:
     if losses:
         return Chart(title="test loss", x=ROUND, series=series, height=300)
     top = 100.0 if max(measured.values(), default=0.0) > 80 else None  # else the axis ends at 120 %
-    return Chart(title="test accuracy, %", x=ROUND, y=Axis(unit="%", high=top), series=series, height=300)
+    return Chart(
+        title="test accuracy, %", x=ROUND, y=Axis(unit="%", high=top), series=series, height=300
+    )
 
 
 def _epsilon(rows: Rows) -> Chart:
@@ -227,9 +278,12 @@ def _epsilon(rows: Rows) -> Chart:
     lines = [("largest client", RED, "-", largest)]
     lines += [] if median == largest else [("median client", BLACK, "--", median)]
     return Chart(
-        title="epsilon so far", x=ROUND, note="no finite epsilon", height=300,
+        title="epsilon so far",
+        x=ROUND,
+        note="no finite epsilon",
+        height=300,
         series=[_line(rows, *one) for one in lines],
-    )  # fmt: skip
+    )
 
 
 def _bytes(rows: Rows) -> Chart:
@@ -238,26 +292,54 @@ def _bytes(rows: Rows) -> Chart:
         sums = list(accumulate(getattr(row, f"{name}_bytes") for row in rows))
         lines.append(_line(rows, name, colour, dashes, sums))
     return Chart(
-        title="payload bytes so far, all clients", x=ROUND, y=Axis(unit="bytes", low=0), series=lines, height=300
+        title="payload bytes so far, all clients",
+        x=ROUND,
+        y=Axis(unit="bytes", low=0),
+        series=lines,
+        height=300,
     )
 
 
 def _clients(rows: Rows) -> list[Chart]:
     """Nothing where all selected clients replied in every round."""
     timed = SIMULATED if any(row.simulated for row in rows) else ()
-    counts = {name: [len(str(row.columns.get(name, "")).split()) for row in rows] for name, *_ in (*CLIENTS, *timed)}
-    if len(set(counts["asked"])) < 2 and counts["asked"] == counts["answered"] and not any(counts["rejected"]):
+    counts = {
+        name: [len(str(row.columns.get(name, "")).split()) for row in rows]
+        for name, *_ in (*CLIENTS, *timed)
+    }
+    if (
+        len(set(counts["asked"])) < 2
+        and counts["asked"] == counts["answered"]
+        and not any(counts["rejected"])
+    ):
         return []
-    lines = [_line(rows, label, colour, dashes, counts[name]) for name, label, colour, dashes in (*CLIENTS, *timed)]
-    return [Chart(title="clients in each round", x=ROUND, y=Axis(low=0, whole=True), series=lines, height=300)]
+    lines = [
+        _line(rows, label, colour, dashes, counts[name])
+        for name, label, colour, dashes in (*CLIENTS, *timed)
+    ]
+    return [
+        Chart(
+            title="clients in each round",
+            x=ROUND,
+            y=Axis(low=0, whole=True),
+            series=lines,
+            height=300,
+        )
+    ]
 
 
 def _line(rows: Rows, name: str, colour: str, dashes: str, values: Iterable[float]) -> Series:
-    return thinned(Series(name=name, x=[row.round for row in rows], y=list(values), colour=colour, dashes=dashes))
+    return thinned(
+        Series(
+            name=name, x=[row.round for row in rows], y=list(values), colour=colour, dashes=dashes
+        )
+    )
 
 
 def thinned(line: Series) -> Series:
-    """A line of many points with the lowest and the highest of each stretch, so that no peak is lost, and both ends."""
+    """A line of many points with the lowest and the highest of each stretch, so that no peak is
+    lost, and both ends.
+    """
     x, y = line.x, [0.0 if value is None else value for value in line.y]
     if len(x) <= MOST:
         return line
@@ -265,4 +347,6 @@ def thinned(line: Series) -> Series:
     for start in range(0, len(x), size):
         stretch = range(start, min(start + size, len(x)))
         kept |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
-    return replace(line, x=[x[place] for place in sorted(kept)], y=[y[place] for place in sorted(kept)])
+    return replace(
+        line, x=[x[place] for place in sorted(kept)], y=[y[place] for place in sorted(kept)]
+    )

@@ -1,4 +1,6 @@
-"""Tables from columns: what a table says of each item, for pages, terminals, Markdown, CSV and JSON, computed once."""
+"""Tables from columns: what a table says of each item, for pages, terminals, Markdown, CSV and
+JSON, computed once.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +19,12 @@ Words = Callable[[Any], str]
 class Column:
     """What a table says of an item in one column.
 
-    name: the heading, with the unit; empty: files have the column, and pages do not. value: of an item, for files: a
-    function, or the name of its attribute, with dots.
-    form: how people read the value, a format as ".2f" or a function; None and NaN are "--". key: the name in CSV, JSON
-    and code; empty: not in files. words: of an item, in place of the value in its form. left: words, aligned on the
-    left, which may fold. optional: a narrow terminal leaves it out, 1 first. best: which value of a group of rows a
-    page marks, the most or the least.
+    name: the heading, with the unit; empty: files have the column, and pages do not. value: of an
+    item, for files: a function, or the name of its attribute, with dots.
+    form: how people read the value, a format as ".2f" or a function; None and NaN are "--". key:
+    the name in CSV, JSON and code; empty: not in files. words: of an item, in place of the value in
+    its form. left: words, aligned on the left, which may fold. optional: a narrow terminal leaves
+    it out, 1 first. best: which value of a group of rows a page marks, the most or the least.
     """
 
     name: str
@@ -61,27 +63,41 @@ def csv_of(rows: Sequence[Mapping[str, Any]], otherwise: str = "") -> str:
 
 
 def make_table(
-    columns: Iterable[Column], items: Iterable[Any], *, title: str = "", note: str = "",
-    style: Callable[[Any], RowKind] = lambda item: "", group: Words = lambda item: "",
+    columns: Iterable[Column],
+    items: Iterable[Any],
+    *,
+    title: str = "",
+    note: str = "",
+    style: Callable[[Any], RowKind] = lambda item: "",
+    group: Words = lambda item: "",
     colour: Words = lambda item: "",
-) -> Table:  # fmt: skip
+) -> Table:
     """A row for each item."""
     shown = [column for column in columns if column.name]
-    optional = sorted((column.optional, place) for place, column in enumerate(shown) if column.optional)
+    optional = sorted(
+        (column.optional, place) for place, column in enumerate(shown) if column.optional
+    )
     items = list(items)
     best = _best(shown, items, group)
     rows = (
         Row(
-            cells=tuple(column.shown(one) for column in shown), style=style(one), group=group(one), colour=colour(one),
-            values=tuple(_number(column, one) for column in shown), best=frozenset(best.get(at, ())),
+            cells=tuple(column.shown(one) for column in shown),
+            style=style(one),
+            group=group(one),
+            colour=colour(one),
+            values=tuple(_number(column, one) for column in shown),
+            best=frozenset(best.get(at, ())),
         )
         for at, one in enumerate(items)
-    )  # fmt: skip
+    )
     return Table(
-        columns=tuple(column.name for column in shown), rows=tuple(rows), title=title, note=note,
+        columns=tuple(column.name for column in shown),
+        rows=tuple(rows),
+        title=title,
+        note=note,
         left=tuple(place for place, column in enumerate(shown) if column.left or not place),
         optional=tuple(place for _, place in optional),
-    )  # fmt: skip
+    )
 
 
 def _number(column: Column, item: Any) -> float | None:
@@ -92,7 +108,9 @@ def _number(column: Column, item: Any) -> float | None:
 
 
 def _best(columns: Sequence[Column], items: Sequence[Any], group: Words) -> dict[int, set[int]]:
-    """Positions of the columns in which an item is the best of its group, by item; none in a group of one."""
+    """Positions of the columns in which an item is the best of its group, by item; none in a group
+    of one.
+    """
     found: dict[int, set[int]] = {}
     for place, column in enumerate(columns):
         groups: dict[str, dict[int, float]] = {}

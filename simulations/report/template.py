@@ -1,6 +1,7 @@
 """The one builder of pages and its one template: one HTML file from a page. HTML is nowhere else.
 
-Accessible: landmarks, one h1, tables with scoped headers, figures with their words, boxes that scroll by keyboard.
+Accessible: landmarks, one h1, tables with scoped headers, figures with their words, boxes that
+scroll by keyboard.
 ``assets/page.js``: figures that answer, tables that sort, slides.
 """
 
@@ -19,22 +20,34 @@ if TYPE_CHECKING:
 
 SECTIONS = 3
 """Titled sections from which on a page has a list of them at its top."""
-KINDS = {".csv": "text/csv", ".json": "application/json", ".md": "text/markdown", ".toml": "application/toml"}
+KINDS = {
+    ".csv": "text/csv",
+    ".json": "application/json",
+    ".md": "text/markdown",
+    ".toml": "application/toml",
+}
 ASSETS = Path(__file__).parent / "assets"
 LIBRARIES = ("chart.umd.min.js", "chartjs-plugin-zoom.min.js")
 
 
 def render(page: Page, follow: str = "") -> str:
-    """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests nothing.
+    """The page as HTML. Guarantee: text stays text, whatever it holds, and a browser requests
+    nothing.
 
-    Jinja escapes every value. Only the style sheet, the scripts, data that ``script_json`` escaped, and the SVG of a
-    panel, whose text is escaped, are inserted as they are. The page's own policy lets a browser run these
-    scripts alone, and load nothing. ``follow``: a script after them, for a page on loopback that asks its own server.
+    Jinja escapes every value. Only the style sheet, the scripts, data that ``script_json`` escaped,
+    and the SVG of a panel, whose text is escaped, are inserted as they are. The page's own policy
+    lets a browser run these scripts alone, and load nothing. ``follow``: a script after them, for a
+    page on loopback that asks its own server.
     """
     drawn = any(isinstance(part, Drawing) for part in _parts(page))
     run = (*scripts(drawn=drawn), *([follow] if follow else []))
     return _template().render(
-        page=page, css=CSS, listed=SECTIONS, target=target, scripts=run, policy=policy(run, asks=bool(follow))
+        page=page,
+        css=CSS,
+        listed=SECTIONS,
+        target=target,
+        scripts=run,
+        policy=policy(run, asks=bool(follow)),
     )
 
 
@@ -42,14 +55,21 @@ def render(page: Page, follow: str = "") -> str:
 def _template() -> "Template":
     from jinja2 import Environment, StrictUndefined
 
-    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return made.from_string(TEMPLATE)
 
 
 def policy(run: Iterable[str], *, asks: bool = False) -> str:
-    """What a browser may do with the page: run these scripts and no other, and load nothing that is not in it."""
+    """What a browser may do with the page: run these scripts and no other, and load nothing that is
+    not in it.
+    """
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run)
-    known, own = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'", "connect-src 'self'; " * asks
+    known, own = (
+        " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'",
+        "connect-src 'self'; " * asks,
+    )
     return f"default-src 'none'; {own}script-src {known}; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -62,10 +82,14 @@ def _parts(page: Page) -> Iterable[Part]:
 
 @functools.cache
 def scripts(*, drawn: bool) -> tuple[str, ...]:
-    """What a page runs, with the library if it has figures; nothing in a Flower bundle, which holds no scripts."""
+    """What a page runs, with the library if it has figures; nothing in a Flower bundle, which holds
+    no scripts.
+    """
     files = [ASSETS / name for name in (*(LIBRARIES if drawn else ()), "page.js")]
     there = all(file.exists() for file in files)
-    return tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files) if there else ()
+    return (
+        tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files) if there else ()
+    )
 
 
 def target(file: Download) -> str:
@@ -292,9 +316,15 @@ LIVE_ENTRY = """<!DOCTYPE html>
 
 
 def notebook_cell(rows: Iterable[tuple[str, str]], image: tuple[str, str, int] | None) -> str:
-    """Facts, and an image as (URI, caption, CSS pixels), for the cell of a notebook. Text stays text."""
+    """Facts, and an image as (URI, caption, CSS pixels), for the cell of a notebook. Text stays
+    text.
+    """
     from markupsafe import Markup
 
     facts = Markup("").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*row) for row in rows)
-    shown = Markup('<img src="{}" alt="{}" style="width: {}px; max-width: 100%">').format(*image) if image else ""
+    shown = (
+        Markup('<img src="{}" alt="{}" style="width: {}px; max-width: 100%">').format(*image)
+        if image
+        else ""
+    )
     return str(Markup("<table>{}</table>{}").format(facts, shown))

@@ -1,6 +1,8 @@
-"""What a user sees on a terminal: tables and notes of a page, layers of a model, the result of a run; in a notebook.
+"""What a user sees on a terminal: tables and notes of a page, layers of a model, the result of a
+run; in a notebook.
 
-A notebook's cell shows a bar while a run goes on, and figures. That needs no widgets, only IPython itself.
+A notebook's cell shows a bar while a run goes on, and figures. That needs no widgets, only IPython
+itself.
 """
 
 import sys
@@ -29,7 +31,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-STYLES = {"": "", "reference": "", "own": "bold", "no-epsilon": "yellow", "dim": "dim", "alert": "bold red"}
+STYLES = {
+    "": "",
+    "reference": "",
+    "own": "bold",
+    "no-epsilon": "yellow",
+    "dim": "dim",
+    "alert": "bold red",
+}
 WIDE, NARROW = 2, 1
 """Spaces between columns."""
 
@@ -37,7 +46,8 @@ WIDE, NARROW = 2, 1
 def terminal_table(table: Table, width: int) -> Group:
     """For a terminal of ``width`` columns.
 
-    Optional columns are left out until the table fits. If it never does, intervals go to a second line and names fold.
+    Optional columns are left out until the table fits. If it never does, intervals go to a second
+    line and names fold.
     """
     title = [Text(table.title, style="bold")] if table.title else []
     hidden = (table.optional[:count] for count in range(len(table.optional) + 1))
@@ -60,8 +70,12 @@ def print_note(words: str, console: Console, style: str = "dim") -> None:
 
 
 def print_line(words: str, console: Console, style: str = "") -> None:
-    """Text as it is, broken between words on a terminal; one line in a log or a pipe, for programs that read it."""
-    console.print(words, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+    """Text as it is, broken between words on a terminal; one line in a log or a pipe, for programs
+    that read it.
+    """
+    console.print(
+        words, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal
+    )
 
 
 def print_whole(words: str, console: Console, style: str | None = None) -> None:
@@ -79,16 +93,25 @@ def write_private(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def print_written(folder: Path, names: Iterable[str], console: Console) -> None:
     """Where files are now."""
-    console.print(f"[bold]written[/bold]  {escape(f'{folder}/')}{', '.join(names)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"[bold]written[/bold]  {escape(f'{folder}/')}{', '.join(names)}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def checked(path: str, reads: Sequence[str], console: Console) -> RunDir:
-    """The run directory that a command reads: see ``open_run``. What changed and does not matter is printed."""
+    """The run directory that a command reads: see ``open_run``. What changed and does not matter is
+    printed.
+    """
     return open_run(path, reads, lambda line: print_line(line, console, "yellow"))
 
 
 def _narrowest(table: Table) -> View:
-    rows = tuple(replace(row, cells=tuple(cell.replace(" [", "\n[") for cell in row.cells)) for row in table.rows)
+    rows = tuple(
+        replace(row, cells=tuple(cell.replace(" [", "\n[") for cell in row.cells))
+        for row in table.rows
+    )
     return _view(replace(table, rows=rows), table.optional, NARROW)
 
 
@@ -98,7 +121,10 @@ def _view(table: Table, hidden: tuple[int, ...], space: int) -> View:
     for position in kept:
         words = position in table.left
         view.add_column(
-            Text(table.columns[position]), justify="left" if words else "right", no_wrap=not words, overflow="fold"
+            Text(table.columns[position]),
+            justify="left" if words else "right",
+            no_wrap=not words,
+            overflow="fold",
         )
     before = None
     for row in table.rows:
@@ -120,12 +146,14 @@ def _width(view: View) -> int:
 
 
 def layers_shown(layers: Sequence[LayerRow]) -> Group:
-    """Which parameters are carried, dense and frozen, and what an update sends of each after the mask.
+    """Which parameters are carried, dense and frozen, and what an update sends of each after the
+    mask.
 
-    Layers that differ in their number only share one line. If their masks keep different numbers of values, it has
-    their sum.
+    Layers that differ in their number only share one line. If their masks keep different numbers of
+    values, it has their sum.
 
-    A name that is too long for the terminal continues on the next line: names often differ at their end only.
+    A name that is too long for the terminal continues on the next line: names often differ at their
+    end only.
     """
     table = View(box=None, padding=(0, 2, 0, 0))
     table.add_column("parameter", overflow="fold")
@@ -171,7 +199,8 @@ def summary_table(summary: Summary) -> View:
     """The result of a run as a table of two columns."""
     rows = {
         "workload": f"{summary['workload']}, model {summary['model']}",
-        "federation": f"{summary['clients']} clients, {summary['rounds']} rounds, engine {summary['engine']}",
+        "federation": f"{summary['clients']} clients, {summary['rounds']} rounds, engine "
+        f"{summary['engine']}",
         "method": str(summary["method"]),
         **outcome(summary),
     }
@@ -196,7 +225,9 @@ class CellBar:
         from IPython.display import HTML, display
         from markupsafe import Markup
 
-        bar = Markup('<progress value="{:.4f}" max="1"></progress> {}').format(share, "  ".join(words))
+        bar = Markup('<progress value="{:.4f}" max="1"></progress> {}').format(
+            share, "  ".join(words)
+        )
         line = {"text/html": HTML(str(bar)).data, "text/plain": "  ".join(words)}
         if self._handle is None:
             self._handle = display(line, raw=True, display_id=True)
@@ -205,10 +236,14 @@ class CellBar:
 
 
 def shown(figure: "Figure") -> "Figure":
-    """The figure, which a notebook's cell shows once, whether it is the cell's last value or not."""
+    """The figure, which a notebook's cell shows once, whether it is the cell's last value or
+    not.
+    """
     if shell() is not None:
         _display(figure)
-        figure.__dict__["_ipython_display_"] = partial(_display_elsewhere, figure, shell().execution_count)
+        figure.__dict__["_ipython_display_"] = partial(
+            _display_elsewhere, figure, shell().execution_count
+        )
     return figure
 
 

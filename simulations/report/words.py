@@ -1,6 +1,8 @@
-"""One wording for each fact of a run, in the terminal and on every page, and its result in one sentence.
+"""One wording for each fact of a run, in the terminal and on every page, and its result in one
+sentence.
 
-The sentence says only what the run supports: without privacy, in test mode or at the level of guessing it says so.
+The sentence says only what the run supports: without privacy, in test mode or at the level of
+guessing it says so.
 """
 
 import math
@@ -15,8 +17,8 @@ from simulations.workloads.base.split import beats_chance
 NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"
 AT_SERVER = (
-    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds the noise; who, and "
-    "how many, took part is its secret"
+    "of the weights of all rounds: the server is trusted, it sees updates without noise and adds "
+    "the noise; who, and how many, took part is its secret"
 )
 NO_EPSILON = f"{NOT_PRIVATE}: no finite epsilon is claimed"
 SHARED = ("secure", "aggregate")
@@ -30,7 +32,9 @@ def outcome(summary: Summary) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
     rho, source, empty = (summary.get(name) for name in ("rho", "probe_source", "empty_rounds"))
     seconds = summary.get("transfer_seconds", {})
-    links = (f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS)
+    links = (
+        f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS
+    )
     facts = {
         "features": features_line(summary),
         "carriers": f"probed with public inputs: {source}" if source else "",
@@ -42,46 +46,66 @@ def outcome(summary: Summary) -> dict[str, str]:
         **_sent(summary),
         "transfer": ", ".join(links),
         "empty rounds": f"{empty} of {summary['rounds']} brought no update" if empty else "",
-        "time": f"{duration(summary['wall_seconds'])} on {summary['device']}" if "wall_seconds" in summary else "",
+        "time": f"{duration(summary['wall_seconds'])} on {summary['device']}"
+        if "wall_seconds" in summary
+        else "",
         **_simulated(summary),
     }
     return {name: words for name, words in facts.items() if words}
 
 
 def _sent(summary: Summary) -> dict[str, str]:
-    """Bytes up and down, next to dense updates; nothing of a run whose server keeps them to itself."""
+    """Bytes up and down, next to dense updates; nothing of a run whose server keeps them to
+    itself.
+    """
     if "uplink_bytes" not in summary:
         return {}
     dense = float(summary["uplink_bytes_dense"])
     return {
         "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
-        f"{against_dense(dense, summary['uplink_bytes'])} ({human_bytes(dense)}){_wire(summary, 'uplink')}",
-        "downlink": f"{human_bytes(summary['downlink_bytes'])} of payload{_wire(summary, 'downlink')}",
+        f"{against_dense(dense, summary['uplink_bytes'])} "
+        f"({human_bytes(dense)}){_wire(summary, 'uplink')}",
+        "downlink": f"{human_bytes(summary['downlink_bytes'])} of "
+        f"payload{_wire(summary, 'downlink')}",
     }
 
 
 def tested(summary: Summary) -> dict[str, str]:
-    """What was measured on the test split: accuracy if there are classes, loss, and the workload's own metrics."""
-    loss = f"loss {reached:.3f}" if abs(reached := float(summary["loss"])) < 1e6 else f"loss {reached:.3g}"
-    own = "".join(f", {name} {float(value):.4g}" for name, value in summary.get("metrics", {}).items())
+    """What was measured on the test split: accuracy if there are classes, loss, and the workload's
+    own metrics.
+    """
+    loss = (
+        f"loss {reached:.3f}"
+        if abs(reached := float(summary["loss"])) < 1e6
+        else f"loss {reached:.3g}"
+    )
+    own = "".join(
+        f", {name} {float(value):.4g}" for name, value in summary.get("metrics", {}).items()
+    )
     if summary["accuracy"] is None:
         return {"test": loss + own}
     return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
 
 
 def by_client_line(summary: Summary) -> str:
-    """The spread of the accuracy over clients, on public test rows of their class mix; empty if it was not measured."""
+    """The spread of the accuracy over clients, on public test rows of their class mix; empty if it
+    was not measured.
+    """
     said = summary.get("accuracy_by_client")
     if not said:
         return ""
     spread = [percent(said[name]) for name in ("mean", "percentile_10", "worst")]
-    return "accuracy on parts of the test split like theirs: mean {}, 10th percentile {}, worst {}".format(*spread)
+    return (
+        "accuracy on parts of the test split like theirs: mean {}, 10th percentile {}, worst {}"
+    ).format(*spread)
 
 
 def features_line(summary: Summary) -> str:
     """The public features that the model reads; empty for a model of the inputs themselves."""
     said = summary.get("features")
-    return "" if not said else f"{said['name']} (public, frozen), {said['values']:,} values an example"
+    return (
+        "" if not said else f"{said['name']} (public, frozen), {said['values']:,} values an example"
+    )
 
 
 def _wire(summary: Summary, direction: str) -> str:
@@ -94,7 +118,11 @@ def against_dense(dense: float, sent: float) -> str:
     """How the sent bytes compare with dense updates."""
     if not sent:
         return "dense updates would be larger"
-    words = ("as large as dense updates", "{} smaller than dense updates", "{} larger than dense updates")
+    words = (
+        "as large as dense updates",
+        "{} smaller than dense updates",
+        "{} larger than dense updates",
+    )
     return _compared(dense / sent, *words)
 
 
@@ -114,7 +142,9 @@ def _compared(ratio: float, equal: str, less: str, more: str) -> str:
 
 
 def epsilon_words(value: float, digits: int = 3) -> str:
-    """An epsilon for people, rounded up: less than was spent is never claimed, and never 0 unless nothing was."""
+    """An epsilon for people, rounded up: less than was spent is never claimed, and never 0 unless
+    nothing was.
+    """
     if not math.isfinite(value):
         return f"{value}"
     return str(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
@@ -129,14 +159,20 @@ def privacy_line(summary: Summary) -> str:
     if unit.whole:
         of = f"{unit.level}: of {unit.protects}"
     else:
-        of = f"largest of {summary['clients']} clients, median {epsilon_words(float(summary['epsilon_median']))}"
+        of = (
+            f"largest of {summary['clients']} clients, median "
+            f"{epsilon_words(float(summary['epsilon_median']))}"
+        )
         of += unit.level and f", {unit.level}"
     line = (
         f"epsilon {epsilon_words(epsilon)} at delta {summary['delta']:g} ({of}; sigma "
         f"{summary['noise_multiplier']:.4g})"
     )
     if summary.get("adjacency") == "zero-out":
-        line += "; of an example whose gradient becomes 0 (zero-out), shuffled batches, no amplification"
+        line += (
+            "; of an example whose gradient becomes 0 (zero-out), shuffled batches, no "
+            "amplification"
+        )
     if summary["trust"] == "server":
         line += f"; {AT_SERVER}"
     if summary["trust"] == "aggregate":
@@ -149,16 +185,23 @@ def privacy_line(summary: Summary) -> str:
 def secure_words(sums: Mapping[str, int]) -> str:
     """What a secure sum protects, against whom."""
     t = sums["colluders"]
-    others = f", also with {t} colluding client{'' if t == 1 else 's'}" if t else ", if no client colludes with it"
+    others = (
+        f", also with {t} colluding client{'' if t == 1 else 's'}"
+        if t
+        else ", if no client colludes with it"
+    )
     return (
-        f"of the sum of at least {sums['min_survivors']} of {sums['clients']} clients: an honest-but-curious server "
-        f"sees no single payload{others} (secure aggregation, computational; noise planned for "
-        f"{sums['contributors']} honest client{'' if sums['contributors'] == 1 else 's'})"
+        f"of the sum of at least {sums['min_survivors']} of {sums['clients']} clients: an "
+        f"honest-but-curious server sees no single payload{others} (secure aggregation, "
+        f"computational; noise planned for {sums['contributors']} honest "
+        f"client{'' if sums['contributors'] == 1 else 's'})"
     )
 
 
 def strongest(summary: Summary) -> str:
-    """The reader of ``epsilon_max``, after "at epsilon 3"; empty where one number holds for every reader."""
+    """The reader of ``epsilon_max``, after "at epsilon 3"; empty where one number holds for every
+    reader.
+    """
     t = _participants(summary)
     if not t:
         return ""
@@ -166,7 +209,9 @@ def strongest(summary: Summary) -> str:
 
 
 def readers_line(summary: Summary) -> str:
-    """Epsilon of a sum against each reader; empty where one number holds for all of them, or none is claimed."""
+    """Epsilon of a sum against each reader; empty where one number holds for all of them, or none
+    is claimed.
+    """
     found, t = summary.get("epsilon_by_reader", {}), _participants(summary)
     if not t or not found or not summary["private"]:
         return ""
@@ -174,13 +219,15 @@ def readers_line(summary: Summary) -> str:
     one = "" if t == 1 else f"; {said['participant']} against one of them"
     who = "one participant" if t == 1 else f"{t} participants"
     return (
-        f"epsilon {said['participants']} against {who}, also together with the server{one}; {said['outside']} against "
-        "the outside or the server alone"
+        f"epsilon {said['participants']} against {who}, also together with the server{one}; "
+        f"{said['outside']} against the outside or the server alone"
     )
 
 
 def _participants(summary: Summary) -> int:
-    """t: readers among the clients of a sum that epsilon counts; 0 where one number holds for all, or is unknown."""
+    """t: readers among the clients of a sum that epsilon counts; 0 where one number holds for all,
+    or is unknown.
+    """
     found = summary.get("epsilon_by_reader", {})
     if summary.get("trust") not in SHARED or not found or found["outside"] == found["participant"]:
         return 0
@@ -189,15 +236,18 @@ def _participants(summary: Summary) -> int:
 
 
 def _simulated(summary: Summary) -> dict[str, str]:
-    """What the simulated clock shows at the end, and what became of the selected clients; empty without one."""
+    """What the simulated clock shows at the end, and what became of the selected clients; empty
+    without one.
+    """
     said = summary.get("simulated")
     if said is None:
         return {}
     return {
         "simulated time": f"{duration(said['seconds'])} on the simulated clock",
-        "selected clients": f"{said['asked']:,} in all rounds: {said['answered']:,} used, {said['late']:,} late "
-        f"(trained and charged, not used), {said['dropped']:,} dropped out (not charged), "
-        f"{said['rejected']:,} rejected",
+        "selected clients": f"{said['asked']:,} in all rounds: {said['answered']:,} used, "
+        f"{said['late']:,} late (trained and charged, not used), "
+        f"{said['dropped']:,} dropped out (not charged), {said['rejected']:,} "
+        "rejected",
     }
 
 
@@ -225,14 +275,20 @@ def run_headline(result: Result) -> str:
     if not result.done:
         return _unfinished(result)
     bytes_said = fewer_bytes(result.saved)
-    sentence = f"{reached(result)} {at_epsilon(result.summary)}{f', {bytes_said}' if bytes_said else ''}."
+    sentence = (
+        f"{reached(result)} {at_epsilon(result.summary)}{f', {bytes_said}' if bytes_said else ''}."
+    )
     return sentence + "".join(f" {more}" for more in _limits(result))
 
 
 def _unfinished(result: Result) -> str:
     planned = result.settings.get("rounds", "?")
     state = {"failed": "Failed", "running": "Running"}.get(result.status, "Not finished")
-    so_far = "" if result.accuracy is None else f" {100 * result.accuracy:.1f} % {_measured_on(result)} so far."
+    so_far = (
+        ""
+        if result.accuracy is None
+        else f" {100 * result.accuracy:.1f} % {_measured_on(result)} so far."
+    )
     return f"{state}: {len(result.rows)} of {planned} rounds.{so_far}"
 
 
@@ -253,13 +309,17 @@ def at_epsilon(summary: Summary) -> str:
         return TEST_MODE if summary.get("reproducible") else WITHOUT
     of = {
         "secure": f"{strongest(summary)} for secure sums of the clients' payloads",
-        "aggregate": f"{strongest(summary)} for the sum of all payloads, if an ideal secure aggregation is assumed",
+        "aggregate": f"{strongest(summary)} for the sum of all payloads, if an ideal secure "
+        "aggregation is assumed",
         "server": " for the weights, at a trusted server",
     }
     trust = of.get(str(summary.get("trust", "client")), "")
     if level := unit_in(summary).level:
         trust = f" at {level}{trust}"
-    return f"at epsilon {epsilon_words(float(summary['epsilon_max']))}{trust} (delta {summary['delta']:g})"
+    return (
+        f"at epsilon {epsilon_words(float(summary['epsilon_max']))}{trust} (delta "
+        f"{summary['delta']:g})"
+    )
 
 
 def _limits(result: Result) -> list[str]:
@@ -268,10 +328,19 @@ def _limits(result: Result) -> list[str]:
     planned, ran = result.settings.get("rounds"), result.summary.get("rounds")
     if result.reason and planned != ran:
         said.append(f"Stopped early, after {ran} of {planned} rounds.")
-    if result.accuracy is not None and result.chance is not None and not beats_chance([result.accuracy], result.chance):
-        said.append(f"This is not better than guessing ({100 * result.chance.level:.1f} %) by three standard errors.")
+    if (
+        result.accuracy is not None
+        and result.chance is not None
+        and not beats_chance([result.accuracy], result.chance)
+    ):
+        said.append(
+            f"This is not better than guessing ({100 * result.chance.level:.1f} %) by three "
+            "standard errors."
+        )
     if result.held_out:
-        said.append("No epsilon covers this accuracy: it was computed from private rows without noise.")
+        said.append(
+            "No epsilon covers this accuracy: it was computed from private rows without noise."
+        )
     if result.settings.get("public_rows") is not None:
         said.append("The clients held public rows.")
     return said

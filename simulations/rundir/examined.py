@@ -1,8 +1,9 @@
-"""Whether the files of a run are those that it wrote: what every command asks before it reads a run directory.
+"""Whether the files of a run are those that it wrote: what every command asks before it reads a run
+directory.
 
-A file that a command reads, and that changed, is refused by name. A change that does not matter to the command is said.
-The manifest finds damage and edits by mistake, not forgery. It says nothing of a run of an older version, which has no
-manifest: one line says that nothing was checked.
+A file that a command reads, and that changed, is refused by name. A change that does not matter to
+the command is said. The manifest finds damage and edits by mistake, not forgery. It says nothing of
+a run of an older version, which has no manifest: one line says that nothing was checked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,17 @@ STATE = (*RESULTS, "checkpoint/latest.pt")
 LISTS = ("manifest.jsonl", "clients/manifest.jsonl")
 RECORD = (*STATE, *LISTS, "updates/*", "updates-truth/*", "downlink/*")
 """What commands read that look at recorded payloads."""
-RESUMED = (*LISTS, "ledger/*", "rounds.csv", "bytes.csv", "clients/training-data.json", "clients/client-*")
-"""What ``fedlsg resume`` cannot go on without. It makes others again, or compares them with the checkpoint."""
+RESUMED = (
+    *LISTS,
+    "ledger/*",
+    "rounds.csv",
+    "bytes.csv",
+    "clients/training-data.json",
+    "clients/client-*",
+)
+"""What ``fedlsg resume`` cannot go on without. It makes others again, or compares them with the
+checkpoint.
+"""
 RUN_LEDGER = f"ledger/{RUN}.jsonl"
 MAY_GROW = ("run.log", "ledger/")
 """A longer one is no sign of anything."""
@@ -38,29 +48,44 @@ MAY_GROW = ("run.log", "ledger/")
 
 @dataclass(frozen=True)
 class Examined:
-    """``changed``: how each changed file differs from what the run wrote. ``notes``: what could not be checked."""
+    """``changed``: how each changed file differs from what the run wrote. ``notes``: what could not
+    be checked.
+    """
 
     changed: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def refuse(self, run: RunDir, reads: Sequence[str]) -> None:
         """Raise DamagedError, naming them, if files that are read have changed."""
-        wrong = {name: why for name, why in self.changed.items() if any(fnmatchcase(name, one) for one in reads)}
+        wrong = {
+            name: why
+            for name, why in self.changed.items()
+            if any(fnmatchcase(name, one) for one in reads)
+        }
         if wrong:
-            own = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (SETTINGS in wrong)
+            own = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (
+                SETTINGS in wrong
+            )
             raise DamagedError(
-                f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it again{own}"
+                f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it "
+                f"again{own}"
             )
 
     def left(self, run: RunDir, *, use: str) -> list[str]:
         """A line for the changed files, which nothing relies on: they are not used ``use``."""
-        return [f"changed since the run, and not used {use}: {words(run, self.changed)}"] if self.changed else []
+        return (
+            [f"changed since the run, and not used {use}: {words(run, self.changed)}"]
+            if self.changed
+            else []
+        )
 
 
 def open_run(path: str | Path, reads: Sequence[str], say: Say) -> RunDir:
-    """A run directory whose files that match ``reads`` are those that the run wrote; other changes are said.
+    """A run directory whose files that match ``reads`` are those that the run wrote; other changes
+    are said.
 
-    Raises ValueError for a folder that is none; DamagedError, which names every changed file that is read.
+    Raises ValueError for a folder that is none; DamagedError, which names every changed file that
+    is read.
     """
     run = RunDir.open(str(path))
     found = examine(run)
@@ -91,9 +116,13 @@ def examine(run: RunDir) -> Examined:
         return found  # no run: its reader says so
     if not public.path.exists():
         there = (
-            "is missing" if secret.path.exists() else "is not there: the run is of an older version, or a part of one"
+            "is missing"
+            if secret.path.exists()
+            else "is not there: the run is of an older version, or a part of one"
         )
-        found.notes.append(f"{public.path} {there}; whether its files changed since the run was not checked")
+        found.notes.append(
+            f"{public.path} {there}; whether its files changed since the run was not checked"
+        )
         return found
     for part in (public, secret):
         try:
@@ -106,7 +135,9 @@ def examine(run: RunDir) -> Examined:
                     raise DamagedError
             except DamagedError:
                 listed = {}
-                found.changed[part.list.path.relative_to(run.path).as_posix()] = "so the files that it lists unchecked"
+                found.changed[part.list.path.relative_to(run.path).as_posix()] = (
+                    "so the files that it lists unchecked"
+                )
             _compare(run, record, listed, found)
         except (FileNotFoundError, PermissionError) as error:
             how = "is missing" if isinstance(error, FileNotFoundError) else "is another user's"
@@ -115,13 +146,23 @@ def examine(run: RunDir) -> Examined:
 
 
 def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> None:
-    claims: Record = {**listed, **dict.fromkeys(record["own"]), **record["files"], **record["final"]}
+    claims: Record = {
+        **listed,
+        **dict.fromkeys(record["own"]),
+        **record["files"],
+        **record["final"],
+    }
     for name, said in claims.items():
-        if why := _digest_differs(run.path / name, said) if is_mark(said) else _own_differs(run, name, said):
+        if (
+            why := _digest_differs(run.path / name, said)
+            if is_mark(said)
+            else _own_differs(run, name, said)
+        ):
             found.changed[name] = why
         elif isinstance(said, list) and _has_torn_line(run, name):
             found.notes.append(
-                f"{run.path / name} has a line that is no charge, as a crash leaves one: it does not count"
+                f"{run.path / name} has a line that is no charge, as a crash leaves one: it does "
+                "not count"
             )
     for name, mark in record["grows"].items():
         path = run.path / name
@@ -134,14 +175,18 @@ def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> No
             if record["closed"]:
                 found.changed[name] = "longer than at the end of the run"
             else:
-                found.notes.append(f"{path} has more than the last checkpoint knows: fedlsg resume cuts it there")
+                found.notes.append(
+                    f"{path} has more than the last checkpoint knows: fedlsg resume cuts it there"
+                )
 
 
 def _has_torn_line(run: RunDir, name: str) -> bool:
     path = run.path / name
     if name == RUN_LEDGER:
         return path.stat().st_size > run.charges.read().size
-    return len([line for line in path.read_bytes().split(b"\n") if line]) > 1 + len(read_entries(path))
+    return len([line for line in path.read_bytes().split(b"\n") if line]) > 1 + len(
+        read_entries(path)
+    )
 
 
 def _digest_differs(path: Path, mark: Mark) -> str | None:

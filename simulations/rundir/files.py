@@ -1,15 +1,17 @@
-"""How files are written and read: atomically, whole or not there, with their own digest, inside of their folder.
+"""How files are written and read: atomically, whole or not there, with their own digest, inside of
+their folder.
 
-A file has its mode from its creation on, and the error of a full disk names it. A damaged file is found before anything
-in it is used.
+A file has its mode from its creation on, and the error of a full disk names it. A damaged file is
+found before anything in it is used.
 record        JSON, with its digest as the last entry
 bytes         SHA-256, then the content
-array         NAME.npy, or several by name in NAME.npz; the checksum is in NAME.npy.sha256 or NAME.npz.sha256, in
-              the form of the program ``sha256sum``
-checkpoint    format, SHA-256, then the bytes of ``torch.save``; ``torch.load`` reads only files whose digest is right
+array         NAME.npy, or several by name in NAME.npz; the checksum is in NAME.npy.sha256 or
+              NAME.npz.sha256, in the form of the program ``sha256sum``
+checkpoint    format, SHA-256, then the bytes of ``torch.save``; ``torch.load`` reads only files
+              whose digest is right
 
-A run directory may come from anybody: its links must not lead a reader, or what it writes, to other files.
-Nothing here imports torch or numpy before it needs them.
+A run directory may come from anybody: its links must not lead a reader, or what it writes, to other
+files. Nothing here imports torch or numpy before it needs them.
 """
 
 import errno
@@ -36,12 +38,15 @@ class DiskFullError(OSError):
     """A run that stopped because a file could not be written."""
 
 
-def write_atomically(path: Path, *content: bytes, durable: bool = True, private: bool = False) -> None:
-    """Write a file so that a crash of the process leaves either the old content or the new one, never a part.
+def write_atomically(
+    path: Path, *content: bytes, durable: bool = True, private: bool = False
+) -> None:
+    """Write a file so that a crash of the process leaves either the old content or the new one,
+    never a part.
 
-    ``durable``: so does a crash of the machine. ``private``: only the owner can read the file, and the folders that are
-    made for it; without it the folder decides (``owner_only``). Raises OSError with the name of the file, also where
-    the disk is full.
+    ``durable``: so does a crash of the machine. ``private``: only the owner can read the file, and
+    the folders that are made for it; without it the folder decides (``owner_only``). Raises OSError
+    with the name of the file, also where the disk is full.
     """
     with naming(path):
         make_parents(path.parent, private=private)
@@ -70,25 +75,35 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise ValueError if no file can be written to a folder, which need not exist: before what is written is made."""
+    """Raise ValueError if no file can be written to a folder, which need not exist: before what is
+    written is made.
+    """
     place = next(p for p in (folder, *folder.parents) if p.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"cannot write to {folder}: {place} is no folder that this user may write to; {ANOTHER}")
+        raise ValueError(
+            f"cannot write to {folder}: {place} is no folder that this user may write to; {ANOTHER}"
+        )
 
 
 @contextmanager
 def writing_to(folder: Path | str) -> Iterator[None]:
-    """Raise ValueError that names a folder, and the way out, where a file cannot be written to it."""
+    """Raise ValueError that names a folder, and the way out, where a file cannot be written to
+    it.
+    """
     try:
         yield
     except OSError as error:
         room = "make room, or " if error.errno in FULL else ""
-        raise ValueError(f"cannot write to {folder}: {error.strerror or error}; {room}{ANOTHER}") from None
+        raise ValueError(
+            f"cannot write to {folder}: {error.strerror or error}; {room}{ANOTHER}"
+        ) from None
 
 
 @contextmanager
 def resumable(run: Path) -> Iterator[None]:
-    """If a disk is full, raise DiskFullError with the file and with the command that continues the run."""
+    """If a disk is full, raise DiskFullError with the file and with the command that continues the
+    run.
+    """
     try:
         yield
     except Exception as error:
@@ -96,8 +111,8 @@ def resumable(run: Path) -> Iterator[None]:
         if full is None:
             raise
         raise DiskFullError(
-            f"the disk is full: {full.filename or run} could not be written. Nothing that was finished is lost: make "
-            f"room, then continue with: fedlsg resume {run}"
+            f"the disk is full: {full.filename or run} could not be written. Nothing that was "
+            f"finished is lost: make room, then continue with: fedlsg resume {run}"
         ) from error
 
 
@@ -168,7 +183,9 @@ def save_array(path: Path, array: "np.ndarray", *, private: bool = False) -> Non
 
 
 def load_array(path: Path) -> "np.ndarray":
-    """The array. Raises FileNotFoundError; ValueError for a file that is not what was written, or without checksum."""
+    """The array. Raises FileNotFoundError; ValueError for a file that is not what was written, or
+    without checksum.
+    """
     import numpy as np
 
     array: np.ndarray = np.load(_load_checked(path), allow_pickle=False)
@@ -240,14 +257,16 @@ def parse_checkpoint(content: bytes, path: Path) -> Record:
 
     if content.startswith(FIRST_FORMAT):
         raise ValueError(
-            f"{path} is of an older version of fedlsg and has no digest: continue this run with that version, or "
-            "start a new run"
+            f"{path} is of an older version of fedlsg and has no digest: continue this run with "
+            "that version, or start a new run"
         )
     damaged = DamagedError(f"{path} is damaged: restore it from a copy, or start a new run")
     if not is_whole(content):
         raise damaged
     try:
-        state: Record = torch.load(io.BytesIO(memoryview(content)[BEGIN:]), map_location="cpu", weights_only=True)
+        state: Record = torch.load(
+            io.BytesIO(memoryview(content)[BEGIN:]), map_location="cpu", weights_only=True
+        )
     except Exception:  # another program wrote it: the digest is right, and torch cannot read it
         raise damaged from None
     return state
@@ -277,7 +296,8 @@ def _link(path: Path, previous: Path) -> None:
 
 
 def check_inside(folder: Path) -> None:
-    """Raise ValueError for a link that leads out of a folder, and for what is neither file nor folder.
+    """Raise ValueError for a link that leads out of a folder, and for what is neither file nor
+    folder.
 
     Folders that this user cannot read are left out: nothing in them can be opened.
     """
@@ -289,10 +309,13 @@ def check_inside(folder: Path) -> None:
                 if entry.is_symlink():
                     if not path.resolve().is_relative_to(folder.resolve()):
                         raise ValueError(
-                            f"{path} is a link to {path.resolve()}, outside of the run directory: nothing is read or "
-                            "written through it; put what it leads to in its place"
+                            f"{path} is a link to {path.resolve()}, outside of the run directory: "
+                            "nothing is read or written through it; put what it leads to in its "
+                            "place"
                         )
                 elif entry.is_dir():
                     waiting.append(path)
                 elif not entry.is_file() and path.exists():
-                    raise ValueError(f"{path} is no file and no folder: a run leaves nothing else, remove it")
+                    raise ValueError(
+                        f"{path} is no file and no folder: a run leaves nothing else, remove it"
+                    )

@@ -1,23 +1,28 @@
-"""Files of a run that only grow: bytes.csv, journals with the digest of every byte, TensorBoard's events.
+"""Files of a run that only grow: bytes.csv, journals with the digest of every byte, TensorBoard's
+events.
 
-bytes.csv has one line a message, at the three levels of ``Sent``, in the order in which the server counted them: a
-round's announcements, then its replies. Round 0 is the pruning round, if there is one. The lines of a round add up to
-its row of rounds.csv, all lines to summary.json. From its wire bytes follow the seconds on a named link:
+bytes.csv has one line a message, at the three levels of ``Sent``, in the order in which the server
+counted them: a round's announcements, then its replies. Round 0 is the pruning round, if there is
+one. The lines of a round add up to its row of rounds.csv, all lines to summary.json. From its wire
+bytes follow the seconds on a named link:
 
-    seconds of a round = max over clients of the sum over its messages of (latency + 8 wire bytes / rate)
+    seconds of a round = max over clients of the sum over its messages of (latency + 8 wire bytes /
+    rate)
 
-Clients of a round work in parallel, each on a link of its own; a client's messages follow each other. The round waits
-for its slowest client, and rounds follow each other. Not modelled: the server's own link (rate enough for all clients
-at once), TCP's slow start and TLS, loss, the HTTP that Flower's deployment engine puts around a message
-(docs/communication.md, "What the socket carries"), computing, and clients that never answer.
+Clients of a round work in parallel, each on a link of its own; a client's messages follow each
+other. The round waits for its slowest client, and rounds follow each other. Not modelled: the
+server's own link (rate enough for all clients at once), TCP's slow start and TLS, loss, the HTTP
+that Flower's deployment engine puts around a message (docs/communication.md, "What the socket
+carries"), computing, and clients that never answer.
 
-A checkpoint keeps the ``mark`` of a journal: length and digest. Bytes after the mark were written by a process that
-ended before its next checkpoint, and are cut. Bytes before it must have the digest of the mark.
+A checkpoint keeps the ``mark`` of a journal: length and digest. Bytes after the mark were written
+by a process that ended before its next checkpoint, and are cut. Bytes before it must have the
+digest of the mark.
 
-``tensorboard --logdir runs`` shows every run under its directory's name. Each round is appended to the events and the
-file is closed again. So nothing is lost when a process dies; torch's ``SummaryWriter`` has a thread that writes later.
-Records and their checksums are made by tensorboard. A resumed run cuts the file to the size in its checkpoint, without
-reading it.
+``tensorboard --logdir runs`` shows every run under its directory's name. Each round is appended to
+the events and the file is closed again. So nothing is lost when a process dies; torch's
+``SummaryWriter`` has a thread that writes later. Records and their checksums are made by
+tensorboard. A resumed run cuts the file to the size in its checkpoint, without reading it.
 """
 
 import hashlib
@@ -37,7 +42,9 @@ from strategies.federation.report import Direction, RoundReport
 
 CHUNK = 2**20
 Mark = Mapping[str, Any]
-"""Length and SHA-256 of a file, as a checkpoint or a manifest keeps them; or several marks, by name."""
+"""Length and SHA-256 of a file, as a checkpoint or a manifest keeps them; or several marks, by
+name.
+"""
 DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}
 
 
@@ -79,15 +86,21 @@ def read_lines(path: Path) -> Iterator[Line]:
             try:
                 round, client, direction, values, payload, wire = text.rstrip("\r\n").split(",")
                 yield Line(
-                    round=int(round), client=int(client), direction=DIRECTIONS[direction], values_bytes=int(values),
-                    payload_bytes=int(payload), wire_bytes=int(wire),
-                )  # fmt: skip
+                    round=int(round),
+                    client=int(client),
+                    direction=DIRECTIONS[direction],
+                    values_bytes=int(values),
+                    payload_bytes=int(payload),
+                    wire_bytes=int(wire),
+                )
             except (KeyError, ValueError):
                 raise ValueError(damaged) from None
 
 
 class Journal:
-    """A file that only grows, a header and then lines; and the digest of every byte that the run has written to it."""
+    """A file that only grows, a header and then lines; and the digest of every byte that the run
+    has written to it.
+    """
 
     def __init__(self, path: Path, header: str) -> None:
         self.path, self.header = path, header
@@ -96,7 +109,10 @@ class Journal:
     def append(self, text: str) -> None:
         """Add text in one write; the first text after the header."""
         data = (text if self.size else self.header + text).encode()
-        with naming(self.path), open(self.path, "ab" if self.size else "wb", opener=open_file) as file:
+        with (
+            naming(self.path),
+            open(self.path, "ab" if self.size else "wb", opener=open_file) as file,
+        ):
             file.write(data)
         self._sha.update(data)
         self.size += len(data)
@@ -145,7 +161,8 @@ Values = Mapping[str, float]
 def append_events(folder: Path, round: int, values: Values, *, timed: bool = True) -> int:
     """Add one round to the run's events and close the file; returns its size.
 
-    Not ``timed``: the number of the round is in the place of the time, which would tell how many clients took part.
+    Not ``timed``: the number of the round is in the place of the time, which would tell how many
+    clients took part.
     """
     new = not (folder / EVENTS).exists()
     with naming(folder / EVENTS), open(folder / EVENTS, "ab", opener=open_file) as file:
@@ -153,8 +170,12 @@ def append_events(folder: Path, round: int, values: Values, *, timed: bool = Tru
         return file.tell()
 
 
-def cut_events(folder: Path, size: int, rounds: Iterable[tuple[int, Values]], *, timed: bool = True) -> None:
-    """Go back to the size at which the file had these rounds; a shorter file is written again, with today's time."""
+def cut_events(
+    folder: Path, size: int, rounds: Iterable[tuple[int, Values]], *, timed: bool = True
+) -> None:
+    """Go back to the size at which the file had these rounds; a shorter file is written again, with
+    today's time.
+    """
     path = folder / EVENTS
     if size and path.exists() and path.stat().st_size >= size:
         os.truncate(path, size)
@@ -176,14 +197,18 @@ def _encode_events(rounds: Iterable[tuple[int, Values]], *, header: bool, timed:
     if header:
         write(wall_time=now, file_version="brain.Event:2")
     for round, values in rounds:
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        summary = Summary(
+            value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        )
         write(wall_time=now if timed else float(round), step=round, summary=summary)
     return buffer.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A client's connection: bits a second up and down, and seconds that a message needs apart from its bits."""
+    """A client's connection: bits a second up and down, and seconds that a message needs apart from
+    its bits.
+    """
 
     name: str
     up: float
@@ -191,16 +216,24 @@ class Link:
     latency: float
 
     def __str__(self) -> str:
-        return f"{self.name} ({_rate(self.up)} up, {_rate(self.down)} down, {1000 * self.latency:g} ms)"
+        return (
+            f"{self.name} ({_rate(self.up)} up, {_rate(self.down)} down, {1000 * self.latency:g} "
+            "ms)"
+        )
 
     @property
     def short(self) -> str:
         """The link's name and numbers, short."""
-        return f"{self.name} ({self.up / 1e6:g}/{self.down / 1e6:g} Mbit/s, {1000 * self.latency:g} ms)"
+        return (
+            f"{self.name} ({self.up / 1e6:g}/{self.down / 1e6:g} Mbit/s, {1000 * self.latency:g} "
+            "ms)"
+        )
 
     def seconds(self, line: Line) -> float:
         """Of one message."""
-        return self.latency + 8 * line.wire_bytes / (self.up if line.direction == "up" else self.down)
+        return self.latency + 8 * line.wire_bytes / (
+            self.up if line.direction == "up" else self.down
+        )
 
 
 LINKS = {
@@ -215,7 +248,9 @@ LINKS = {
 
 
 def parse_link(text: str) -> Link:
-    """A named link, or UP/DOWN/LATENCY in Mbit/s, Mbit/s and ms, such as 10/50/50. Raises ValueError for neither."""
+    """A named link, or UP/DOWN/LATENCY in Mbit/s, Mbit/s and ms, such as 10/50/50. Raises
+    ValueError for neither.
+    """
     if text in LINKS:
         return LINKS[text]
     try:
@@ -226,13 +261,15 @@ def parse_link(text: str) -> Link:
     except ValueError:
         why = ""
     raise ValueError(
-        f"expected --link as one of {', '.join(LINKS)} or UP/DOWN/LATENCY in Mbit/s, Mbit/s and ms (10/50/50), "
-        f"got {text!r}{why}"
+        f"expected --link as one of {', '.join(LINKS)} or UP/DOWN/LATENCY in Mbit/s, Mbit/s and ms "
+        f"(10/50/50), got {text!r}{why}"
     )
 
 
 def round_seconds(lines: Iterable[Line], link: Link) -> dict[int, float]:
-    """Seconds of each round on ``link``; the lines of a round must be together, as they are in bytes.csv."""
+    """Seconds of each round on ``link``; the lines of a round must be together, as they are in
+    bytes.csv.
+    """
     found = {}
     for round, messages in groupby(lines, key=lambda line: line.round):
         clients: dict[int, float] = {}
@@ -248,9 +285,15 @@ def transfer_seconds(lines: Iterable[Line], link: Link) -> float:
 
 
 def run_seconds(path: Path) -> dict[str, float]:
-    """Transfer seconds of a run on every named link, from its bytes.csv; empty without such a file."""
+    """Transfer seconds of a run on every named link, from its bytes.csv; empty without such a
+    file.
+    """
     lines = list(read_lines(path)) if path.exists() else []
-    return {name: round(transfer_seconds(lines, link), 6) for name, link in LINKS.items()} if lines else {}
+    return (
+        {name: round(transfer_seconds(lines, link), 6) for name, link in LINKS.items()}
+        if lines
+        else {}
+    )
 
 
 def _rate(bits: float) -> str:

@@ -1,14 +1,20 @@
-"""The manifest: digests of the files of a run, written with each checkpoint, with which later commands find damage.
+"""The manifest: digests of the files of a run, written with each checkpoint, with which later
+commands find damage.
 
-It detects damage and edits by mistake. It does not detect forgery: who can change a file can change the manifest.
+It detects damage and edits by mistake. It does not detect forgery: who can change a file can change
+the manifest.
 
-manifest.json             marks of the files that grow, digests of the others; replaced with each checkpoint
-manifest.jsonl            one line a round: files that the round left, ledgers that grew; read up to its mark
-clients/manifest.json*    the same for files that are not public: a digest tells who guesses a file that he is right
+manifest.json             marks of the files that grow, digests of the others; replaced with each
+                          checkpoint
+manifest.jsonl            one line a round: files that the round left, ledgers that grew; read up to
+                          its mark
+clients/manifest.json*    the same for files that are not public: a digest tells who guesses a file
+                          that he is right
 
-A file that changes between two checkpoints has a digest of its own; the manifest says that it is there. At the end of a
-run all files get a digest, and a file that grew has its final length. The cost of a round does not grow with the number
-of rounds. Files are written without a sync: after a crash of the machine a manifest may have to be removed.
+A file that changes between two checkpoints has a digest of its own; the manifest says that it is
+there. At the end of a run all files get a digest, and a file that grew has its final length. The
+cost of a round does not grow with the number of rounds. Files are written without a sync: after a
+crash of the machine a manifest may have to be removed.
 """
 
 import hashlib
@@ -42,8 +48,14 @@ class Part:
         self.path, self.private = folder / NAME, private
         self.list = Journal(folder / f"{NAME}l", "")
         self.record: Record = {
-            "format": FORMAT, "round": -1, "closed": False, "files": {}, "grows": {}, "own": [], "final": {}
-        }  # fmt: skip
+            "format": FORMAT,
+            "round": -1,
+            "closed": False,
+            "files": {},
+            "grows": {},
+            "own": [],
+            "final": {},
+        }
 
     def load(self) -> None:
         """What an earlier process wrote; nothing without a file. Raises DamagedError."""
@@ -63,7 +75,9 @@ def parts_of(run: RunDir) -> tuple[Part, Part]:
 
 
 class Manifest:
-    """Keeps both parts in step with a run. ``closed``: folders of the run that no epsilon covers, ``Base.closed``."""
+    """Keeps both parts in step with a run. ``closed``: folders of the run that no epsilon covers,
+    ``Base.closed``.
+    """
 
     def __init__(self, run: RunDir, closed: Collection[str]) -> None:
         self._run, self._closed = run, frozenset(closed)
@@ -78,8 +92,11 @@ class Manifest:
         for part in self._parts:
             part.load()
 
-    def checkpoint(self, round: int, marks: Mark, heads: Mapping[str, Any], clients: Iterable[int] = ()) -> None:
-        """Note what rounds up to this one left. ``marks``: of the tables; ``heads``: the ends of the ledgers.
+    def checkpoint(
+        self, round: int, marks: Mark, heads: Mapping[str, Any], clients: Iterable[int] = ()
+    ) -> None:
+        """Note what rounds up to this one left. ``marks``: of the tables; ``heads``: the ends of
+        the ledgers.
 
         ``clients``: those that were asked in this round.
         """
@@ -91,10 +108,15 @@ class Manifest:
                 names += self._there([folder / "batches.key"])
                 if any(folder.glob("feedback-*.bin")):
                     own.append(self._name(folder / "feedback-*.bin"))
-        grown = {self._name(self._ledger(name)): list(head)
-                 for name, head in heads.items() if self._heads.get(name) != head}  # fmt: skip
+        grown = {
+            self._name(self._ledger(name)): list(head)
+            for name, head in heads.items()
+            if self._heads.get(name) != head
+        }
         self._heads = dict(heads)
-        grows = tables(marks) | {name: mark for name, tail in self._tails.items() if (mark := tail.mark())["bytes"]}
+        grows = tables(marks) | {
+            name: mark for name, tail in self._tails.items() if (mark := tail.mark())["bytes"]
+        }
         static, once = self._there(STATIC), self._there([*self._run.path.glob("*-run-id"), *ONCE])
         for part in self._parts:
             new = {
@@ -116,11 +138,25 @@ class Manifest:
             part.write()
 
     def close(self, marks: Mark) -> None:
-        """The run has ended: digests of all its files but those that the list has. Reads them once."""
+        """The run has ended: digests of all its files but those that the list has. Reads them
+        once.
+        """
         self.checkpoint(self._parts[0].record["round"], marks, self._heads)
-        known = {n for part in self._parts for n, mark in listed_files(part.list.path).items() if is_mark(mark)}
-        known |= {name for part in self._parts for kind in ("files", "grows") for name in part.record[kind]}
-        left = [name for name in all_files(self._run.path) if name not in known and is_checked(name)]
+        known = {
+            n
+            for part in self._parts
+            for n, mark in listed_files(part.list.path).items()
+            if is_mark(mark)
+        }
+        known |= {
+            name
+            for part in self._parts
+            for kind in ("files", "grows")
+            for name in part.record[kind]
+        }
+        left = [
+            name for name in all_files(self._run.path) if name not in known and is_checked(name)
+        ]
         for part in self._parts:
             part.record |= {"closed": True, "final": self._digests(left, part)}
             part.write()
@@ -131,19 +167,29 @@ class Manifest:
             for parent in ("updates", "updates-truth"):
                 folder = self._run.path / parent / f"round-{round:06d}"
                 if folder.is_dir():
-                    yield from sorted(self._name(path) for path in folder.iterdir() if not path.name.startswith("."))
+                    yield from sorted(
+                        self._name(path)
+                        for path in folder.iterdir()
+                        if not path.name.startswith(".")
+                    )
             yield from self._there([self._run.steps / f"basis-{round:06d}.bin"])
         new = StepFiles(self._run.steps).after(self._steps)
         yield from (self._name(StepFiles(self._run.steps).path(version)) for version in new)
         self._steps = new.stop - 1
 
     def _own(self, names: Iterable[str], part: Part) -> list[str]:
-        """The files that belong into this part. A run that is closed as a whole has a closed manifest, too."""
+        """The files that belong into this part. A run that is closed as a whole has a closed
+        manifest, too.
+        """
         closed = self._closed - {"."}
         return [
             name
             for name in names
-            if ((declared := find(name)) is not None and class_of(name, declared, closed) == "public") != part.private
+            if (
+                (declared := find(name)) is not None
+                and class_of(name, declared, closed) == "public"
+            )
+            != part.private
         ]
 
     def _digests(self, names: Iterable[str], part: Part) -> Record:
@@ -162,7 +208,9 @@ class Manifest:
 
 
 class Tail:
-    """Length and digest of a file that other code appends to: each byte is read once. A shorter one began anew."""
+    """Length and digest of a file that other code appends to: each byte is read once. A shorter one
+    began anew.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._size, self._sha = path, 0, hashlib.sha256()
@@ -194,7 +242,9 @@ def digest(path: Path) -> Record:
 
 
 def listed_files(path: Path, size: int | None = None) -> Record:
-    """What a list says of files, the last line about each: a mark, the end of a ledger, or None for "it is there"."""
+    """What a list says of files, the last line about each: a mark, the end of a ledger, or None for
+    "it is there".
+    """
     found: Record = {}
     if path.exists():
         for line in path.read_bytes()[:size].splitlines():
@@ -217,20 +267,26 @@ def is_mark(said: object) -> bool:
 def all_files(folder: Path) -> list[str]:
     """Paths of all files in a folder, sorted."""
     return sorted(
-        (Path(place) / name).relative_to(folder).as_posix() for place, _, names in os.walk(folder) for name in names
+        (Path(place) / name).relative_to(folder).as_posix()
+        for place, _, names in os.walk(folder)
+        for name in names
     )
 
 
 def accept(run: RunDir, names: Iterable[str], *, closed: bool = True) -> None:
-    """Note the digests that these files have now: a command has written them, or has checked a change.
+    """Note the digests that these files have now: a command has written them, or has checked a
+    change.
 
-    ``closed``: of a run that has ended; the manifest of another one is its own process's. Without one nothing happens.
+    ``closed``: of a run that has ended; the manifest of another one is its own process's. Without
+    one nothing happens.
     """
     for part in parts_of(run):
         if not part.path.exists():
             continue
         record = unseal(part.path, otherwise=OTHERWISE)
-        mine = [(kind, name) for kind in ("files", "final") for name in names if name in record[kind]]
+        mine = [
+            (kind, name) for kind in ("files", "final") for name in names if name in record[kind]
+        ]
         if mine and record["closed"] in (True, closed):
             for kind, name in mine:
                 record[kind][name] = digest(run.path / name)
@@ -238,12 +294,16 @@ def accept(run: RunDir, names: Iterable[str], *, closed: bool = True) -> None:
 
 
 def reopen(run: RunDir, round: int, marks: Mark) -> None:
-    """Go back to a checkpoint, before its files are cut: later rounds, and the end of the run, are forgotten."""
+    """Go back to a checkpoint, before its files are cut: later rounds, and the end of the run, are
+    forgotten.
+    """
     for part in parts_of(run):
         if not part.path.exists():
             continue
         part.load()
-        lines = part.list.path.read_bytes().splitlines(keepends=True) if part.list.path.exists() else []
+        lines = (
+            part.list.path.read_bytes().splitlines(keepends=True) if part.list.path.exists() else []
+        )
         kept = [line for line in lines if json.loads(line)["round"] <= round]
         write_atomically(part.list.path, *kept, durable=False, private=part.private)
         part.list = Journal(part.list.path, "")
@@ -253,7 +313,9 @@ def reopen(run: RunDir, round: int, marks: Mark) -> None:
             "round": round,
             "closed": False,
             "final": {},
-            "files": {name: mark for name, mark in part.record["files"].items() if name not in AT_END},
+            "files": {
+                name: mark for name, mark in part.record["files"].items() if name not in AT_END
+            },
             "grows": {name: grows[name] for name in part.record["grows"] if name in grows},
         }
         part.write()

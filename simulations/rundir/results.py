@@ -1,8 +1,9 @@
 """A run directory as one row of ``results.csv``: a run that is finished, interrupted or failed.
 
-Runs of before version 0.1 may have counted a client's own noise as protection against that client. With trust=secure
-and colluders=0, or with trust=aggregate, each client added 1 / sqrt(m) of the noise, m the fewest clients of a sum.
-Their epsilon holds for a reader outside of the sum. A client of the sum does not know m - 1 shares. They are refused.
+Runs of before version 0.1 may have counted a client's own noise as protection against that client.
+With trust=secure and colluders=0, or with trust=aggregate, each client added 1 / sqrt(m) of the
+noise, m the fewest clients of a sum. Their epsilon holds for a reader outside of the sum. A client
+of the sum does not know m - 1 shares. They are refused.
 """
 
 import csv
@@ -32,9 +33,11 @@ class Result:
     status: "done", "interrupted", "failed" or "not run"; only what is done enters a mean.
     settings: by field name; resolved if the run began, else as they were given.
     summary: summary.json; empty until the run is done. rows: finished rounds.
-    group: equal for runs that differ in their seed only. detail: an explanation of the label, if it needs one.
+    group: equal for runs that differ in their seed only. detail: an explanation of the label, if it
+    needs one.
     varied: the settings that its comparison varies, with their values.
-    transfer: seconds that its messages would take on the link ``link``, if one was given and the run counted messages.
+    transfer: seconds that its messages would take on the link ``link``, if one was given and the
+    run counted messages.
     """
 
     name: str
@@ -71,7 +74,9 @@ class Result:
     @property
     def noisy(self) -> bool:
         """Whether the run was to add noise, so that its epsilon target means something."""
-        default = strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
+        default = (
+            strategies.default_mechanism(self.method) if self.method in strategies.names() else "dp"
+        )
         return not is_silent(self.settings.get("mechanism", default))
 
     @property
@@ -87,13 +92,17 @@ class Result:
 
     @property
     def epsilon_outside(self) -> float | None:
-        """Against a reader of the weights alone; None for unfinished runs, and where it is not on record."""
+        """Against a reader of the weights alone; None for unfinished runs, and where it is not on
+        record.
+        """
         found = self.summary.get("epsilon_by_reader", {}).get("outside")
         return None if found is None else float(found)
 
     @property
     def accuracy(self) -> float | None:
-        """On the public test split: the final accuracy, or the last one so far; None without classes."""
+        """On the public test split: the final accuracy, or the last one so far; None without
+        classes.
+        """
         if self.summary:
             found = self.summary["accuracy"]
             return None if found is None else float(found)
@@ -120,10 +129,18 @@ class Result:
         """The run's line of results.csv; None for a cell without a value."""
         summary, settings = self.summary, self.settings
         copied = (
-            "delta", "noise_multiplier", "loss", "uplink_bytes", "downlink_bytes", "uplink_bytes_dense",
-            "downlink_bytes_dense", "wall_seconds",
-        )  # fmt: skip
-        own = {name: settings.get(name) for name in ("workload", "model", "rank", "sparsity", "seed")}
+            "delta",
+            "noise_multiplier",
+            "loss",
+            "uplink_bytes",
+            "downlink_bytes",
+            "uplink_bytes_dense",
+            "downlink_bytes_dense",
+            "wall_seconds",
+        )
+        own = {
+            name: settings.get(name) for name in ("workload", "model", "rank", "sparsity", "seed")
+        }
         own |= {name: value for name, value in self.varied if name not in copied}
         return {
             "name": self.name,
@@ -145,19 +162,25 @@ class Result:
         }
 
 
-def read_run(path: Path, *, status: str | None = None, reason: str = "", link: Link | None = None) -> Result:
-    """The result of a run directory; without a summary it is "interrupted" unless ``status`` says otherwise.
+def read_run(
+    path: Path, *, status: str | None = None, reason: str = "", link: Link | None = None
+) -> Result:
+    """The result of a run directory; without a summary it is "interrupted" unless ``status`` says
+    otherwise.
 
     A run that diverged is "failed".
 
-    Raises ValueError, naming the path, for a folder that is no run directory or holds a damaged file.
+    Raises ValueError, naming the path, for a folder that is no run directory or holds a damaged
+    file.
     """
     run = RunDir.open(str(path))
     settings = run.read_values()
     try:
         rows = tuple(Row.parse(row) for row in run.read_rounds())
     except (KeyError, ValueError, TypeError):
-        raise ValueError(f"{run.rounds} is damaged, or of another version: restore it from a copy") from None
+        raise ValueError(
+            f"{run.rounds} is damaged, or of another version: restore it from a copy"
+        ) from None
     summary = _read_summary(run)
     refuse_own_noise(run, settings)
     ended = "failed" if summary.get("diverged") else "done"
@@ -170,7 +193,9 @@ def read_run(path: Path, *, status: str | None = None, reason: str = "", link: L
         summary=summary,
         rows=rows,
         link="" if link is None else str(link),
-        transfer=transfer_seconds(read_lines(run.messages), link) if link and run.messages.exists() else None,
+        transfer=transfer_seconds(read_lines(run.messages), link)
+        if link and run.messages.exists()
+        else None,
     )
 
 
@@ -182,7 +207,10 @@ def _read_summary(run: RunDir) -> Record:
     bytes_ = set() if summary.get("trust") == "server" else {"uplink_bytes", "uplink_bytes_dense"}
     missing = {"accuracy", "epsilon_max", "private", *bytes_} - summary.keys()
     if missing:
-        raise ValueError(f"{run.summary} lacks {', '.join(sorted(missing))}: it is of another version, or damaged")
+        raise ValueError(
+            f"{run.summary} lacks {', '.join(sorted(missing))}: it is of another version, or "
+            "damaged"
+        )
     return summary
 
 
@@ -206,15 +234,17 @@ def as_csv(rows: Sequence[Mapping[str, Any]], *, otherwise: str) -> str:
 
 
 def refuse_own_noise(run: RunDir, settings: Summary | None = None) -> None:
-    """Raise ValueError for a run that counts a client's own noise; ``settings``: those of its config.toml if left out.
+    """Raise ValueError for a run that counts a client's own noise; ``settings``: those of its
+    config.toml if left out.
 
     What it promised is false, and a mechanism of today has other shares of the noise.
     """
     if _counts_own_noise(run, run.read_values() if settings is None else settings):
         raise ValueError(
-            f"{run.path} is of before version 0.1, which counted each client's own noise as protection against that "
-            "client: its epsilon is too small against every client, and no command shows, continues, attacks or "
-            "audits it. Start a new run; what it spent is in its ledgers"
+            f"{run.path} is of before version 0.1, which counted each client's own noise as "
+            "protection against that client: its epsilon is too small against every client, and no "
+            "command shows, continues, attacks or audits it. Start a new run; what it spent is in "
+            "its ledgers"
         )
 
 
@@ -226,6 +256,7 @@ def _counts_own_noise(run: RunDir, settings: Summary) -> bool:
         return not settings.get("colluders")
     charges = run.charges
     entries = [entry for client in charges.clients() for entry in charges.of(client).entries]
-    if not entries and run.summary.exists():  # its ledgers are gone; else a damaged summary is no reason to stop here
+    # its ledgers are gone; else a damaged summary is no reason to stop here
+    if not entries and run.summary.exists():
         return "epsilon_by_reader" not in run.read_summary()
     return any(entry.private and not entry.min_survivors for entry in entries)

@@ -1,23 +1,30 @@
 """The run directory: everything that a run leaves behind.
 
-config.toml      resolved settings                     ledger/          run.jsonl: all charges, the authority; or one
-                                                                       ledger a client, where clients keep their own
+config.toml      resolved settings                     ledger/          run.jsonl: all charges, the
+                                                                       authority; or one ledger a
+                                                                       client, where clients keep
+                                                                       their own
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 bytes.csv        one line a message
-summary.json     results, written last                 checkpoint/      latest.pt, previous.pt; outbox/: last payloads;
-model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down in this round
-                 and what it is (``updates``)
-updates/         payloads and frames, see ``updates``  updates-truth/   SECRET batches, for evaluating attacks
-clients/         SECRET digest of the training rows; memories of error feedback, if a method without privacy keeps
-                 them, in a folder for each client
-run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written at the end
-downlink/        updates as they were sent (sparse)     replicas/        the public state as a deployed client last had
-events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own folder)
+summary.json     results, written last                 checkpoint/      latest.pt, previous.pt;
+                 outbox/: last payloads;
+model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down
+                 in this round and what it is (``updates``)
+updates/         payloads and frames, see ``updates``  updates-truth/   SECRET batches, for
+                 evaluating attacks
+clients/         SECRET digest of the training rows; memories of error feedback, if a method without
+                 privacy keeps them, in a folder for each client
+run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written
+                 at the end
+downlink/        updates as they were sent (sparse)     replicas/        the public state as a
+                 deployed client last had
+events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own
+                             folder)
 .lock            the process that uses the directory
 
-``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed since the run.
-``simulations.server.ready.READ`` lists which of them ``fedlsg resume`` reads. run.log is SECRET because the traceback
-of a client that failed may quote its data.
+``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed
+since the run. ``simulations.server.ready.READ`` lists which of them ``fedlsg resume`` reads.
+run.log is SECRET because the traceback of a client that failed may quote its data.
 """
 
 import csv
@@ -71,12 +78,15 @@ class RunDir:
     checkpoint = _Path("checkpoint/latest.pt")
     previous = _Path("checkpoint/previous.pt")  # for a run whose last one is damaged
     sent = _Path("checkpoint/sent.json")  # what the server has sent down in the current round
-    data_digest = _Path("clients/training-data.json")  # SECRET: one could test guesses of a row with it
+    # SECRET: one could test guesses of a row with it
+    data_digest = _Path("clients/training-data.json")
     steps = _Path("downlink")  # server updates as they were sent down
 
     @classmethod
     def open(cls, path: str) -> "RunDir":
-        """An existing run directory. Raises ValueError for anything else, and as ``check_inside``."""
+        """An existing run directory. Raises ValueError for anything else, and as
+        ``check_inside``.
+        """
         folder = Path(path).expanduser().resolve()
         if not folder.is_dir():
             why = "it is a file" if folder.exists() else "it does not exist"
@@ -85,7 +95,9 @@ class RunDir:
         return cls(folder)
 
     def protect(self, closed: Iterable[str]) -> None:
-        """Make these folders for their owner only, before anything is in them; and close what an older version left."""
+        """Make these folders for their owner only, before anything is in them; and close what an
+        older version left.
+        """
         for folder in closed:
             make_parents((self.path / folder).parent)
             make_folder(self.path / folder)
@@ -99,7 +111,9 @@ class RunDir:
         return self.checkpoint.exists() or self.previous.exists()
 
     def ledger(self, client: int) -> Path:
-        """The ledger of one client, where clients keep their own (Flower's engine, deployments, older versions)."""
+        """The ledger of one client, where clients keep their own (Flower's engine, deployments,
+        older versions).
+        """
         return ledger_path(self.ledgers, client)
 
     def last_payload(self, client: int) -> Path:
@@ -127,7 +141,8 @@ class RunDir:
         return StepFiles(self.steps).load_basis(round)
 
     def steps_after(self, version: int) -> list[tuple[int, bytes]]:
-        """What a replica at a version lacks: steps, each with its version; if many, the checkpoint (-1) and the last.
+        """What a replica at a version lacks: steps, each with its version; if many, the checkpoint
+        (-1) and the last.
 
         A replica that still lacks one is sent the whole model.
         """
@@ -151,36 +166,50 @@ class RunDir:
 
     @property
     def charges(self) -> RunLedger:
-        """The ledgers of the run, of all who write them. Raises LedgerError where one is damaged."""
+        """The ledgers of the run, of all who write them. Raises LedgerError where one is
+        damaged.
+        """
         return RunLedger(self.ledgers)
 
     def merge_ledgers(self) -> None:
         """Write ledger.jsonl, the entries of all clients."""
         ledger = self.charges
         clients = [*ledger.clients(), SERVER]
-        merge([entry for client in clients for entry in ledger.of(client).entries], self.path / "ledger.jsonl")
+        merge(
+            [entry for client in clients for entry in ledger.of(client).entries],
+            self.path / "ledger.jsonl",
+        )
 
     def write_data_digest(self, digest: str) -> None:
-        """Write the digest of all training rows, for the owner only: it is as secret as the rows."""
+        """Write the digest of all training rows, for the owner only: it is as secret as the
+        rows.
+        """
         write_atomically(self.data_digest, seal({"rows": digest}), private=True)
 
     def read_data_digest(self) -> str:
         """The digest of all training rows. Raises ValueError where it is missing or damaged."""
-        otherwise = "the data cannot be compared with those before; restore it from a copy, or start a new run"
+        otherwise = (
+            "the data cannot be compared with those before; restore it from a copy, or start a new "
+            "run"
+        )
         try:
             return str(unseal(self.data_digest, otherwise=otherwise)["rows"])
         except FileNotFoundError:
             raise ValueError(f"{self.data_digest} is missing: {otherwise}") from None
 
     def write_sent(self, note: Mapping[str, Any]) -> None:
-        """Note what the current round sends down. Not synced: a note that is lost is a round that is not counted."""
+        """Note what the current round sends down. Not synced: a note that is lost is a round that
+        is not counted.
+        """
         write_atomically(self.sent, seal(note), durable=False)
 
     def read_sent(self) -> Record:
         """What was noted, attempt 0 where nothing was. Raises DamagedError."""
         try:
             return unseal(
-                self.sent, otherwise="remove it to continue; what an interrupted round sent down is then not counted"
+                self.sent,
+                otherwise="remove it to continue; what an interrupted round sent down is then not "
+                "counted",
             )
         except FileNotFoundError:
             return {"attempt": 0}
@@ -198,17 +227,25 @@ class RunDir:
         self._save(round, "weights", weights)
 
     def save_kept(self, round: int, positions: Tensor) -> None:
-        """Record the kept positions of a round, if the server chose them: they do not follow from its weights."""
+        """Record the kept positions of a round, if the server chose them: they do not follow from
+        its weights.
+        """
         self._save(round, "kept", positions)
 
     def _save(self, round: int, name: str, values: Tensor) -> None:
         save_array(round_folder(self.path, round) / f"{name}.npy", values.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
-        """Record the rows of the training split in a client's batches: a secret, in a folder of its own."""
+        """Record the rows of the training split in a client's batches: a secret, in a folder of its
+        own.
+        """
         folder = self.path / "updates-truth"
         make_folder(folder)
-        save_array(folder / f"round-{round:06d}" / f"client-{client:06d}.npy", rows.cpu().numpy(), private=True)
+        save_array(
+            folder / f"round-{round:06d}" / f"client-{client:06d}.npy",
+            rows.cpu().numpy(),
+            private=True,
+        )
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings."""
@@ -229,17 +266,29 @@ class RunDir:
             raise ValueError(f"{self.config}: {error}") from None
 
     def read_values(self) -> Record:
-        """The resolved settings by field name, for reports. Raises ValueError as ``read_config``."""
+        """The resolved settings by field name, for reports. Raises ValueError as
+        ``read_config``.
+        """
         return values_of(self.read_config())
 
     def write_summary(self, summary: Record) -> None:
-        """Write summary.json; infinite numbers become the string "inf", which any JSON reader accepts."""
-        clean = {k: str(v) if isinstance(v, float) and not np.isfinite(v) else v for k, v in summary.items()}
+        """Write summary.json; infinite numbers become the string "inf", which any JSON reader
+        accepts.
+        """
+        clean = {
+            k: str(v) if isinstance(v, float) and not np.isfinite(v) else v
+            for k, v in summary.items()
+        }
         write_atomically(self.summary, seal(clean, indent=2))
 
     def read_summary(self) -> Record:
-        """What ``write_summary`` wrote, without its digest. Raises FileNotFoundError; DamagedError."""
-        otherwise = "restore it from a copy (a run of before version 0.1 is read by the version that made it)"
+        """What ``write_summary`` wrote, without its digest. Raises FileNotFoundError;
+        DamagedError.
+        """
+        otherwise = (
+            "restore it from a copy (a run of before version 0.1 is read by the version that made "
+            "it)"
+        )
         return unseal(self.summary, otherwise=otherwise)
 
     def save_checkpoint(self, state: Record) -> None:
@@ -251,10 +300,13 @@ class RunDir:
         try:
             return load_checkpoint(self.checkpoint)
         except FileNotFoundError:
-            raise ValueError(f"{self.path} holds no checkpoint: it cannot be continued, start a new run") from None
+            raise ValueError(
+                f"{self.path} holds no checkpoint: it cannot be continued, start a new run"
+            ) from None
 
     def resume_point(self) -> tuple[Record, str | None]:
-        """The checkpoint to continue from; and, if that is not the last one, a sentence that says why.
+        """The checkpoint to continue from; and, if that is not the last one, a sentence that says
+        why.
 
         Raises ValueError if both are missing or damaged, or of an older version.
         """
@@ -268,10 +320,13 @@ class RunDir:
             before = load_checkpoint(self.previous)
         except (FileNotFoundError, DamagedError):
             raise ValueError(
-                f"{why}, and there is no whole {self.previous.name} either: restore one of them from a copy, or start "
-                "a new run"
+                f"{why}, and there is no whole {self.previous.name} either: restore one of them "
+                "from a copy, or start a new run"
             ) from None
-        return before, f"{why}: continuing from {self.previous.name}, after round {before['server']['round']}"
+        return (
+            before,
+            f"{why}: continuing from {self.previous.name}, after round {before['server']['round']}",
+        )
 
     def read_rounds(self) -> list[dict[str, str]]:
         """Complete rows of rounds.csv as text; without a last line that a crash left incomplete.
@@ -282,7 +337,9 @@ class RunDir:
             return []
         rows = list(csv.DictReader(self.rounds.read_text().rpartition("\n")[0].splitlines()))
         if any(not (row.get("round") or "").isdigit() for row in rows):
-            raise ValueError(f"{self.rounds} is damaged: restore it from a copy, or start a new run")
+            raise ValueError(
+                f"{self.rounds} is damaged: restore it from a copy, or start a new run"
+            )
         return rows
 
     def last_round(self) -> int:

@@ -1,4 +1,6 @@
-"""The tables of a run, appended to after each round: bytes.csv, rounds.csv and TensorBoard's events."""
+"""The tables of a run, appended to after each round: bytes.csv, rounds.csv and TensorBoard's
+events.
+"""
 
 import csv
 import io
@@ -10,15 +12,22 @@ from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
 from simulations.rundir.declared import AT_SERVER, EVERYTHING, Released
-from simulations.rundir.journal import LINES_HEADER, Journal, Mark, append_events, cut_events, lines_of
+from simulations.rundir.journal import (
+    LINES_HEADER,
+    Journal,
+    Mark,
+    append_events,
+    cut_events,
+    lines_of,
+)
 from simulations.rundir.rundir import RunDir
 from strategies.federation.report import RoundReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What rounds.csv says more of a run with a simulated clock: seconds since the run's start, at the round's end, and
-    the clients that left before they trained or came late, space-separated.
+    """What rounds.csv says more of a run with a simulated clock: seconds since the run's start, at
+    the round's end, and the clients that left before they trained or came late, space-separated.
     """
 
     simulated_clock: float
@@ -38,9 +47,9 @@ class Simulated:
 class Times:
     """Where the server's time of a round went.
 
-    ``training_seconds``: until the last reply was there, in which clients train; ``communication_seconds``: making and
-    checking messages, which is the rest of ``seconds``; ``accounting_seconds``: ledgers and epsilon;
-    ``evaluation_seconds``: the test split.
+    ``training_seconds``: until the last reply was there, in which clients train;
+    ``communication_seconds``: making and checking messages, which is the rest of ``seconds``;
+    ``accounting_seconds``: ledgers and epsilon; ``evaluation_seconds``: the test split.
     """
 
     training_seconds: float
@@ -78,9 +87,11 @@ NO_METRICS: Metrics = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a bounded length.
+    """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a
+    bounded length.
 
-    ``only``: the columns that may be seen, see ``released``; the others are not written, and 0 or empty here.
+    ``only``: the columns that may be seen, see ``released``; the others are not written, and 0 or
+    empty here.
     """
 
     round: int
@@ -104,7 +115,9 @@ class Row:
     times: Times | None = None
     """Columns of where the time went, before those of the clock."""
     metrics: Metrics = field(default_factory=dict)
-    """The workload's own metrics: a column each, at the end; None in rounds that were not evaluated."""
+    """The workload's own metrics: a column each, at the end; None in rounds that were not
+    evaluated.
+    """
     only: frozenset[str] | None = None
 
     @classmethod
@@ -144,13 +157,21 @@ class Row:
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> "Row":
         """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        own = {name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED, *TIMES)}
+        own = {
+            name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED, *TIMES)
+        }
         metrics = {name: float(text) if text else None for name, text in own.items()}
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
         times = Times(**_parsed(Times, TIMES, row)) if TIMES[0] in row else None
-        only = AT_SERVER.rows if frozenset(row).difference(own, SIMULATED, TIMES) == AT_SERVER.rows else None
+        only = (
+            AT_SERVER.rows
+            if frozenset(row).difference(own, SIMULATED, TIMES) == AT_SERVER.rows
+            else None
+        )
         names = [name for name in FIELDS if only is None or name in only]
-        return cls(**_parsed(cls, names, row), simulated=simulated, times=times, metrics=metrics, only=only)
+        return cls(
+            **_parsed(cls, names, row), simulated=simulated, times=times, metrics=metrics, only=only
+        )
 
     @property
     def counted(self) -> bool:
@@ -161,14 +182,24 @@ class Row:
     def columns(self) -> dict[str, Any]:
         """The row by column, as rounds.csv and callbacks have it."""
         more = [vars(one) for one in (self.times, self.simulated) if one is not None]
-        own = {name: getattr(self, name) for name in FIELDS if self.only is None or name in self.only}
-        return {**own, **{name: value for one in more for name, value in one.items()}, **self.metrics}
+        own = {
+            name: getattr(self, name) for name in FIELDS if self.only is None or name in self.only
+        }
+        return {
+            **own,
+            **{name: value for one in more for name, value in one.items()},
+            **self.metrics,
+        }
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Its numbers by column, without those that were not measured; lists of clients as their lengths."""
+        """Its numbers by column, without those that were not measured; lists of clients as their
+        lengths.
+        """
         lists = {name: len(text.split()) for name, text in self.columns.items() if name in COUNTED}
-        found = {name: value for name, value in self.columns.items() if name not in ("round", "reasons")} | lists
+        found = {
+            name: value for name, value in self.columns.items() if name not in ("round", "reasons")
+        } | lists
         return {name: float(value) for name, value in found.items() if value is not None}
 
     @property
@@ -178,7 +209,9 @@ class Row:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """Its numbers by TensorBoard's tag; without those that were not measured or are infinite (no privacy)."""
+        """Its numbers by TensorBoard's tag; without those that were not measured or are infinite
+        (no privacy).
+        """
         return scalars_of(self.columns)
 
 
@@ -190,14 +223,23 @@ def scalars_of(columns: Mapping[str, Any]) -> dict[str, float]:
         **{f"clients/{name}": len(columns[name].split()) for name in COUNTED if name in columns},
         **{f"test/{name}": value for name, value in columns.items() if name not in known},
     }
-    return {tag: float(value) for tag, value in values.items() if value is not None and math.isfinite(value)}
+    return {
+        tag: float(value)
+        for tag, value in values.items()
+        if value is not None and math.isfinite(value)
+    }
 
 
 class Tables:
     """The three files. Lines that a crash left after the last checkpoint are removed by ``cut``."""
 
     def __init__(
-        self, run: RunDir, metrics: Iterable[str] = (), *, timed: bool = False, released: Released = EVERYTHING
+        self,
+        run: RunDir,
+        metrics: Iterable[str] = (),
+        *,
+        timed: bool = False,
+        released: Released = EVERYTHING,
     ) -> None:
         self._run, self._timed = run, released.counted
         more = [*((*TIMES, *(SIMULATED if timed else ())) if released.counted else ()), *metrics]
@@ -213,16 +255,26 @@ class Tables:
         self._events_size = append_events(self._run.path, row.round, row.scalars, timed=self._timed)
 
     def append_messages(self, report: RoundReport) -> None:
-        """Add only the messages: the pruning round has no row. Without messages that may be seen there is no file."""
+        """Add only the messages: the pruning round has no row. Without messages that may be seen
+        there is no file.
+        """
         if lines := lines_of(report):
             self._messages.append(lines)
 
     def marks(self) -> Mark:
-        """What a checkpoint holds of the tables: lengths, and the digests of the two that are read again."""
-        return {"rounds": self._rounds.mark(), "messages": self._messages.mark(), "events": self._events_size}
+        """What a checkpoint holds of the tables: lengths, and the digests of the two that are read
+        again.
+        """
+        return {
+            "rounds": self._rounds.mark(),
+            "messages": self._messages.mark(),
+            "events": self._events_size,
+        }
 
     def cut(self, marks: Mark) -> None:
-        """Go back to a checkpoint's marks. Raises DamagedError where a table differs from what was written."""
+        """Go back to a checkpoint's marks. Raises DamagedError where a table differs from what was
+        written.
+        """
         self._rounds.cut(marks["rounds"])
         if self._rounds.size:  # a file of an earlier version stays as it began
             with self._run.rounds.open(newline="") as file:
@@ -257,8 +309,14 @@ def _csv_line(values: Iterable[object]) -> str:
 
 def rows_header(more: Iterable[str] = (), released: Released = EVERYTHING) -> str:
     """The first line of rounds.csv; ``more``: columns that not every run has."""
-    return _csv_line([*(name for name in FIELDS if released.rows is None or name in released.rows), *more])
+    return _csv_line(
+        [*(name for name in FIELDS if released.rows is None or name in released.rows), *more]
+    )
 
 
-FIELDS = tuple(field.name for field in fields(Row) if field.name not in ("simulated", "times", "metrics", "only"))
+FIELDS = tuple(
+    field.name
+    for field in fields(Row)
+    if field.name not in ("simulated", "times", "metrics", "only")
+)
 """Columns of every rounds.csv of which everything may be seen."""

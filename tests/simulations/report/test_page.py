@@ -1,4 +1,6 @@
-"""Pages and figures: HTML and drawing are in one file each, text stays text, figures are as wide as a column."""
+"""Pages and figures: HTML and drawing are in one file each, text stays text, figures are as wide as
+a column.
+"""
 
 import ast
 import base64
@@ -13,7 +15,17 @@ from simulations.cli.export import save_paper
 from simulations.report.chart import Axis, Chart, Series
 from simulations.report.colours import LOOKS
 from simulations.report.figure import interactive, picture, plot
-from simulations.report.page import Code, Facts, Page, Row, Section, Table, Text, TokenLine, TokenLines
+from simulations.report.page import (
+    Code,
+    Facts,
+    Page,
+    Row,
+    Section,
+    Table,
+    Text,
+    TokenLine,
+    TokenLines,
+)
 from simulations.report.template import render, scripts
 from tests.places import REPOSITORY
 
@@ -26,11 +38,17 @@ OWNER = "simulations/report/template.py"
 def html_in(source: str) -> list[str]:
     """Tags in the string literals of a source."""
     texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
-    return [match.group() for text in texts if isinstance(text, str) for match in TAG.finditer(text)]
+    return [
+        match.group() for text in texts if isinstance(text, str) for match in TAG.finditer(text)
+    ]
 
 
 def sources() -> list[Path]:
-    return [path for top in ("fedlsg", "strategies", "simulations") for path in (REPOSITORY / top).rglob("*.py")]
+    return [
+        path
+        for top in ("fedlsg", "strategies", "simulations")
+        for path in (REPOSITORY / top).rglob("*.py")
+    ]
 
 
 def test_html_is_in_one_file_only():
@@ -40,16 +58,20 @@ def test_html_is_in_one_file_only():
 
 def page_of(*parts: object) -> str:
     section = Section(title="S", parts=parts)  # type: ignore[arg-type]
-    return render(Page(title="T", lead="L", headline="Own headline.", warnings=("W",), sections=(section,)))
+    return render(
+        Page(title="T", lead="L", headline="Own headline.", warnings=("W",), sections=(section,))
+    )
 
 
 def test_text_stays_text():
     bad = '<script>"&'
     parts = (
-        Text(words=bad), Facts(rows=((bad, bad),)), Code(text=bad, note=bad),
+        Text(words=bad),
+        Facts(rows=((bad, bad),)),
+        Code(text=bad, note=bad),
         Table(columns=(bad,), rows=(Row(cells=(bad,), group=bad),), title=bad, note=bad),
         TokenLines(lines=(TokenLine(name=bad, tokens=((bad, ""),)),), caption=bad),
-    )  # fmt: skip
+    )
     whole = page_of(*parts)
     (own,) = scripts(drawn=False)
     source = whole.replace(f"<script>{own}</script>", "")
@@ -59,7 +81,9 @@ def test_text_stays_text():
 
 def planted(text: str) -> Chart:
     """A chart with marks, a hollow one, and a text of a user."""
-    marks = Series(name=text, x=(0, 1), y=(1, 2), marker="o", colour=LOOKS["lsg"][0], words=(text, text))
+    marks = Series(
+        name=text, x=(0, 1), y=(1, 2), marker="o", colour=LOOKS["lsg"][0], words=(text, text)
+    )
     hollow = replace(marks, name="hollow", marker="s", filled=False)
     return Chart(title=text, x=Axis(label=text), series=(marks, hollow))
 
@@ -89,7 +113,9 @@ def test_a_figure_of_another_kind_is_an_image_that_loads_nothing():
     assert b"<script" not in svg
 
 
-@pytest.mark.parametrize(("kind", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("kind", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")]
+)
 def test_a_figure_for_a_paper_is_as_wide_as_a_column_and_the_same_again(kind, start):
     found = save_paper(planted("a name"), kind)
     assert found.startswith(start)
