@@ -7,7 +7,7 @@ Reads a run directory and writes nothing into it: no ledger is opened, no checkp
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from fedlsg.carriers import find_output_layer
-from fedlsg.frame import EVERYTHING, Frame
+from fedlsg.frame import EVERYTHING, Coordinates, Frame
 from fedlsg.gradients import call, trainable
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Method
@@ -41,6 +41,10 @@ from simulations.workloads.base.split import Inputs
 from simulations.workloads.images.augment import draw_round, drawn_copies
 
 Batch = tuple[Inputs, Tensor]
+Rows = Int64[Tensor, " n"]
+"""Positions of examples in the training split."""
+Weights = Mapping[str, Tensor]
+"""Trainable parameters, or their gradients, by name."""
 PASS_BYTES = 2**28
 """Most bytes for per-example gradients of one microbatch; one example may take more."""
 
@@ -53,7 +57,7 @@ class Subject:
 
     base: Base
     state: ServerState
-    start: Mapping[str, Tensor]
+    start: Weights
     run: Path | None
 
     @property
@@ -61,7 +65,7 @@ class Subject:
         return self.state.model
 
     @property
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Weights:
         """W_t by name."""
         return self.state.public.parameters
 
@@ -80,15 +84,20 @@ class Subject:
         """Trainable weights of Linear and Conv2d layers, in model order: the matrices of the
         papers' figures.
         """
-        owners = {
-            f"{n}.weight" if n else "weight" for n, m in self.model.named_modules() if _is_matrix(m)
-        }
+        matrices = (
+            (n, m) for n, m in self.model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
+        )
+        owners = {f"{name}.weight" if name else "weight" for name, _ in matrices}
         return tuple(name for name in self.weights if name in owners)
 
     @cached_property
     def frame(self) -> Frame:
         """The frame that the server would announce."""
         return self.state.frame(self.round)
+
+    def coordinates(self, name: str) -> Coordinates:
+        """Of a parameter in that frame."""
+        return next(c for c in self.frame.coordinates if c.name == name)
 
     def frame_of(self, method: Method) -> Frame:
         """The frame of the same round under another mask: the carriers are the same."""
@@ -108,32 +117,37 @@ class Subject:
         """Augmented copies of each example in a batch."""
         return 1 if self.base.augment is None else self.base.local.multiplicity
 
-    def rows(self, examples: int) -> Int64[Tensor, " n"]:
+    def rows(self, examples: int) -> Rows:
         """At most ``examples`` rows of the training split, drawn by the public seed."""
         total = len(self.base.workload.train)
         draw = torch.randperm(total, generator=public_generator(self.state.seed, "inspect"))
         return self.base.workload.train.order(draw[: min(examples, total)].sort().values)
 
-    def batches(self, rows: Int64[Tensor, " n"], size: int) -> Iterator[Batch]:
-        """Inputs and targets of ``rows`` in batches of ``size``, prepared and augmented as on a
-        client.
+    def batches(self, rows: Rows, values: int = 1) -> Iterator[Batch]:
+        """Inputs and targets of ``rows`` in microbatches, prepared and augmented as on a client.
+
+        ``values``: of an example's gradient, of which only so many are held at a time. Every pass
+        draws the same dropout, and torch's own generator stays as it was.
         """
+        fits = max(1, PASS_BYTES // (4 * values))
+        size = max(1, min(self.base.local.microbatch_size, fits) // self.copies)
         train, augment, changes = self.base.workload.train, self.base.augment, None
         if augment is not None:
             generator = public_generator(self.state.seed, "inspect", "augment")
             changes = draw_round(augment, len(train), self.copies, generator)
-        for run in rows.split(size):
-            inputs, targets = train.batch(run)
-            if augment is not None and changes is not None:
-                inputs, targets = drawn_copies(inputs, targets, changes[run], augment)
-            yield to_device(inputs, self.base.device), targets.to(self.base.device)
-
-    def at_start(self) -> AbstractContextManager[None]:
-        """Inside, the model has the weights W_0."""
-        return self.at(self.start)
+        with own_draws(self.base.device):
+            seed_draws(
+                public_generator(self.state.seed, "inspect", "dropout").initial_seed(),
+                self.base.device,
+            )
+            for run in rows.split(size):
+                inputs, targets = train.batch(run)
+                if augment is not None and changes is not None:
+                    inputs, targets = drawn_copies(inputs, targets, changes[run], augment)
+                yield to_device(inputs, self.base.device), targets.to(self.base.device)
 
     @contextmanager
-    def at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    def at(self, weights: Weights) -> Iterator[None]:
         """Inside, the model has these weights, by name."""
         now = {name: W.clone() for name, W in self.weights.items()}
         _write(self.model, weights)
@@ -141,16 +155,6 @@ class Subject:
             yield
         finally:
             _write(self.model, now)
-
-    @contextmanager
-    def same_dropout(self) -> Iterator[None]:
-        """Every pass draws the same dropout, and torch's own generator stays as it was."""
-        with own_draws(self.base.device):
-            seed_draws(
-                public_generator(self.state.seed, "inspect", "dropout").initial_seed(),
-                self.base.device,
-            )
-            yield
 
 
 def subject_of_run(
@@ -232,31 +236,25 @@ def run_in_scratch(
         yield directory, summary
 
 
-def _is_matrix(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.Conv2d)
-
-
-def _write(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def _write(model: nn.Module, weights: Weights) -> None:
     with torch.no_grad():
         for name, p in trainable(model).items():
             p.copy_(weights[name])
 
 
-def batch_gradient(subject: Subject, rows: Int64[Tensor, " n"]) -> dict[str, Tensor]:
+def batch_gradient(subject: Subject, rows: Rows) -> Weights:
     """Mean gradient of every trainable parameter over the examples, without clip and noise."""
     parameters = trainable(subject.model)
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    microbatch = max(1, subject.base.local.microbatch_size // subject.copies)
-    with subject.same_dropout():
-        for inputs, targets in subject.batches(rows, microbatch):
-            outputs = partial(call, subject.model, inputs)
-            losses = subject.base.local.precision.losses(
-                outputs, subject.base.workload.loss, targets, targets
-            )
-            found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-            for name, dW in zip(parameters, found, strict=True):
-                if dW is not None:
-                    total[name] += dW / (len(rows) * subject.copies)
+    for inputs, targets in subject.batches(rows):
+        outputs = partial(call, subject.model, inputs)
+        losses = subject.base.local.precision.losses(
+            outputs, subject.base.workload.loss, targets, targets
+        )
+        found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+        for name, dW in zip(parameters, found, strict=True):
+            if dW is not None:
+                total[name] += dW / (len(rows) * subject.copies)
     return total
 
 
@@ -266,19 +264,15 @@ def unmasked(frame: Frame) -> Frame:
 
 
 def passes(
-    subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]
+    subject: Subject, frame: Frame, rows: Rows
 ) -> Iterator[list[Float[Tensor, "batch kept"]]]:
     """The gradients that are clipped, by microbatch: as in ``client_step``."""
-    local = subject.base.local
-    fits = max(1, PASS_BYTES // (4 * frame.kept))
-    size = max(1, min(local.microbatch_size, fits) // subject.copies)
-    losses = subject.base.workload.loss
-    with subject.same_dropout():
-        for inputs, targets in subject.batches(rows, size):
-            gradients = per_example_gradients(
-                subject.model, losses, inputs, targets, frame, precision=local.precision
-            )
-            yield per_unit(gradients, frame, subject.copies)
+    losses, precision = subject.base.workload.loss, subject.base.local.precision
+    for inputs, targets in subject.batches(rows, frame.kept):
+        gradients = per_example_gradients(
+            subject.model, losses, inputs, targets, frame, precision=precision
+        )
+        yield per_unit(gradients, frame, subject.copies)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from simulations.inspection.measure import inspect
 from simulations.inspection.output import (
     WARNING,
     diagnosis,
-    first_factors,
+    factor_words,
     folder,
     lead,
     resolve_layer,
@@ -100,9 +100,10 @@ def inspect_command(
     print_line(lead(subject, found), console)
     for table in shown_tables(subject, found):
         print_table(table, console)
-    for name, factors in first_factors(found).items():
-        text = ", ".join(f"{factor:.4f}" for factor in factors)
-        print_whole(f"clip factors of the first examples (1: not clipped), {name}: {text}", console)
+    for name, factors in factor_words(found).items():
+        print_whole(
+            f"clip factors of the first examples (1: not clipped), {name}: {factors}", console
+        )
     if found.costs is not None:
         print_line(diagnosis(found.costs), console, "bold")
     print_written(path, ("inspection.html",), console)

@@ -6,8 +6,8 @@ P the projection of
 carriers of rank r: Eq. 3 in the form tangent, onto span(L) x span(R) in the form core. Energy kept:
 |P dW|^2 / |dW|^2.
 
-A kind of carriers is one line of ``kinds``. Those of private data are for comparison only: no
-method may use them.
+A kind of carriers is one line of ``Moment.kinds``. That of private data is for comparison only: no
+method may use it.
 """
 
 import math
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.carriers import RandomCarriers, carried_parameters
@@ -29,15 +29,13 @@ from fedlsg.frame.forms import CORE, TANGENT, FormName
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
-from simulations.inspection import Subject, batch_gradient
+from simulations.inspection import Rows, Subject, Weights, batch_gradient
 from simulations.rundir.files import load_array
 from simulations.rundir.updates import round_folder
 from simulations.workloads.public_data import probe_source
 
 DECAY = 0.9
 """Of the moving average: M <- DECAY M + W_(t+1) - W_t."""
-
-Weights = Mapping[str, Tensor]
 
 
 def rounds_of(subject: Subject, given: str) -> list[int]:
@@ -117,58 +115,54 @@ class Moment:
     """
 
     round: int
-    weights: Mapping[str, Tensor]
-    change: Mapping[str, Tensor] | None
-    average: Mapping[str, Tensor] | None
+    weights: Weights
+    change: Weights | None
+    average: Weights | None
     probed: Mapping[str, Mapping[str, Moments]]
     private: Mapping[str, Moments]
     seed: int
     power_steps: int
 
+    def draw(self, name: str, rank: int) -> Pair:
+        """Random orthonormal carriers."""
+        W = self.weights[name]
+        m, n = flatten_kernel(W).shape
+        return random_carriers((m, n), rank, generator=self._generator(name, rank), like=W)
 
-def draw(moment: Moment, name: str, rank: int) -> Pair:
-    """Random orthonormal carriers."""
-    generator = public_generator(moment.seed, "inspect energy", moment.round, name, rank)
-    W = moment.weights[name]
-    m, n = flatten_kernel(W).shape
-    return random_carriers((m, n), rank, generator=generator, like=W)
+    def follow(self, matrices: Weights | None, name: str, rank: int) -> Pair | None:
+        """Carriers of a matrix by the power method; None where there is none, or only zeros."""
+        if matrices is None or not matrices[name].any():
+            return None
+        generator = self._generator(name, rank)
+        return decompose(matrices[name], rank, generator=generator, power_steps=self.power_steps)
 
+    def eigenvectors(self, moments: Mapping[str, Moments], name: str, rank: int) -> Pair:
+        """The top eigenvectors of second moments, as ``carriers.probe`` makes carriers."""
+        generator = public_generator(self.seed, "eigenvectors", self.round, name)
+        L, Rt = (
+            top_eigenvectors(X, rank, generator=generator)[1]
+            for X in (moments[name].B, moments[name].A)
+        )
+        return L, Rt.mT
 
-def follow(
-    moment: Moment, matrices: Mapping[str, Tensor] | None, name: str, rank: int
-) -> Pair | None:
-    """Carriers of a matrix by the power method; None where there is none, or only zeros."""
-    if matrices is None or not matrices[name].any():
-        return None
-    generator = public_generator(moment.seed, "inspect energy", moment.round, name, rank)
-    return decompose(matrices[name], rank, generator=generator, power_steps=moment.power_steps)
+    def _generator(self, name: str, rank: int) -> torch.Generator:
+        return public_generator(self.seed, "inspect energy", self.round, name, rank)
 
-
-def eigenvectors(moment: Moment, moments: Mapping[str, Moments], name: str, rank: int) -> Pair:
-    """The top eigenvectors of second moments, as ``carriers.probe`` makes carriers."""
-    generator = public_generator(moment.seed, "eigenvectors", moment.round, name)
-    L, Rt = (
-        top_eigenvectors(X, rank, generator=generator)[1]
-        for X in (moments[name].B, moments[name].A)
-    )
-    return L, Rt.mT
-
-
-def kinds(moment: Moment) -> dict[str, Callable[[str, int], Pair | None]]:
-    """Every kind of carriers, in the order of tables: from a weight's name and a rank to its
-    carriers.
-    """
-    return {
-        "random": partial(draw, moment),
-        "W": partial(follow, moment, moment.weights),
-        "W - W_0": partial(follow, moment, moment.change),
-        "updates": partial(follow, moment, moment.average),
-        **{
-            PROBE + source: partial(eigenvectors, moment, moments)
-            for source, moments in moment.probed.items()
-        },
-        PRIVATE: partial(eigenvectors, moment, moment.private),
-    }
+    def kinds(self) -> dict[str, Callable[[str, int], Pair | None]]:
+        """Every kind of carriers, in the order of tables: from a weight's name and a rank to its
+        carriers.
+        """
+        return {
+            "random": self.draw,
+            "W": partial(self.follow, self.weights),
+            "W - W_0": partial(self.follow, self.change),
+            "updates": partial(self.follow, self.average),
+            **{
+                PROBE + source: partial(self.eigenvectors, moments)
+                for source, moments in self.probed.items()
+            },
+            PRIVATE: partial(self.eigenvectors, self.private),
+        }
 
 
 PROBE, PRIVATE = "probe: ", "private data"
@@ -181,14 +175,11 @@ MEANINGS = {
     "with --record-updates",
     PRIVATE: "the training examples themselves, used as a probe: no method may use them",
 }
-
-
-def meaning(kind: str) -> str:
-    """What carriers of a kind are made from."""
-    return MEANINGS.get(kind) or (
-        "the top eigenvectors of second moments of the gradients of public inputs; labels are "
-        "random in round 1, and drawn from the model later"
-    )
+"""What carriers of a kind are made from."""
+OF_PROBES = (
+    "the top eigenvectors of second moments of the gradients of public inputs; labels are random "
+    "in round 1, and drawn from the model later"
+)
 
 
 FORMS = (TANGENT, CORE)
@@ -216,8 +207,11 @@ class KeptRow:
     squared_norm: float
 
 
+KeptRows = Sequence[KeptRow]
+
+
 def kept_rows(
-    subject: Subject, rows: Int64[Tensor, " n"], rounds: Sequence[int], ranks: Sequence[int] | None
+    subject: Subject, rows: Rows, rounds: Sequence[int], ranks: Sequence[int] | None
 ) -> list[KeptRow]:
     """Energies at the start of each round, of every layer that the rank carries. ``ranks`` None:
     the method's own.
@@ -263,21 +257,15 @@ def carried(subject: Subject, rank: int) -> tuple[str, ...]:
     return carried_parameters(subject.model, carrier, classifier=subject.state.public.classifier)
 
 
-def private_moments(
-    subject: Subject, rows: Int64[Tensor, " n"], names: Sequence[str]
-) -> dict[str, Moments]:
+def private_moments(subject: Subject, rows: Rows, names: Sequence[str]) -> dict[str, Moments]:
     """Second moments of the examples' normalised gradients. NOT PRIVATE."""
     found: dict[str, Moments] = {}
-    size = max(1, subject.base.local.microbatch_size // subject.copies)
-    with subject.same_dropout():
-        for inputs, targets in subject.batches(rows, size):
-            part = second_moments(subject.model, subject.base.workload.loss, inputs, targets, names)
-            for name, (A, B) in part.items():
-                found[name] = (
-                    Moments(A + found[name].A, B + found[name].B)
-                    if name in found
-                    else Moments(A, B)
-                )
+    for inputs, targets in subject.batches(rows):
+        part = second_moments(subject.model, subject.base.workload.loss, inputs, targets, names)
+        for name, (A, B) in part.items():
+            found[name] = (
+                Moments(A + found[name].A, B + found[name].B) if name in found else Moments(A, B)
+            )
     return found
 
 
@@ -306,7 +294,7 @@ def probe_moments(
 def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[KeptRow]:
     """The rows of one layer at one rank."""
     squared = float(dW.double().square().sum())
-    for kind, make in kinds(moment).items():
+    for kind, make in moment.kinds().items():
         pair = make(name, rank)
         for form in FORMS:
             energy = math.nan if pair is None else 1 - residual(dW, *pair, form) ** 2
@@ -321,7 +309,7 @@ def layer_rows(moment: Moment, name: str, rank: int, dW: Tensor) -> Iterator[Kep
             )
 
 
-def whole(rows: Sequence[KeptRow]) -> dict[tuple[int, str, FormName, int], float]:
+def whole(rows: KeptRows) -> dict[tuple[int, str, FormName, int], float]:
     """Energy kept of all layers together by (round, carriers, form, rank): the mean weighted by
     |dW|^2.
     """
@@ -331,17 +319,17 @@ def whole(rows: Sequence[KeptRow]) -> dict[tuple[int, str, FormName, int], float
     return {key: _mean(own) for key, own in groups.items()}
 
 
-def _mean(rows: Sequence[KeptRow]) -> float:
+def _mean(rows: KeptRows) -> float:
     total = sum(row.squared_norm for row in rows)
     return sum(row.energy * row.squared_norm for row in rows) / total if total else math.nan
 
 
-def kinds_of(rows: Sequence[KeptRow]) -> list[str]:
+def kinds_of(rows: KeptRows) -> list[str]:
     """The kinds of carriers that were made at least once, in their order."""
     made = {row.carriers for row in rows if not math.isnan(row.energy)}
     return [kind for kind in dict.fromkeys(row.carriers for row in rows) if kind in made]
 
 
-def meanings(rows: Sequence[KeptRow]) -> Mapping[str, str]:
+def meanings(rows: KeptRows) -> Mapping[str, str]:
     """What the kinds of carriers are made from."""
-    return {kind: meaning(kind) for kind in kinds_of(rows)}
+    return {kind: MEANINGS.get(kind, OF_PROBES) for kind in kinds_of(rows)}

@@ -2,7 +2,7 @@
 maps.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,15 +11,8 @@ from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
 from simulations.inspection import Subject
-from simulations.inspection.energy import KeptRow, kinds_of
-from simulations.inspection.measure import (
-    SOURCES,
-    ClipRow,
-    EnergyRow,
-    Inspection,
-    LayerRow,
-    ResidualRow,
-)
+from simulations.inspection.energy import KeptRows, kinds_of
+from simulations.inspection.measure import ClipRow, EnergyRow, Inspection, LayerRow, ResidualRow
 from simulations.inspection.sparsified import Counts, Deviations, Sparsified
 from simulations.report.chart import Axis, Chart, Series, level, spaced
 from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
@@ -38,7 +31,7 @@ tile.
 """
 SHORTEST = 1e-3
 """Shorter norms than this share of C are drawn here: the clip does not change them."""
-LINES: Mapping[str, tuple[str, str, str]] = {
+LINES = {
     "own": (RED, "*", "-"),
     "self": (BLACK, "o", "-"),
     "start gradient": (BLUE, "s", "--"),
@@ -46,7 +39,7 @@ LINES: Mapping[str, tuple[str, str, str]] = {
     "weight": (GREEN, "^", "-"),
     "random": (GREY, "x", ":"),
 }
-MARKS: Mapping[str, tuple[str, str]] = {
+MARKS = {
     "random": (GREY, "x"),
     "W": (GREEN, "^"),
     "W - W_0": (RED, "o"),
@@ -58,11 +51,7 @@ MARKS: Mapping[str, tuple[str, str]] = {
 }
 """Carriers by what they are made from; others have the next look."""
 OTHER_MARK = (BLUE, "P")
-CHOICES: Mapping[str, tuple[str, str]] = {
-    "top": (RED, "^"),
-    "bottom": (BLUE, "v"),
-    "random": (GREY, "x"),
-}
+CHOICES = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
 OTHER_CHOICE = (GREEN, "o")
 SPARSITY = Axis(label="sparsity p")
 Charts = tuple[Chart, ...]
@@ -105,21 +94,15 @@ def spread(names: Sequence[Any], count: int) -> list[Any]:
 
 def stable_ranks(layers: Sequence[LayerRow]) -> Charts:
     """Two marks for each layer: its stable rank, and its full rank."""
-    places = list(range(len(layers)))
-    found = [
-        Series(
-            name=name, x=ranks, y=places, colour=colour, marker=marker, line=False, filled=filled
-        )
-        for name, ranks, colour, marker, filled in (
-            ("full rank min(m, n)", [min(layer.shape) for layer in layers], GREY, "s", False),
-            ("stable rank", [layer.stable_rank for layer in layers], BLUE, "o", True),
-        )
-    ]
+    full = [(min(layer.shape), at) for at, layer in enumerate(layers)]
+    stable = [(layer.stable_rank, at) for at, layer in enumerate(layers)]
+    series = (
+        _points(full, "full rank min(m, n)", GREY, "s", line=False, filled=False),
+        _points(stable, "stable rank", BLUE, "o", line=False),
+    )
     y = _layers_axis([f"{layer.layer}  {layer.shape[0]} x {layer.shape[1]}" for layer in layers])
     x = Axis(label="stable rank of the batch gradient", log=True)
-    return (
-        Chart(title="Stable ranks", x=x, y=y, series=tuple(found), height=120 + 30 * len(layers)),
-    )
+    return (Chart(title="Stable ranks", x=x, y=y, series=series, height=120 + 30 * len(layers)),)
 
 
 def _layers_axis(names: Sequence[str]) -> Axis:
@@ -129,69 +112,77 @@ def _layers_axis(names: Sequence[str]) -> Axis:
 
 def residuals(rows: Sequence[ResidualRow]) -> Charts:
     """A chart for each layer: residual against rank, a line for each source of carriers."""
-    sources = [source for source in SOURCES if any(row.source == source for row in rows)]
+    made = {row.source for row in rows}
     charts = []
-    for name in _shown_layers(rows):
-        series = []
-        for source in sources:
-            line = [
-                (row.rank, row.residual)
-                for row in rows
-                if (row.layer, row.source) == (name, source)
-            ]
-            colour, marker, dashes = LINES[source]
-            series.append(_points(line, name=source, colour=colour, marker=marker, dashes=dashes))
-        ranks = sorted({row.rank for row in rows if row.layer == name})
+    for name, own in _by_layer(rows):
+        series = [
+            _points(
+                ((row.rank, row.residual) for row in own if row.source == source), source, *look
+            )
+            for source, look in LINES.items()
+            if source in made
+        ]
+        ranks = sorted({row.rank for row in own})
         x = Axis(
             label="rank r",
             log=True,
             ticks=spaced([(float(rank), f"{rank}") for rank in ranks], log=True),
         )
         y = Axis(label="projection residual", low=0.0, high=1.0)
-        charts.append(Chart(title=name, x=x, y=y, series=tuple(series), height=260))
+        charts.append(Chart(title=name, x=x, y=y, series=series, height=260))
     return tuple(charts)
 
 
-def _points(points: Iterable[tuple[float, float]], **look: Any) -> Series:
+def _points(
+    points: Iterable[Sequence[float]],
+    name: str = "",
+    colour: str = BLUE,
+    marker: str = "",
+    dashes: str = "-",
+    **more: Any,
+) -> Series:
+    """A series from pairs of x and y."""
     x, y = zip(*points, strict=True) if (points := list(points)) else ((), ())
-    return Series(x=x, y=y, **look)
+    return Series(x=x, y=y, name=name, colour=colour, marker=marker, dashes=dashes, **more)
 
 
-def _shown_layers(rows: Iterable[ResidualRow | EnergyRow]) -> list[str]:
-    return spread(list(dict.fromkeys(row.layer for row in rows)), PANELS)
+def _by_layer(rows: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+    """The shown layers, each with its rows."""
+    shown = spread(list(dict.fromkeys(row.layer for row in rows)), PANELS)
+    return [(name, [row for row in rows if row.layer == name]) for name in shown]
 
 
 def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> Charts:
     """The distribution of the norms of single examples, and the share that is clipped against
     sparsity.
     """
-    dense = next((row for row in rows if row.choice == "all"), None)
+    measured = [(row, GREY, "nothing frozen") for row in rows if row.choice == "all"][:1]
     series = []
-    for row, colour, name in (
-        (dense, GREY, "nothing frozen"),
-        (own, RED, f"the run's mask: {_mask(own)}"),
-    ):
-        if row is not None:
-            lengths = sorted(max(length, SHORTEST * clip_norm) for length in row.clipping.lengths)
-            heights = [(place + 1) / len(lengths) for place in range(len(lengths))]
-            series.append(
-                _points(zip(lengths, heights, strict=True), name=name, colour=colour, steps=True)
-            )
+    for row, colour, name in (*measured, (own, RED, f"the run's mask: {_mask(own)}")):
+        lengths = np.sort(np.maximum(row.clipping.lengths, SHORTEST * clip_norm)).tolist()
+        heights = (np.arange(1, len(lengths) + 1) / len(lengths)).tolist()
+        series.append(Series(x=lengths, y=heights, name=name, colour=colour, steps=True))
     series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
     x = Axis(label="norm of an example's gradient", log=True)
     y = Axis(low=0.0, high=1.0)
     norms = Chart(
-        title="share of examples with a smaller norm", x=x, y=y, series=tuple(series), height=300
+        title="share of examples with a smaller norm", x=x, y=y, series=series, height=300
     )
-    series = []
-    for choice in dict.fromkeys(row.choice for row in rows if row.choice != "all"):
-        line = sorted(
-            (row.sparsity, row.clipping.clipped) for row in rows if row.choice in (choice, "all")
+    choices = dict.fromkeys(row.choice for row in rows if row.choice != "all")
+    lines = [
+        _points(
+            sorted(
+                (row.sparsity, row.clipping.clipped)
+                for row in rows
+                if row.choice in (choice, "all")
+            ),
+            f"{choice} kept",
+            *CHOICES.get(choice, OTHER_CHOICE),
         )
-        colour, marker = CHOICES.get(choice, OTHER_CHOICE)
-        series.append(_points(line, name=f"{choice} kept", colour=colour, marker=marker))
+        for choice in choices
+    ]
     return norms, Chart(
-        title="share of examples clipped", x=SPARSITY, y=y, series=tuple(series), height=300
+        title="share of examples clipped", x=SPARSITY, y=y, series=lines, height=300
     )
 
 
@@ -200,25 +191,21 @@ def energies(rows: Sequence[EnergyRow]) -> Charts:
     that is frozen.
     """
     charts = []
-    for name in _shown_layers(rows):
+    for name, own in _by_layer(sorted(rows, key=lambda row: row.sparsity)):
         series = []
         for choice, (colour, _) in CHOICES.items():
-            own = sorted(
-                (r for r in rows if (r.layer, r.choice) == (name, choice)), key=lambda r: r.sparsity
-            )
+            kept = [row for row in own if row.choice == choice]
             out, into = (
-                [(row.sparsity, getattr(row, side)) for row in own] for side in ("rows", "columns")
+                [(row.sparsity, getattr(row, side)) for row in kept] for side in ("rows", "columns")
             )
-            series.append(_points(out, name=f"{choice} out units", colour=colour, marker="o"))
-            series.append(
-                _points(into, name=f"{choice} in units", colour=colour, marker="s", dashes="--")
-            )
+            series.append(_points(out, f"{choice} out units", colour, "o"))
+            series.append(_points(into, f"{choice} in units", colour, "s", "--"))
         y = Axis(label="share of the gradient's energy kept", low=0.0, high=1.0)
-        charts.append(Chart(title=name, x=SPARSITY, y=y, series=tuple(series), height=260))
+        charts.append(Chart(title=name, x=SPARSITY, y=y, series=series, height=260))
     return tuple(charts)
 
 
-def kept_energy(rows: Sequence[KeptRow]) -> Charts:
+def kept_energy(rows: KeptRows) -> Charts:
     """A chart for each rank, form and shown round; in it a row of marks for each layer."""
     layers = list(dict.fromkeys(row.layer for row in rows))
     y = _layers_axis([name.removesuffix(".weight") for name in layers])
@@ -227,16 +214,22 @@ def kept_energy(rows: Sequence[KeptRow]) -> Charts:
     for rank, form in dict.fromkeys((row.rank, row.form) for row in rows):
         for round_ in spread(sorted({row.round for row in rows}), ROUNDS):
             found = [row for row in rows if (row.rank, row.form, row.round) == (rank, form, round_)]
-            series = []
-            for kind in kinds_of(rows):
-                line = [
-                    (row.energy, layers.index(row.layer)) for row in found if row.carriers == kind
-                ]
-                colour, marker = MARKS.get(kind, OTHER_MARK)
-                series.append(_points(line, name=kind, colour=colour, marker=marker, line=False))
+            series = [
+                _points(
+                    (
+                        (row.energy, layers.index(row.layer))
+                        for row in found
+                        if row.carriers == kind
+                    ),
+                    kind,
+                    *MARKS.get(kind, OTHER_MARK),
+                    line=False,
+                )
+                for kind in kinds_of(rows)
+            ]
             title = f"{form}, r = {rank}, round {round_}"
             charts.append(
-                Chart(title=title, x=x, y=y, series=tuple(series), height=110 + 26 * len(layers))
+                Chart(title=title, x=x, y=y, series=series, height=110 + 26 * len(layers))
             )
     return tuple(charts)
 
@@ -245,25 +238,16 @@ def ratios(found: Sparsified) -> Charts:
     """The ratio of the noise, and those of the clipped gradient."""
     p = [row.sparsity for row in found.rows]
     fine = np.linspace(0, max(p), 100)
+    law = np.sqrt(1 - fine)
     noise = (
-        Series(
-            name="sqrt(1 - p)",
-            x=fine.tolist(),
-            y=np.sqrt(1 - fine).tolist(),
-            colour=BLACK,
-            dashes="--",
-        ),
+        Series(name="sqrt(1 - p)", x=fine.tolist(), y=law.tolist(), colour=BLACK, dashes="--"),
         _measured(found, "noise", "noise with the mask / without", BLUE, "o", line=False),
     )
     clipped = (
         _measured(found, "relaxed", "kept coordinates, with the mask / without", RED, "o"),
         _measured(found, "kept", "with the mask / whole gradient", GREEN, "s"),
         Series(
-            name="1 / sqrt(1 - p)",
-            x=fine.tolist(),
-            y=(1 / np.sqrt(1 - fine)).tolist(),
-            colour=GREY,
-            dashes=":",
+            name="1 / sqrt(1 - p)", x=fine.tolist(), y=(1 / law).tolist(), colour=GREY, dashes=":"
         ),
     )
     said = (("length of the noise, ratio", noise), ("length of the clipped mean, ratio", clipped))
@@ -277,16 +261,12 @@ def _measured(
     found: Sparsified, key: str, name: str, colour: str, marker: str, *, line: bool = True
 ) -> Series:
     """A ratio with its standard deviation over masks."""
-    values = [(row.sparsity, getattr(row, key), getattr(row, f"{key}_sd")) for row in found.rows]
-    return Series(
-        name=name,
-        x=[p for p, _, _ in values],
-        y=[v for _, v, _ in values],
-        colour=colour,
-        marker=marker,
-        line=line,
-        low=[v - sd for _, v, sd in values],
-        high=[v + sd for _, v, sd in values],
+    p, value, sd = np.array(
+        [(row.sparsity, getattr(row, key), getattr(row, f"{key}_sd")) for row in found.rows]
+    ).T
+    low, high = (value - sd).tolist(), (value + sd).tolist()
+    return _points(
+        np.stack([p, value], 1).tolist(), name, colour, marker, line=line, low=low, high=high
     )
 
 
@@ -300,7 +280,7 @@ def planes(found: Sequence[Deviations]) -> Charts:
             for name in ("first", "second")
         )
         points = _points(one.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
-        title = "no mask" if not one.sparsity else f"mask of p = {one.sparsity:g}"
+        title = f"mask of p = {one.sparsity:g}" if one.sparsity else "no mask"
         charts.append(Chart(title=title, x=x, y=y, series=(points,), height=360))
     return tuple(charts)
 
@@ -309,13 +289,17 @@ def mask_counts(found: Counts) -> Charts:
     """Bars of the shares, a line of what independent masks give."""
     counts = np.arange(len(found.shares))
     seen = counts[np.maximum(found.shares, found.expected) > 1e-4]
-    own, expected = (np.asarray(values)[seen].tolist() for values in (found.shares, found.expected))
-    at = [float(place) for place in seen]
+    at = seen.astype(float).tolist()
+    own = f"masks of the run, ranking={found.ranking}"
     series = (
+        Series(name=own, kind="bar", x=at, y=found.shares[seen].tolist(), colour=SKY),
         Series(
-            name=f"masks of the run, ranking={found.ranking}", kind="bar", x=at, y=own, colour=SKY
+            name="independent random masks",
+            x=at,
+            y=found.expected[seen].tolist(),
+            colour=RED,
+            marker="o",
         ),
-        Series(name="independent random masks", x=at, y=expected, colour=RED, marker="o"),
     )
     x = Axis(label=f"how often a coordinate was frozen, of {found.masks} masks", whole=True)
     return (Chart(title="share of the coordinates", x=x, series=series, height=300),)

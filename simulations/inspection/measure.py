@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from torch import Tensor
 
 from fedlsg.carriers.statistics import (
@@ -31,9 +31,12 @@ from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, Mask, keep_units, unit_importance
 from fedlsg.method import Compression, Method
 from fedlsg.randomness import public_generator
-from simulations.inspection import Costs, Subject, batch_gradient, passes, unmasked
-from simulations.inspection.energy import KeptRow
+from simulations.inspection import Costs, Rows, Subject, Weights, batch_gradient, passes, unmasked
+from simulations.inspection.energy import KeptRows
 from simulations.inspection.sparsified import Sparsified, sparsified
+
+Squares = Float64[Tensor, "blocks batch"]
+"""Squared lengths of the blocks of examples' gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +55,7 @@ class ClipRow:
     shares: Mapping[str, float]
 
 
-def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipRow:
+def own_clip(subject: Subject, frame: Frame, rows: Rows) -> ClipRow:
     """The clip in the frame of the run: the same pass that a client does."""
     squares = torch.cat([block_squares(g) for g in passes(subject, frame, rows)], dim=1)
     mask = subject.base.method.mask
@@ -66,84 +69,68 @@ def own_clip(subject: Subject, frame: Frame, rows: Int64[Tensor, " n"]) -> ClipR
 
 
 def clip_rows(
-    subject: Subject, own: Frame, rows: Int64[Tensor, " n"], sparsities: Sequence[float]
+    subject: Subject, own: Frame, rows: Rows, sparsities: Sequence[float]
 ) -> list[ClipRow]:
     """The clip at each sparsity, from one pass without a mask (Ito et al. 2024, Listing 1)."""
-    variants = [
-        (p, choice, subject.frame_of(method))
-        for p, choice, method in masks_of(subject.base.method, sparsities)
-    ]
-    collected: list[list[Float64[Tensor, "blocks batch"]]] = [[] for _ in variants]
+    method = replace(subject.base.method, compression=Compression())
+    frames = {
+        (p, choice): subject.frame_of(replace(method, mask=mask))
+        for p in sparsities
+        for choice, mask in masks_of(method, p).items()
+    }
+    squares: dict[tuple[float, str], list[Squares]] = {key: [] for key in frames}
     for gradients in passes(subject, unmasked(own), rows):
-        for parts, (_, _, frame) in zip(collected, variants, strict=True):
-            parts.append(block_squares(select_kept(gradients, frame.blocks)))
+        for key, frame in frames.items():
+            squares[key].append(block_squares(select_kept(gradients, frame.blocks)))
     return [
-        _clip_row(subject, torch.cat(parts, dim=1), frame, p, choice)
-        for parts, (p, choice, frame) in zip(collected, variants, strict=True)
+        _clip_row(subject, torch.cat(squares[key], dim=1), frame, *key)
+        for key, frame in frames.items()
     ]
 
 
-def masks_of(method: Method, sparsities: Sequence[float]) -> Iterator[tuple[float, str, Method]]:
-    """The method under other masks: units from top, bottom and at random where it has carriers;
-    else its own kind.
+def masks_of(method: Method, p: float) -> dict[str, Mask]:
+    """Other masks at sparsity p, by what they keep: units where the method has carriers; else those
+    of its own kind.
 
     A method without a mask gets the uniform one. At p = 0 there is one mask, which keeps
-    everything; embeddings take no other. Error feedback is left out: masks do not work with it.
+    everything; embeddings take no other.
     """
-    own, method = method.mask, replace(method, compression=Compression())
-    for p in sparsities:
-        if p == 0 and not method.prune.active:
-            yield p, "all", replace(method, mask=Mask())
-        elif method.carrier.form.embeds:
-            continue
-        elif not method.carrier.refuses_units:
-            for direction in ("top", "bottom"):
-                yield (
-                    p,
-                    direction,
-                    replace(method, mask=Mask(kind="units", sparsity=p, direction=direction)),
-                )
-            yield (
-                p,
-                "random",
-                replace(method, mask=Mask(kind="units", sparsity=p, importance="random")),
-            )
-        elif method.prune.active:
-            drop = "random" if own.drop == "none" else own.drop
-            yield p, f"drop {drop}", replace(method, mask=Mask(kind="drop", sparsity=p, drop=drop))
-        elif own.kind in ("magnitude", "drop"):
-            yield (
-                p,
-                own.kind,
-                replace(method, mask=replace(own, sparsity=p, cooling=False, sparsity_from=0.0)),
-            )
-        else:
-            yield p, "uniform", replace(method, mask=Mask(kind="uniform", sparsity=p))
+    own, pruned = method.mask, method.prune.active
+    if p == 0 and not pruned:
+        return {"all": Mask()}
+    if method.carrier.form.embeds:
+        return {}
+    if not method.carrier.refuses_units:
+        units = Mask(kind="units", sparsity=p)
+        return {
+            "top": replace(units, direction="top"),
+            "bottom": replace(units, direction="bottom"),
+            "random": replace(units, importance="random"),
+        }
+    if pruned:
+        drop = "random" if own.drop == "none" else own.drop
+        return {f"drop {drop}": Mask(kind="drop", sparsity=p, drop=drop)}
+    if own.kind in ("magnitude", "drop"):
+        return {own.kind: replace(own, sparsity=p, cooling=False, sparsity_from=0.0)}
+    return {"uniform": Mask(kind="uniform", sparsity=p)}
 
 
 def _clip_row(
-    subject: Subject,
-    squares: Float64[Tensor, "blocks batch"],
-    frame: Frame,
-    sparsity: float,
-    choice: str,
+    subject: Subject, squares: Squares, frame: Frame, sparsity: float, choice: str
 ) -> ClipRow:
-    measured = clipping(
-        squares,
-        subject.base.method.mechanism,
-        dtype=next(iter(subject.weights.values())).dtype,
-        coordinates=frame.kept,
-    )
+    dtype = next(iter(subject.weights.values())).dtype
     return ClipRow(
         sparsity=sparsity,
         choice=choice,
         kept=frame.kept,
-        clipping=measured,
+        clipping=clipping(
+            squares, subject.base.method.mechanism, dtype=dtype, coordinates=frame.kept
+        ),
         shares=length_shares(squares, frame),
     )
 
 
-def length_shares(squares: Float64[Tensor, "blocks batch"], frame: Frame) -> dict[str, float]:
+def length_shares(squares: Squares, frame: Frame) -> dict[str, float]:
     """Mean share of an example's squared length by parameter, over examples that have a finite one;
     adds up to 1.
     """
@@ -165,6 +152,7 @@ SOURCES = {
     "random": "nothing: random carriers (what rgp-random projects on)",
 }
 LARGEST_RANK = 64
+UNITS: tuple[Direction, ...] = ("top", "bottom")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +211,9 @@ class Inspection:
     energies: list[EnergyRow]
     own: ClipRow
     clips: list[ClipRow]
-    gradients: dict[str, Tensor]
+    gradients: Weights
     costs: Costs | None = None
-    kept: Sequence[KeptRow] = ()
+    kept: KeptRows = ()
     sparsified: Sparsified | None = None
 
 
@@ -244,7 +232,7 @@ def inspect(
     gradients = batch_gradient(subject, rows)
     before = None
     if subject.moved:
-        with subject.at_start():
+        with subject.at(subject.start):
             before = batch_gradient(subject, rows)
     own = subject.frame
     return Inspection(
@@ -267,21 +255,23 @@ def inspect(
     )
 
 
-def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]:
+def layer_rows(subject: Subject, gradients: Weights) -> list[LayerRow]:
     """The matrices of the model, with the stable rank of each batch gradient (Yu et al. 2021, Fig.
     2).
     """
+    treated = dict.fromkeys(subject.layers, "dense") | {subject.classifier: "classifier"}
+    treated |= dict.fromkeys(subject.state.public.carried, "carried")
     found = []
     for name in subject.layers:
-        m, n = flatten_kernel(gradients[name]).shape
-        treated = "classifier" if name == subject.classifier else "dense"
+        dW = gradients[name]
+        m, n = flatten_kernel(dW).shape
         found.append(
             LayerRow(
                 layer=name,
-                treated="carried" if name in subject.state.public.carried else treated,
+                treated=treated[name],
                 shape=(m, n),
-                stable_rank=stable_rank(gradients[name]),
-                gradient_norm=float(gradients[name].norm()),
+                stable_rank=stable_rank(dW),
+                gradient_norm=float(dW.norm()),
                 weight_norm=float(subject.weights[name].norm()),
             )
         )
@@ -291,8 +281,8 @@ def layer_rows(subject: Subject, gradients: dict[str, Tensor]) -> list[LayerRow]
 def residual_rows(
     subject: Subject,
     name: str,
-    gradients: dict[str, Tensor],
-    before: dict[str, Tensor] | None,
+    gradients: Weights,
+    before: Weights | None,
     ranks: Sequence[int] | None,
 ) -> Iterator[ResidualRow]:
     """Residuals of one layer over ranks (Yu et al. 2021, Fig. 3). ``before``: gradients at W_0 if W
@@ -302,7 +292,7 @@ def residual_rows(
     m, n = flatten_kernel(dW).shape
     largest = min(m, n, LARGEST_RANK)
     carrier = subject.base.method.carrier
-    own = next(c for c in subject.frame.coordinates if c.name == name)
+    own = subject.coordinates(name)
     if carrier.functions and own.L is not None and own.R is not None:
         yield ResidualRow(
             layer=name,
@@ -310,27 +300,27 @@ def residual_rows(
             rank=carrier.rank,
             residual=residual(dW, own.L, own.R, own.form),
         )
-    powers = [2**k for k in range(largest.bit_length()) if 2**k <= largest]
-    wanted = sorted({*powers, carrier.rank} if ranks is None else set(ranks))
-    wanted = [rank for rank in wanted if 1 <= rank <= min(m, n)]
+    powers = {2**k for k in range(largest.bit_length())}
+    wanted = sorted(
+        rank
+        for rank in ({*powers, carrier.rank} if ranks is None else set(ranks))
+        if 1 <= rank <= min(m, n)
+    )
     if not wanted:
         return
     exact = {"self": principal_carriers(dW, wanted[-1])}
-    moved = before is not None and not torch.equal(W, W_0)
-    if moved and before is not None:
+    followed = {"weight": W}
+    if before is not None and not torch.equal(W, W_0):
         exact["start gradient"] = principal_carriers(before[name], wanted[-1])
+        followed = {"history": W - W_0, "weight": W}
     for rank in wanted:
         pairs = {source: (L[:, :rank], R[:rank]) for source, (L, R) in exact.items()}
         draw = public_generator(subject.state.seed, "inspect", name, rank)
-        for source, A in {"history": W - W_0, "weight": W}.items():
-            if source == "weight" or moved:
-                pairs[source] = decompose(A, rank, generator=draw, power_steps=carrier.power_steps)
+        for source, A in followed.items():
+            pairs[source] = decompose(A, rank, generator=draw, power_steps=carrier.power_steps)
         pairs["random"] = random_carriers((m, n), rank, generator=draw, like=dW)
-        for source in SOURCES:
-            if source in pairs:
-                yield ResidualRow(
-                    layer=name, source=source, rank=rank, residual=residual(dW, *pairs[source])
-                )
+        for source, pair in pairs.items():
+            yield ResidualRow(layer=name, source=source, rank=rank, residual=residual(dW, *pair))
 
 
 def energy_rows(
@@ -340,19 +330,17 @@ def energy_rows(
     others.
     """
     out, into = unit_importance(subject.weights[name])
-    where = next(c for c in subject.frame.coordinates if c.name == name)
+    where = subject.coordinates(name)
     for p in sparsities:
-        for choice in ("top", "bottom", "random"):
-            direction: Direction = "bottom" if choice == "bottom" else "top"
-            rows, columns = (keep_units(importance, p, direction) for importance in (out, into))
-            if choice == "random":
-                share, carriers = random_energy(tuple(dW.shape), len(rows), len(columns)), math.nan
-            else:
-                share, carriers = (
-                    kept_energy(dW, rows, columns),
-                    carried_energy(dW, where, rows, columns),
-                )
+        for choice in UNITS:
+            rows, columns = (keep_units(importance, p, choice) for importance in (out, into))
+            share, carriers = (
+                kept_energy(dW, rows, columns),
+                carried_energy(dW, where, rows, columns),
+            )
             yield EnergyRow(layer=name, sparsity=p, choice=choice, **vars(share), carriers=carriers)
+        share = random_energy(tuple(dW.shape), len(rows), len(columns))
+        yield EnergyRow(layer=name, sparsity=p, choice="random", **vars(share), carriers=math.nan)
 
 
 def carried_energy(dW: Tensor, where: Coordinates, rows: Tensor, columns: Tensor) -> float:

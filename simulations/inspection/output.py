@@ -135,7 +135,7 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     """
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
-    images = {name: png(one) for name, one in made.items()}
+    files = {f"{name}.png": png(one) for name, one in made.items()}
     pictures = [
         interactive(one, _caption(name), columns=3 if len(one) > 2 else 2)
         if isinstance(one, tuple)
@@ -143,7 +143,6 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
         for name, one in made.items()
     ]
     shown = ("carriers", "symmetry", "sparsified", *MASKED)
-    files = {f"{name}.png": image for name, image in images.items()}
     files |= {f"{name}.csv": csv_of(rows).encode() for name, rows in rows_of(found).items()}
     files["inspection.json"] = json_text(numbers(subject, found))
     files["inspection.html"] = page(subject, found, pictures, files).encode()
@@ -198,6 +197,14 @@ def first_factors(found: Inspection) -> dict[str, tuple[float, ...]]:
     return {name: row.clipping.factors[:PRINTED] for name, row in rows.items()}
 
 
+def factor_words(found: Inspection) -> dict[str, str]:
+    """The same in words."""
+    return {
+        name: ", ".join(f"{one:.4f}" for one in factors)
+        for name, factors in first_factors(found).items()
+    }
+
+
 def lead(subject: Subject, found: Inspection) -> str:
     """What was measured, in one line."""
     s = subject.base.settings
@@ -250,10 +257,7 @@ def page(
 ) -> str:
     """inspection.html: one file that needs no other. ``files``: what is next to it, by name."""
     data = [download(name, files[name], says) for name, says in DATA.items() if name in files]
-    factors = (
-        Code(text=", ".join(f"{factor:.4f}" for factor in factors), note=name)
-        for name, factors in first_factors(found).items()
-    )
+    factors = [Code(text=words, note=name) for name, words in factor_words(found).items()]
     costs = [] if found.costs is None else [Text(words=diagnosis(found.costs))]
     kept: list[Part] = (
         [summary_table(found.kept), facts_of(meanings(found.kept))] if found.kept else []

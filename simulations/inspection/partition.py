@@ -97,6 +97,8 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
     print_written(directory, ("partition.html", ".csv", ".png"), console)
 
 
+Said = tuple[str, str | None]
+"""A line, and its style on a terminal."""
 STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"}
 """How a page shows a line that the terminal shows so."""
 
@@ -202,7 +204,7 @@ def table(balance: Balance, *, counted: bool) -> Table:
         return Column(name, lambda one: one.values[name], form)
 
     columns = [
-        Column("client", lambda one: one.name),
+        Column("client", "name"),
         column("examples", ",.0f"),
         column("q", ".4g"),
         column("batch", ".1f"),
@@ -213,8 +215,8 @@ def table(balance: Balance, *, counted: bool) -> Table:
             words=lambda one: f"{one.top}{one.values['top class']:.0f} %",
         ),
         column("distance", ".2f"),
-        Column("delta ok", lambda one: one.ok),
-        *([Column("examples by class", lambda one: one.counts)] if counted else []),
+        Column("delta ok", "ok"),
+        *([Column("examples by class", "counts")] if counted else []),
     ]
     return make_table(
         columns,
@@ -225,56 +227,42 @@ def table(balance: Balance, *, counted: bool) -> Table:
     )
 
 
-def conclusions(balance: Balance) -> list[tuple[str, str | None]]:
+def conclusions(balance: Balance) -> list[Said]:
     """Lines with their style: the rate, the extremes, whether delta holds, clients with nearly no
     examples.
     """
     sizes, rates, apart = balance.sizes, balance.rates, balance.distances
-    smallest, largest = int(sizes.argmin()), int(sizes.argmax())
-    rate = f"{rates[0]:.4g}" if np.ptp(rates) == 0 else f"{rates.min():.4g} to {rates.max():.4g}"
-    lines: list[tuple[str, str | None]] = [
-        (
-            f"q = {rate}; the server divides every sum by the expected batch of a client, "
-            f"{balance.expected_batch:.1f}",
-            None,
-        ),
-        (
-            f"smallest client {smallest}: {sizes[smallest]:,} examples; largest {largest}: "
-            f"{sizes[largest]:,}",
-            None,
-        ),
-        (
-            f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest "
-            f"{apart.max():.2f}",
-            None,
-        ),
-        _about_delta(balance),
-    ]
-    idle = int((balance.batches < 1).sum())
-    if idle:
-        lines.append(
-            (
-                f"{idle} clients expect less than one example in a step: raise q, or take fewer "
-                "clients",
-                "yellow",
-            )
+    smallest, largest = sizes.argmin(), sizes.argmax()
+    rate = f"{rates.min():.4g} to {rates.max():.4g}" if np.ptp(rates) else f"{rates[0]:.4g}"
+    plain = (
+        f"q = {rate}; the server divides every sum by the expected batch of a client, "
+        f"{balance.expected_batch:.1f}",
+        f"smallest client {smallest}: {sizes[smallest]:,} examples; largest {largest}: "
+        f"{sizes[largest]:,}",
+        f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest "
+        f"{apart.max():.2f}",
+    )
+    lines = [*((line, None) for line in plain), _about_delta(balance)]
+    if idle := int((balance.batches < 1).sum()):
+        raised = (
+            f"{idle} clients expect less than one example in a step: raise q, or take fewer clients"
         )
+        lines.append((raised, "yellow"))
     return lines
 
 
-def _about_delta(balance: Balance) -> tuple[str, str | None]:
+def _about_delta(balance: Balance) -> Said:
     if balance.delta is None:
         return "the method claims no epsilon, so it needs no delta", None
-    bound = 1 / balance.sizes.max()
-    failing = int((~balance.delta_holds).sum())
-    if not failing:
+    bound, holds = 1 / balance.sizes.max(), balance.delta_holds
+    if holds.all():
         return (
             f"delta = {balance.delta:g} < 1/N_k for every client; the smallest 1/N_k is "
             f"{bound:.3g}",
             None,
         )
     return (
-        f"delta = {balance.delta:g} is not below 1/N_k for {failing} of {len(balance.sizes)} "
+        f"delta = {balance.delta:g} is not below 1/N_k for {(~holds).sum()} of {len(holds)} "
         f"clients; a run refuses that: take delta < {bound:.3g}",
         "bold red",
     )
@@ -284,21 +272,21 @@ def rows_of(balance: Balance) -> list[dict[str, Any]]:
     """Each client: examples, rate, expected batch, distance, delta, and the examples of each
     class.
     """
-    holds = balance.delta_holds.tolist()
-    names = ("sample_rate", "expected_batch", "class_distance")
-    numbers = zip(
-        *(column.tolist() for column in (balance.rates, balance.batches, balance.distances)),
-        strict=True,
-    )
+    columns = {
+        "sample_rate": balance.rates,
+        "expected_batch": balance.batches,
+        "class_distance": balance.distances,
+    }
+    holds = balance.delta_holds
     return [
         {
             "client": client,
             "examples": sum(counts),
-            **{name: f"{value:.6g}" for name, value in zip(names, own, strict=True)},
+            **{name: f"{column[client]:.6g}" for name, column in columns.items()},
             "delta_below_1_over_n": None if balance.delta is None else str(holds[client]).lower(),
             **{f"class_{label}": count for label, count in enumerate(counts)},
         }
-        for client, (counts, own) in enumerate(zip(balance.counts.tolist(), numbers, strict=True))
+        for client, counts in enumerate(balance.counts.tolist())
     ]
 
 
@@ -359,7 +347,7 @@ def _stacked(
     y: Axis = PLAIN,
 ) -> Chart:
     """A bar for each row of ``values``, stacked by parts of its columns."""
-    series = tuple(
+    series = [
         Series(
             name=name,
             kind="bar",
@@ -368,5 +356,5 @@ def _stacked(
             colour=colour,
         )
         for (name, labels), colour in zip(parts, COLOURS, strict=False)
-    )
+    ]
     return Chart(title=title, x=x, y=y, series=series, height=380)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedlsg.masks.rules import uniform
 from fedlsg.randomness import public_generator
-from simulations.inspection import Subject, passes, unmasked
+from simulations.inspection import Rows, Subject, passes, unmasked
 from simulations.rundir.files import load_array
 from simulations.rundir.updates import round_folder
 
@@ -26,6 +26,10 @@ DRAWS, VALUES = 5, 5 * 10**7
 """Masks of each rate at most, and values of all masks: a large model gets fewer."""
 DIRECTIONS = 64
 """Random directions, in pairs: the first pair is drawn, all are tested for symmetry."""
+
+
+Law = Float[np.ndarray, " counts"]
+"""Shares by how often something happened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +85,8 @@ class Counts:
 
     ranking: str
     masks: int
-    shares: Float[np.ndarray, " counts"]
-    expected: Float[np.ndarray, " counts"]
+    shares: Law
+    expected: Law
 
     @property
     def distance(self) -> float:
@@ -110,26 +114,24 @@ class Sparsified:
     counts: Counts | None
 
 
-def sparsified(
-    subject: Subject, rows: Int64[Tensor, " n"], sparsities: Sequence[float]
-) -> Sparsified | None:
+def sparsified(subject: Subject, rows: Rows, sparsities: Sequence[float]) -> Sparsified | None:
     """Measure at W_t; None for methods whose mask is not uniformly random over all coordinates."""
-    mask = subject.base.method.mask
+    mask, mechanism = subject.base.method.mask, subject.base.method.mechanism
     if mask.kind != "uniform":
         return None
     wanted = sorted({*sparsities, mask.sparsity})
     frame = unmasked(subject.frame)
     generator = public_generator(subject.state.seed, "inspect", "sparsified")
-    draws = max(1, min(DRAWS, VALUES // (len(wanted) * frame.size)))
-    many = max(2, min(DIRECTIONS, VALUES // (2 * frame.size)))
-    masks = torch.stack([keep(frame.size, p, generator) for p in wanted for _ in range(draws)])
-    directions = torch.randn(many, frame.size, generator=generator) / frame.size**0.5
+    size = frame.size
+    draws = max(1, min(DRAWS, VALUES // (len(wanted) * size)))
+    many = max(2, min(DIRECTIONS, VALUES // (2 * size)))
+    masks = torch.stack([keep(size, p, generator) for p in wanted for _ in range(draws)])
+    directions = torch.randn(many, size, generator=generator) / size**0.5
     shown = masks[wanted.index(mask.sparsity) * draws]
     views = torch.cat([directions, directions * shown]).T
-    mechanism = subject.base.method.mechanism
-    clip_norm = mechanism.clip_norm if mechanism.clips else float("nan")
-    sums = torch.zeros(len(masks) + 1, frame.size, dtype=torch.float64)
-    every, seen = torch.cat([torch.ones(1, frame.size), masks]), []
+    clip_norm = mechanism.clip_norm if mechanism.clips else math.nan
+    every, seen = torch.cat([torch.ones(1, size), masks]), []
+    sums = torch.zeros(every.shape, dtype=torch.float64)
     for blocks in passes(subject, frame, rows):
         g = torch.cat([block.detach().cpu().float() for block in blocks], dim=1)
         g = g[g.isfinite().all(1)]
@@ -140,27 +142,23 @@ def sparsified(
     clipped = sums[1:] * masks
     relaxed = clipped.norm(dim=1) / (sums[0] * masks).norm(dim=1)
     kept = clipped.norm(dim=1) / sums[0].norm()
-    noise = torch.randn(len(masks), frame.size, generator=generator)
+    noise = torch.randn(masks.shape, generator=generator)
     ratios = (noise * masks).norm(dim=1) / noise.norm(dim=1)
-    spans = [slice(i * draws, (i + 1) * draws) for i in range(len(wanted))]
+    by_rate = (values.view(-1, draws) for values in (ratios, relaxed, kept))
     table = [
         SparsifiedRow(
             sparsity=p,
-            **_moments("noise", ratios[own]),
             expected_noise=(1 - p) ** 0.5,
-            **_moments("relaxed", relaxed[own]),
-            **_moments("kept", kept[own]),
+            **_moments("noise", of_noise),
+            **_moments("relaxed", of_relaxed),
+            **_moments("kept", of_kept),
         )
-        for p, own in zip(wanted, spans, strict=True)
+        for p, of_noise, of_relaxed, of_kept in zip(wanted, *by_rate, strict=True)
     ]
-    projected = torch.cat(seen)
     signs = np.random.default_rng(subject.state.seed)
-    both = zip((0.0, mask.sparsity), projected.split(many, dim=1), strict=True)
-    return Sparsified(
-        rows=table,
-        deviations=[deviations(p, z.numpy(), signs) for p, z in both],
-        counts=mask_counts(subject),
-    )
+    both = zip((0.0, mask.sparsity), torch.cat(seen).split(many, dim=1), strict=True)
+    spread = [deviations(p, z.numpy(), signs) for p, z in both]
+    return Sparsified(rows=table, deviations=spread, counts=mask_counts(subject))
 
 
 def keep(total: int, rate: float, generator: torch.Generator) -> Float[Tensor, " d"]:
@@ -244,7 +242,7 @@ def kept_in(subject: Subject, round: int) -> Int64[Tensor, " k"] | None:
     return torch.from_numpy(load_array(path)) if path is not None and path.exists() else None
 
 
-def of_independent(rates: Sequence[float]) -> Float[np.ndarray, " counts"]:
+def of_independent(rates: Sequence[float]) -> Law:
     """How often something happens that has these chances, independently: the Poisson binomial
     law.
     """
@@ -254,7 +252,7 @@ def of_independent(rates: Sequence[float]) -> Float[np.ndarray, " counts"]:
     return law
 
 
-def spread_of(shares: Float[np.ndarray, " counts"]) -> float:
+def spread_of(shares: Law) -> float:
     """Standard deviation of a law over counts."""
     counts = np.arange(len(shares))
     return math.sqrt(max(0.0, float(shares @ counts**2) - float(shares @ counts) ** 2))

@@ -1,16 +1,16 @@
 """The tables of an inspection, for terminal and page, and the rows of its CSV files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from operator import attrgetter
-from typing import Any
+from operator import itemgetter
 
 from simulations.inspection import Subject
-from simulations.inspection.energy import PRIVATE, KeptRow, kinds_of, whole
+from simulations.inspection.energy import PRIVATE, KeptRows, kinds_of, whole
 from simulations.inspection.measure import SOURCES, ClipRow, Inspection, LayerRow
-from simulations.inspection.sparsified import Counts, Sparsified
+from simulations.inspection.sparsified import Sparsified
 from simulations.report.page import RowKind, Table
 from simulations.report.table import Column, make_table
+from simulations.rundir.files import Record
 
 SHOWN_SPARSITY = 0.3
 """Sparsity of the energies that are shown if the method itself freezes no units."""
@@ -56,7 +56,7 @@ def layer_table(subject: Subject, found: Inspection) -> Table:
         [
             Column("layer", _layer),
             Column("shape", lambda row: f"{row.shape[0]}x{row.shape[1]}"),
-            Column("stable rank", attrgetter("stable_rank"), ".2f"),
+            Column("stable rank", "stable_rank", ".2f"),
             *map(column, sources),
         ],
         found.layers,
@@ -93,10 +93,10 @@ def clip_table(found: Inspection) -> Table:
 
     columns = [
         Column("kept", lambda row: f"{row.choice}{' (the run)' if row is found.own else ''}"),
-        Column("p", attrgetter("sparsity"), "g"),
-        Column("values", attrgetter("kept"), ","),
+        Column("p", "sparsity", "g"),
+        Column("values", "kept", ","),
         Column("clipped", lambda row: 100 * row.clipping.clipped, "{:.1f} %".format),
-        Column("mean factor", attrgetter("clipping.mean_factor"), ".3f"),
+        Column("mean factor", "clipping.mean_factor", ".3f"),
         norm("median norm", 0.5),
         norm("95 % norm", 0.95),
         norm("largest", 1.0),
@@ -111,10 +111,7 @@ def clip_table(found: Inspection) -> Table:
 
 def share_table(found: Inspection) -> Table:
     """The share of each parameter in the squared length of an example."""
-    columns = [
-        Column("parameter", lambda item: item[0]),
-        Column("share", lambda item: item[1], ".3f"),
-    ]
+    columns = [Column("parameter", itemgetter(0)), Column("share", itemgetter(1), ".3f")]
     return make_table(columns, found.own.shares.items())
 
 
@@ -126,7 +123,7 @@ def _style(row: LayerRow) -> RowKind:
     return "" if row.treated == "carried" else "dim"
 
 
-def summary_table(rows: Sequence[KeptRow]) -> Table:
+def summary_table(rows: KeptRows) -> Table:
     """A row for each kind of carriers, form and rank: energy kept of all carried layers together,
     by round.
     """
@@ -136,9 +133,9 @@ def summary_table(rows: Sequence[KeptRow]) -> Table:
         return Column(f"round {round}", lambda at: together[round, at[0], at[2], at[1]], ".3f")
 
     columns = [
-        Column("carriers from", lambda at: at[0]),
-        Column("form", lambda at: at[2], left=True),
-        Column("r", lambda at: at[1]),
+        Column("carriers from", itemgetter(0)),
+        Column("form", itemgetter(2), left=True),
+        Column("r", itemgetter(1)),
         *map(column, sorted({row.round for row in rows})),
     ]
     places = [(kind, *place) for place in _places(rows) for kind in kinds_of(rows)]
@@ -152,12 +149,12 @@ def summary_table(rows: Sequence[KeptRow]) -> Table:
     )
 
 
-def _places(rows: Sequence[KeptRow]) -> list[tuple[int, str]]:
+def _places(rows: KeptRows) -> list[tuple[int, str]]:
     """Ranks and forms."""
     return list(dict.fromkeys((row.rank, row.form) for row in rows))
 
 
-def layer_tables(rows: Sequence[KeptRow]) -> list[Table]:
+def layer_tables(rows: KeptRows) -> list[Table]:
     """For each rank and form a table of the last round: a row for each layer, a column for each
     kind of carriers.
     """
@@ -168,7 +165,7 @@ def layer_tables(rows: Sequence[KeptRow]) -> list[Table]:
     ]
 
 
-def _by_layer(rows: Sequence[KeptRow], last: int, rank: int, form: str) -> Table:
+def _by_layer(rows: KeptRows, last: int, rank: int, form: str) -> Table:
     own = {(row.layer, row.carriers): row.energy for row in rows}
 
     def column(kind: str) -> Column:
@@ -187,37 +184,34 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
     if found is None:
         return []
 
-    def of(name: str, value: str, form: str = ".3f") -> Column:
-        return Column(name, attrgetter(value), form)
-
     def spread(name: str, value: str) -> Column:
         return Column(
             name, lambda row: f"{getattr(row, value):.3f} ± {getattr(row, f'{value}_sd'):.3f}"
         )
 
     noise = [
-        of("p", "sparsity", "g"),
-        of("noise", "noise", ".4f"),
-        of("sqrt(1 - p)", "expected_noise", ".4f"),
+        Column("p", "sparsity", "g"),
+        Column("noise", "noise", ".4f"),
+        Column("sqrt(1 - p)", "expected_noise", ".4f"),
         spread("kept coordinates", "relaxed"),
         Column("1 / sqrt(1 - p)", lambda row: 1 / row.expected_noise, ".3f"),
         spread("of the whole", "kept"),
     ]
     symmetry = [
         Column("mask", lambda one: f"p = {one.sparsity:g}" if one.sparsity else "none"),
-        of("asymmetry", "asymmetry"),
-        of("by chance", "chance"),
-        of("95 %", "chance_95"),
-        of("skewness", "skewness"),
-        of("by chance", "chance_skewness"),
+        Column("asymmetry", "asymmetry", ".3f"),
+        Column("by chance", "chance", ".3f"),
+        Column("95 %", "chance_95", ".3f"),
+        Column("skewness", "skewness", ".3f"),
+        Column("by chance", "chance_skewness", ".3f"),
     ]
     counts = [
-        of("ranking", "ranking", ""),
-        of("masks", "masks", ""),
-        of("mean", "mean"),
-        of("sd", "sd"),
-        of("sd, independent", "expected_sd"),
-        of("total variation", "distance", ".4f"),
+        Column("ranking", "ranking"),
+        Column("masks", "masks"),
+        Column("mean", "mean", ".3f"),
+        Column("sd", "sd", ".3f"),
+        Column("sd, independent", "expected_sd", ".3f"),
+        Column("total variation", "distance", ".4f"),
     ]
     first = make_table(
         noise, found.rows, title="Noise and clipped gradient under random masks of rate p"
@@ -229,7 +223,7 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
     return tables
 
 
-def rows_of(found: Inspection) -> dict[str, list[dict[str, Any]]]:
+def rows_of(found: Inspection) -> dict[str, list[Record]]:
     """Rows of every CSV file by its name."""
     return {
         "layers": [
@@ -246,24 +240,24 @@ def rows_of(found: Inspection) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _masked_rows(found: Sparsified) -> Mapping[str, list[dict[str, Any]]]:
+def _masked_rows(found: Sparsified) -> Mapping[str, list[Record]]:
     symmetry = [
         {name: value for name, value in vars(d).items() if name != "plane"}
         for d in found.deviations
     ]
-    counts = {} if found.counts is None else {"mask-counts": _count_rows(found.counts)}
-    return {"sparsified": [vars(row) for row in found.rows], "symmetry": symmetry, **counts}
+    tables: dict[str, list[Record]] = {
+        "sparsified": [vars(row) for row in found.rows],
+        "symmetry": symmetry,
+    }
+    if found.counts is not None:
+        laws = zip(found.counts.shares.tolist(), found.counts.expected.tolist(), strict=True)
+        tables["mask-counts"] = [
+            {"frozen": n, "share": s, "independent": law} for n, (s, law) in enumerate(laws)
+        ]
+    return tables
 
 
-def _count_rows(counts: Counts) -> list[dict[str, Any]]:
-    pairs = zip(counts.shares.tolist(), counts.expected.tolist(), strict=True)
-    return [
-        {"frozen": frozen, "share": share, "independent": law}
-        for frozen, (share, law) in enumerate(pairs)
-    ]
-
-
-def clip_numbers(name: str, row: ClipRow) -> dict[str, Any]:
+def clip_numbers(name: str, row: ClipRow) -> Record:
     """One line of the table of clips."""
     measured = row.clipping
     return {

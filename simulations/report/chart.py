@@ -6,9 +6,10 @@ notebooks and files.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from simulations.report.colours import BLUE, GREY
 
@@ -47,6 +48,17 @@ class Axis:
     """Numbers grow downwards."""
 
 
+class Point(NamedTuple):
+    """A point that can be drawn, and the ends of its error bars, or those of its bar."""
+
+    x: float
+    y: float
+    low: Any = None
+    high: Any = None
+    left: Any = None
+    right: Any = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """Points of one name, or a reference: a ``level`` is a line across at ``y``, an ``upright`` one
@@ -74,6 +86,37 @@ class Series:
     steps: bool = False
     words: tuple[str, ...] = ()
 
+    @property
+    def points(self) -> list[Point]:
+        """Those with two numbers."""
+        ends = (
+            end or (None,) * len(self.x) for end in (self.low, self.high, self.left, self.right)
+        )
+        columns: Iterable[Values] = (self.x, self.y, *ends)
+        return [
+            Point(*p) for p in zip(*columns, strict=False) if is_number(p[0]) and is_number(p[1])
+        ]
+
+    @property
+    def place(self) -> float | None:
+        """Where a reference is; None for points."""
+        return (self.y or self.x)[0] if self.kind in ("level", "upright") else None
+
+    @property
+    def patch(self) -> bool:
+        """Whether a legend shows a patch of its colour."""
+        return self.kind in ("bar", "band")
+
+    @property
+    def dashed(self) -> str:
+        """Pixels of dashes and gaps, as SVG has them."""
+        return " ".join(map(str, DASHES[self.dashes]))
+
+    @property
+    def outline(self) -> str:
+        """The marker as a path of SVG; empty without one."""
+        return OUTLINES.get(self.marker, "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
@@ -84,9 +127,36 @@ class Chart:
     title: str
     x: Axis = Axis()
     y: Axis = Axis()
-    series: tuple[Series, ...]
+    series: Sequence[Series]
     height: int = 280
     note: str = ""
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether a series of it is bars."""
+        return any(one.kind == "bar" for one in self.series)
+
+    @property
+    def said(self) -> str:
+        """The note, if no line has a point."""
+        drawn = any(is_number(y) for one in self.series if one.kind == "line" for y in one.y)
+        return "" if drawn else self.note
+
+    def stacked(self) -> Iterator[tuple[Series, list[Point]]]:
+        """Each series with its points; those of bars have the ends of their bars."""
+        below: dict[float, float] = {}
+        for one in self.series:
+            points = one.points
+            if one.kind == "bar":
+                half = 0.48 * min(
+                    (b - a for a, b in pairwise(sorted({p.x for p in points}))), default=1.0
+                )
+                points = []
+                for x, y, *_ in one.points:
+                    low = below.get(x, 0.0)
+                    below[x] = low + y
+                    points.append(Point(x, y, low, below[x], x - half, x + half))
+            yield one, points
 
 
 OUTLINES = {
@@ -107,21 +177,6 @@ OUTLINES = {
     "*": "M0 -6L1.5 -2L6 -2L2.4 .8L3.7 5L0 2.5L-3.7 5L-2.4 .8L-6 -2L-1.5 -2Z",
 }
 """Markers around (0, 0), as SVG has paths, by their names in matplotlib."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """One entry of a legend: a line with a marker, whose outline is a path of SVG, or a ``patch``
-    of colour.
-    """
-
-    name: str
-    colour: str
-    dashes: str = ""
-    line: bool = True
-    marker: str = ""
-    filled: bool = True
-    patch: bool = False
 
 
 def guessing(at: float, *, upright: bool = False) -> Series:
@@ -158,24 +213,14 @@ def spaced(
     return tuple(ticks[index] for index in reversed(kept))
 
 
-def keys(charts: Iterable[Chart]) -> tuple[Key, ...]:
-    """The legend of some charts: each name once, in the order of drawing, the reference last."""
-    found: dict[str, Key] = {}
+def keys(charts: Iterable[Chart]) -> tuple[Series, ...]:
+    """The legend of some charts: the first series of each name, in the order of drawing, the
+    reference last.
+    """
+    found: dict[str, Series] = {}
     for one in (one for chart in charts for one in chart.series if one.name):
-        bar = one.kind in ("bar", "band")
-        found.setdefault(
-            one.name,
-            Key(
-                name=one.name,
-                colour=one.colour,
-                marker=OUTLINES.get(one.marker, ""),
-                filled=one.filled,
-                patch=bar,
-                dashes=" ".join(map(str, DASHES[one.dashes])),
-                line=one.line and not bar,
-            ),
-        )
-    return tuple(sorted(found.values(), key=lambda key: key.name == GUESSING))
+        found.setdefault(one.name, one)
+    return tuple(sorted(found.values(), key=lambda one: one.name == GUESSING))
 
 
 def share_names(charts: Sequence[Chart]) -> bool:
@@ -200,13 +245,13 @@ def describe(chart: Chart) -> str:
 
 def _ends(one: Series, chart: Chart) -> str:
     called = f"{one.name}: " if one.name else ""
-    if one.kind in ("level", "upright"):
-        return f"{called or 'a line: '}{(one.y or one.x)[0]:.4g}."
-    points = [(x, y) for x, y in zip(one.x, one.y, strict=True) if is_number(x) and is_number(y)]
+    if one.place is not None:
+        return f"{called or 'a line: '}{one.place:.4g}."
+    points = one.points
     if not points:
         return ""
     first, last = (
-        f"{_place(y, chart.y)} at {_place(x, chart.x)}" for x, y in (points[0], points[-1])
+        f"{_place(p.y, chart.y)} at {_place(p.x, chart.x)}" for p in (points[0], points[-1])
     )
     return f"{called}{first}." if first == last else f"{called}from {first} to {last}."
 
@@ -219,6 +264,11 @@ def _place(value: Any, axis: Axis) -> str:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a point can be drawn there."""
     return value is not None and math.isfinite(value) and abs(value) <= LARGEST
+
+
+def digits(low: float, high: float) -> tuple[int, ...]:
+    """First digits of the ticks between the ends of a logarithmic axis."""
+    return (1,) if high > 1000 * low else (1, 3) if high > 15 * low else (1, 2, 5)
 
 
 def short_bytes(value: float, _: Any = None) -> str:

@@ -6,10 +6,10 @@ pages they are on white. A method keeps its look from figure to figure. Colour-b
 distinguish the colours, and markers say the same again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
-TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
+TEXT = MappingProxyType(
     {
         "ink": ("#1c1e21", "#e6e8ea"),
         "dim": ("#53585f", "#a8aeb6"),
@@ -20,7 +20,7 @@ TEXT: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Colours of words, light and dark: 4.5 to 1 against each ground."""
-GROUND: Mapping[str, tuple[str, str]] = MappingProxyType(
+GROUND = MappingProxyType(
     {
         "paper": ("#ffffff", "#15181c"),
         "panel": ("#f4f5f7", "#1f242a"),
@@ -30,7 +30,7 @@ GROUND: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """Colours that words are on."""
-EDGES: Mapping[str, tuple[str, str]] = MappingProxyType(
+EDGES = MappingProxyType(
     {"rule": ("#dfe2e6", "#343a42"), "bar": ("#8d949c", "#79818a"), "shade": ("#d0d4d9", "#4a525b")}
 )
 """Lines between rows, and edges."""
@@ -67,7 +67,7 @@ def _luminance(colour: str) -> float:
 Look = tuple[str, str]
 """Colour and marker."""
 
-LOOKS: Mapping[str, Look] = {
+LOOKS = {
     "lsg": (RED, "o"),
     "lsg-lora": ("#882255", "D"),
     "lsg-probe": ("#e0651f", "D"),
@@ -96,7 +96,7 @@ LOOKS: Mapping[str, Look] = {
 """Colour and marker of each method, in the order of every legend: fedlsg's own, the baselines,
 those without noise.
 """
-SPARE: Sequence[Look] = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
+SPARE = tuple((colour, marker) for marker in "v<>P" for colour, _ in LOOKS.values())
 MARKERS = "osD^X*phd8"
 """Markers of variants. SPARE gives none of them to a method."""
 

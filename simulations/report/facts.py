@@ -3,7 +3,7 @@
 Settings are folded, by theme, those that differ from the defaults first.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedlsg.setting.units import EXAMPLE, UNITS, unit_in
 from simulations import workloads
 from simulations.report.page import Code, Section, Text, facts_of
 from simulations.report.words import duration
-from simulations.rundir.results import Result
+from simulations.rundir.results import Result, Summary
 from simulations.settings.resolve import FALLBACK, GRID
 from simulations.settings.settings import all_settings
 from simulations.settings.show import by_group, text_of
@@ -112,18 +112,13 @@ def made_section(done: Sequence[Result], *code: Code) -> Section:
 def facts(done: Sequence[Result]) -> dict[str, str]:
     """Hardware, versions and the like; several values where the runs differ."""
 
-    def of(*path: str) -> str:
-        values: list[Any] = []
-        for run in done:
-            value: Any = run.summary
-            for key in path:
-                value = value.get(key) if isinstance(value, dict) else None
-            values.append(value)
-        return _join_different(value for value in values if value is not None)
+    def of(name: str, inside: str = "") -> str:
+        found = (run.summary.get(inside, {}) if inside else run.summary for run in done)
+        return _join_different(one[name] for one in found if one.get(name) is not None)
 
     if not done:
         return {"runs": "none finished"}
-    versions = {name: of("versions", name) for name in done[-1].summary.get("versions", {})}
+    versions = {name: of(name, "versions") for name in done[-1].summary.get("versions", {})}
     levels = {run.chance for run in done if run.chance is not None}
     return {
         "workload": f"{of('workload')}, model {of('model')}",
@@ -134,7 +129,7 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
             for c in levels
         )
         or UNKNOWN,
-        "hardware": f"{of('hardware', 'processor')}, {of('hardware', 'cores')} cores, device "
+        "hardware": f"{of('processor', 'hardware')}, {of('cores', 'hardware')} cores, device "
         f"{of('device')}",
         "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each "
         "client step",
@@ -180,7 +175,7 @@ knows.
 """
 
 
-def settings_section(result: Result, values: Mapping[str, Any]) -> Section:
+def settings_section(result: Result, values: Summary) -> Section:
     """``values``: the settings to show, by name."""
     shown = {name: text_of(value) for name, value in values.items()} | sent(
         result.settings, result.summary
@@ -201,12 +196,12 @@ def settings_section(result: Result, values: Mapping[str, Any]) -> Section:
     )
 
 
-def sent(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, str]:
+def sent(settings: Summary, summary: Summary) -> dict[str, str]:
     """What is sent in place of a codec under trust=secure; nothing else is there replaced."""
     return {"codec": f"{GRID}: {values_line(summary)}"} if settings.get("trust") == "secure" else {}
 
 
-def values_line(summary: Mapping[str, Any]) -> str:
+def values_line(summary: Summary) -> str:
     """How a client's values are sent, in words."""
     codec = summary.get("codec", {})
     if codec.get("name") != GRID and summary.get("trust") != "secure":
@@ -216,7 +211,7 @@ def values_line(summary: Mapping[str, Any]) -> str:
     return f"packed integers {size}, masked; only their sum can be read"
 
 
-def changed_of(settings: Mapping[str, Any], shown: Mapping[str, Any]) -> list[str]:
+def changed_of(settings: Summary, shown: Summary) -> list[str]:
     """Names of settings with another value than the workload and the method give; those that follow
     are left out.
     """
@@ -246,7 +241,7 @@ def _same(value: object, usual: object) -> bool:
     return value == usual or str(value) == str(usual)
 
 
-def _follows(name: str, settings: Mapping[str, Any]) -> bool:
+def _follows(name: str, settings: Summary) -> bool:
     """Whether a value was computed from other settings."""
     follows = {
         "noise_multiplier": settings.get("epsilon") is not None,

@@ -10,16 +10,16 @@ import functools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from simulations.report.chart import (
     GUESSING,
     Chart,
+    Point,
     Series,
-    Values,
     chart_data,
     describe,
+    digits,
     is_number,
     keys,
     share_names,
@@ -139,47 +139,32 @@ def legend_entries(panels: "Iterable[Axes]") -> dict[str, Any]:
 
 def draw_chart(axes: "Axes", chart: Chart) -> None:
     """The chart on axes of matplotlib."""
-    below: dict[float, float] = {}
-    for one in chart.series:
-        _draw(axes, one, below)
-    if chart.note and not any(
-        is_number(y) for one in chart.series if one.kind == "line" for y in one.y
-    ):
-        axes.text(0.5, 0.4, chart.note, ha="center", transform=axes.transAxes, color=ALARM)
+    for one, points in chart.stacked():
+        _draw(axes, one, points)
+    if chart.has_bars:
+        axes.grid(visible=False, axis="x")
+    if chart.said:
+        axes.text(0.5, 0.4, chart.said, ha="center", transform=axes.transAxes, color=ALARM)
     for name, axis in (("x", chart.x), ("y", chart.y)):
         _scale(axes, name, axis)
     if chart.y.down:
         axes.invert_yaxis()
 
 
-def _draw(axes: "Axes", one: Series, below: dict[float, float]) -> None:
+def _draw(axes: "Axes", one: Series, points: Sequence[Point]) -> None:
     label = wrap(one.name) or None
-    if one.kind in ("level", "upright"):
+    if one.place is not None:
         mark: Any = axes.axhline if one.kind == "level" else axes.axvline
-        mark(
-            (one.y or one.x)[0], color=one.colour, linestyle=one.dashes, linewidth=1.2, label=label
-        )
+        mark(one.place, color=one.colour, linestyle=one.dashes, linewidth=1.2, label=label)
         return
-    points = [p for p in zip(*_padded(one), strict=True) if is_number(p[0]) and is_number(p[1])]
     x, y, low, high, left, right = (
         (list(part) for part in zip(*points, strict=True)) if points else ([],) * 6
     )
     if one.kind == "band":
         axes.fill_between(x, low, high, color=one.colour, alpha=0.15, linewidth=0)
     elif one.kind == "bar":
-        width = 0.96 * min((b - a for a, b in pairwise(sorted(set(x)))), default=1.0)
-        axes.bar(
-            x,
-            y,
-            width,
-            bottom=[below.get(place, 0.0) for place in x],
-            color=one.colour,
-            label=label,
-        )
-        below.update(
-            {place: below.get(place, 0.0) + height for place, height in zip(x, y, strict=True)}
-        )
-        axes.grid(visible=False, axis="x")
+        width = points[0].right - points[0].left if points else 0.0
+        axes.bar(x, y, width, bottom=low, color=one.colour, label=label)
     else:
         axes.errorbar(
             x,
@@ -196,29 +181,17 @@ def _draw(axes: "Axes", one: Series, below: dict[float, float]) -> None:
         )
 
 
-def _reach(places: Values, low: Values, high: Values) -> Any:
+def _reach(places: Sequence[float], low: Sequence[Any], high: Sequence[Any]) -> Any:
     """Lengths of error bars to both sides, 0 where a point has none; None where no point has
     any.
     """
     if not any(map(is_number, low)):
         return None
-    known: list[Any] = [
-        (at, a, b) if is_number(a) and is_number(b) else (at, at, at)
+    known = [
+        (abs(at - a), abs(b - at)) if is_number(a) and is_number(b) else (0.0, 0.0)
         for at, a, b in zip(places, low, high, strict=True)
     ]
-    return [[abs(at - a) for at, a, _ in known], [abs(b - at) for at, _, b in known]]
-
-
-def _padded(one: Series) -> list[Sequence[float | None]]:
-    empty = (None,) * len(one.x)
-    return [
-        one.x,
-        one.y,
-        one.low or empty,
-        one.high or empty,
-        one.left or empty,
-        one.right or empty,
-    ]
+    return list(zip(*known, strict=True))
 
 
 def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
@@ -228,9 +201,7 @@ def _scale(axes: "Axes", name: str, axis: AxisOf) -> None:
     getattr(axes, f"set_{name}label")(axis.label)
     if axis.log:
         getattr(axes, f"set_{name}scale")("log")
-        low, high = sorted(own.get_view_interval())
-        subs = (1,) if high > 1000 * low else (1, 3) if high > 15 * low else (1, 2, 5)
-        own.set_major_locator(LogLocator(subs=subs))
+        own.set_major_locator(LogLocator(subs=digits(*sorted(own.get_view_interval()))))
         own.set_minor_locator(NullLocator())
         own.set_minor_formatter(NullFormatter())
     elif not axis.ticks:

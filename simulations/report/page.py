@@ -9,9 +9,9 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from simulations.report.chart import Key
+from simulations.report.chart import Series
 
 TextKind = Literal["plain", "note", "warning", "verdict"]
 RowKind = Literal["", "reference", "own", "no-epsilon", "dim", "alert", "good"]
@@ -20,20 +20,27 @@ Badge = Literal["", "good", "bad", "limited"]
 """How a word is coloured: it is good, it is bad, or it holds for some readers only."""
 
 
+class Part:
+    """A part of a section."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the template."""
+        return type(self).__name__.lower()
+
+
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(Part):
     """One paragraph. A note is small, a warning has a red bar, a verdict is bold."""
 
-    kind: ClassVar[str] = "text"
     words: str
     style: TextKind = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Part):
     """Two columns: a name and what is true of it. On a page ``title`` is above them."""
 
-    kind: ClassVar[str] = "facts"
     rows: tuple[tuple[str, str], ...]
     title: str = ""
 
@@ -68,7 +75,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(Part):
     """Columns of text, which a page sorts by any of them, and filters. ``note`` explains them below
     the table.
 
@@ -79,7 +86,6 @@ class Table:
     chosen: a page shows only columns whose row of the table before has a ticked box.
     """
 
-    kind: ClassVar[str] = "table"
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     title: str = ""
@@ -105,12 +111,11 @@ def cell_text(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class Picture(Part):
     """An image as a data URI, ``width`` in CSS pixels, and the caption below it. Its ground is
     light.
     """
 
-    kind: ClassVar[str] = "picture"
     uri: str
     width: int
     caption: str
@@ -128,11 +133,11 @@ class Panel:
     size: tuple[int, int]
     title: str
     words: str
-    legend: tuple[Key, ...] = ()
+    legend: tuple[Series, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class Drawing(Part):
     """Panels with one caption and, if they share one, one legend: next to each other where there is
     room.
 
@@ -140,9 +145,8 @@ class Drawing:
     ``script_json``.
     """
 
-    kind: ClassVar[str] = "drawing"
     panels: tuple[Panel, ...]
-    legend: tuple[Key, ...] = ()
+    legend: tuple[Series, ...] = ()
     caption: str
     columns: int = 2
     data: str
@@ -159,10 +163,9 @@ class Tile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiles:
+class Tiles(Part):
     """The numbers that a page is about, next to each other and larger than the rest."""
 
-    kind: ClassVar[str] = "tiles"
     tiles: tuple[Tile, ...]
 
 
@@ -176,12 +179,11 @@ class Shot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gallery:
+class Gallery(Part):
     """Images in rows that belong together, each column under its name. ``side``: CSS pixels of an
     image.
     """
 
-    kind: ClassVar[str] = "gallery"
     columns: tuple[str, ...]
     rows: tuple[tuple[Shot, ...], ...]
     caption: str = ""
@@ -189,14 +191,13 @@ class Gallery:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slides:
+class Slides(Part):
     """Lists of parts, of which a slider over ``name`` chooses one; without scripts all of them are
     shown.
     """
 
-    kind: ClassVar[str] = "slides"
     name: str
-    slides: tuple[tuple[str, tuple["Part", ...]], ...]
+    slides: tuple[tuple[str, tuple[Part, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,19 +210,17 @@ class TokenLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenLines:
+class TokenLines(Part):
     """Texts next to what was recovered of them, and the caption below."""
 
-    kind: ClassVar[str] = "tokens"
     lines: tuple[TokenLine, ...]
     caption: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Code:
+class Code(Part):
     """A command, a file or numbers, in a fixed-width font; ``note`` says before it what it is."""
 
-    kind: ClassVar[str] = "code"
     text: str
     note: str = ""
 
@@ -257,26 +256,10 @@ def data_section(*files: Download) -> "Section":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downloads:
+class Downloads(Part):
     """Files that a reader may save."""
 
-    kind: ClassVar[str] = "downloads"
     files: tuple[Download, ...]
-
-
-Part = (
-    Text
-    | Facts
-    | Table
-    | Picture
-    | TokenLines
-    | Code
-    | Drawing
-    | Downloads
-    | Tiles
-    | Gallery
-    | Slides
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,24 +137,14 @@ class Meter:
         left = "left --:--" if seconds is None else f"left {clock(seconds)}"
         self.progress.update(self.task, completed=done, of=self.of(done).strip(), left=left)
         self.progress.facts = facts
+        words = [*facts, left] if done < self.total else facts
         if self.cell is not None:
-            words = (
-                f"{self.what} {self.of(done).strip()}",
-                *facts,
-                *([left] if done < self.total else []),
-            )
-            self.cell.show(done / self.total, words)
+            self.cell.show(done / self.total, (f"{self.what} {self.of(done).strip()}", *words))
         elif not is_live(self.console):
-            self._plain(before, done, facts, now, left, seconds)
+            self._plain(before, done, words, now, seconds)
 
     def _plain(
-        self,
-        before: float,
-        done: float,
-        facts: Sequence[str],
-        now: float,
-        left: str,
-        seconds: float | None,
+        self, before: float, done: float, words: Sequence[str], now: float, seconds: float | None
     ) -> None:
         if not self.estimated and seconds is not None and now - self.began >= PAUSE_SECONDS:
             self.estimated = True
@@ -167,8 +157,7 @@ class Meter:
         )
         if passed and now - self.printed >= self.pause:
             self.printed = now
-            words = [f"{self.what} {self.of(done)}", *facts, *([left] if done < self.total else [])]
-            print_whole("  ".join(words), self.console)
+            print_whole("  ".join((f"{self.what} {self.of(done)}", *words)), self.console)
 
 
 def announce_estimate(console: Console, seconds: float) -> None:

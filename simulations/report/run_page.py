@@ -104,6 +104,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
         note="This command runs the same settings again:",
     )
     facts = _outcome(result)
+    rejected = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
     return render(
         Page(
             kind="fedlsg run",
@@ -115,12 +116,9 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
             sections=sections(
                 ("", [tiles] if (tiles := run_tiles(result, against)) else []),
                 ("Round by round", _rounds(result)),
-                (
-                    "What the noise costs",
-                    _noise(result, {k: v for k, v in facts.items() if k in NOISE}),
-                ),
+                ("What the noise costs", _noise(result, facts)),
                 ("In words", [facts_of({k: v for k, v in facts.items() if k not in NOISE})]),
-                ("Rejected payloads", _rejections(result)),
+                ("Rejected payloads", [Facts(rows=rejected)] if rejected else []),
                 epsilon_section([result]),
                 made_section([result] if result.done else [], again),
                 settings_section(result, settings),
@@ -148,8 +146,9 @@ def _rounds(result: Result) -> list[Part]:
 
 def _noise(result: Result, facts: Mapping[str, str]) -> list[Part]:
     """How much noise there is, who reads what it hides, and what rho means."""
+    noise = {name: words for name, words in facts.items() if name in NOISE}
     rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
-    return [*([facts_of(facts)] if facts else []), *rho]
+    return [*([facts_of(noise)] if noise else []), *rho]
 
 
 def _data(result: Result) -> Section:
@@ -175,23 +174,14 @@ def _outcome(result: Result) -> dict[str, str]:
     )
 
 
-def _rejections(result: Result) -> list[Part]:
-    rows = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
-    return [Facts(rows=rows)] if rows else []
-
-
 def command(result: Result) -> str:
     """The ``fedlsg run`` command with these settings, without the folders of this machine."""
-    defaults = {name: declared.default for name, declared in RUN.items()}
-    given = {
-        name: value
-        for name, value in result.settings.items()
-        if value != defaults.get(name) and name not in PLACES and name != "workload"
-    }
     words = ["fedlsg", "run", shown(str(result.settings["workload"]))]
-    for name, value in given.items():
-        value = _without_folders(name, value)
-        words += ["-c", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+    for name, given in result.settings.items():
+        usual = RUN[name].default if name in RUN else None
+        if given != usual and name not in PLACES and name != "workload":
+            value = _without_folders(name, given)
+            words += ["-c", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
 
 
@@ -237,6 +227,8 @@ def _warnings(result: Result) -> list[str]:
     return found
 
 
+Rows = Sequence[Row]
+"""Rounds in their order."""
 ROUND = Axis(label="round", whole=True)
 CLIENTS = (
     ("asked", "selected", GREY, "-"),
@@ -253,7 +245,7 @@ large.
 """
 
 
-def course(rows: Sequence[Row], chance: float | None) -> tuple[Chart, ...]:
+def course(rows: Rows, chance: float | None) -> tuple[Chart, ...]:
     """``chance``: the accuracy of guessing. Without bytes and clients where counts may not be
     seen.
     """
@@ -266,41 +258,35 @@ def course(rows: Sequence[Row], chance: float | None) -> tuple[Chart, ...]:
     return tuple(found)
 
 
-def _tested(rows: Sequence[Row], chance: float | None) -> Chart:
+def _tested(rows: Rows, chance: float | None) -> Chart:
     """Accuracy; the loss where targets are no classes."""
-    measured = [(row.round, 100 * row.accuracy) for row in rows if row.accuracy is not None]
-    losses = [] if measured else [(row.round, row.loss) for row in rows if row.loss is not None]
-    line = thinned(
-        Series(x=[at for at, _ in measured or losses], y=[value for _, value in measured or losses])
-    )
-    levels = () if chance is None else (guessing(100 * chance),)
+    measured = {row.round: 100 * row.accuracy for row in rows if row.accuracy is not None}
+    losses = {} if measured else {row.round: row.loss for row in rows if row.loss is not None}
+    line = thinned(Series(x=list(measured or losses), y=list((measured or losses).values())))
+    series = [line] if chance is None else [line, guessing(100 * chance)]
     if losses:
-        return Chart(title="test loss", x=ROUND, series=(line, *levels), height=300)
-    top = 100.0 if any(value > 80 for _, value in measured) else None  # else the axis ends at 120 %
+        return Chart(title="test loss", x=ROUND, series=series, height=300)
+    top = 100.0 if max(measured.values(), default=0.0) > 80 else None  # else the axis ends at 120 %
     return Chart(
-        title="test accuracy, %",
-        x=ROUND,
-        y=Axis(unit="%", high=top),
-        series=(line, *levels),
-        height=300,
+        title="test accuracy, %", x=ROUND, y=Axis(unit="%", high=top), series=series, height=300
     )
 
 
-def _epsilon(rows: Sequence[Row]) -> Chart:
+def _epsilon(rows: Rows) -> Chart:
     """What the largest client spent, and the median one where it spent less."""
-    lines = [("largest client", RED, "-", [row.epsilon_max for row in rows])]
-    median = [row.epsilon_median for row in rows]
-    lines += [] if median == lines[0][3] else [("median client", BLACK, "--", median)]
+    largest, median = [row.epsilon_max for row in rows], [row.epsilon_median for row in rows]
+    lines = [("largest client", RED, "-", largest)]
+    lines += [] if median == largest else [("median client", BLACK, "--", median)]
     return Chart(
         title="epsilon so far",
         x=ROUND,
         note="no finite epsilon",
         height=300,
-        series=tuple(_line(rows, *one) for one in lines),
+        series=[_line(rows, *one) for one in lines],
     )
 
 
-def _bytes(rows: Sequence[Row]) -> Chart:
+def _bytes(rows: Rows) -> Chart:
     lines = []
     for name, colour, dashes in (("uplink", BLUE, "-"), ("downlink", ORANGE, "--")):
         sums = list(accumulate(getattr(row, f"{name}_bytes") for row in rows))
@@ -309,12 +295,12 @@ def _bytes(rows: Sequence[Row]) -> Chart:
         title="payload bytes so far, all clients",
         x=ROUND,
         y=Axis(unit="bytes", low=0),
-        series=tuple(lines),
+        series=lines,
         height=300,
     )
 
 
-def _clients(rows: Sequence[Row]) -> list[Chart]:
+def _clients(rows: Rows) -> list[Chart]:
     """Nothing where all selected clients replied in every round."""
     timed = SIMULATED if any(row.simulated for row in rows) else ()
     counts = {
@@ -336,15 +322,13 @@ def _clients(rows: Sequence[Row]) -> list[Chart]:
             title="clients in each round",
             x=ROUND,
             y=Axis(low=0, whole=True),
-            series=tuple(lines),
+            series=lines,
             height=300,
         )
     ]
 
 
-def _line(
-    rows: Sequence[Row], name: str, colour: str, dashes: str, values: Iterable[float]
-) -> Series:
+def _line(rows: Rows, name: str, colour: str, dashes: str, values: Iterable[float]) -> Series:
     return thinned(
         Series(
             name=name, x=[row.round for row in rows], y=list(values), colour=colour, dashes=dashes

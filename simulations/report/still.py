@@ -8,11 +8,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import chain, pairwise
-from typing import NamedTuple, TypeGuard
+from itertools import chain
+from typing import TypeGuard
 from unicodedata import east_asian_width
 
-from simulations.report.chart import DASHES, OUTLINES, Axis, Chart, Series, is_number, short_bytes
+from simulations.report.chart import (
+    OUTLINES,
+    Axis,
+    Chart,
+    Point,
+    Series,
+    digits,
+    is_number,
+    short_bytes,
+)
 from simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
 
 ALONE, NEXT = 538, 403
@@ -91,8 +100,6 @@ class Scale:
         ]
 
     def _decades(self, most: float) -> list[float]:
-        span = self.high / self.low
-        parts = (1,) if span > 1000 else (1, 3) if span > 15 else (1, 2, 5)
         first, last = (
             math.ceil(math.log10(self.low) - 1e-9),
             math.floor(math.log10(self.high) + 1e-9),
@@ -102,7 +109,7 @@ class Scale:
         return [
             at
             for k in powers
-            for part in parts
+            for part in digits(self.low, self.high)
             if self.low <= (at := part * 10.0**k) <= self.high * 1.000001
         ]
 
@@ -142,37 +149,14 @@ def scale(
     )
 
 
-class Bar(NamedTuple):
-    left: float
-    right: float
-    low: float
-    high: float
-
-
-def stacked(chart: Chart) -> Iterator[tuple[Series, list[Bar]]]:
-    """Each series, and its bars."""
-    below: dict[float, float] = {}
-    for one in chart.series:
-        points = [
-            (x, y) for x, y in zip(one.x, one.y, strict=False) if is_number(x) and is_number(y)
-        ]
-        half = 0.48 * min((b - a for a, b in pairwise(sorted({x for x, _ in points}))), default=1.0)
-        bars = list[Bar]()
-        for x, y in points if one.kind == "bar" else ():
-            low = below.get(x, 0.0)
-            bars.append(Bar(x - half, x + half, low, low + y))
-            below[x] = low + y
-        yield one, bars
-
-
 def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
     """The inside of an SVG, and its size in CSS pixels, of a chart with ``across`` in a row."""
     width = ALONE if across == 1 else NEXT
     xs, ys = list[float | None](), list[float | None]()
-    for one, bars in stacked(chart):
-        xs += chain(one.x, one.left, one.right, *((bar.left, bar.right) for bar in bars))
-        ys += chain(one.y, one.low, one.high, *((bar.low, bar.high) for bar in bars))
-    ends = [0.0] if any(one.kind == "bar" for one in chart.series) else []
+    for one, points in chart.stacked():
+        xs += chain(one.x, one.left, one.right, *((p.left, p.right) for p in points))
+        ys += chain(one.y, one.low, one.high, *((p.low, p.high) for p in points))
+    ends = [0.0] if chart.has_bars else []
     lines = max((name.count("\n") + 1 for _, name in chart.x.ticks), default=1) + bool(
         chart.x.label
     )
@@ -199,9 +183,8 @@ def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[
     """Lines, ticks and words; ``left`` and ``room``: CSS pixels left of the axis, and for the names
     there.
     """
-    bars = any(one.kind == "bar" for one in chart.series)
     for at, name in x.ticks(ACROSS):
-        yield ("" if bars else _path(f"M{at} 0V{y.size}", GRID, 0.8)) + _path(
+        yield ("" if chart.has_bars else _path(f"M{at} 0V{y.size}", GRID, 0.8)) + _path(
             f"M{at} {y.size}v{TICK}", AXIS, 1
         )
         half = min(max(map(_width, name), default=0) / 2, (left + x.size + RIGHT) / 2)
@@ -223,81 +206,68 @@ def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[
     if chart.y.label:
         place = f"translate({TEXT - left} {y.size / 2}) rotate(-90)"
         yield f'<g transform="{place}">{_words(chart.y.label, 0, 0, "middle", WORDS)}</g>'
-    if chart.note and not any(
-        map(is_number, chain(*(one.y for one in chart.series if one.kind == "line")))
-    ):
-        yield _words(chart.note, x.size / 2, y.size * 0.6, "middle", ALARM)
+    if chart.said:
+        yield _words(chart.said, x.size / 2, y.size * 0.6, "middle", ALARM)
 
 
 def _series(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
-    for one, bars in stacked(chart):
-        dashes = " ".join(map(str, DASHES[one.dashes]))
+    for one, points in chart.stacked():
         if one.kind == "level":
             yield from (
-                _path(f"M0 {y.at(at)}H{x.size}", one.colour, 1.6, dashes)
+                _path(f"M0 {y.at(at)}H{x.size}", one.colour, 1.6, one.dashed)
                 for at in one.y
                 if y.takes(at)
             )
         elif one.kind == "upright":
             yield from (
-                _path(f"M{x.at(at)} 0V{y.size}", one.colour, 1.6, dashes)
+                _path(f"M{x.at(at)} 0V{y.size}", one.colour, 1.6, one.dashed)
                 for at in one.x
                 if x.takes(at)
             )
         elif one.kind == "band":
             lower, upper = (
                 [
-                    (x.at(a), y.at(b))
-                    for a, b in zip(one.x, edge, strict=True)
-                    if x.takes(a) and y.takes(b)
+                    (x.at(p.x), y.at(end))
+                    for p in points
+                    if x.takes(p.x) and y.takes(end := getattr(p, side))
                 ]
-                for edge in (one.low, one.high)
+                for side in ("low", "high")
             )
             yield f'<path d="{_line([*lower, *reversed(upper)])}" fill="{one.colour}" fill-opacity=".15"/>'
         elif one.kind == "bar":
-            for bar in bars:
-                (start, end), (bottom, top) = (
-                    _ends(x, bar.left, bar.right),
-                    _ends(y, bar.low, bar.high),
-                )
+            for p in points:
+                (start, end), (bottom, top) = _ends(x, p.left, p.right), _ends(y, p.low, p.high)
                 size = f'width="{end - start:.1f}" height="{abs(bottom - top):.1f}"'
                 yield f'<rect x="{start}" y="{min(bottom, top)}" {size} fill="{one.colour}"/>'
         else:
-            yield from _points(one, x, y, dashes)
+            yield from _points(one, [p for p in points if x.takes(p.x) and y.takes(p.y)], x, y)
 
 
 def _ends(of: Scale, *places: float) -> list[float]:
     """The places of a bar's ends; of an end that a logarithmic axis has not, the axis' own low
     end.
     """
-    return [of.at(place) if of.takes(place) else of.at(of.low) for place in places]
+    return [of.at(place if of.takes(place) else of.low) for place in places]
 
 
-def _points(one: Series, x: Scale, y: Scale, dashes: str) -> Iterator[str]:
+def _points(one: Series, points: Sequence[Point], x: Scale, y: Scale) -> Iterator[str]:
     """A line with its error bars and markers."""
-    empty = (None,) * len(one.x)
-    ends = zip(
-        one.low or empty, one.high or empty, one.left or empty, one.right or empty, strict=True
-    )
-    points = list[tuple[float, float]]()
+    places = [(x.at(p.x), y.at(p.y)) for p in points]
     bars = ""
-    for a, b, (low, high, left, right) in zip(one.x, one.y, ends, strict=True):
-        if not (x.takes(a) and y.takes(b)):
-            continue
-        points.append((at := x.at(a), up := y.at(b)))
+    for (at, up), (_, _, *ends) in zip(places, points, strict=True):
+        low, high, left, right = ends
         if y.takes(low) and y.takes(high) and low != high:
             bars += f"M{at} {y.at(low)}V{y.at(high)}" + "".join(
                 f"M{at - 3:.1f} {y.at(end)}h6" for end in (low, high)
             )
         if x.takes(left) and x.takes(right) and left != right:
-            bars += f"M{x.at(left)} {up}H{x.at(right)}" + "".join(
-                f"M{x.at(end)} {up - 3:.1f}v6" for end in (left, right)
-            )
-    if one.line and len(points) > 1:
-        yield _path(_line(points, steps=one.steps), one.colour, 2, dashes)
+            caps = (f"M{x.at(end)} {up - 3:.1f}v6" for end in (left, right))
+            bars += f"M{x.at(left)} {up}H{x.at(right)}" + "".join(caps)
+    if one.line and len(places) > 1:
+        yield _path(_line(places, steps=one.steps), one.colour, 2, one.dashed)
     yield _path(bars, one.colour, 2) if bars else ""
-    if outline := OUTLINES.get(one.marker or ("o" if len(points) == 1 else "")):
-        marks = (f'<path d="{outline}" transform="translate({at} {up})"/>' for at, up in points)
+    if outline := one.outline or (OUTLINES["o"] if len(places) == 1 else ""):
+        marks = (f'<path d="{outline}" transform="translate({at} {up})"/>' for at, up in places)
         fill = one.colour if one.filled else WHITE
         yield f'<g fill="{fill}" stroke="{one.colour}" stroke-width="1.4">{"".join(marks)}</g>'
 

@@ -5,10 +5,14 @@ JSON, computed once.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from simulations.report.page import Row, RowKind, Table
 from simulations.rundir.results import as_csv
+
+Words = Callable[[Any], str]
+"""What people read of an item, or of a value."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Column:
     """What a table says of an item in one column.
 
     name: the heading, with the unit; empty: files have the column, and pages do not. value: of an
-    item, for files.
+    item, for files: a function, or the name of its attribute, with dots.
     form: how people read the value, a format as ".2f" or a function; None and NaN are "--". key:
     the name in CSV, JSON and code; empty: not in files. words: of an item, in place of the value in
     its form. left: words, aligned on the left, which may fold. optional: a narrow terminal leaves
@@ -24,20 +28,24 @@ class Column:
     """
 
     name: str
-    value: Callable[[Any], Any]
-    form: str | Callable[[Any], str] = ""
+    value: Callable[[Any], Any] | str
+    form: str | Words = ""
     key: str = ""
-    words: Callable[[Any], str] | None = None
+    words: Words | None = None
     left: bool = False
     optional: int = 0
     best: Literal["", "most", "least"] = ""
+
+    def of(self, item: Any) -> Any:
+        """Its value of an item."""
+        return attrgetter(self.value)(item) if isinstance(self.value, str) else self.value(item)
 
     def shown(self, item: Any) -> str:
         """What people read of an item."""
         if self.words is not None:
             return self.words(item)
-        value = self.value(item)
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        value = self.of(item)
+        if value is None or value != value:
             return "--"
         return self.form(value) if callable(self.form) else format(value, self.form)
 
@@ -45,7 +53,7 @@ class Column:
 def records(columns: Iterable[Column], items: Iterable[Any]) -> list[dict[str, Any]]:
     """The values of items by the keys of their columns, for CSV and JSON."""
     kept = [column for column in columns if column.key]
-    return [{column.key: column.value(item) for column in kept} for item in items]
+    return [{column.key: column.of(item) for column in kept} for item in items]
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]], otherwise: str = "") -> str:
@@ -61,8 +69,8 @@ def make_table(
     title: str = "",
     note: str = "",
     style: Callable[[Any], RowKind] = lambda item: "",
-    group: Callable[[Any], str] = lambda item: "",
-    colour: Callable[[Any], str] = lambda item: "",
+    group: Words = lambda item: "",
+    colour: Words = lambda item: "",
 ) -> Table:
     """A row for each item."""
     shown = [column for column in columns if column.name]
@@ -94,28 +102,23 @@ def make_table(
 
 def _number(column: Column, item: Any) -> float | None:
     """The value of an item, if it is a number."""
-    value = column.value(item)
+    value = column.of(item)
     known = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
     return float(value) if known else None
 
 
-def _best(
-    columns: Sequence[Column], items: Sequence[Any], group: Callable[[Any], str]
-) -> dict[int, set[int]]:
+def _best(columns: Sequence[Column], items: Sequence[Any], group: Words) -> dict[int, set[int]]:
     """Positions of the columns in which an item is the best of its group, by item; none in a group
     of one.
     """
     found: dict[int, set[int]] = {}
-    for place, column in ((place, column) for place, column in enumerate(columns) if column.best):
-        sign = 1 if column.best == "most" else -1
-        for name in dict.fromkeys(map(group, items)):
-            own = {
-                at: v
-                for at, one in enumerate(items)
-                if group(one) == name and (v := _number(column, one)) is not None
-            }
-            if len(own) > 1:
-                top = max(sign * value for value in own.values())
-                for at in (at for at, value in own.items() if sign * value == top):
-                    found.setdefault(at, set()).add(place)
+    for place, column in enumerate(columns):
+        groups: dict[str, dict[int, float]] = {}
+        for at, one in enumerate(items) if column.best else ():
+            if (value := _number(column, one)) is not None:
+                groups.setdefault(group(one), {})[at] = value
+        for own in (own for own in groups.values() if len(own) > 1):
+            top = max(own.values()) if column.best == "most" else min(own.values())
+            for at in (at for at, value in own.items() if value == top):
+                found.setdefault(at, set()).add(place)
     return found

@@ -155,9 +155,9 @@ TEMPLATE = """<!DOCTYPE html>
 {% macro key(one) %}
 <svg viewBox="0 0 30 14" aria-hidden="true" focusable="false">
 {% if one.patch %}<rect x="4" y="1" width="22" height="12" fill="{{ one.colour }}"/>{% endif %}
-{% if one.line %}<path d="M0 7H30" fill="none" stroke="{{ one.colour }}" stroke-width="2"
-{%- if one.dashes %} stroke-dasharray="{{ one.dashes }}"{% endif %}/>{% endif %}
-{% if one.marker %}<path d="{{ one.marker }}" transform="translate(15 7)" stroke="{{ one.colour }}" stroke-width="1.5"
+{% if one.line and not one.patch %}<path d="M0 7H30" fill="none" stroke="{{ one.colour }}" stroke-width="2"
+{%- if one.dashed %} stroke-dasharray="{{ one.dashed }}"{% endif %}/>{% endif %}
+{% if one.outline %}<path d="{{ one.outline }}" transform="translate(15 7)" stroke="{{ one.colour }}" stroke-width="1.5"
  fill="{{ one.colour if one.filled else "#ffffff" }}"/>{% endif %}
 </svg>
 {% endmacro %}
@@ -226,7 +226,7 @@ TEMPLATE = """<!DOCTYPE html>
 <figure><div class="scroll" role="group" tabindex="0" aria-label="picture">
 <img src="{{ part.uri }}" width="{{ part.width }}" alt="{{ part.caption }}"></div>
 <figcaption>{{ part.caption }}</figcaption></figure>
-{% elif part.kind == "tokens" %}
+{% elif part.kind == "tokenlines" %}
 {{ tokens(part) }}
 {% elif part.kind == "downloads" %}
 <ul class="files">

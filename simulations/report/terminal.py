@@ -24,6 +24,7 @@ from simulations.report.page import Table
 from simulations.report.words import outcome
 from simulations.rundir.examined import open_run
 from simulations.rundir.files import write_atomically, writing_to
+from simulations.rundir.results import Summary
 from simulations.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def facts_shown(facts: Mapping[str, str]) -> View:
     return table
 
 
-def summary_table(summary: Mapping[str, Any]) -> View:
+def summary_table(summary: Summary) -> View:
     """The result of a run as a table of two columns."""
     rows = {
         "workload": f"{summary['workload']}, model {summary['model']}",

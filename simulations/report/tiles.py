@@ -3,8 +3,6 @@ how long.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from fedlsg.setting.units import unit_in
 from simulations.report.page import Badge, Tile, Tiles
@@ -19,9 +17,10 @@ from simulations.report.words import (
     readers_line,
     strongest,
 )
-from simulations.rundir.results import Result
+from simulations.rundir.results import Result, Summary
 
 OUTSIDE = "private only for the outside"
+WAYS = {"sent by clients": "uplink", "sent to clients": "downlink"}
 
 
 def privacy_badge(result: Result) -> tuple[str, Badge]:
@@ -130,25 +129,20 @@ def _so_far(result: Result) -> list[Tile]:
         f"largest client, at delta {settings.get('delta')}, trust={settings.get('trust', 'client')}"
     )
     claimed = math.isfinite(last.epsilon_max) and not settings.get("reproducible")
-    sums = [
-        sum(row.uplink_bytes for row in result.rows),
-        sum(row.downlink_bytes for row in result.rows),
-    ]
-    return [
-        *(
-            [Tile(name="epsilon so far", value=epsilon_words(last.epsilon_max), note=spent)]
-            if claimed
-            else []
-        ),
-        *(
+    tiles = (
+        [Tile(name="epsilon so far", value=epsilon_words(last.epsilon_max), note=spent)]
+        if claimed
+        else []
+    )
+    for name, way in WAYS.items() if last.counted else ():
+        value = sum(getattr(row, f"{way}_bytes") for row in result.rows)
+        tiles.append(
             Tile(name=f"{name} so far", value=human_bytes(value), note=f"until round {last.round}")
-            for name, value in zip(("sent by clients", "sent to clients"), sums, strict=True)
-            if last.counted
-        ),
-    ]
+        )
+    return tiles
 
 
-def _reader(summary: Mapping[str, Any]) -> str:
+def _reader(summary: Summary) -> str:
     """Whom the epsilon protects against."""
     if summary["trust"] == "server":
         return "against readers of the weights, not against the server"
@@ -157,23 +151,19 @@ def _reader(summary: Mapping[str, Any]) -> str:
     return readers_line(summary).partition("; ")[0].partition(" ")[2].partition(" ")[2]
 
 
-def _sent(summary: Mapping[str, Any]) -> list[Tile]:
+def _sent(summary: Summary) -> list[Tile]:
     """Bytes up and down; nothing of a run whose server keeps them to itself."""
-    if "uplink_bytes" not in summary:
-        return []
-    ways = (("sent by clients", "uplink"), ("sent to clients", "downlink"))
-    return [
-        Tile(
-            name=name,
-            value=human_bytes(summary[f"{way}_bytes"]),
-            note=f"{against_dense(float(summary[f'{way}_bytes_dense']), summary[f'{way}_bytes'])}",
-        )
-        for name, way in ways
-        if f"{way}_bytes_dense" in summary
-    ]
+    tiles = []
+    for name, way in WAYS.items():
+        sent, dense = summary.get(f"{way}_bytes"), summary.get(f"{way}_bytes_dense")
+        if sent is not None and dense is not None:
+            tiles.append(
+                Tile(name=name, value=human_bytes(sent), note=against_dense(float(dense), sent))
+            )
+    return tiles
 
 
-def _took(summary: Mapping[str, Any]) -> list[Tile]:
+def _took(summary: Summary) -> list[Tile]:
     """The time, and the parts that took the most of it."""
     if "wall_seconds" not in summary:
         return []

@@ -8,11 +8,10 @@ guessing it says so.
 import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
 
 from fedlsg.setting.units import unit_in
 from simulations.rundir.journal import LINKS
-from simulations.rundir.results import Result
+from simulations.rundir.results import Result, Summary
 from simulations.workloads.base.split import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"
@@ -29,15 +28,16 @@ SAME = 0.05
 """Ratios of bytes that are nearer to 1 than this are called equal."""
 
 
-def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
+def outcome(summary: Summary) -> dict[str, str]:
     """What a finished run reached and what it cost, from its summary.json."""
-    rho, seconds = summary.get("rho"), summary.get("transfer_seconds", {})
+    rho, source, empty = (summary.get(name) for name in ("rho", "probe_source", "empty_rounds"))
+    seconds = summary.get("transfer_seconds", {})
     links = (
         f"{value:.3g} s on {LINKS[name].short}" for name, value in seconds.items() if name in LINKS
     )
     facts = {
         "features": features_line(summary),
-        "carriers": carriers_line(summary),
+        "carriers": f"probed with public inputs: {source}" if source else "",
         **tested(summary),
         "clients": by_client_line(summary),
         "privacy": privacy_line(summary),
@@ -45,7 +45,7 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
         "noise": f"rho {rho:.3g} (norm of a step's noise over the clip norm)" if rho else "",
         **_sent(summary),
         "transfer": ", ".join(links),
-        "empty rounds": empty_line(summary),
+        "empty rounds": f"{empty} of {summary['rounds']} brought no update" if empty else "",
         "time": f"{duration(summary['wall_seconds'])} on {summary['device']}"
         if "wall_seconds" in summary
         else "",
@@ -54,7 +54,7 @@ def outcome(summary: Mapping[str, Any]) -> dict[str, str]:
     return {name: words for name, words in facts.items() if words}
 
 
-def _sent(summary: Mapping[str, Any]) -> dict[str, str]:
+def _sent(summary: Summary) -> dict[str, str]:
     """Bytes up and down, next to dense updates; nothing of a run whose server keeps them to
     itself.
     """
@@ -70,7 +70,7 @@ def _sent(summary: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def tested(summary: Mapping[str, Any]) -> dict[str, str]:
+def tested(summary: Summary) -> dict[str, str]:
     """What was measured on the test split: accuracy if there are classes, loss, and the workload's
     own metrics.
     """
@@ -87,7 +87,7 @@ def tested(summary: Mapping[str, Any]) -> dict[str, str]:
     return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
 
 
-def by_client_line(summary: Mapping[str, Any]) -> str:
+def by_client_line(summary: Summary) -> str:
     """The spread of the accuracy over clients, on public test rows of their class mix; empty if it
     was not measured.
     """
@@ -100,7 +100,7 @@ def by_client_line(summary: Mapping[str, Any]) -> str:
     ).format(*spread)
 
 
-def features_line(summary: Mapping[str, Any]) -> str:
+def features_line(summary: Summary) -> str:
     """The public features that the model reads; empty for a model of the inputs themselves."""
     said = summary.get("features")
     return (
@@ -108,13 +108,7 @@ def features_line(summary: Mapping[str, Any]) -> str:
     )
 
 
-def carriers_line(summary: Mapping[str, Any]) -> str:
-    """The public inputs that carriers were probed with; empty for carriers of another kind."""
-    source = summary.get("probe_source")
-    return "" if not source else f"probed with public inputs: {source}"
-
-
-def _wire(summary: Mapping[str, Any], direction: str) -> str:
+def _wire(summary: Summary, direction: str) -> str:
     """What the messages took with their framing; nothing for runs that did not count it."""
     count = summary.get(f"{direction}_bytes_wire")
     return "" if count is None else f"; {human_bytes(count)} on the wire"
@@ -156,7 +150,7 @@ def epsilon_words(value: float, digits: int = 3) -> str:
     return str(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
 
 
-def privacy_line(summary: Mapping[str, Any]) -> str:
+def privacy_line(summary: Summary) -> str:
     """Epsilon and what it rests on; NOT PRIVATE where nothing is claimed."""
     epsilon = float(summary["epsilon_max"])
     if not summary["private"]:
@@ -204,7 +198,7 @@ def secure_words(sums: Mapping[str, int]) -> str:
     )
 
 
-def strongest(summary: Mapping[str, Any]) -> str:
+def strongest(summary: Summary) -> str:
     """The reader of ``epsilon_max``, after "at epsilon 3"; empty where one number holds for every
     reader.
     """
@@ -214,7 +208,7 @@ def strongest(summary: Mapping[str, Any]) -> str:
     return " against one participant" if t == 1 else f" against {t} participants"
 
 
-def readers_line(summary: Mapping[str, Any]) -> str:
+def readers_line(summary: Summary) -> str:
     """Epsilon of a sum against each reader; empty where one number holds for all of them, or none
     is claimed.
     """
@@ -230,7 +224,7 @@ def readers_line(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _participants(summary: Mapping[str, Any]) -> int:
+def _participants(summary: Summary) -> int:
     """t: readers among the clients of a sum that epsilon counts; 0 where one number holds for all,
     or is unknown.
     """
@@ -241,13 +235,7 @@ def _participants(summary: Mapping[str, Any]) -> int:
     return max(int(sums.get("colluders", 1)), 1)
 
 
-def empty_line(summary: Mapping[str, Any]) -> str:
-    """How many rounds brought no update; empty if there were none, or none were counted."""
-    count = summary.get("empty_rounds", 0)
-    return f"{count} of {summary['rounds']} brought no update" if count else ""
-
-
-def _simulated(summary: Mapping[str, Any]) -> dict[str, str]:
+def _simulated(summary: Summary) -> dict[str, str]:
     """What the simulated clock shows at the end, and what became of the selected clients; empty
     without one.
     """
@@ -315,7 +303,7 @@ def _measured_on(result: Result) -> str:
     return "accuracy on held-out training rows" if result.held_out else "test accuracy"
 
 
-def at_epsilon(summary: Mapping[str, Any]) -> str:
+def at_epsilon(summary: Summary) -> str:
     """``at epsilon 8.000 (delta 1e-05)``, of what; or that there is none."""
     if not summary["private"]:
         return TEST_MODE if summary.get("reproducible") else WITHOUT

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
-from simulations.rundir.files import DamagedError, is_whole, unseal
-from simulations.rundir.journal import verify
+from simulations.rundir.files import DamagedError, Record, is_whole, unseal
+from simulations.rundir.journal import Mark, verify
 from simulations.rundir.last_payload import FeedbackBox, LastPayload
 from simulations.rundir.manifest import OTHERWISE, digest, is_mark, listed_files, parts_of
 from simulations.rundir.rundir import RunDir
@@ -63,14 +63,12 @@ class Examined:
             if any(fnmatchcase(name, one) for one in reads)
         }
         if wrong:
+            own = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (
+                SETTINGS in wrong
+            )
             raise DamagedError(
                 f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it "
-                "again"
-                + (
-                    f"; after a change of your own in {SETTINGS}, fedlsg resume compares it"
-                    if SETTINGS in wrong
-                    else ""
-                )
+                f"again{own}"
             )
 
     def left(self, run: RunDir, *, use: str) -> list[str]:
@@ -147,10 +145,8 @@ def examine(run: RunDir) -> Examined:
     return found
 
 
-def _compare(
-    run: RunDir, record: Mapping[str, Any], listed: Mapping[str, Any], found: Examined
-) -> None:
-    claims: dict[str, Any] = {
+def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> None:
+    claims: Record = {
         **listed,
         **dict.fromkeys(record["own"]),
         **record["files"],
@@ -163,12 +159,7 @@ def _compare(
             else _own_differs(run, name, said)
         ):
             found.changed[name] = why
-    for name in (
-        name
-        for name, said in claims.items()
-        if isinstance(said, list) and name not in found.changed
-    ):
-        if _has_torn_line(run, name):
+        elif isinstance(said, list) and _has_torn_line(run, name):
             found.notes.append(
                 f"{run.path / name} has a line that is no charge, as a crash leaves one: it does "
                 "not count"
@@ -198,7 +189,7 @@ def _has_torn_line(run: RunDir, name: str) -> bool:
     )
 
 
-def _digest_differs(path: Path, mark: Mapping[str, Any]) -> str | None:
+def _digest_differs(path: Path, mark: Mark) -> str | None:
     try:
         return None if digest(path) == mark else _how(path, mark)
     except PermissionError:
@@ -207,7 +198,7 @@ def _digest_differs(path: Path, mark: Mapping[str, Any]) -> str | None:
         return "missing"
 
 
-def _how(path: Path, mark: Mapping[str, Any]) -> str:
+def _how(path: Path, mark: Mark) -> str:
     if not path.exists():
         return "missing"
     size = path.stat().st_size

@@ -125,6 +125,8 @@ def cause_of(error: BaseException | None) -> OSError | None:
     return None
 
 
+Record = dict[str, Any]
+"""What a JSON file holds, by name."""
 SEAL = "sha256"
 DIGEST_BYTES = 32
 FORMAT = b"fedlsg checkpoint 2\n"
@@ -143,7 +145,7 @@ def seal(record: Mapping[str, Any], *, indent: int | None = None) -> bytes:
     return (json.dumps(plain | {SEAL: _digest(plain)}, indent=indent) + "\n").encode()
 
 
-def unseal(path: Path, *, otherwise: str) -> dict[str, Any]:
+def unseal(path: Path, *, otherwise: str) -> Record:
     """The record of a sealed file.
 
     Raises FileNotFoundError; DamagedError, which ends with ``otherwise``: what to do then.
@@ -224,7 +226,7 @@ def _load_checked(path: Path) -> io.BytesIO:
     return io.BytesIO(content)
 
 
-def save_checkpoint(path: Path, previous: Path, state: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, previous: Path, state: Record) -> None:
     """Replace the checkpoint, atomically and durably; the one before becomes ``previous``.
 
     There is a complete file at ``path`` at any time.
@@ -239,7 +241,7 @@ def save_checkpoint(path: Path, previous: Path, state: dict[str, Any]) -> None:
     write_atomically(path, FORMAT + hashlib.sha256(content).digest(), content)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path) -> Record:
     """What was saved. Raises FileNotFoundError; DamagedError; ValueError for an older format."""
     return parse_checkpoint(path.read_bytes(), path)
 
@@ -249,7 +251,7 @@ def is_whole(content: bytes) -> bool:
     return content[:BEGIN] == FORMAT + hashlib.sha256(memoryview(content)[BEGIN:]).digest()
 
 
-def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
+def parse_checkpoint(content: bytes, path: Path) -> Record:
     """The state in a checkpoint's bytes. Raises as ``load_checkpoint``; errors name ``path``."""
     import torch
 
@@ -262,7 +264,7 @@ def parse_checkpoint(content: bytes, path: Path) -> dict[str, Any]:
     if not is_whole(content):
         raise damaged
     try:
-        state: dict[str, Any] = torch.load(
+        state: Record = torch.load(
             io.BytesIO(memoryview(content)[BEGIN:]), map_location="cpu", weights_only=True
         )
     except Exception:  # another program wrote it: the digest is right, and torch cannot read it

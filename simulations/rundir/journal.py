@@ -41,6 +41,10 @@ from simulations.rundir.files import DamagedError, naming, write_atomically
 from strategies.federation.report import Direction, RoundReport
 
 CHUNK = 2**20
+Mark = Mapping[str, Any]
+"""Length and SHA-256 of a file, as a checkpoint or a manifest keeps them; or several marks, by
+name.
+"""
 DIRECTIONS: dict[str, Direction] = {"down": "down", "up": "up"}
 
 
@@ -113,11 +117,11 @@ class Journal:
         self._sha.update(data)
         self.size += len(data)
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> Mark:
         """What a checkpoint keeps."""
         return {"bytes": self.size, "sha256": self._sha.hexdigest()}
 
-    def cut(self, mark: Mapping[str, Any]) -> None:
+    def cut(self, mark: Mark) -> None:
         """Go back to a mark. Raises DamagedError if the file differs up to there."""
         sha = verify(self.path, mark)
         if mark["bytes"]:
@@ -127,7 +131,7 @@ class Journal:
         self.size, self._sha = mark["bytes"], sha
 
 
-def verify(path: Path, mark: Mapping[str, Any]) -> "hashlib._Hash":
+def verify(path: Path, mark: Mark) -> "hashlib._Hash":
     """The digest's state at a mark. Raises DamagedError if the file differs up to there."""
     sha, left = hashlib.sha256(), int(mark["bytes"])
     if left:

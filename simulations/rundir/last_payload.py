@@ -38,7 +38,6 @@ import zlib
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +48,7 @@ from torch import Tensor
 from fedlsg.owner_only import make_folder
 from fedlsg.privacy import Entry, LedgerError
 from fedlsg.privacy.ledger_file import write_all
-from simulations.rundir.files import naming, write_atomically
+from simulations.rundir.files import Record, naming, write_atomically
 from simulations.rundir.lock import locked_folder
 
 PAYLOAD_KEYS = ("question", "bytes")
@@ -63,22 +62,18 @@ class LastPayload:
 
     def find(self, request_id: str) -> bytes | None:
         """The stored payload if it answers exactly this request_id."""
-        stored = self._read(request_id)
-        return None if stored is None else stored[1]
+        return self._read(request_id)
 
     def last(self) -> bytes | None:
         """The stored payload, whatever it answers."""
-        stored = self._read()
-        return None if stored is None else stored[1]
+        return self._read()
 
     @property
     def damaged(self) -> bool:
         """Whether there is a file that is not what was stored."""
         return self.path.exists() and self._read(quiet=True) is None
 
-    def _read(
-        self, request_id: str | None = None, *, quiet: bool = False
-    ) -> tuple[str, bytes] | None:
+    def _read(self, request_id: str | None = None, *, quiet: bool = False) -> bytes | None:
         """What is stored; the payload is not read if it answers something else than
         ``request_id``.
         """
@@ -101,7 +96,7 @@ class LastPayload:
                     self.path,
                 )
             return None
-        return known["question"], payload
+        return payload
 
     def store(self, request_id: str, payload: bytes, *, alone: bool = False) -> None:
         """Replace the stored payload, atomically; ``alone``: no other process writes, and the file
@@ -136,7 +131,7 @@ def is_own_file(path: Path) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-def _head(request_id: str, payload: bytes, kind: str = "crc32") -> dict[str, Any]:
+def _head(request_id: str, payload: bytes, kind: str = "crc32") -> Record:
     start = json.dumps(request_id).encode() + b"\n"
     old = kind == "sha256"
     found = (
@@ -308,7 +303,7 @@ class FeedbackBox:
         return Stored(head["round"], head["question"], head["first"], body[:cut], memory)
 
 
-def _digest(head: dict[str, Any], body: bytes) -> str:
+def _digest(head: Record, body: bytes) -> str:
     return hashlib.sha256(json.dumps(head, sort_keys=True).encode() + b"\n" + body).hexdigest()
 
 

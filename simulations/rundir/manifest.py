@@ -26,8 +26,8 @@ from typing import Any
 
 from fedlsg.privacy import RUN
 from simulations.rundir.declared import class_of, find
-from simulations.rundir.files import seal, unseal, write_atomically
-from simulations.rundir.journal import CHUNK, EVENTS, Journal
+from simulations.rundir.files import Record, seal, unseal, write_atomically
+from simulations.rundir.journal import CHUNK, EVENTS, Journal, Mark
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.updates import StepFiles
 
@@ -36,6 +36,8 @@ NAME = "manifest.json"
 OTHERWISE = "restore it from a copy, or remove it (then nothing of the run is checked)"
 AT_END = ("summary.json", "report.html", "model.safetensors", "config.json", "ledger.jsonl")
 """Written when a run ends, and again when it ends once more."""
+ONCE = ("config.toml", "code.json", "clients/training-data.json")
+"""Written before the first round."""
 STATIC = ("checkpoint/latest.pt", "checkpoint/previous.pt", "checkpoint/sent.json")
 
 
@@ -45,7 +47,7 @@ class Part:
     def __init__(self, folder: Path, *, private: bool) -> None:
         self.path, self.private = folder / NAME, private
         self.list = Journal(folder / f"{NAME}l", "")
-        self.record: dict[str, Any] = {
+        self.record: Record = {
             "format": FORMAT,
             "round": -1,
             "closed": False,
@@ -78,9 +80,9 @@ class Manifest:
     """
 
     def __init__(self, run: RunDir, closed: Collection[str]) -> None:
-        self._run, self._closed = run, closed
+        self._run, self._closed = run, frozenset(closed)
         self._parts = parts_of(run)
-        self._heads: dict[str, Any] = {}
+        self._heads: Record = {}
         tails = (run.path / EVENTS, run.log)
         self._tails = {self._name(path): Tail(path) for path in tails}
         self._steps = 0
@@ -91,11 +93,7 @@ class Manifest:
             part.load()
 
     def checkpoint(
-        self,
-        round: int,
-        marks: Mapping[str, Any],
-        heads: Mapping[str, Any],
-        clients: Iterable[int] = (),
+        self, round: int, marks: Mark, heads: Mapping[str, Any], clients: Iterable[int] = ()
     ) -> None:
         """Note what rounds up to this one left. ``marks``: of the tables; ``heads``: the ends of
         the ledgers.
@@ -116,23 +114,15 @@ class Manifest:
             if self._heads.get(name) != head
         }
         self._heads = dict(heads)
-        grows = {"rounds.csv": marks["rounds"], "bytes.csv": marks["messages"]}
-        grows |= {
+        grows = tables(marks) | {
             name: mark for name, tail in self._tails.items() if (mark := tail.mark())["bytes"]
         }
-        static = self._there(self._run.path / name for name in STATIC)
-        once = [path.name for path in self._run.path.glob("*-run-id")] + [
-            "config.toml",
-            "code.json",
-            "clients/training-data.json",
-        ]
+        static, once = self._there(STATIC), self._there([*self._run.path.glob("*-run-id"), *ONCE])
         for part in self._parts:
             new = {
-                "files": {
-                    name: digest(self._run.path / name) for name in names if self._is_in(name, part)
-                },
-                "ledgers": {name: head for name, head in grown.items() if self._is_in(name, part)},
-                "own": [name for name in own if self._is_in(name, part)],
+                "files": self._digests(names, part),
+                "ledgers": {name: grown[name] for name in self._own(grown, part)},
+                "own": self._own(own, part),
             }
             if any(new.values()):
                 part.list.append(json.dumps({"round": round, **new}) + "\n")
@@ -141,21 +131,13 @@ class Manifest:
                 "round": round,
                 "closed": False,
                 "final": {},
-                "grows": {name: mark for name, mark in grows.items() if self._is_in(name, part)},
-                "own": [name for name in static if self._is_in(name, part)],
-                "files": known
-                | {
-                    name: digest(self._run.path / name)
-                    for name in self._there(
-                        self._run.path / name
-                        for name in once
-                        if name not in known and self._is_in(name, part)
-                    )
-                },
+                "grows": {name: grows[name] for name in self._own(grows, part)},
+                "own": self._own(static, part),
+                "files": known | self._digests((name for name in once if name not in known), part),
             }
             part.write()
 
-    def close(self, marks: Mapping[str, Any]) -> None:
+    def close(self, marks: Mark) -> None:
         """The run has ended: digests of all its files but those that the list has. Reads them
         once.
         """
@@ -176,10 +158,7 @@ class Manifest:
             name for name in all_files(self._run.path) if name not in known and is_checked(name)
         ]
         for part in self._parts:
-            final = {
-                name: digest(self._run.path / name) for name in left if self._is_in(name, part)
-            }
-            part.record |= {"closed": True, "final": final}
+            part.record |= {"closed": True, "final": self._digests(left, part)}
             part.write()
 
     def _left_in(self, rounds: range) -> Iterator[str]:
@@ -198,20 +177,31 @@ class Manifest:
         yield from (self._name(StepFiles(self._run.steps).path(version)) for version in new)
         self._steps = new.stop - 1
 
-    def _is_in(self, name: str, part: Part) -> bool:
-        """Whether a file belongs into this part. A run that is closed as a whole has a closed
+    def _own(self, names: Iterable[str], part: Part) -> list[str]:
+        """The files that belong into this part. A run that is closed as a whole has a closed
         manifest, too.
         """
-        declared = find(name)
-        closed = [folder for folder in self._closed if folder != "."]
-        public = declared is not None and class_of(name, declared, closed) == "public"
-        return public != part.private
+        closed = self._closed - {"."}
+        return [
+            name
+            for name in names
+            if (
+                (declared := find(name)) is not None
+                and class_of(name, declared, closed) == "public"
+            )
+            != part.private
+        ]
+
+    def _digests(self, names: Iterable[str], part: Part) -> Record:
+        """What these files are now, of those that belong into this part."""
+        return {name: digest(self._run.path / name) for name in self._own(names, part)}
 
     def _ledger(self, name: str) -> Path:
         return self._run.ledgers / f"{RUN}.jsonl" if name == RUN else self._run.ledger(int(name))
 
-    def _there(self, paths: Iterable[Path]) -> list[str]:
-        return [self._name(path) for path in paths if os.path.exists(path)]
+    def _there(self, files: Iterable[Path | str]) -> list[str]:
+        """The names of the files that exist."""
+        return [self._name(path) for one in files if os.path.exists(path := self._run.path / one)]
 
     def _name(self, path: Path) -> str:
         return path.as_posix().removeprefix(f"{self._run.path.as_posix()}/")
@@ -225,7 +215,7 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self.path, self._size, self._sha = path, 0, hashlib.sha256()
 
-    def mark(self) -> dict[str, Any]:
+    def mark(self) -> Record:
         """Of the file as it is now."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size < self._size:
@@ -239,18 +229,23 @@ class Tail:
         return {"bytes": self._size, "sha256": self._sha.hexdigest()}
 
 
-def digest(path: Path) -> dict[str, Any]:
+def tables(marks: Mark) -> Record:
+    """A checkpoint's marks of the tables, by their files."""
+    return {"rounds.csv": marks["rounds"], "bytes.csv": marks["messages"]}
+
+
+def digest(path: Path) -> Record:
     """Length and SHA-256 of a file."""
     with path.open("rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": file.tell(), "sha256": sha}
 
 
-def listed_files(path: Path, size: int | None = None) -> dict[str, Any]:
+def listed_files(path: Path, size: int | None = None) -> Record:
     """What a list says of files, the last line about each: a mark, the end of a ledger, or None for
     "it is there".
     """
-    found: dict[str, Any] = {}
+    found: Record = {}
     if path.exists():
         for line in path.read_bytes()[:size].splitlines():
             record = json.loads(line)
@@ -298,7 +293,7 @@ def accept(run: RunDir, names: Iterable[str], *, closed: bool = True) -> None:
             write_atomically(part.path, seal(record), durable=False, private=part.private)
 
 
-def reopen(run: RunDir, round: int, marks: Mapping[str, Any]) -> None:
+def reopen(run: RunDir, round: int, marks: Mark) -> None:
     """Go back to a checkpoint, before its files are cut: later rounds, and the end of the run, are
     forgotten.
     """
@@ -313,7 +308,7 @@ def reopen(run: RunDir, round: int, marks: Mapping[str, Any]) -> None:
         write_atomically(part.list.path, *kept, durable=False, private=part.private)
         part.list = Journal(part.list.path, "")
         part.list.cut(digest(part.list.path))
-        grows = {"rounds.csv": marks["rounds"], "bytes.csv": marks["messages"]}
+        grows = tables(marks)
         part.record |= {
             "round": round,
             "closed": False,

@@ -15,10 +15,14 @@ from typing import Any
 
 import strategies
 from fedlsg.setting.mechanisms import is_silent
+from simulations.rundir.files import Record
 from simulations.rundir.journal import Link, read_lines, transfer_seconds
 from simulations.rundir.rundir import RunDir
 from simulations.rundir.tables import Row
 from simulations.workloads.base.split import Chance
+
+Summary = Mapping[str, Any]
+"""What summary.json holds, by name; or settings by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,8 @@ class Result:
     label: str
     status: str
     reason: str = ""
-    settings: Mapping[str, Any]
-    summary: Mapping[str, Any]
+    settings: Summary
+    summary: Summary
     rows: tuple[Row, ...] = ()
     group: tuple[Any, ...] = ()
     detail: str = ""
@@ -121,7 +125,7 @@ class Result:
         up = self.summary.get("uplink_bytes", 0)  # a trusted server keeps them to itself
         return self.summary["uplink_bytes_dense"] / up if up else None
 
-    def as_row(self) -> dict[str, Any]:
+    def as_row(self) -> Record:
         """The run's line of results.csv; None for a cell without a value."""
         summary, settings = self.summary, self.settings
         copied = (
@@ -195,7 +199,7 @@ def read_run(
     )
 
 
-def _read_summary(run: RunDir) -> dict[str, Any]:
+def _read_summary(run: RunDir) -> Record:
     try:
         summary = run.read_summary()
     except FileNotFoundError:
@@ -229,7 +233,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]], *, otherwise: str) -> str:
     return text.getvalue()
 
 
-def refuse_own_noise(run: RunDir, settings: Mapping[str, Any] | None = None) -> None:
+def refuse_own_noise(run: RunDir, settings: Summary | None = None) -> None:
     """Raise ValueError for a run that counts a client's own noise; ``settings``: those of its
     config.toml if left out.
 
@@ -244,7 +248,7 @@ def refuse_own_noise(run: RunDir, settings: Mapping[str, Any] | None = None) -> 
         )
 
 
-def _counts_own_noise(run: RunDir, settings: Mapping[str, Any]) -> bool:
+def _counts_own_noise(run: RunDir, settings: Summary) -> bool:
     trust, survivors = settings.get("trust"), int(settings.get("min_survivors") or 1)
     if survivors < 2 or trust not in ("secure", "aggregate"):
         return False

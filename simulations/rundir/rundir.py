@@ -43,6 +43,7 @@ from fedlsg.owner_only import make_folder, make_parents
 from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
 from simulations.rundir.files import (
     DamagedError,
+    Record,
     check_inside,
     load_checkpoint,
     save_array,
@@ -51,7 +52,7 @@ from simulations.rundir.files import (
     unseal,
     write_atomically,
 )
-from simulations.rundir.updates import FAR, StepFiles, round_folder, sum_file
+from simulations.rundir.updates import FAR, StepFiles, round_folder
 from simulations.settings.settings import Settings, as_config, from_file, values_of
 
 
@@ -202,7 +203,7 @@ class RunDir:
         """
         write_atomically(self.sent, seal(note), durable=False)
 
-    def read_sent(self) -> dict[str, Any]:
+    def read_sent(self) -> Record:
         """What was noted, attempt 0 where nothing was. Raises DamagedError."""
         try:
             return unseal(
@@ -219,17 +220,20 @@ class RunDir:
 
     def save_sum(self, round: int, total: Tensor) -> None:
         """Record what a secure sum revealed, flat float64."""
-        save_array(sum_file(self.path, round), total.cpu().numpy())
+        self._save(round, "sum", total)
 
     def save_weights(self, round: int, weights: Tensor) -> None:
         """Record the public weights at the start of a round, flat float32."""
-        save_array(round_folder(self.path, round) / "weights.npy", weights.cpu().numpy())
+        self._save(round, "weights", weights)
 
     def save_kept(self, round: int, positions: Tensor) -> None:
         """Record the kept positions of a round, if the server chose them: they do not follow from
         its weights.
         """
-        save_array(round_folder(self.path, round) / "kept.npy", positions.cpu().numpy())
+        self._save(round, "kept", positions)
+
+    def _save(self, round: int, name: str, values: Tensor) -> None:
+        save_array(round_folder(self.path, round) / f"{name}.npy", values.cpu().numpy())
 
     def save_truth(self, round: int, client: int, rows: Tensor) -> None:
         """Record the rows of the training split in a client's batches: a secret, in a folder of its
@@ -261,13 +265,13 @@ class RunDir:
         except ValueError as error:
             raise ValueError(f"{self.config}: {error}") from None
 
-    def read_values(self) -> dict[str, Any]:
+    def read_values(self) -> Record:
         """The resolved settings by field name, for reports. Raises ValueError as
         ``read_config``.
         """
         return values_of(self.read_config())
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: Record) -> None:
         """Write summary.json; infinite numbers become the string "inf", which any JSON reader
         accepts.
         """
@@ -277,7 +281,7 @@ class RunDir:
         }
         write_atomically(self.summary, seal(clean, indent=2))
 
-    def read_summary(self) -> dict[str, Any]:
+    def read_summary(self) -> Record:
         """What ``write_summary`` wrote, without its digest. Raises FileNotFoundError;
         DamagedError.
         """
@@ -287,11 +291,11 @@ class RunDir:
         )
         return unseal(self.summary, otherwise=otherwise)
 
-    def save_checkpoint(self, state: dict[str, Any]) -> None:
+    def save_checkpoint(self, state: Record) -> None:
         """Replace the checkpoint, atomically and durably; keep the one before."""
         save_checkpoint(self.checkpoint, self.previous, state)
 
-    def load_checkpoint(self) -> dict[str, Any]:
+    def load_checkpoint(self) -> Record:
         """The last checkpoint. Raises ValueError if there is none or it is damaged."""
         try:
             return load_checkpoint(self.checkpoint)
@@ -300,7 +304,7 @@ class RunDir:
                 f"{self.path} holds no checkpoint: it cannot be continued, start a new run"
             ) from None
 
-    def resume_point(self) -> tuple[dict[str, Any], str | None]:
+    def resume_point(self) -> tuple[Record, str | None]:
         """The checkpoint to continue from; and, if that is not the last one, a sentence that says
         why.
 

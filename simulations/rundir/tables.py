@@ -12,7 +12,14 @@ from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
 from simulations.rundir.declared import AT_SERVER, EVERYTHING, Released
-from simulations.rundir.journal import LINES_HEADER, Journal, append_events, cut_events, lines_of
+from simulations.rundir.journal import (
+    LINES_HEADER,
+    Journal,
+    Mark,
+    append_events,
+    cut_events,
+    lines_of,
+)
 from simulations.rundir.rundir import RunDir
 from strategies.federation.report import RoundReport
 
@@ -73,7 +80,9 @@ TAGS = {
 """TensorBoard's tags of numbers."""
 COUNTED = ("asked", "answered", "rejected", "dropped", "late")
 """Columns with lists of clients, which are counted for TensorBoard."""
-NO_METRICS: Mapping[str, float | None] = MappingProxyType({})
+Metrics = Mapping[str, float | None]
+"""The workload's own metrics by name; None in rounds that were not evaluated."""
+NO_METRICS: Metrics = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +114,7 @@ class Row:
     """Columns of runs with a simulated clock, after the others."""
     times: Times | None = None
     """Columns of where the time went, before those of the clock."""
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
     """The workload's own metrics: a column each, at the end; None in rounds that were not
     evaluated.
     """
@@ -119,7 +128,7 @@ class Row:
         accuracy: float | None,
         loss: float | None,
         spent: Spread,
-        metrics: Mapping[str, float | None] = NO_METRICS,
+        metrics: Metrics = NO_METRICS,
         released: Released = EVERYTHING,
         times: Times | None = None,
     ) -> "Row":
@@ -252,7 +261,7 @@ class Tables:
         if lines := lines_of(report):
             self._messages.append(lines)
 
-    def marks(self) -> dict[str, Any]:
+    def marks(self) -> Mark:
         """What a checkpoint holds of the tables: lengths, and the digests of the two that are read
         again.
         """
@@ -262,7 +271,7 @@ class Tables:
             "events": self._events_size,
         }
 
-    def cut(self, marks: Mapping[str, Any]) -> None:
+    def cut(self, marks: Mark) -> None:
         """Go back to a checkpoint's marks. Raises DamagedError where a table differs from what was
         written.
         """

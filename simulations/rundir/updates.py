@@ -44,6 +44,7 @@ from fedlsg.owner_only import make_parents
 from fedlsg.state import Phase, phase_of
 from simulations.rundir.files import (
     DamagedError,
+    Record,
     load_arrays,
     load_bytes,
     save_arrays,
@@ -185,7 +186,7 @@ def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
     write_atomically(folder / "frame.json", seal(about, indent=1))
 
 
-def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
+def read_frame(folder: Path) -> tuple[Frame, Record]:
     """The frame of a recorded round, on the CPU, bit for bit, and everything of frame.json.
 
     Raises FileNotFoundError for a round that an older version recorded; DamagedError; ValueError
@@ -210,7 +211,7 @@ def read_frame(folder: Path) -> tuple[Frame, dict[str, Any]]:
     return frame, about
 
 
-def _parameters(frame: Frame) -> list[dict[str, Any]]:
+def _parameters(frame: Frame) -> list[Record]:
     """Name, shape, form and weight in the clip of every trainable parameter, in model order."""
     weights = {block.parameter: block.weight for block in frame.blocks if block.part != "rest"}
     forms = {
@@ -229,7 +230,7 @@ def _parameters(frame: Frame) -> list[dict[str, Any]]:
     ]
 
 
-def _blocks(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+def _blocks(blocks: Sequence[Block]) -> list[Record]:
     """Parameter, part, shape and place of every block, in the order of the flat vector."""
     offsets = itertools.accumulate((block.size for block in blocks), initial=0)
     return [
@@ -311,7 +312,7 @@ def write_model(
     )
 
 
-def read_model(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_model(folder: Path) -> tuple[dict[str, Tensor], Record]:
     """What ``write_model`` wrote: tensors on the CPU, and facts. Raises FileNotFoundError;
     DamagedError.
     """

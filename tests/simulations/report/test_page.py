@@ -102,8 +102,8 @@ def test_text_of_a_figure_stays_text():
     assert json.loads(found.data)[0]["series"][0]["name"] == hostile
     first, second = found.panels[0].legend
     assert (first.filled, second.filled) == (True, False)
-    assert first.marker
-    assert (first.name, first.dashes, first.colour) == (hostile, "", "#e03840")
+    assert first.outline
+    assert (first.name, first.dashed, first.colour) == (hostile, "", "#e03840")
 
 
 def test_a_figure_of_another_kind_is_an_image_that_loads_nothing():
