@@ -174,8 +174,8 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
         and not torch.cuda.is_bf16_supported()
     ):
         raise ValueError(
-            "precision='bfloat16' was requested, but this CUDA device has no bfloat16; use "
-            "'float32'"
+            "precision='bfloat16' was requested, but this CUDA device has no bfloat16; "
+            "use precision='float32'"
         )
     if s.partition in SCHEMES[1:]:
         workload.classes(f"partition={s.partition}")
