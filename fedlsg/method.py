@@ -1,14 +1,14 @@
-"""A method: in which coordinates gradients are sent, which of them are kept, what protects them,
-what the server does.
+"""A method: in which coordinates gradients are sent, which are kept, what protects them.
 
     method = Method(carrier, mask, mechanism, server)
-    frame  = PublicState.start(model, method, ...).frame(...)  public: which coordinates, which of
-           them kept
-    values = client_step(model, batch, loss_fn, frame=...)     per-example gradients -> mask -> clip
-                                                               -> sum -> noise
+    frame  = PublicState.start(model, method, ...).frame(...)
+    values = client_step(model, batch, loss_fn, frame=...)
     total  = aggregate([values of client 0, of client 1, ...])
-    server_step(model, optimizer, scheduler, total, ...)       divide by a constant, Eq. 3,
-                                                               optimizer
+    server_step(model, optimizer, scheduler, total, ...)
+
+    frame        public: which coordinates there are, and which of them are kept
+    client_step  per-example gradients -> mask -> clip -> sum -> noise
+    server_step  divide by a constant, Eq. 3, optimizer
 
 Symbols: q Poisson rate, K local steps, N_k examples of client k; the rest as in ``fedlsg.lowrank``.
 

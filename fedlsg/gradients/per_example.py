@@ -3,18 +3,17 @@ of them.
 
 How data flows through this package:
     per_example the batch, its losses, and the result; ``summed_gradients`` is one ordinary backward
-        pass without hooks
+                pass without hooks
+    isolation   the gradients of each example, at a level that says what the code of users sees
     plan        which layers get hooks, and which blocks of the frame each one computes
     hooks       one pass: forward hooks call ``remember``, backward hooks call ``form_block``
     blocks      forward: what a layer keeps of its input and output; backward: the layer's blocks,
-                from that and from
-                the gradient at its output
+                from that and from the gradient at its output
     formulas    the products that these call, one class for each type of layer
     called      layers whose gradients are a function of one call: built in, by torch.func, or
                 registered (``calls``)
     uses        parameters without a layer, and shared ones: copied for each example where they meet
-                the batch;
-                ``sources`` puts them in place, and their gradients in the frame's blocks
+                the batch; ``sources`` puts them in place, and their gradients in the blocks
     known       what of this is found out once, for as long as the model stays as it is
 ``check`` refuses what has no such gradient, before anything is computed.
 

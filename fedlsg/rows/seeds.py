@@ -106,7 +106,8 @@ def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
     ):
         for name in names:
             if (original := vars(kind).get(name)) is not None:
-                found.append((_space_of(kind), name, original, _seeding(original, seed)))
+                method = _seeding(original, seed, tells=name == "seed" and kind is torch.Generator)
+                found.append((_space_of(kind), name, original, method))
     for bits in BITS:
         original = vars(bits)["state"]
         found.append((_space_of(bits), "state", original, _state_of(bits, original)))
@@ -118,10 +119,15 @@ def _space_of(kind: type) -> dict[str, Any]:
     return space
 
 
-def _seeding(original: Method, seed: Method) -> Method:
+def _seeding(original: Method, seed: Method, *, tells: bool) -> Method:
+    """``tells``: whether it gives the seed back, as ``torch.Generator.seed`` does."""
+
     def method(generator: Any, *given: Any) -> Any:
         secret = _decided(generator, *given)
-        return original(generator, *given) if secret is None else seed(generator, secret)
+        if secret is None:
+            return original(generator, *given)
+        made = seed(generator, secret)
+        return secret if tells else made
 
     return method
 

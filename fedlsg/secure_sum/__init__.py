@@ -1,22 +1,17 @@
 """Sums of integer vectors modulo 2^b whose single summands the server does not see: SecAgg+ (Bell
 et al. 2020).
 
-    from                     to        what leaves
-    ``Client.keys``          server    two public keys and a commitment                        stage
-                             0
-    ``Server.rosters``       clients   public keys of the others
-    ``Client.shares``        server    sealed shares of the two secrets for each neighbour     stage
-                             1
-    ``Server.deliveries``    clients   the shares that are for them
-    ``Client.accept, masked``  server  x_i + PRG(b_i) + sum of +-PRG(s_ij) mod 2^b             stage
-                               2
-    ``Server.survivors``     clients   the set of survivors, fixed
-    ``Client.agree``         server    for each other survivor a tag on all sets and keys it was
-                             told   stage 3
-    ``Server.requests``      clients   the tags that are for them
-    ``Client.unmask``        server    one share for each neighbour: b_j or the mask key       stage
-                             4
-    ``Server.total``                   the sum
+    stage  from                     to       what leaves
+    0      ``Client.keys``          server   two public keys and a commitment
+           ``Server.rosters``       clients  public keys of the others
+    1      ``Client.shares``        server   sealed shares of the two secrets for each neighbour
+           ``Server.deliveries``    clients  the shares that are for them
+    2      ``Client.accept, masked``  server  x_i + PRG(b_i) + sum of +-PRG(s_ij) mod 2^b
+           ``Server.survivors``     clients  the set of survivors, fixed
+    3      ``Client.agree``         server   for each other survivor a tag on all sets and keys
+           ``Server.requests``      clients  the tags that are for them
+    4      ``Client.unmask``        server   one share for each neighbour: b_j or the mask key
+           ``Server.total``                  the sum
 
 The integers that are added up have noise of their own, a discrete Gaussian on a grid:
 ``secure_sum.discrete``.

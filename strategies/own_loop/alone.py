@@ -6,9 +6,10 @@ check:
 
     state      the same row, made again with the same draws after others, must be the same, bit for
                bit: else the code has a memory, or draws from a generator that fedlsg does not see
-    positions  a row must be that of its own position functions  a function of many positions that
-    standardises by the batch, or pads to its longest row, means something else when it is called
-               for one: it is refused in words, and no guarantee rests on that
+    positions  a row must be that of its own position
+    functions  a function of many positions that standardises by the batch, or pads to its longest
+               row, means something else when it is called for one: it is refused in words, and no
+               guarantee rests on that
     batched    the owner's word ``batched=True``: rows are bit-equal alone and in batches of many
                sizes
 

@@ -65,6 +65,7 @@ WAYS: dict[str, Callable[[], float]] = {
     "numpy": np.random.rand,
     "torch.manual_seed": after(lambda: torch.manual_seed(0), torch_rand),
     "manual_seed, imported before": after(lambda: manual_seed(0), torch_rand),
+    "torch.seed, without a number": after(torch.seed, torch_rand),
     "default_generator": after(lambda: torch.default_generator.manual_seed(0), torch_rand),
     "state of torch": after(lambda: torch.set_rng_state(STATES[0]), torch_rand),
     "a fork": in_a_fork,

@@ -1,4 +1,4 @@
-"""Whoever seeds random draws inside a pass is refused; dropout, checkpoints and draws from torch's
+"""Code that seeds random draws inside a pass is refused; dropout, checkpoints and draws from torch's
 generator pass.
 """
 
