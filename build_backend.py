@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SETUPTOOLS = ["setuptools>=77"]  # the first with SPDX licence expressions
-DOCUMENTATION = Path("simulations/documentation")
+DOCUMENTATION = Path("fedlsg/simulations/documentation")
 Config = dict[str, Any] | None
 
 

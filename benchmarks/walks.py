@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from simulations.cli.app import main as fedlsg
+from fedlsg.simulations.cli.app import main as fedlsg
 
 BASE = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedlsg", "strategies", "simulations")
@@ -132,7 +132,7 @@ def own(code: CodeType, known: dict[str, str | None] = {}) -> str | None:  # noq
     """The file of a function of ours, relative to the repository."""
     name = code.co_filename
     if name not in known:
-        path = Path(name)
+        path = Path(name).resolve()  # through the links in fedlsg
         inside = name.endswith(".py") and any(
             path.is_relative_to(BASE / package) for package in PACKAGES
         )

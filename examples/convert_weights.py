@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlsg.simulations.models import vision
+from fedlsg.simulations.models.pretrained import SUFFIXES, check_fit, file_digest, read_weights
+from fedlsg.simulations.models.resnet import wide_resnet
+from fedlsg.simulations.rundir.updates import write_model
 from fedlsg.user_code import DATA
 from fedlsg.user_code.digest import version
-from simulations.models import vision
-from simulations.models.pretrained import SUFFIXES, check_fit, file_digest, read_weights
-from simulations.models.resnet import wide_resnet
-from simulations.rundir.updates import write_model
 
 Arrays = Mapping[str, np.ndarray]
 PICKLES = (".dill", ".pkl", ".pickle")

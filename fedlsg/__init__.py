@@ -9,7 +9,14 @@ nor Flower.
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if __name__ != "fedlsg":
+    raise ImportError("expected the name fedlsg: another name would be a second copy of it")
+if not Path(__file__).with_name("strategies").exists():
+    # A Flower bundle has no links: its folders are next to this one.
+    __path__.append(str(Path(__file__).resolve().parents[1]))
 
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
@@ -24,19 +31,19 @@ if TYPE_CHECKING:
     from fedlsg.privacy import Mechanism
     from fedlsg.privacy.data_record import epsilon_of_data
     from fedlsg.setting import Setting
-    from fedlsg.training import ServerOptimizer
-    from simulations.run.finished import Run, load_run
-    from simulations.run.simulate import simulate
-    from simulations.server.callbacks import Callback, StopRun
-    from simulations.server.named_callbacks import (
+    from fedlsg.simulations.run.finished import Run, load_run
+    from fedlsg.simulations.run.simulate import simulate
+    from fedlsg.simulations.server.callbacks import Callback, StopRun
+    from fedlsg.simulations.server.named_callbacks import (
         BestModel,
         EarlyStopping,
         MLflow,
         WeightsAndBiases,
     )
-    from simulations.workloads import Workload
-    from strategies import recipe
-    from strategies.private_step import PrivateStep
+    from fedlsg.simulations.workloads import Workload
+    from fedlsg.strategies import recipe
+    from fedlsg.strategies.private_step import PrivateStep
+    from fedlsg.training import ServerOptimizer
 
     __version__: str
 
@@ -75,36 +82,36 @@ __all__ = [
 ]
 
 _PLACES = {
-    "BestModel": "simulations.server.named_callbacks",
+    "BestModel": "fedlsg.simulations.server.named_callbacks",
     "calibrate_noise_multiplier": "fedlsg.accounting",
-    "Callback": "simulations.server.callbacks",
+    "Callback": "fedlsg.simulations.server.callbacks",
     "Carrier": "fedlsg.carriers",
     "decompose": "fedlsg.lowrank",
-    "EarlyStopping": "simulations.server.named_callbacks",
+    "EarlyStopping": "fedlsg.simulations.server.named_callbacks",
     "epsilon": "fedlsg.accounting",
     "epsilon_of_data": "fedlsg.privacy.data_record",
-    "load_run": "simulations.run.finished",
+    "load_run": "fedlsg.simulations.run.finished",
     "make_supported": "fedlsg.gradients.replacements",
     "Mask": "fedlsg.masks",
     "Mechanism": "fedlsg.privacy",
     "Method": "fedlsg.method",
-    "MLflow": "simulations.server.named_callbacks",
+    "MLflow": "fedlsg.simulations.server.named_callbacks",
     "OwnCarriers": "fedlsg.carriers",
     "pack": "fedlsg.payload",
-    "PrivateStep": "strategies.private_step",
+    "PrivateStep": "fedlsg.strategies.private_step",
     "project": "fedlsg.lowrank",
     "Public": "fedlsg.frame.public",
-    "recipe": "strategies",
+    "recipe": "fedlsg.strategies",
     "reconstruct": "fedlsg.lowrank",
     "register_layer": "fedlsg.gradients.calls",
-    "Run": "simulations.run.finished",
+    "Run": "fedlsg.simulations.run.finished",
     "ServerOptimizer": "fedlsg.training",
     "Setting": "fedlsg.setting",
-    "simulate": "simulations.run.simulate",
-    "StopRun": "simulations.server.callbacks",
+    "simulate": "fedlsg.simulations.run.simulate",
+    "StopRun": "fedlsg.simulations.server.callbacks",
     "unpack": "fedlsg.payload",
-    "WeightsAndBiases": "simulations.server.named_callbacks",
-    "Workload": "simulations.workloads",
+    "WeightsAndBiases": "fedlsg.simulations.server.named_callbacks",
+    "Workload": "fedlsg.simulations.workloads",
 }
 
 

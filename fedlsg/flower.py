@@ -8,10 +8,10 @@ a PrivateStep, and ``PrivateUpdates`` around its strategy. ``record`` keeps what
 ``fedlsg attack``.
 """
 
-from simulations.flower.client import client_app
-from simulations.flower.private_update import private_update, reply
-from simulations.flower.private_updates import PrivateUpdates
-from simulations.flower.record import record
-from simulations.flower.server import Strategy
+from fedlsg.simulations.flower.client import client_app
+from fedlsg.simulations.flower.private_update import private_update, reply
+from fedlsg.simulations.flower.private_updates import PrivateUpdates
+from fedlsg.simulations.flower.record import record
+from fedlsg.simulations.flower.server import Strategy
 
 __all__ = ["PrivateUpdates", "Strategy", "client_app", "private_update", "record", "reply"]

@@ -2,12 +2,17 @@
 
     method = recipe("lsg", rank=4, sparsity=0.3, noise_multiplier=1.2)
 
-A recipe is one file of ``strategies.recipes`` with a function ``recipe(**settings) -> Method``. A
-new file there is a new method, and needs no registration. So is a function elsewhere:
+A recipe is one file of ``fedlsg.strategies.recipes`` with a function
+``recipe(**settings) -> Method``. A new file there is a new method, and needs no registration. So is
+a function elsewhere:
 ``recipe("mine.py:recipe")``, one that ``give`` gave a name, or one that an installed package offers
 as an entry point in ``fedlsg.methods``. The keywords of the function are its settings: type, range
 and sentence of each are its annotation (``fedlsg.setting``), and every run accepts them.
 """
+
+if __name__ != "fedlsg.strategies":
+    # A second copy of each module would have ledgers, caches and classes of its own.
+    raise ImportError("expected the name fedlsg.strategies: this folder is a part of fedlsg")
 
 import sys
 from collections.abc import Callable, Mapping
@@ -22,9 +27,9 @@ from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.setting import Declared, agreed, declared, suggestion, summary_of
 from fedlsg.setting.choices import did_you_mean
+from fedlsg.strategies import recipes
+from fedlsg.strategies.settings_typed import MethodSettings
 from fedlsg.training import ServerOptimizer
-from strategies import recipes
-from strategies.settings_typed import MethodSettings
 
 GROUP = "fedlsg.methods"
 """The entry point group of packages that offer recipes."""
@@ -40,8 +45,8 @@ _GIVEN: dict[str, Callable[..., Method]] = {}
 
 
 def names() -> tuple[str, ...]:
-    """Names of all recipes: files of ``strategies.recipes`` with a function ``recipe``, and what
-    packages offer.
+    """Names of all recipes: files of ``fedlsg.strategies.recipes`` with a function ``recipe``, and
+    what packages offer.
     """
     return tuple(sorted({*_own(), *user_code.offered(GROUP)}))
 

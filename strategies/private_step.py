@@ -35,13 +35,11 @@ from fedlsg.rows import OneByOne, Padding
 from fedlsg.rows.padding import Fill
 from fedlsg.setting.isolation import CHECKED, Isolation, Wanted
 from fedlsg.state import ClientTerms
-from fedlsg.training import Groups, together
-from fedlsg.training.server import widest
-from strategies.own_loop.account import WAY, Account, Spending, check_spending, terms_of
-from strategies.own_loop.examples import check_start
-from strategies.own_loop.release import Rehearsals, Release, Watcher
-from strategies.own_loop.row_checks import check_rows
-from strategies.own_loop.user_inputs import (
+from fedlsg.strategies.own_loop.account import WAY, Account, Spending, check_spending, terms_of
+from fedlsg.strategies.own_loop.examples import check_start
+from fedlsg.strategies.own_loop.release import Rehearsals, Release, Watcher
+from fedlsg.strategies.own_loop.row_checks import check_rows
+from fedlsg.strategies.own_loop.user_inputs import (
     Data,
     Optimizers,
     Stored,
@@ -50,8 +48,8 @@ from strategies.own_loop.user_inputs import (
     guarded,
     of_function,
 )
-from strategies.settings_typed import StepSettings
-from strategies.step_method import (
+from fedlsg.strategies.settings_typed import StepSettings
+from fedlsg.strategies.step_method import (
     AUTO,
     is_regression,
     method_of,
@@ -59,6 +57,8 @@ from strategies.step_method import (
     public_terms,
     state_of,
 )
+from fedlsg.training import Groups, together
+from fedlsg.training.server import widest
 
 
 class PrivateStep:

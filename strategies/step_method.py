@@ -18,13 +18,13 @@ from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.method import Method, Schedule
 from fedlsg.setting import check_real, declared
 from fedlsg.state import PublicState, ServerState
+from fedlsg.strategies import common_settings, give, own_settings, recipe, with_own
+from fedlsg.strategies.own_loop.account import Spending
+from fedlsg.strategies.own_loop.examples import own_source
+from fedlsg.strategies.own_loop.user_inputs import Optimizers, make_own
 from fedlsg.tensors import each
 from fedlsg.training import ServerOptimizer
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
-from strategies import common_settings, give, own_settings, recipe, with_own
-from strategies.own_loop.account import Spending
-from strategies.own_loop.examples import own_source
-from strategies.own_loop.user_inputs import Optimizers, make_own
 
 AUTO = "auto"
 DENSE, SPARSE = "dpsgd", "lsg"

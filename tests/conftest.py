@@ -109,8 +109,7 @@ def registered_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def own_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Settings may name code of a user, which is forgotten afterwards."""
-    import strategies
-    from fedlsg import user_code
+    from fedlsg import strategies, user_code
 
     monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
     yield

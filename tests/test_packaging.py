@@ -14,12 +14,13 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 import build_backend
-from simulations.cli.docs import pages_of
-from simulations.report.template import LIBRARIES
-from strategies.federation.proofs import OUTSIDE, PACKAGES, identity_of, own_identity
+from fedlsg.simulations.cli.docs import pages_of
+from fedlsg.simulations.report.template import LIBRARIES
+from fedlsg.strategies.federation.proofs import OUTSIDE, PARTS, identity_of, own_identity
 from tests.places import REPOSITORY
 
 ROOT = REPOSITORY
+FOLDERS = ("fedlsg", *PARTS)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_the_flower_bundle_holds_the_packages_and_nothing_else(bundle):
         "LICENSE",
         ".info",
     }
-    for package in PACKAGES:
+    for package in FOLDERS:
         bundled = {path.relative_to(folder) for path in (folder / package).rglob("*.py")}
         assert bundled == {
             p for path in (ROOT / package).rglob("*.py") if not outside(p := path.relative_to(ROOT))
@@ -60,10 +61,11 @@ def test_the_digest_covers_every_file_that_a_bundle_holds():
     """A client's terms, budget and ledger are code that must not differ; attacks and audit alone
     may.
     """
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
             name = path.relative_to(ROOT)
-            assert bool(OUTSIDE.match(name.as_posix())) == outside(name), name
+            module = name if folder == "fedlsg" else "fedlsg" / name
+            assert bool(OUTSIDE.match(module.as_posix())) == outside(name), name
 
 
 def test_the_bundle_is_the_same_code_as_the_clone(bundle):
@@ -71,19 +73,16 @@ def test_the_bundle_is_the_same_code_as_the_clone(bundle):
     version.
     """
     _, folder = bundle
-    assert identity_of([folder / name for name in PACKAGES]).same(own_identity())
+    assert identity_of(folder / "fedlsg").same(own_identity())
 
 
 @pytest.mark.slow
 def test_the_bundle_is_imported_from_where_it_lies(bundle):
     _, folder = bundle
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import fedlsg, strategies, "
-        "simulations.server.app as a; "
-    )
-    code += (
-        "import simulations.client.app; print(fedlsg.__file__, strategies.__file__, a.__file__, "
-        "sep='\\n')"
+        "import sys; sys.path.insert(0, sys.argv[1]); import fedlsg.simulations.server.app as a; "
+        "import fedlsg.simulations.client.app; "
+        "print(fedlsg.__file__, fedlsg.strategies.__file__, a.__file__, sep='\\n')"
     )
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, check=True)
@@ -133,7 +132,7 @@ def test_a_wheel_holds_nothing_of_an_earlier_build(tmp_path, monkeypatch):
     """``pip install .`` builds in the clone: a recipe that was deleted since would still be listed
     and run.
     """
-    gone = tmp_path / "build" / "lib" / "strategies" / "recipes" / "gone.py"
+    gone = tmp_path / "build" / "lib" / "fedlsg" / "strategies" / "recipes" / "gone.py"
     gone.parent.mkdir(parents=True)
     gone.write_text("")
     (tmp_path / "docs").mkdir()
@@ -162,19 +161,16 @@ def test_the_wheel_carries_its_dependencies(wheel):
     assert {re.split(r"[\[<>=]", line)[0] for line in required if "extra ==" not in line} == {
         re.split(r"[\[<>=]", line)[0] for line in listed
     }
-    assert {f"{package}/py.typed" for package in PACKAGES} < set(names)
+    assert "fedlsg/py.typed" in names
     drawing = {
-        f"simulations/report/assets/{name}" for name in (*LIBRARIES, "page.js", "LICENSES.txt")
+        f"fedlsg/simulations/report/assets/{name}"
+        for name in (*LIBRARIES, "page.js", "LICENSES.txt")
     }
     assert drawing < set(names)
     # what `fedlsg docs` shows
-    pages = {f"simulations/documentation/{name}.md" for name in pages_of(ROOT / "docs")}
+    pages = {f"fedlsg/simulations/documentation/{name}.md" for name in pages_of(ROOT / "docs")}
     assert {name for name in names if name.endswith(".md")} == pages
-    assert {name.split("/")[0].split("-")[0] for name in names} == {
-        "fedlsg",
-        "strategies",
-        "simulations",
-    }
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"fedlsg"}
 
 
 @pytest.mark.slow

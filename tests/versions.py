@@ -30,7 +30,7 @@ asked of these.
 TOOLS = ("pytest>=8.3", "hypothesis>=6.100", "beartype>=0.18")
 RUN = (
     "-m",
-    "simulations",
+    "fedlsg",
     "run",
     "digits",
     "--rounds",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from simulations.report.figure import STYLE, new_figure
+from fedlsg.simulations.report.figure import STYLE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,11 +23,11 @@ from shutil import rmtree
 import tomli_w
 
 from benchmarks.flower.flower_processes import end_all
-from simulations.engines.cluster import short_base
-from simulations.plan.plan import Plan
-from simulations.settings.settings import as_config
+from fedlsg.simulations.engines.cluster import short_base
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.settings.settings import as_config
 
-SERVER_APP, CLIENT_APP = "simulations.server.app:app", "simulations.client.app:app"
+SERVER_APP, CLIENT_APP = "fedlsg.simulations.server.app:app", "fedlsg.simulations.client.app:app"
 PATIENCE = 120.0
 ENVIRONMENT = {
     # else Flower builds an environment before every run

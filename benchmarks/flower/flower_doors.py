@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import fedlsg
 import fedlsg.flower
-from simulations.engines.local import LocalGrid, task_identity
+from fedlsg.simulations.engines.local import LocalGrid, task_identity
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

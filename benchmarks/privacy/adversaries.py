@@ -14,12 +14,12 @@ from benchmarks.privacy.neighbours import Subject, of_tensors
 from fedlsg.frame import Coordinates, Frame, make_blocks
 from fedlsg.gradients import GhostGradients, Precision
 from fedlsg.privacy import Mechanism, clip_factors, clipped_sum, norms_of
-from simulations.models import digits_conv, digits_mlp, vision
-from simulations.models.encoder import build_encoder
-from simulations.models.encoder_source import find_encoder
-from simulations.workloads.base import LoadedWorkload
-from simulations.workloads.base.split import Split
-from simulations.workloads.texts import Tokens
+from fedlsg.simulations.models import digits_conv, digits_mlp, vision
+from fedlsg.simulations.models.encoder import build_encoder
+from fedlsg.simulations.models.encoder_source import find_encoder
+from fedlsg.simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.simulations.workloads.texts import Tokens
 
 Case = tuple[list[int], int]
 """Rows of the training split in the order in which a client holds them, and the place of the one
@@ -167,7 +167,9 @@ def padded_to_the_longest() -> Iterator[None]:
     """Pad a microbatch to its longest text, in batches sorted by length."""
     with ExitStack() as stack:
         stack.enter_context(
-            patch("simulations.workloads.texts.PADDED_LENGTHS", tuple(range(2, MAX_LENGTH * 8)))
+            patch(
+                "fedlsg.simulations.workloads.texts.PADDED_LENGTHS", tuple(range(2, MAX_LENGTH * 8))
+            )
         )
         stack.enter_context(
             patch.object(

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import strategies
 from benchmarks.privacy import least_squares as theorem
 from benchmarks.privacy.digits_client import cross_entropy, network, payload, report
+from fedlsg import strategies
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.membership import Membership, play, rates
 from fedlsg.attacks.metrics import mean_interval
@@ -24,9 +24,9 @@ from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream
+from fedlsg.simulations.workloads import load
 from fedlsg.state import PublicState
 from fedlsg.training import per_unit
-from simulations.workloads import load
 
 LOW_RANK, SPARSE = {"rank": 8}, {"sparsity": 0.5}
 METHODS: dict[str, Any] = {

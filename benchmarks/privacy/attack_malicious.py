@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import strategies
 from benchmarks.privacy.craft import fishing, imprint, traps
 from benchmarks.privacy.digits_client import network, payload, report
 from benchmarks.privacy.read import read
+from fedlsg import strategies
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.metrics import best_matching, mean_interval, psnr, squared_errors
@@ -26,8 +26,8 @@ from fedlsg.attacks.observation import DoesNotApply
 from fedlsg.carriers import prepare_model
 from fedlsg.method import Method, Schedule
 from fedlsg.randomness import public_generator
+from fedlsg.simulations.workloads import load
 from fedlsg.state import PublicState
-from simulations.workloads import load
 
 BATCH, HIDDEN, RANK, CLIP = 8, 128, 8, 0.1
 RECOVERED, ABOVE_BLIND, MOST = 20.0, 3.0, 60.0

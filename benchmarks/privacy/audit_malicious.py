@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import strategies
 from benchmarks.privacy.craft import isolating
 from benchmarks.privacy.digits_client import network, payload, report
+from fedlsg import strategies
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.training_mode import look, scored
@@ -27,8 +27,8 @@ from fedlsg.attacks.audit.verdict import Claim, Verdict, judge
 from fedlsg.carriers import prepare_model
 from fedlsg.method import Method, Schedule
 from fedlsg.randomness import public_generator, reproducible_stream
+from fedlsg.simulations.workloads import load
 from fedlsg.state import PublicState
-from simulations.workloads import load
 
 HIDDEN, IMAGES, CANARIES, CLIP, DELTA = 128, 200, 100, 0.1, 1e-5
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

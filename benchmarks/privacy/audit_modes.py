@@ -17,7 +17,7 @@ from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import silent_rounds
 from fedlsg.attacks.audit.unit_mode import record
 from fedlsg.attacks.audit.verdict import Verdict, judge
-from simulations.audit import Audited, audited_settings
+from fedlsg.simulations.audit import Audited, audited_settings
 
 SHORT = {"method": "lsg", "epsilon": 8.0, "rounds": 8}
 CLIENTS = SHORT | {"unit": "client", "batch_size": 20, "local_steps": 3, "clip_norm": 1.0}

@@ -25,13 +25,13 @@ from fedlsg.gradients import GhostGradients, LossFunction, Precision
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.simulations.client.drawing import batches, groups
+from fedlsg.simulations.plan.plan import Base
+from fedlsg.simulations.settings.resolve import build_method, fill
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.state import PublicState
 from fedlsg.training import Batch, Groups, LocalTraining, Positions, together
-from simulations.client.drawing import batches, groups
-from simulations.plan.plan import Base
-from simulations.settings.resolve import build_method, fill
-from simulations.settings.settings import from_mapping
-from simulations.workloads import LoadedWorkload
 
 BOUND = 1e-4
 """Share of C by which rounding may move the sum on top of what is accounted."""

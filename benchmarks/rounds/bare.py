@@ -17,8 +17,8 @@ from fedlsg.method import aggregate, client_step, server_step
 from fedlsg.noise import add_gaussian
 from fedlsg.randomness import secret_stream
 from fedlsg.setting.selection import UNIFORM
+from fedlsg.simulations.plan.plan import Plan
 from fedlsg.state import PublicState, ServerState
-from simulations.plan.plan import Plan
 
 Round = Callable[[int], object]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.rounds import jobs
 from benchmarks.rounds.gate import Gate
-from simulations.workloads.base import Options
+from fedlsg.simulations.workloads.base import Options
 
 client = ClientApp()  # a line each: Flower looks for them in the text
 private_client = ClientApp(

@@ -13,12 +13,12 @@ import torch
 from benchmarks.flower.flower_app import simulate, write_project
 from benchmarks.rounds import bare, jobs, pfl_job
 from benchmarks.rounds.gate import Gate
-from simulations.engines import local, passes, ray
-from simulations.plan.plan import Plan, make_plan
-from simulations.rundir.lock import create
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.engines import local, passes, ray
+from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.rundir.lock import create
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.settings.settings import from_mapping
 
 ENGINES = ("bare", "local", "alone", "ray", "fedavg", "pfl", "opacus", "fedavg-dp", "pfl-dp")
 

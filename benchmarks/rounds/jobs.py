@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from simulations import workloads
-from simulations.workloads.base import LoadedWorkload, Request
-from simulations.workloads.base.split import Split, rescale
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads.base import LoadedWorkload, Request
+from fedlsg.simulations.workloads.base.split import Split, rescale
 
 CLIENTS, IMAGES, COHORT, BATCH = map(int, os.environ.get("JOB", "100 50 10 10").split())
 SIDE = 32

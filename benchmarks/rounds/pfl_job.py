@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.rounds import jobs
 from benchmarks.rounds.gate import Gate
-from simulations import workloads
+from fedlsg.simulations import workloads
 
 
 def run(model_name: str, rounds: int, *, private: bool = False) -> None:

@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.pairs import estimate, parser, write
 from benchmarks.rounds import bare, jobs
-from simulations.engines import local, passes
-from simulations.plan.plan import make_plan
-from simulations.rundir.lock import create
-from simulations.rundir.tables import Row
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.engines import local, passes
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.rundir.lock import create
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.settings.settings import from_mapping
 
 
 def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-import strategies
 from benchmarks.speed.subjects import Subject, losses
+from fedlsg import strategies
 from fedlsg.gradients import FLOAT32, Precision, trainable
 from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, server_step
 from fedlsg.randomness import secret_stream

@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 
 from fedlsg.payload import DEFAULT_CODEC, pack
+from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.settings.published import resolve
 from fedlsg.state import PublicState, mean_frame
-from simulations.plan.plan import Plan, make_plan
-from simulations.settings.published import resolve
 
 
 def make_folder(root: Path, *, train: int, test: int, classes: int) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import estimate
 from fedlsg import PrivateStep
-from simulations.models import vision
+from fedlsg.simulations.models import vision
 
 DRAW = torch.Generator().manual_seed(0)
 

@@ -32,7 +32,7 @@ from fedlsg.gradients import trainable
 from fedlsg.method import LocalTraining, client_step
 from fedlsg.privacy import Mechanism
 from fedlsg.randomness import secret_stream
-from simulations.models.small import small_cnn
+from fedlsg.simulations.models.small import small_cnn
 
 CARRIER = Probe(form="core", rank=128, out_rank=64)
 BATCH, REFRESH = 250, 20

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from benchmarks.pairs import Estimate, estimate
 from fedlsg import PrivateStep
-from strategies.own_loop.user_inputs import Together
+from fedlsg.strategies.own_loop.user_inputs import Together
 
 COUNT = 8192
 CPU = torch.device("cpu")

@@ -33,10 +33,10 @@ import torch
 from torch import nn
 
 from benchmarks.pairs import write
-from simulations import workloads
-from simulations.server.callbacks import Callback
-from simulations.workloads.base import LoadedWorkload, Request
-from simulations.workloads.base.split import Split, rescale
+from fedlsg.simulations import workloads
+from fedlsg.simulations.server.callbacks import Callback
+from fedlsg.simulations.workloads.base import LoadedWorkload, Request
+from fedlsg.simulations.workloads.base.split import Split, rescale
 
 ROWS, COLUMNS, COHORT = 5, 16, 100
 WARM = 3
@@ -88,10 +88,10 @@ def register() -> None:
 
 def measure(clients: int, rounds: int, folder: str) -> dict[str, Any]:
     """A run: CPU seconds of its parts, and of each round."""
-    from simulations.engines import local
-    from simulations.rundir.lock import create
-    from simulations.server.ready import ready_plan
-    from simulations.settings.settings import from_mapping
+    from fedlsg.simulations.engines import local
+    from fedlsg.simulations.rundir.lock import create
+    from fedlsg.simulations.server.ready import ready_plan
+    from fedlsg.simulations.settings.settings import from_mapping
 
     register()
     given = {
@@ -138,10 +138,10 @@ def measure(clients: int, rounds: int, folder: str) -> dict[str, Any]:
 
 def after(folder: str) -> dict[str, float]:
     """Seconds that a finished run of ``measure`` takes to be resumed, and to be reported."""
-    from simulations.engines import local
-    from simulations.report.run_page import write_run_page
-    from simulations.rundir.rundir import RunDir
-    from simulations.server.ready import ready_plan
+    from fedlsg.simulations.engines import local
+    from fedlsg.simulations.report.run_page import write_run_page
+    from fedlsg.simulations.rundir.rundir import RunDir
+    from fedlsg.simulations.server.ready import ready_plan
 
     register()
     run = RunDir.open(f"{folder}/run")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from simulations.models.resnet import wide_resnet
+from fedlsg.simulations.models.resnet import wide_resnet
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

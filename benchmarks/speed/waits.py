@@ -35,8 +35,8 @@ MANY = (1_000, 10_000, 100_000)
 
 def plan(name: str) -> dict[str, float]:
     """Seconds of a plan after its data are there."""
-    from simulations.plan import plan as plans
-    from simulations.settings.published import resolve
+    from fedlsg.simulations.plan import plan as plans
+    from fedlsg.simulations.settings.published import resolve
 
     base = plans.prepare(resolve({"workload": "digits", **FEDERATIONS[name]}))
     before = time.process_time()
@@ -81,7 +81,7 @@ def many(name: str) -> dict[str, float]:
     """Seconds of the ledgers of many clients: at the start, and in a round, the median of 20."""
     from fedlsg.privacy import Entry
     from fedlsg.privacy.run_ledger import RunLedger
-    from simulations.server.spent import Spent
+    from fedlsg.simulations.server.spent import Spent
 
     found = {}
     for clients in MANY:

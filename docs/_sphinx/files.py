@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from simulations.rundir.declared import COMMANDS, NODE, RUN, Declared
+from fedlsg.simulations.rundir.declared import COMMANDS, NODE, RUN, Declared
 
 PAGE = Path(__file__).resolve().parents[1] / "files.md"
 HEAD = "| file | class | what it is | who writes it |\n|---|---|---|---|\n"

@@ -11,17 +11,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import strategies
+from fedlsg import strategies
 from fedlsg.payload import DEFAULT_CODEC
 from fedlsg.setting.mechanisms import DP
 from fedlsg.setting.rules import Facts, Rule, example, spell
 from fedlsg.setting.units import UNITS
-from simulations.settings.checks import SHARE, WORDS, all_rules, method_facts, unit_facts
-from simulations.settings.published import Published, presets
-from simulations.settings.published.show import COLUMNS, numbered, row
-from simulations.settings.run import Settings
-from simulations.settings.settings import all_settings
-from simulations.settings.show import (
+from fedlsg.simulations.settings.checks import SHARE, WORDS, all_rules, method_facts, unit_facts
+from fedlsg.simulations.settings.published import Published, presets
+from fedlsg.simulations.settings.published.show import COLUMNS, numbered, row
+from fedlsg.simulations.settings.run import Settings
+from fedlsg.simulations.settings.settings import all_settings
+from fedlsg.simulations.settings.show import (
     by_group,
     by_value,
     default_of,

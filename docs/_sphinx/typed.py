@@ -10,12 +10,12 @@ from inspect import Parameter, formatannotation, signature
 from pathlib import Path
 from typing import Any
 
-import strategies
+from fedlsg import strategies
 from fedlsg.setting import Declared
-from simulations.run.simulate import MORE, simulate
-from simulations.settings.settings import AUTOMATIC, all_settings
-from simulations.workloads import Workload
-from strategies.private_step import PrivateStep
+from fedlsg.simulations.run.simulate import MORE, simulate
+from fedlsg.simulations.settings.settings import AUTOMATIC, all_settings
+from fedlsg.simulations.workloads import Workload
+from fedlsg.strategies.private_step import PrivateStep
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = "Made by ``python -m docs._sphinx.typed``: do not edit."
@@ -75,7 +75,7 @@ def _of_runs() -> str:
         "from typing import Any, Literal",
         "",
         "from fedlsg.carriers.probe.carrier import Draw",
-        "from strategies.settings_typed import MethodSettings",
+        "from fedlsg.strategies.settings_typed import MethodSettings",
         "",
         "",
     ]

@@ -231,7 +231,7 @@ def _read_text_in(folder: Path) -> None:
     def find(path: str) -> FileFinder:
         inside = Path(path).is_relative_to(folder)
         parts = Path(path).relative_to(folder).parts if inside else ()
-        if not inside or "site-packages" in parts or set(parts[:1]) & set(OURS):
+        if not inside or "site-packages" in parts or parts[:1] == (OURS,):
             raise ImportError
         return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Text, SOURCE_SUFFIXES))
 

@@ -33,7 +33,9 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 MAIN = "__main__"
-OURS = ("fedlsg", "strategies", "simulations")
+OURS = "fedlsg"
+HOME = Path(__file__).resolve().parents[1]
+"""The folder of the package fedlsg that this process imported."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -251,14 +253,12 @@ def _imports(file: Path, text: bytes, root: Path) -> Iterator[tuple[Path, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (
-                (root, alias.name)
-                for alias in node.names
-                if alias.name.partition(".")[0] not in OURS
+                (root, alias.name) for alias in node.names if alias.name.partition(".")[0] != OURS
             )
         elif isinstance(node, ast.ImportFrom):
             base = [file, *file.parents][node.level] if node.level < len(file.parts) else root
             names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
-            if node.level or names[0].partition(".")[0] not in OURS:
+            if node.level or names[0].partition(".")[0] != OURS:
                 yield from ((base if node.level else root, name) for name in names)
 
 
@@ -290,7 +290,7 @@ def _found(base: Path, name: str) -> list[Path]:
 
 def version() -> str:
     """The version of the package that this process imported."""
-    return version_at(Path(__file__).resolve().parents[2])
+    return version_at(HOME.parent)
 
 
 def version_at(root: Path) -> str:

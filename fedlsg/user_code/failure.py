@@ -24,6 +24,7 @@ OWN = tuple(
     str(Path(__file__).resolve().parents[2] / name) + "/"
     for name in ("fedlsg", "strategies", "simulations")
 )
+"""Folders of fedlsg's code in a clone or a Flower bundle; a wheel has the first alone."""
 
 
 class OwnEnd(BaseException):

@@ -45,7 +45,7 @@ from fedlsg.user_code.failure import OWN, is_users
 
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft")
 """Distributions whose code is library code, as fedlsg's own is."""
-FEW = (*LIBRARIES[1:], *OURS)
+FEW = (*LIBRARIES[1:], OURS)
 """Those whose global objects are looked into: registries of attention functions, say."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GROUPS = ("_parameters", "_buffers", "_modules", *HOOKS)

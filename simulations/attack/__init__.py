@@ -19,15 +19,15 @@ import torch
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.findings import Findings, findings_of
-from simulations.attack.images import Images
-from simulations.attack.observations import Record, open_record
-from simulations.attack.recording import record_all, record_like
-from simulations.attack.report import in_short, output_folder, refusals, write
-from simulations.attack.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
-from simulations.compare.grid_file import numbers, words
-from simulations.report.progress import Tick, bar
-from simulations.report.terminal import (
+from fedlsg.simulations.attack.findings import Findings, findings_of
+from fedlsg.simulations.attack.images import Images
+from fedlsg.simulations.attack.observations import Record, open_record
+from fedlsg.simulations.attack.recording import record_all, record_like
+from fedlsg.simulations.attack.report import in_short, output_folder, refusals, write
+from fedlsg.simulations.attack.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
+from fedlsg.simulations.compare.grid_file import numbers, words
+from fedlsg.simulations.report.progress import Tick, bar
+from fedlsg.simulations.report.terminal import (
     checked,
     facts_shown,
     print_line,
@@ -35,11 +35,11 @@ from simulations.report.terminal import (
     print_table,
     print_written,
 )
-from simulations.rundir.examined import RECORD, RESULTS
-from simulations.settings.automatic import device_of
-from simulations.settings.run import Device
-from simulations.workloads import own
-from simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.rundir.examined import RECORD, RESULTS
+from fedlsg.simulations.settings.automatic import device_of
+from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.workloads import own
+from fedlsg.simulations.workloads.base import LoadedWorkload
 
 FEW = 4
 """More runs than these are not named in the first line of the page."""
@@ -97,7 +97,7 @@ def attack_command(
         )
     folder = output_folder(runs, out)
     if len(runs) == 1 and not record and has_whole_updates(runs[0]):
-        from simulations.attack.whole_updates import attack_whole_updates
+        from fedlsg.simulations.attack.whole_updates import attack_whole_updates
 
         return attack_whole_updates(runs[0], console, out=out)
     for path in runs:
@@ -225,7 +225,7 @@ def kind_of(record: Record) -> Kind:
                 "which texts are attacked: record a run of hf-text on these texts, or use "
                 "--membership"
             )
-        from simulations.attack.texts import Texts
+        from fedlsg.simulations.attack.texts import Texts
 
         return Texts(record)
     return Images(record)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedlsg.attacks.metrics import Interval, mean_interval
 from fedlsg.attacks.observation import Guess, Observation
-from simulations.attack.observations import Record, privacy_facts, sigma_of
-from simulations.attack.target import Results, Target
-from simulations.report.page import Gallery, RowKind, Table, TokenLines
-from simulations.report.table import Column, make_table
+from fedlsg.simulations.attack.observations import Record, privacy_facts, sigma_of
+from fedlsg.simulations.attack.target import Results, Target
+from fedlsg.simulations.report.page import Gallery, RowKind, Table, TokenLines
+from fedlsg.simulations.report.table import Column, make_table
 
 NAIVE = "-naive"
 CLOSED = frozenset({"first-layer", "relu-batch", "span"})

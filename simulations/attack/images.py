@@ -21,8 +21,8 @@ from fedlsg.attacks.inversion.relu_batch import relu_batch
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 from fedlsg.attacks.search import Progress
 from fedlsg.setting.choices import REMOVED, choose
-from simulations.attack.findings import CONVERGED, NAIVE, shown_name
-from simulations.attack.images_score import (
+from fedlsg.simulations.attack.findings import CONVERGED, NAIVE, shown_name
+from fedlsg.simulations.attack.images_score import (
     FINDING_DB,
     Scored,
     Summary,
@@ -31,9 +31,9 @@ from simulations.attack.images_score import (
     in_order,
     scored,
 )
-from simulations.attack.observations import Record
-from simulations.attack.target import Attack, Kind, Options, Results, Target
-from simulations.report.page import Badge, Gallery, Shot
+from fedlsg.simulations.attack.observations import Record
+from fedlsg.simulations.attack.target import Attack, Kind, Options, Results, Target
+from fedlsg.simulations.report.page import Badge, Gallery, Shot
 
 SMALL = 1024
 """Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""

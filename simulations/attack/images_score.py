@@ -22,10 +22,10 @@ from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.carriers import find_output_layer
-from simulations.attack.findings import FORMS, Outcome, Score, common_figures, of_guess
-from simulations.attack.target import Target
-from simulations.report.table import Column
-from simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.attack.findings import FORMS, Outcome, Score, common_figures, of_guess
+from fedlsg.simulations.attack.target import Target
+from fedlsg.simulations.report.table import Column
+from fedlsg.simulations.workloads.base import LoadedWorkload
 
 EXACT_DB = 200.0
 """The PSNR of a perfect image, which has no finite one."""

@@ -23,16 +23,16 @@ from fedlsg.method import aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, RunLedger
 from fedlsg.setting.units import UNITS
+from fedlsg.simulations.plan.continuity import check_own_code
+from fedlsg.simulations.plan.plan import Base, prepare
+from fedlsg.simulations.report.words import REPRODUCIBLE
+from fedlsg.simulations.rundir.files import load_array
+from fedlsg.simulations.rundir.results import refuse_own_noise
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.updates import payload_files, read_frame, round_folder, sum_file
+from fedlsg.simulations.settings.run import Device, Settings
+from fedlsg.simulations.workloads import Progress, silent
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
-from simulations.plan.continuity import check_own_code
-from simulations.plan.plan import Base, prepare
-from simulations.report.words import REPRODUCIBLE
-from simulations.rundir.files import load_array
-from simulations.rundir.results import refuse_own_noise
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import payload_files, read_frame, round_folder, sum_file
-from simulations.settings.run import Device, Settings
-from simulations.workloads import Progress, silent
 
 FPR = 0.01
 """False alarms at which membership in one batch is said."""

@@ -10,24 +10,24 @@ from typing import Any
 
 from rich.console import Console
 
-import strategies
+from fedlsg import strategies
 from fedlsg.setting.mechanisms import is_silent
-from simulations.attack.observations import refuse_client_unit
-from simulations.compare.grid import dropped_lines, lacks
-from simulations.engines import local
-from simulations.plan.continuity import begin
-from simulations.plan.plan import Plan
-from simulations.report.progress import count_bar
-from simulations.report.terminal import print_line
-from simulations.run.commands import continued
-from simulations.rundir.lock import create
-from simulations.rundir.rundir import RunDir
-from simulations.server.ready import ready_plan
-from simulations.server.summary import refuse_diverged
-from simulations.settings.checks import all_refused, left_out, refusal
-from simulations.settings.published import resolve
-from simulations.settings.run import Device
-from simulations.settings.settings import parse, values_of
+from fedlsg.simulations.attack.observations import refuse_client_unit
+from fedlsg.simulations.compare.grid import dropped_lines, lacks
+from fedlsg.simulations.engines import local
+from fedlsg.simulations.plan.continuity import begin
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.report.progress import count_bar
+from fedlsg.simulations.report.terminal import print_line
+from fedlsg.simulations.run.commands import continued
+from fedlsg.simulations.rundir.lock import create
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.server.summary import refuse_diverged
+from fedlsg.simulations.settings.checks import all_refused, left_out, refusal
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.settings.settings import parse, values_of
 
 RECORDED: Mapping[str, object] = {
     "clients": 8,

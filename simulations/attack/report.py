@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import fmean
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.findings import LEAK, NOTHING, Best, Findings, shown_name
-from simulations.report.chart import Axis, Chart, Series, level, spaced
-from simulations.report.colours import GREY, canonical, looks
-from simulations.report.figure import interactive, png
-from simulations.report.page import (
+from fedlsg.simulations.attack.findings import LEAK, NOTHING, Best, Findings, shown_name
+from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
+from fedlsg.simulations.report.colours import GREY, canonical, looks
+from fedlsg.simulations.report.figure import interactive, png
+from fedlsg.simulations.report.page import (
     Badge,
     Drawing,
     Page,
@@ -32,9 +32,9 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.template import render
-from simulations.report.terminal import write_private
-from simulations.rundir.files import check_writable
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import write_private
+from fedlsg.simulations.rundir.files import check_writable
 
 WARNING = (
     "This page shows training examples of the clients: the originals and what attacks recovered. "

@@ -24,11 +24,11 @@ from torch import Tensor
 from fedlsg.attacks.membership import closed_form_tpr
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.randomness import public_generator
-from simulations.attack.observations import FPR, Record
-from simulations.report.page import Gallery, TokenLines
-from simulations.report.progress import Tick
-from simulations.rundir.files import load_array
-from simulations.workloads.base.split import Inputs
+from fedlsg.simulations.attack.observations import FPR, Record
+from fedlsg.simulations.report.page import Gallery, TokenLines
+from fedlsg.simulations.report.progress import Tick
+from fedlsg.simulations.rundir.files import load_array
+from fedlsg.simulations.workloads.base.split import Inputs
 
 SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
 """Default seconds of one attack on one update; of all attacks on small inputs together; of one of

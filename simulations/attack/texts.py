@@ -18,11 +18,11 @@ from fedlsg.attacks.text_matching import TextMatching, match_text
 from fedlsg.attacks.token_reading import read_tokens
 from fedlsg.attacks.tokens import TextPrior, span_test
 from fedlsg.setting.choices import choose
-from simulations.attack.findings import shown_name
-from simulations.attack.observations import Record, sigma_of
-from simulations.attack.target import Attack, Kind, Options, Results, Target
-from simulations.attack.texts_score import ScoredText, TextSummary, scored, text_public
-from simulations.report.page import Mark, TokenLine, TokenLines
+from fedlsg.simulations.attack.findings import shown_name
+from fedlsg.simulations.attack.observations import Record, sigma_of
+from fedlsg.simulations.attack.target import Attack, Kind, Options, Results, Target
+from fedlsg.simulations.attack.texts_score import ScoredText, TextSummary, scored, text_public
+from fedlsg.simulations.report.page import Mark, TokenLine, TokenLines
 
 CANDIDATES = 32
 """Tokens a position that matching tries where the span test ranks them."""

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from fedlsg.attacks.metrics import best_matching, exact_match, token_recall
 from fedlsg.attacks.observation import Guess
 from fedlsg.attacks.tokens import TextPrior, Vocabulary
-from simulations.attack.findings import FORMS, Outcome, Score, common_figures, of_guess
-from simulations.attack.observations import Record
-from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.report.table import Column
-from simulations.workloads.rows.hub import data_root
+from fedlsg.simulations.attack.findings import FORMS, Outcome, Score, common_figures, of_guess
+from fedlsg.simulations.attack.observations import Record
+from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
+from fedlsg.simulations.report.table import Column
+from fedlsg.simulations.workloads.rows.hub import data_root
 
 PUBLIC_TEXTS = 5000
 UNSEEN = 0.1

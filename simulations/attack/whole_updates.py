@@ -24,7 +24,7 @@ from scipy.special import ndtri
 
 from fedlsg.attacks.membership import closed_form_tpr, filter_payload
 from fedlsg.attacks.metrics import LOW_RATES, Rate, clopper_pearson
-from simulations.report.page import (
+from fedlsg.simulations.report.page import (
     Badge,
     Page,
     Row,
@@ -35,9 +35,9 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.template import render
-from simulations.report.terminal import print_line, print_table, print_written, write_private
-from simulations.rundir.files import load_arrays
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import print_line, print_table, print_written, write_private
+from fedlsg.simulations.rundir.files import load_arrays
 
 FPR = LOW_RATES[0]
 

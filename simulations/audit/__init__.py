@@ -18,16 +18,16 @@ from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
 from fedlsg.privacy import SERVER
+from fedlsg.simulations.inspection import Subject, subject_of_run, subject_of_settings
+from fedlsg.simulations.plan.advice import schedule_of, stated_of
+from fedlsg.simulations.plan.plan import client_terms, events_of
+from fedlsg.simulations.report.words import REPRODUCIBLE
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.checks import refuse_groups
+from fedlsg.simulations.settings.participation import adaptive_clip
+from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.workloads import Progress, silent
 from fedlsg.state import ClientTerms
-from simulations.inspection import Subject, subject_of_run, subject_of_settings
-from simulations.plan.advice import schedule_of, stated_of
-from simulations.plan.plan import client_terms, events_of
-from simulations.report.words import REPRODUCIBLE
-from simulations.rundir.rundir import RunDir
-from simulations.settings.checks import refuse_groups
-from simulations.settings.participation import adaptive_clip
-from simulations.settings.run import Device
-from simulations.workloads import Progress, silent
 
 EXPECTED = (
     "How much noise there must be follows from epsilon, delta, q, the steps and who reads, in code "

@@ -12,13 +12,13 @@ from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import canaries as enough_canaries
 from fedlsg.attacks.audit.unit_mode import record, ticks
 from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
-from simulations.audit import Audited, audited_run, audited_settings, circumstances, threats
-from simulations.audit.training import KINDS, audit_training
-from simulations.inspection import refuse_settings
-from simulations.report.chart import Axis, Chart, Series, level
-from simulations.report.colours import BLACK, BLUE, GREEN, RED
-from simulations.report.figure import interactive
-from simulations.report.page import (
+from fedlsg.simulations.audit import Audited, audited_run, audited_settings, circumstances, threats
+from fedlsg.simulations.audit.training import KINDS, audit_training
+from fedlsg.simulations.inspection import refuse_settings
+from fedlsg.simulations.report.chart import Axis, Chart, Series, level
+from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, RED
+from fedlsg.simulations.report.figure import interactive
+from fedlsg.simulations.report.page import (
     Page,
     Row,
     Table,
@@ -31,19 +31,19 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.progress import count_bar
-from simulations.report.table import Column, make_table
-from simulations.report.template import render
-from simulations.report.terminal import (
+from fedlsg.simulations.report.progress import count_bar
+from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import (
     checked,
     print_line,
     print_table,
     print_written,
     write_private,
 )
-from simulations.rundir.examined import STATE
-from simulations.rundir.files import check_writable
-from simulations.settings.run import Device
+from fedlsg.simulations.rundir.examined import STATE
+from fedlsg.simulations.rundir.files import check_writable
+from fedlsg.simulations.settings.run import Device
 
 MODES = ("unit", "training")
 FALSIFIED = 1

@@ -22,17 +22,17 @@ from fedlsg.attacks.audit.training_mode import Payload, look, payload_checks, sc
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.simulations.attack.observations import Record, open_record
+from fedlsg.simulations.audit import Audited
+from fedlsg.simulations.inspection import run_in_scratch
+from fedlsg.simulations.plan.plan import Base, Plan
+from fedlsg.simulations.report.progress import count_bar
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.server.summary import refuse_diverged
+from fedlsg.simulations.settings.checks import refuse_shuffled
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads.base.split import Inputs, Split, Stored
 from fedlsg.training import Positions
-from simulations.attack.observations import Record, open_record
-from simulations.audit import Audited
-from simulations.inspection import run_in_scratch
-from simulations.plan.plan import Base, Plan
-from simulations.report.progress import count_bar
-from simulations.server.ready import ready_plan
-from simulations.server.summary import refuse_diverged
-from simulations.settings.checks import refuse_shuffled
-from simulations.settings.settings import Settings
-from simulations.workloads.base.split import Inputs, Split, Stored
 
 Images = Float[Tensor, "m *shape"]
 

@@ -1,9 +1,9 @@
 """The command line: ``fedlsg run``, ``plan``, ``resume``, ``calibrate``, and the lists of what
 there is.
 
-``compare``, ``report`` and ``runs`` are in ``simulations.cli.compare``, ``inspect``, ``audit``,
-``attack``, ``export`` and ``payload`` in ``examine``, ``list``, ``settings`` and ``docs`` in
-``docs``.
+``compare``, ``report`` and ``runs`` are in ``fedlsg.simulations.cli.compare``; ``inspect``,
+``audit``, ``attack``, ``export`` and ``payload`` in ``examine``; ``list``, ``settings`` and
+``docs`` in ``docs``.
 """
 
 import atexit
@@ -19,12 +19,11 @@ from click.shell_completion import get_completion_class, shell_complete
 from rich.console import Console
 
 from fedlsg.setting.choices import REMOVED, choose
-from fedlsg.user_code.failure import last_words, without_exit
-from simulations.cli import INTERRUPTED
-from simulations.cli.compare import RunsCommand, compare, report, runs, tune
-from simulations.cli.docs import LISTS, docs, list_names, print_first_steps, settings
-from simulations.cli.examine import attack, audit, export, inspect, payload
-from simulations.cli.options import (
+from fedlsg.simulations.cli import INTERRUPTED
+from fedlsg.simulations.cli.compare import RunsCommand, compare, report, runs, tune
+from fedlsg.simulations.cli.docs import LISTS, docs, list_names, print_first_steps, settings
+from fedlsg.simulations.cli.examine import attack, audit, export, inspect, payload
+from fedlsg.simulations.cli.options import (
     Choice,
     Opens,
     OwnCode,
@@ -39,8 +38,9 @@ from simulations.cli.options import (
     option,
     starting,
 )
-from simulations.engines.process import sigterm_raises
-from simulations.settings.settings import RUN, merge
+from fedlsg.simulations.engines.process import sigterm_raises
+from fedlsg.simulations.settings.settings import RUN, merge
+from fedlsg.user_code.failure import last_words, without_exit
 
 # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 typer.core.HAS_RICH = False
@@ -95,14 +95,14 @@ def run(
     all.
     """
     given = merge({"workload": workload}, config)
-    from simulations.engines import ahead, use_cluster
-    from simulations.settings.published import first_look
+    from fedlsg.simulations.engines import ahead, use_cluster
+    from fedlsg.simulations.settings.published import first_look
 
     name = first_look(given)
     use_cluster(ray_address, name)
     with ahead(name):
         with starting():
-            from simulations.run.commands import run_command
+            from fedlsg.simulations.run.commands import run_command
 
         run_command(given, out, console, opens=opens)
 
@@ -126,11 +126,11 @@ def plan(
     run directory is made.
     """
     given = merge({"workload": workload}, config)
-    from simulations.settings.published import first_look
+    from fedlsg.simulations.settings.published import first_look
 
     first_look(given)
     with starting():
-        from simulations.run.estimate import plan_command
+        from fedlsg.simulations.run.estimate import plan_command
 
     plan_command(given, console, phones=phones, dropout=phone_dropout, as_json=json)
 
@@ -150,13 +150,13 @@ def resume(
     Code of the run's own runs if you ran it before, from the same file, or name it here.
     """
     named = only_code(merge({"workload": workload, "method": method}, config))
-    from simulations.engines import ahead, engine_of, use_cluster
+    from fedlsg.simulations.engines import ahead, engine_of, use_cluster
 
     name = engine_of(directory)
     use_cluster(ray_address, name)
     with ahead(name):
         with starting():
-            from simulations.run.commands import resume_command
+            from fedlsg.simulations.run.commands import resume_command
 
         resume_command(directory, console, named, trust_code=trust_code, opens=opens)
 
@@ -182,7 +182,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Noise multiplier for a target epsilon, or epsilon of a noise multiplier, with its witness."""
-    from simulations.run.commands import calibrate_command
+    from fedlsg.simulations.run.commands import calibrate_command
 
     calibrate_command(
         epsilon, noise_multiplier, delta, sample_rate, steps, console, epoch_batches=epoch_batches
@@ -202,7 +202,7 @@ def partition(
     """
     given = merge({"workload": workload}, config)
     with starting():
-        from simulations.inspection.partition import partition_command
+        from fedlsg.simulations.inspection.partition import partition_command
 
     partition_command(given, out, console)
 

@@ -9,8 +9,8 @@ import click
 import typer
 import typer.core
 
-from simulations.cli.options import RayAddress, console, option, starting
-from simulations.settings.settings import merge
+from fedlsg.simulations.cli.options import RayAddress, console, option, starting
+from fedlsg.simulations.settings.settings import merge
 
 LINK = (
     "Seconds of transfer on broadband, mobile, datacentre or UP/DOWN/LATENCY (Mbit/s, Mbit/s, ms)."
@@ -107,16 +107,16 @@ def compare(
     }
     axes |= {"seeds": seeds, "vary": vary}
     with starting():
-        from simulations.compare.bytes_axis import make_view
-        from simulations.compare.command import compare_command, make_grid
-        from simulations.engines import use_cluster
+        from fedlsg.simulations.compare.bytes_axis import make_view
+        from fedlsg.simulations.compare.command import compare_command, make_grid
+        from fedlsg.simulations.engines import use_cluster
 
     engine = engine or (None if ray_address is None else "ray")
     use_cluster(ray_address, engine or "local")
     view = make_view(axis, link)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
     if search:
-        from simulations.compare.search import make_job, search_and_runs
+        from fedlsg.simulations.compare.search import make_job, search_and_runs
 
         with console.status("loading data"):
             job = make_job(made, search, sampler=sampler, trials=trials, on=on, out=out)
@@ -159,8 +159,8 @@ def report(
     RUN is a run directory, or the folder of a comparison, which means all of its runs.
     """
     with starting():
-        from simulations.compare.bytes_axis import make_view
-        from simulations.compare.command import report_command
+        from fedlsg.simulations.compare.bytes_axis import make_view
+        from fedlsg.simulations.compare.command import report_command
 
     report_command(runs, out, console, make_view(axis, link), against)
 
@@ -208,7 +208,7 @@ def runs(
     Nothing of a run is run. A directory that cannot be read is named, and left out.
     """
     with starting():
-        from simulations.cli.runs import runs_command
+        from fedlsg.simulations.cli.runs import runs_command
 
     runs_command(
         folder,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from click.core import ParameterSource
 
-from simulations.cli.options import (
+from fedlsg.simulations.cli.options import (
     Choice,
     TrustCode,
     console,
@@ -17,8 +17,8 @@ from simulations.cli.options import (
     setting,
     starting,
 )
-from simulations.plan.trust import READS
-from simulations.settings.settings import merge, permit_code
+from fedlsg.simulations.plan.trust import READS
+from fedlsg.simulations.settings.settings import merge, permit_code
 
 
 def inspect(
@@ -70,7 +70,7 @@ def inspect(
     if directory is None and workload is None:
         raise ValueError("expected a run directory, or --workload")
     with starting():
-        from simulations.inspection.command import inspect_command
+        from fedlsg.simulations.inspection.command import inspect_command
 
         given = let_run([] if directory is None else [directory], given, trust_code)
 
@@ -137,7 +137,7 @@ def audit(
     }
     given = merge({**named, "device": device}, config)
     with starting():
-        from simulations.audit.command import audit_command
+        from fedlsg.simulations.audit.command import audit_command
 
         given = let_run([] if directory is None else [directory], given, trust_code)
 
@@ -233,7 +233,7 @@ def attack(
     """
     with starting():
         from fedlsg.attacks.observation import ThreatModel
-        from simulations.attack import attack_command
+        from fedlsg.simulations.attack import attack_command
 
     named = {
         "workload": workload,
@@ -256,7 +256,7 @@ def attack(
     }
     if membership:
         with starting():
-            from simulations.attack.membership import membership_command, only
+            from fedlsg.simulations.attack.membership import membership_command, only
 
         run = only(runs or [], asked)
         return membership_command(
@@ -308,13 +308,13 @@ def export(
     """
     *rest, directory = what
     if rest == ["figures"]:
-        from simulations.cli.export import figures_command
+        from fedlsg.simulations.cli.export import figures_command
 
         figures_command(directory, out, console)
         return
     if rest:
         raise ValueError(f"expected RUN, or figures and RUN, got {' '.join(what)}")
-    from simulations.cli.export import export_command
+    from fedlsg.simulations.cli.export import export_command
 
     export_command(directory, out, merge_lora, console)
 
@@ -332,6 +332,6 @@ def payload(
     batch; divided by the array divisor, the client's expected batch size q N, they are its mean
     gradient (times K with K local steps).
     """
-    from simulations.cli.payload import payload_command
+    from fedlsg.simulations.cli.payload import payload_command
 
     payload_command(directory, round, client, out, console)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fedlsg.owner_only import make_parents
-from simulations.compare.collect import read_runs
-from simulations.compare.lines import lines
-from simulations.compare.plots import figures
-from simulations.models.encoder import save_pretrained
-from simulations.models.encoder_source import find_encoder, load_tokenizer
-from simulations.report.chart import Chart, keys
-from simulations.report.figure import (
+from fedlsg.simulations.compare.collect import read_runs
+from fedlsg.simulations.compare.lines import lines
+from fedlsg.simulations.compare.plots import figures
+from fedlsg.simulations.models.encoder import save_pretrained
+from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
+from fedlsg.simulations.report.chart import Chart, keys
+from fedlsg.simulations.report.figure import (
     PIXELS,
     STYLE,
     draw_chart,
@@ -33,14 +33,14 @@ from simulations.report.figure import (
     use_style,
     wrap,
 )
-from simulations.report.run_page import course
-from simulations.report.terminal import checked, print_line, print_whole
-from simulations.run.finished import left_model, without_adapters
-from simulations.rundir.examined import MODEL
-from simulations.rundir.files import check_writable, seal, write_atomically, writing_to
-from simulations.rundir.updates import WEIGHTS, write_model
-from simulations.server.summary import FinalModel
-from simulations.settings.settings import Settings
+from fedlsg.simulations.report.run_page import course
+from fedlsg.simulations.report.terminal import checked, print_line, print_whole
+from fedlsg.simulations.run.finished import left_model, without_adapters
+from fedlsg.simulations.rundir.examined import MODEL
+from fedlsg.simulations.rundir.files import check_writable, seal, write_atomically, writing_to
+from fedlsg.simulations.rundir.updates import WEIGHTS, write_model
+from fedlsg.simulations.server.summary import FinalModel
+from fedlsg.simulations.settings.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

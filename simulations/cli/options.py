@@ -22,9 +22,9 @@ from rich.console import Console
 from fedlsg.setting import Declared
 from fedlsg.setting.choices import MEANINGS, nearest, plain
 from fedlsg.setting.foreign import in_our_words
-from simulations.plan.trust import READS, allow_code
-from simulations.settings.run import Device
-from simulations.settings.settings import GROUPS_OF_RUN, KNOWN, RUN, all_settings, code_in
+from fedlsg.simulations.plan.trust import READS, allow_code
+from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.settings.settings import GROUPS_OF_RUN, KNOWN, RUN, all_settings, code_in
 
 console = Console()
 
@@ -292,7 +292,7 @@ def _is_method(text: str) -> bool:
 def _groups(*, whole: bool) -> dict[str, dict[str, str]]:
     """Sentences of settings by name, in groups."""
     if whole:
-        from simulations.settings.show import by_group
+        from fedlsg.simulations.settings.show import by_group
 
         found = all_settings()
         return {
@@ -362,9 +362,9 @@ def elsewhere(text: str) -> str:
 
 def _places(settings: Mapping[str, Declared]) -> dict[str, str]:
     """How to write a word, by the word: the first kind that has it."""
-    import strategies
+    from fedlsg import strategies
     from fedlsg.payload import all_codecs
-    from simulations import workloads
+    from fedlsg.simulations import workloads
 
     found = {plain(name): f"fedlsg run {name}" for name in workloads.names()}
     found |= {plain(name): f"--codec {name}" for name in all_codecs()}

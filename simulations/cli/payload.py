@@ -20,12 +20,12 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.frame import Frame
 from fedlsg.owner_only import is_closed
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
-from simulations.report.terminal import checked, print_whole
-from simulations.rundir.examined import LISTS, SETTINGS
-from simulations.rundir.files import check_writable, write_atomically, writing_to
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import payload_files, read_frame
-from simulations.settings.resolve import uplink_codec
+from fedlsg.simulations.report.terminal import checked, print_whole
+from fedlsg.simulations.rundir.examined import LISTS, SETTINGS
+from fedlsg.simulations.rundir.files import check_writable, write_atomically, writing_to
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.updates import payload_files, read_frame
+from fedlsg.simulations.settings.resolve import uplink_codec
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,14 +18,13 @@ from rich.console import Console
 
 from fedlsg.setting.choices import choose
 from fedlsg.setting.units import unit_in
-from fedlsg.user_code import shown
-from simulations.compare.collect import CELLS
-from simulations.report.page import Page, Row, Section, Table, Text, json_text
-from simulations.report.run_page import PLACES
-from simulations.report.table import Column, make_table, records
-from simulations.report.template import render
-from simulations.report.terminal import print_line, print_note, print_table, print_whole
-from simulations.report.words import (
+from fedlsg.simulations.compare.collect import CELLS
+from fedlsg.simulations.report.page import Page, Row, Section, Table, Text, json_text
+from fedlsg.simulations.report.run_page import PLACES
+from fedlsg.simulations.report.table import Column, make_table, records
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
+from fedlsg.simulations.report.words import (
     NOT_PRIVATE,
     duration,
     epsilon_words,
@@ -33,13 +32,14 @@ from simulations.report.words import (
     percent,
     strongest,
 )
-from simulations.run.live_page import open_file
-from simulations.rundir.examined import RESULTS, Say, open_run
-from simulations.rundir.files import write_atomically, writing_to
-from simulations.rundir.journal import EVENTS
-from simulations.rundir.lock import is_held
-from simulations.rundir.results import Result, read_run
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.run.live_page import open_file
+from fedlsg.simulations.rundir.examined import RESULTS, Say, open_run
+from fedlsg.simulations.rundir.files import write_atomically, writing_to
+from fedlsg.simulations.rundir.journal import EVENTS
+from fedlsg.simulations.rundir.lock import is_held
+from fedlsg.simulations.rundir.results import Result, read_run
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.user_code import shown
 
 DEPTH = 3
 """Folders inside folders are searched so far: runs, comparisons in them, and their cells."""

@@ -2,13 +2,13 @@
 
 import sys
 
-from simulations.cli import INTERRUPTED
+from fedlsg.simulations.cli import INTERRUPTED
 
 
 def main() -> None:
     """The command line; an interruption while it is still being imported is one line as well."""
     try:
-        from simulations.cli.app import main as command_line
+        from fedlsg.simulations.cli.app import main as command_line
     except KeyboardInterrupt:
         print("fedlsg: error: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -36,14 +36,14 @@ from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
 from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.simulations.client.node.refusals import OverBudgetError
+from fedlsg.simulations.client.replica import History
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.rundir.last_payload import FeedbackBox, LastPayload, batch_key
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.settings.settings import Settings
 from fedlsg.state import RoundPlan
-from simulations.client.node.refusals import OverBudgetError
-from simulations.client.replica import History
-from simulations.plan.base import Base
-from simulations.rundir.last_payload import FeedbackBox, LastPayload, batch_key
-from simulations.rundir.rundir import RunDir
-from simulations.settings.run import Resolved
-from simulations.settings.settings import Settings
 
 RECORD = "account"
 

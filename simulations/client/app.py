@@ -22,20 +22,18 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedlsg.privacy import LedgerError
-from fedlsg.user_code import permit
-from fedlsg.user_code.failure import without_exit
-from simulations.client.deployed import Deployed
-from simulations.client.model import process
-from simulations.client.node.refusals import RefusalError, SettingsError, log_failure
-from simulations.client.secure_sum import answer_stage
-from simulations.client.train import answer
-from simulations.client.virtual import SHARED, in_simulation
-from simulations.rundir.files import cause_of
-from simulations.settings.published import from_run_config, unfolded
-from simulations.settings.settings import Settings, code_in
-from strategies.federation.proofs import OtherCodeError, check_same_code
-from strategies.federation.stages import MASKED
-from strategies.federation.wire import (
+from fedlsg.simulations.client.deployed import Deployed
+from fedlsg.simulations.client.model import process
+from fedlsg.simulations.client.node.refusals import RefusalError, SettingsError, log_failure
+from fedlsg.simulations.client.secure_sum import answer_stage
+from fedlsg.simulations.client.train import answer
+from fedlsg.simulations.client.virtual import SHARED, in_simulation
+from fedlsg.simulations.rundir.files import cause_of
+from fedlsg.simulations.settings.published import from_run_config, unfolded
+from fedlsg.simulations.settings.settings import Settings, code_in
+from fedlsg.strategies.federation.proofs import OtherCodeError, check_same_code
+from fedlsg.strategies.federation.stages import MASKED
+from fedlsg.strategies.federation.wire import (
     DISK_FULL,
     FAILED,
     IN_RUN_LOG,
@@ -45,6 +43,8 @@ from strategies.federation.wire import (
     stage_of,
     update,
 )
+from fedlsg.user_code import permit
+from fedlsg.user_code.failure import without_exit
 
 Read = Callable[[Message, Context], Settings]
 """Settings of a run, from a message or its context. Raises SettingsError for what is none."""

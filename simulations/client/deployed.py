@@ -14,14 +14,17 @@ from flwr.app import RecordDict
 
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.privacy import Entry
-from fedlsg.state import ClientTerms
-from fedlsg.state.round_plan import takes_part
-from simulations import workloads
-from simulations.client.account import Account
-from simulations.client.model import Process, assemble, set_up
-from simulations.client.node.conditions import agreed_level, check_base, check_mechanism, usable
-from simulations.client.node.folder import Budget, NodeFolder
-from simulations.client.node.refusals import (
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.account import Account
+from fedlsg.simulations.client.model import Process, assemble, set_up
+from fedlsg.simulations.client.node.conditions import (
+    agreed_level,
+    check_base,
+    check_mechanism,
+    usable,
+)
+from fedlsg.simulations.client.node.folder import Budget, NodeFolder
+from fedlsg.simulations.client.node.refusals import (
     OverBudgetError,
     OwnDataError,
     RefusalError,
@@ -29,21 +32,23 @@ from simulations.client.node.refusals import (
     TermsError,
     log_failure,
 )
-from simulations.client.node.terms import Terms, form_of, read_terms, reader
-from simulations.client.rehearsal import rehearse
-from simulations.client.secure_sum import answer_stage
-from simulations.client.train import answer_in
-from simulations.plan.base import Base, Own
-from simulations.plan.continuity import data_digest
-from simulations.plan.plan import count_blocks, prepare
-from simulations.plan.rows import check_rows, check_split
-from simulations.rundir.last_payload import batch_key
-from simulations.rundir.rundir import RunDir
-from simulations.settings.run import Resolved
-from simulations.settings.settings import Settings
-from strategies.federation.proofs import RECORD, news_record, read_held
-from strategies.federation.stages import MASKED
-from strategies.federation.wire import identity, read_round, stage_of, update
+from fedlsg.simulations.client.node.terms import Terms, form_of, read_terms, reader
+from fedlsg.simulations.client.rehearsal import rehearse
+from fedlsg.simulations.client.secure_sum import answer_stage
+from fedlsg.simulations.client.train import answer_in
+from fedlsg.simulations.plan.base import Base, Own
+from fedlsg.simulations.plan.continuity import data_digest
+from fedlsg.simulations.plan.plan import count_blocks, prepare
+from fedlsg.simulations.plan.rows import check_rows, check_split
+from fedlsg.simulations.rundir.last_payload import batch_key
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.state import ClientTerms
+from fedlsg.state.round_plan import takes_part
+from fedlsg.strategies.federation.proofs import RECORD, news_record, read_held
+from fedlsg.strategies.federation.stages import MASKED
+from fedlsg.strategies.federation.wire import identity, read_round, stage_of, update
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from fedlsg.randomness import (
     secret_stream,
     seed_draws,
 )
+from fedlsg.simulations.client.account import Account, batches_of
+from fedlsg.simulations.plan.base import Base, OwnPart
+from fedlsg.simulations.workloads.base.split import Inputs
+from fedlsg.simulations.workloads.images.augment import draw_round, drawn_copies
 from fedlsg.training import Groups, Positions
-from simulations.client.account import Account, batches_of
-from simulations.plan.base import Base, OwnPart
-from simulations.workloads.base.split import Inputs
-from simulations.workloads.images.augment import draw_round, drawn_copies
 
 _KEPT = list[str]()
 """Devices whose generators an enclosing ``kept_draws`` puts back."""

@@ -19,10 +19,8 @@ from fedlsg.carriers.probe import Basis, refresh_of
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked, check
 from fedlsg.gradients.fingerprint import Followed
-from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
-from fedlsg.tensors import keep_freed_memory
-from simulations.client.node.refusals import ChangedModelError, FrameDiffersError
-from simulations.client.replica import (
+from fedlsg.simulations.client.node.refusals import ChangedModelError, FrameDiffersError
+from fedlsg.simulations.client.replica import (
     History,
     Replica,
     basis_bytes,
@@ -30,12 +28,20 @@ from simulations.client.replica import (
     own_basis,
     read_basis_of,
 )
-from simulations.plan.plan import Base, prepare
-from simulations.rundir.files import parse_checkpoint, save_bytes
-from simulations.rundir.updates import FAR
-from simulations.settings.settings import Settings
-from strategies.federation.downlink import read_basis
-from strategies.federation.wire import Announcement, flat_bytes, read_frame, read_kept, read_weights
+from fedlsg.simulations.plan.plan import Base, prepare
+from fedlsg.simulations.rundir.files import parse_checkpoint, save_bytes
+from fedlsg.simulations.rundir.updates import FAR
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
+from fedlsg.strategies.federation.downlink import read_basis
+from fedlsg.strategies.federation.wire import (
+    Announcement,
+    flat_bytes,
+    read_frame,
+    read_kept,
+    read_weights,
+)
+from fedlsg.tensors import keep_freed_memory
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

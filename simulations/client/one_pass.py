@@ -24,22 +24,22 @@ import torch
 from flwr.app import MessageType
 from flwr.common.logger import log
 
+from fedlsg.simulations.client.account import entry_of
+from fedlsg.simulations.client.ahead import AHEAD, Ahead
+from fedlsg.simulations.client.app import simulated_settings
+from fedlsg.simulations.client.drawing import batches, draws, groups, sampler_of
+from fedlsg.simulations.client.model import Process, process
+from fedlsg.simulations.client.piles import Pile, Task
+from fedlsg.simulations.client.train import follow, given_account, own_terms
+from fedlsg.simulations.client.virtual import FIRST_NODE
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.settings.settings import Settings
 from fedlsg.state import Phase
+from fedlsg.strategies.federation.wire import read_round
 from fedlsg.training.client import draws_of, next_batch
 from fedlsg.training.local import Drawn, StepInputs
 from fedlsg.training.one_pass import can_share, slot_of, sums_in_one_pass
 from fedlsg.user_code.failure import without_exit
-from simulations.client.account import entry_of
-from simulations.client.ahead import AHEAD, Ahead
-from simulations.client.app import simulated_settings
-from simulations.client.drawing import batches, draws, groups, sampler_of
-from simulations.client.model import Process, process
-from simulations.client.piles import Pile, Task
-from simulations.client.train import follow, given_account, own_terms
-from simulations.client.virtual import FIRST_NODE
-from simulations.plan.base import Base
-from simulations.settings.settings import Settings
-from strategies.federation.wire import read_round
 
 MOST_NUMBERS = 2**24
 """Rows of a pass times trained numbers: the gradients of its examples take 64 MiB at most."""

@@ -20,20 +20,20 @@ from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
 from fedlsg.payload import unpack
 from fedlsg.randomness import own_draws
+from fedlsg.simulations.client.account import Account
+from fedlsg.simulations.client.model import Held, Process
+from fedlsg.simulations.client.train import expected_payload, pack_values, train_round
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.plan import probes
+from fedlsg.simulations.workloads import Split
+from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.strategies.federation.wire import Announcement
+from fedlsg.strategies.own_loop.layout import Layout, laid_out, layout_of
+from fedlsg.strategies.own_loop.release import check_moved, in_words, sizes_of
 from fedlsg.tensors import fields_of, of_fields
 from fedlsg.training.local import shape_of
 from fedlsg.user_code.objects import restored
-from simulations.client.account import Account
-from simulations.client.model import Held, Process
-from simulations.client.train import expected_payload, pack_values, train_round
-from simulations.plan.base import Base
-from simulations.plan.plan import probes
-from simulations.workloads import Split
-from simulations.workloads.base.split import NoRows
-from strategies.federation.wire import Announcement
-from strategies.own_loop.layout import Layout, laid_out, layout_of
-from strategies.own_loop.release import check_moved, in_words, sizes_of
 
 CLIENT = 0
 STEPS = 2

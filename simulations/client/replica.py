@@ -27,19 +27,19 @@ from torch.nn.utils import parameters_to_vector
 from fedlsg.carriers.probe import Basis, CannotDrawError, flatten, refresh_of, unflatten
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
-from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
-from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
-from fedlsg.state.server_update import read_steps
-from simulations.client.node.refusals import (
+from fedlsg.simulations.client.node.refusals import (
     FrameDiffersError,
     ReplicaDiffersError,
     ReplicaMissingError,
 )
-from simulations.plan.plan import Base
-from simulations.rundir.files import load_bytes, save_bytes
-from simulations.rundir.updates import FAR
-from simulations.settings.resolve import downlink_codec
-from strategies.federation.downlink import (
+from fedlsg.simulations.plan.plan import Base
+from fedlsg.simulations.rundir.files import load_bytes, save_bytes
+from fedlsg.simulations.rundir.updates import FAR
+from fedlsg.simulations.settings.resolve import downlink_codec
+from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
+from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
+from fedlsg.state.server_update import read_steps
+from fedlsg.strategies.federation.downlink import (
     NOWHERE,
     Reference,
     digest_of,
@@ -48,7 +48,7 @@ from strategies.federation.downlink import (
     read_reference,
     read_state,
 )
-from strategies.federation.wire import Announcement, read_weights
+from fedlsg.strategies.federation.wire import Announcement, read_weights
 
 
 class History(Protocol):

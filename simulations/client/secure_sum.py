@@ -20,11 +20,19 @@ from torch import Tensor
 from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
 from fedlsg.secure_sum.discrete import Release
+from fedlsg.simulations.client.node.refusals import SecureSumRefusedError
+from fedlsg.simulations.plan.base import Base
 from fedlsg.state import RoundPlan
+from fedlsg.strategies.federation.stages import (
+    AGREE,
+    KEYS,
+    MASKED,
+    SHARES,
+    UNMASK,
+    Stage,
+    read_stage,
+)
 from fedlsg.training.client import AddNoise
-from simulations.client.node.refusals import SecureSumRefusedError
-from simulations.plan.base import Base
-from strategies.federation.stages import AGREE, KEYS, MASKED, SHARES, UNMASK, Stage, read_stage
 
 RECORD = "secure sum"
 Train = Callable[[AddNoise], Tensor]

@@ -29,10 +29,7 @@ from fedlsg.gradients import Checked, trainable
 from fedlsg.method import client_step, largest
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
-from fedlsg.state import ClientTerms, Phase, RoundPlan
-from fedlsg.training.client import AddNoise
-from fedlsg.training.client_level import client_update
-from simulations.client.account import (
+from fedlsg.simulations.client.account import (
     RECORD,
     Account,
     Box,
@@ -42,16 +39,19 @@ from simulations.client.account import (
     own_directory,
     takes_part_in_secret,
 )
-from simulations.client.ahead import AHEAD
-from simulations.client.drawing import batches, draws, groups, sampler_of, stream_of
-from simulations.client.model import HISTORY, Loaded, Process, load, process
-from simulations.client.node.conditions import check_level
-from simulations.client.secure_sum import asked_stage, masked_values
-from simulations.plan.plan import Base
-from simulations.rundir.last_payload import LastPayload
-from simulations.settings.settings import Settings
-from strategies.federation.expectations import expected_of
-from strategies.federation.wire import Announcement, config_in, read_round, stage_of
+from fedlsg.simulations.client.ahead import AHEAD
+from fedlsg.simulations.client.drawing import batches, draws, groups, sampler_of, stream_of
+from fedlsg.simulations.client.model import HISTORY, Loaded, Process, load, process
+from fedlsg.simulations.client.node.conditions import check_level
+from fedlsg.simulations.client.secure_sum import asked_stage, masked_values
+from fedlsg.simulations.plan.plan import Base
+from fedlsg.simulations.rundir.last_payload import LastPayload
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.state import ClientTerms, Phase, RoundPlan
+from fedlsg.strategies.federation.expectations import expected_of
+from fedlsg.strategies.federation.wire import Announcement, config_in, read_round, stage_of
+from fedlsg.training.client import AddNoise
+from fedlsg.training.client_level import client_update
 
 
 def answer(

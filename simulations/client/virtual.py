@@ -26,18 +26,18 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedlsg.participation import ClientLimit
-from fedlsg.user_code.failure import OwnEnd
-from simulations.client.node.refusals import log_failure
-from simulations.client.piles import Task
-from simulations.settings.run import Settings
-from strategies.federation.stages import MASKED
-from strategies.federation.wire import (
+from fedlsg.simulations.client.node.refusals import log_failure
+from fedlsg.simulations.client.piles import Task
+from fedlsg.simulations.settings.run import Settings
+from fedlsg.strategies.federation.stages import MASKED
+from fedlsg.strategies.federation.wire import (
     FAILED,
     IN_RUN_LOG,
     TOO_SLOW,
     failure,
     stage_of,
 )
+from fedlsg.user_code.failure import OwnEnd
 
 ClientFunction = Callable[[Message, Context], Message]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 
 from fedlsg.setting.choices import choose
-from simulations.compare.lines import SAME, Line, measured, score_words
-from simulations.report.page import Table
-from simulations.report.table import Column, make_table
-from simulations.report.words import human_bytes
-from simulations.rundir.journal import Link, parse_link
+from fedlsg.simulations.compare.lines import SAME, Line, measured, score_words
+from fedlsg.simulations.report.page import Table
+from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.words import human_bytes
+from fedlsg.simulations.rundir.journal import Link, parse_link
 
 AXES = ("epsilon", "bytes")
 

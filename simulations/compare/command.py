@@ -11,13 +11,12 @@ from typing import Any
 import tomli_w
 from rich.console import Console
 
-import strategies
-from fedlsg import user_code
-from simulations import workloads
-from simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
-from simulations.compare.collect import cell_result, read_runs
-from simulations.compare.grid import Cell, Grid, dropped_lines, grouped
-from simulations.compare.grid_file import (
+from fedlsg import strategies, user_code
+from fedlsg.simulations import workloads
+from fedlsg.simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
+from fedlsg.simulations.compare.collect import cell_result, read_runs
+from fedlsg.simulations.compare.grid import Cell, Grid, dropped_lines, grouped
+from fedlsg.simulations.compare.grid_file import (
     KINDS,
     as_toml,
     check_cells,
@@ -28,9 +27,9 @@ from simulations.compare.grid_file import (
     split_settings,
     words,
 )
-from simulations.compare.output import Comparison, Output, write_page, write_tables
-from simulations.compare.progress import GridDisplay
-from simulations.compare.runner import (
+from fedlsg.simulations.compare.output import Comparison, Output, write_page, write_tables
+from fedlsg.simulations.compare.progress import GridDisplay
+from fedlsg.simulations.compare.runner import (
     Folder,
     Ray,
     check_limits,
@@ -39,18 +38,18 @@ from simulations.compare.runner import (
     run_cells,
     share_out,
 )
-from simulations.compare.table import comparison_table, notes, unfinished, variants
-from simulations.compare.worker import Outcome
-from simulations.engines.process import sigterm_raises
-from simulations.report.run_page import run_page
-from simulations.report.terminal import print_line, print_note, print_table, print_whole
-from simulations.report.tiles import check_against
-from simulations.rundir.files import write_atomically, writing_to
-from simulations.rundir.lock import exclusive
-from simulations.rundir.manifest import accept
-from simulations.rundir.rundir import RunDir
-from simulations.settings.checks import all_refused, left_out, refusal
-from simulations.settings.settings import permit_code
+from fedlsg.simulations.compare.table import comparison_table, notes, unfinished, variants
+from fedlsg.simulations.compare.worker import Outcome
+from fedlsg.simulations.engines.process import sigterm_raises
+from fedlsg.simulations.report.run_page import run_page
+from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
+from fedlsg.simulations.report.tiles import check_against
+from fedlsg.simulations.rundir.files import write_atomically, writing_to
+from fedlsg.simulations.rundir.lock import exclusive
+from fedlsg.simulations.rundir.manifest import accept
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.checks import all_refused, left_out, refusal
+from fedlsg.simulations.settings.settings import permit_code
 
 
 def make_grid(

@@ -12,9 +12,9 @@ from itertools import product
 from operator import itemgetter
 from typing import Any, TypeVar
 
-import strategies
+from fedlsg import strategies
 from fedlsg.setting.mechanisms import KINDS, is_silent
-from simulations.settings.settings import declarations
+from fedlsg.simulations.settings.settings import declarations
 
 NOISE = frozenset({"epsilon", "noise_multiplier", "delta"})
 """Settings that say nothing where no noise is added."""

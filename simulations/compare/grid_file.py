@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.setting.choices import choose
-from fedlsg.user_code.failure import without_exit
-from simulations.compare.grid import AXES, Cell, Entry, Grid, grouped, is_number
-from simulations.plan.base import Base
-from simulations.plan.plan import client_terms, count_blocks
-from simulations.plan.prepare import data_key, prepare
-from simulations.settings.checks import idle
-from simulations.settings.settings import (
+from fedlsg.simulations.compare.grid import AXES, Cell, Entry, Grid, grouped, is_number
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.plan import client_terms, count_blocks
+from fedlsg.simulations.plan.prepare import data_key, prepare
+from fedlsg.simulations.settings.checks import idle
+from fedlsg.simulations.settings.settings import (
     RUN,
     Settings,
     declarations,
@@ -41,7 +40,8 @@ from simulations.settings.settings import (
     names_given,
     parse,
 )
-from simulations.workloads import LoadedWorkload
+from fedlsg.simulations.workloads import LoadedWorkload
+from fedlsg.user_code.failure import without_exit
 
 KINDS: Mapping[str, type] = {"epsilons": float, "ranks": int, "sparsities": float}
 """The axes of numbers."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulations.compare.grid import grouped, is_number
-from simulations.compare.lines import (
+from fedlsg.simulations.compare.grid import grouped, is_number
+from fedlsg.simulations.compare.lines import (
     SAME,
     Line,
     in_legend_order,
@@ -12,9 +12,9 @@ from simulations.compare.lines import (
     score_words,
     value_words,
 )
-from simulations.report.colours import RED, contrast
-from simulations.report.figure import panel_grid, use_style
-from simulations.report.words import epsilon_words
+from fedlsg.simulations.report.colours import RED, contrast
+from fedlsg.simulations.report.figure import panel_grid, use_style
+from fedlsg.simulations.report.words import epsilon_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

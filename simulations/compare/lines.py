@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedlsg.setting.units import Unit, unit_in
-from simulations.compare.grid import grouped
-from simulations.report.colours import canonical
-from simulations.report.words import NOT_PRIVATE
-from simulations.rundir.results import Result
-from simulations.workloads.base.split import Chance, beats_chance, standard_error
+from fedlsg.simulations.compare.grid import grouped
+from fedlsg.simulations.report.colours import canonical
+from fedlsg.simulations.report.words import NOT_PRIVATE
+from fedlsg.simulations.rundir.results import Result
+from fedlsg.simulations.workloads.base.split import Chance, beats_chance, standard_error
 
 PROBE = "linear-probe"
 SHORT = {"rank": "r", "sparsity": "p"}

@@ -11,10 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulations.compare.bytes_axis import NOTE, PLAIN, View, bytes_markdown, panel_table, panels
-from simulations.compare.lines import PROBE, Line, lines
-from simulations.compare.plots import Charts, figures, targets_of
-from simulations.compare.table import (
+from fedlsg.simulations.compare.bytes_axis import (
+    NOTE,
+    PLAIN,
+    View,
+    bytes_markdown,
+    panel_table,
+    panels,
+)
+from fedlsg.simulations.compare.lines import PROBE, Line, lines
+from fedlsg.simulations.compare.plots import Charts, figures, targets_of
+from fedlsg.simulations.compare.table import (
     comparison_table,
     notes,
     sentences,
@@ -23,9 +30,9 @@ from simulations.compare.table import (
     unfinished,
     variants,
 )
-from simulations.report.facts import epsilon_section, made_section, row_warnings
-from simulations.report.figure import interactive, picture, png
-from simulations.report.page import (
+from fedlsg.simulations.report.facts import epsilon_section, made_section, row_warnings
+from fedlsg.simulations.report.figure import interactive, picture, png
+from fedlsg.simulations.report.page import (
     Code,
     Page,
     Part,
@@ -35,10 +42,10 @@ from simulations.report.page import (
     facts_of,
     sections,
 )
-from simulations.report.template import render
-from simulations.report.words import NOT_PRIVATE
-from simulations.rundir.files import write_atomically
-from simulations.rundir.results import Result, results_csv
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.words import NOT_PRIVATE
+from fedlsg.simulations.rundir.files import write_atomically
+from fedlsg.simulations.rundir.results import Result, results_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

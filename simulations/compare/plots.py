@@ -11,12 +11,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from simulations.compare.bytes_axis import PLAIN, View, panels
-from simulations.compare.grid import grouped, is_number
-from simulations.compare.heat_maps import heat_maps, value_words_of, values_of, varied_names
-from simulations.compare.lines import Line, in_legend_order, measured, order
-from simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
-from simulations.report.colours import GREY, looks
+from fedlsg.simulations.compare.bytes_axis import PLAIN, View, panels
+from fedlsg.simulations.compare.grid import grouped, is_number
+from fedlsg.simulations.compare.heat_maps import heat_maps, value_words_of, values_of, varied_names
+from fedlsg.simulations.compare.lines import Line, in_legend_order, measured, order
+from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
+from fedlsg.simulations.report.colours import GREY, looks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,13 +14,19 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import TaskID
 
-from simulations.compare.grid import Cell
-from simulations.compare.runner import Folder
-from simulations.compare.worker import Outcome
-from simulations.report.progress import PAUSE_SECONDS, announce_estimate, clock, is_live, live_bar
-from simulations.report.terminal import print_whole
-from simulations.report.words import duration, percent
-from simulations.rundir.results import Result, read_run
+from fedlsg.simulations.compare.grid import Cell
+from fedlsg.simulations.compare.runner import Folder
+from fedlsg.simulations.compare.worker import Outcome
+from fedlsg.simulations.report.progress import (
+    PAUSE_SECONDS,
+    announce_estimate,
+    clock,
+    is_live,
+    live_bar,
+)
+from fedlsg.simulations.report.terminal import print_whole
+from fedlsg.simulations.report.words import duration, percent
+from fedlsg.simulations.rundir.results import Result, read_run
 
 HOUR = 3600.0
 """Seconds above which a terminal is asked."""

@@ -22,13 +22,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.grid import Cell
-from simulations.compare.worker import Job, Outcome, Worker, environment
-from simulations.engines.cluster import Cluster, fitting, processors, starting
-from simulations.plan.continuity import HARMLESS
-from simulations.rundir.files import write_atomically
-from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import RUN, as_config, parse
+from fedlsg.simulations.compare.grid import Cell
+from fedlsg.simulations.compare.worker import Job, Outcome, Worker, environment
+from fedlsg.simulations.engines.cluster import Cluster, fitting, processors, starting
+from fedlsg.simulations.plan.continuity import HARMLESS
+from fedlsg.simulations.rundir.files import write_atomically
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.settings import RUN, as_config, parse
 
 LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
 # a cell may run this share of the budget longer than the budget before it is interrupted

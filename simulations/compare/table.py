@@ -13,16 +13,16 @@ from operator import attrgetter, methodcaller
 from typing import Any
 
 from fedlsg.setting.units import EXAMPLE, UNITS
-from simulations.compare.grid import grouped
-from simulations.compare.lines import PROBE, Line, measured, score_words, value_words
-from simulations.plan.advice import RHO_MEANING
-from simulations.report.colours import looks
-from simulations.report.facts import trust_words
-from simulations.report.page import RowKind, Table, cell_text
-from simulations.report.table import Column, make_table, records
-from simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
-from simulations.rundir.results import Result, as_csv
-from simulations.workloads.base.split import STANDARD_ERRORS
+from fedlsg.simulations.compare.grid import grouped
+from fedlsg.simulations.compare.lines import PROBE, Line, measured, score_words, value_words
+from fedlsg.simulations.plan.advice import RHO_MEANING
+from fedlsg.simulations.report.colours import looks
+from fedlsg.simulations.report.facts import trust_words
+from fedlsg.simulations.report.page import RowKind, Table, cell_text
+from fedlsg.simulations.report.table import Column, make_table, records
+from fedlsg.simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
+from fedlsg.simulations.rundir.results import Result, as_csv
+from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS
 
 CHANCE_MARK = "†"
 CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fedlsg.owner_only import make_file
+from fedlsg.simulations.engines import ahead
+from fedlsg.simulations.settings.settings import permit_code
 from fedlsg.user_code.failure import without_exit
-from simulations.engines import ahead
-from simulations.settings.settings import permit_code
 
 if TYPE_CHECKING:
-    from simulations.workloads import LoadedWorkload
+    from fedlsg.simulations.workloads import LoadedWorkload
 
 PARTING_SECONDS = 30.0  # a run on Ray ends its own processes within about ten
 CONTEXT = get_context("spawn")
@@ -74,10 +74,10 @@ class Shared:
         """Do what is not done yet, before the seconds of a cell count. What fails here, the cell
         itself reports.
         """
-        from simulations import workloads
-        from simulations.plan.prepare import data_key
-        from simulations.run.commands import settings_of
-        from simulations.server.ready import ready_plan
+        from fedlsg.simulations import workloads
+        from fedlsg.simulations.plan.prepare import data_key
+        from fedlsg.simulations.run.commands import settings_of
+        from fedlsg.simulations.server.ready import ready_plan
 
         with suppress(Exception), without_exit():
             settings = settings_of(given)
@@ -209,10 +209,10 @@ def run_cell(job: Job, ray: ExitStack, shared: Shared) -> Outcome:
 def _run(job: Job, log: IO[str], loaded: "LoadedWorkload | None") -> None:
     from rich.console import Console
 
-    from simulations.run.commands import resume_command, run_command
-    from simulations.rundir.examined import SETTINGS, open_run
-    from simulations.rundir.manifest import accept
-    from simulations.rundir.rundir import RunDir
+    from fedlsg.simulations.run.commands import resume_command, run_command
+    from fedlsg.simulations.rundir.examined import SETTINGS, open_run
+    from fedlsg.simulations.rundir.manifest import accept
+    from fedlsg.simulations.rundir.rundir import RunDir
 
     console = Console(file=log, width=120, force_terminal=False, color_system=None)
     directory = RunDir(Path(job.path))
@@ -227,8 +227,8 @@ def _run(job: Job, log: IO[str], loaded: "LoadedWorkload | None") -> None:
 
 def _movable(given: dict[str, Any]) -> dict[str, Any]:
     """The settings among ``given`` that a resumed run may change."""
-    from simulations.plan.continuity import HARMLESS
-    from simulations.settings.settings import parse
+    from fedlsg.simulations.plan.continuity import HARMLESS
+    from fedlsg.simulations.settings.settings import parse
 
     return {name: value for name, value in parse(given).items() if name in HARMLESS}
 

@@ -45,7 +45,7 @@ def ahead(name: str, *, several: bool = False) -> AbstractContextManager[None]:
     """
     if name not in ("ray", "flower"):
         return nullcontext()
-    from simulations.engines.cluster import starting_ahead
+    from fedlsg.simulations.engines.cluster import starting_ahead
 
     return starting_ahead(several=several)
 

@@ -16,8 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedlsg.privacy import Entry, RunLedger
-from fedlsg.state import RoundPlan
-from simulations.client.account import (
+from fedlsg.simulations.client.account import (
     RECORD,
     SimulatedAccount,
     array_in,
@@ -27,10 +26,10 @@ from simulations.client.account import (
     forget_encoded,
     takes_part_in_secret,
 )
-from simulations.client.app import refusal
-from simulations.client.piles import Answer, Pile, Task
-from simulations.client.secure_sum import RECORD as SECRETS
-from simulations.client.train import (
+from fedlsg.simulations.client.app import refusal
+from fedlsg.simulations.client.piles import Answer, Pile, Task
+from fedlsg.simulations.client.secure_sum import RECORD as SECRETS
+from fedlsg.simulations.client.train import (
     keeps_payload,
     memory_size,
     own_terms,
@@ -38,13 +37,14 @@ from simulations.client.train import (
     remembers,
     stored_payload,
 )
-from simulations.client.virtual import FIRST_NODE, give_id
-from simulations.plan.plan import Plan
-from simulations.rundir.last_payload import FeedbackBox, LastPayload
-from simulations.rundir.rundir import RunDir
-from strategies.federation.downlink import read_reference
-from strategies.federation.stages import MASKED
-from strategies.federation.wire import (
+from fedlsg.simulations.client.virtual import FIRST_NODE, give_id
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.rundir.last_payload import FeedbackBox, LastPayload
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.state import RoundPlan
+from fedlsg.strategies.federation.downlink import read_reference
+from fedlsg.strategies.federation.stages import MASKED
+from fedlsg.strategies.federation.wire import (
     config_in,
     flat_bytes,
     read_round,

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.randomness import own_draws
+from fedlsg.simulations.engines.cluster import processors
+from fedlsg.simulations.engines.door import in_use, joins_cluster
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.settings.settings import RUN
+from fedlsg.simulations.workloads import to_device
+from fedlsg.strategies.own_loop.row_checks import model_outputs
 from fedlsg.tensors import spaced
 from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
-from simulations.engines.cluster import processors
-from simulations.engines.door import in_use, joins_cluster
-from simulations.plan.plan import Plan
-from simulations.settings.settings import RUN
-from simulations.workloads import to_device
-from strategies.own_loop.row_checks import model_outputs
 
 START = 5.0
 """Seconds that Ray's start, the imports of its workers and its end add to a run."""

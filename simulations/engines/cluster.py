@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulations.engines.door import (
+from fedlsg.simulations.engines.door import (
     in_use,
     joins_cluster,
     limited_memory,
@@ -28,9 +28,9 @@ from simulations.engines.door import (
     say_what_is_open,
     token_hint,
 )
-from simulations.engines.process import ignore_interrupts, rearm, sigterm_raises
-from simulations.engines.watchers import RayLostError, scratch
-from simulations.engines.worker import Worker
+from fedlsg.simulations.engines.process import ignore_interrupts, rearm, sigterm_raises
+from fedlsg.simulations.engines.watchers import RayLostError, scratch
+from fedlsg.simulations.engines.worker import Worker
 
 if TYPE_CHECKING:
     from ray.job_config import JobConfig

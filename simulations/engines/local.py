@@ -16,12 +16,11 @@ from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
 from fedlsg.participation import ClientLimit
-from fedlsg.state import RoundPlan
-from simulations.client.app import app
-from simulations.client.drawing import kept_draws
-from simulations.client.model import is_served, process, serving
-from simulations.client.piles import Task
-from simulations.client.virtual import (
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.drawing import kept_draws
+from fedlsg.simulations.client.model import is_served, process, serving
+from fedlsg.simulations.client.piles import Task
+from fedlsg.simulations.client.virtual import (
     FIRST_NODE,
     ClientFunction,
     VirtualGrid,
@@ -34,17 +33,18 @@ from simulations.client.virtual import (
     task_identity,
     too_slow,
 )
-from simulations.engines.accounts import Accounts
-from simulations.engines.passes import Passes
-from simulations.engines.process import logging_to
-from simulations.plan.plan import Plan, prepare
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.server.app import serve
-from simulations.server.callbacks import Callback
-from simulations.settings.settings import as_config
-from strategies.federation.nodes import SimulatedGrid
-from strategies.federation.wire import over_the_wire
+from fedlsg.simulations.engines.accounts import Accounts
+from fedlsg.simulations.engines.passes import Passes
+from fedlsg.simulations.engines.process import logging_to
+from fedlsg.simulations.plan.plan import Plan, prepare
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.server.app import serve
+from fedlsg.simulations.server.callbacks import Callback
+from fedlsg.simulations.settings.settings import as_config
+from fedlsg.state import RoundPlan
+from fedlsg.strategies.federation.nodes import SimulatedGrid
+from fedlsg.strategies.federation.wire import over_the_wire
 
 
 class LocalGrid(VirtualGrid, SimulatedGrid):

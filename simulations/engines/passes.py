@@ -1,5 +1,5 @@
 """Passes that several small clients share, computed before their own calls
-(``simulations.client.one_pass``).
+(``fedlsg.simulations.client.one_pass``).
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from simulations.client.app import app
-from simulations.client.model import process
-from simulations.client.one_pass import compute_ahead, passes
-from simulations.client.piles import Pile, Task
-from simulations.client.virtual import call_until
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.model import process
+from fedlsg.simulations.client.one_pass import compute_ahead, passes
+from fedlsg.simulations.client.piles import Pile, Task
+from fedlsg.simulations.client.virtual import call_until
 
 
 class Passes:

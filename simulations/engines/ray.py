@@ -12,22 +12,22 @@ from typing import Any
 
 from flwr.app import Message, MessageType
 
+from fedlsg.simulations.client.piles import PILE_SECONDS, Pace, Pile
+from fedlsg.simulations.client.virtual import VirtualGrid, give_id, task_identity
+from fedlsg.simulations.engines.accounts import Accounts
+from fedlsg.simulations.engines.cluster import ready
+from fedlsg.simulations.engines.process import ignore_interrupts, logging_to
+from fedlsg.simulations.engines.watchers import RayLostError
+from fedlsg.simulations.engines.worker import CLIENT
+from fedlsg.simulations.engines.workers import LostError, Outcome, Workers
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.server.app import serve
+from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.state import RoundPlan
-from simulations.client.piles import PILE_SECONDS, Pace, Pile
-from simulations.client.virtual import VirtualGrid, give_id, task_identity
-from simulations.engines.accounts import Accounts
-from simulations.engines.cluster import ready
-from simulations.engines.process import ignore_interrupts, logging_to
-from simulations.engines.watchers import RayLostError
-from simulations.engines.worker import CLIENT
-from simulations.engines.workers import LostError, Outcome, Workers
-from simulations.plan.plan import Plan
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.server.app import serve
-from simulations.server.callbacks import Callback
-from strategies.federation.nodes import SimulatedGrid
-from strategies.federation.wire import WORKER_DIED, failure
+from fedlsg.strategies.federation.nodes import SimulatedGrid
+from fedlsg.strategies.federation.wire import WORKER_DIED, failure
 
 GRACE_SECONDS = 2 * PILE_SECONDS
 """After an interruption: payloads that come within this time are stored, and sent by ``resume`` for

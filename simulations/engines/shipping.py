@@ -16,11 +16,10 @@ from typing import Any
 
 from torch import nn
 
-import strategies
-from fedlsg import user_code
+from fedlsg import strategies, user_code
 from fedlsg.gradients.calls import CallGradients, register_layer, registered_layers
-from simulations import workloads
-from simulations.plan.plan import Plan
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +137,7 @@ def _file(thing: Any) -> str | None:
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     top = name.partition(".")[0]
-    known = (
-        top in ("__main__", "fedlsg", "strategies", "simulations") or top in sys.stdlib_module_names
-    )
+    known = top in ("__main__", "fedlsg") or top in sys.stdlib_module_names
     if file is None or known:
         return None
     return None if "site-packages" in Path(file).parts else str(file)

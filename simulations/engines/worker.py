@@ -13,9 +13,9 @@ from logging import WARNING
 from socket import gethostname
 from typing import Any
 
-from simulations.engines.process import kept_log
+from fedlsg.simulations.engines.process import kept_log
 
-CLIENT = "simulations.client.app:app"
+CLIENT = "fedlsg.simulations.client.app:app"
 
 Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool, list[float]]
 """What ``pack`` makes of the answers, the worker's log, whether it has forgotten what it was sent
@@ -65,12 +65,12 @@ class Worker:
         """
         from flwr.common.logger import log
 
-        from simulations.client.drawing import kept_draws
-        from simulations.client.model import HISTORY, process
-        from simulations.client.piles import pack, unpack
-        from simulations.client.virtual import call_until, give_id, task_identity, too_slow
-        from simulations.engines.passes import Passes
-        from strategies.federation.proofs import own_identity
+        from fedlsg.simulations.client.drawing import kept_draws
+        from fedlsg.simulations.client.model import HISTORY, process
+        from fedlsg.simulations.client.piles import pack, unpack
+        from fedlsg.simulations.client.virtual import call_until, give_id, task_identity, too_slow
+        from fedlsg.simulations.engines.passes import Passes
+        from fedlsg.strategies.federation.proofs import own_identity
 
         if own_identity().digest != job.code:
             raise RuntimeError(
@@ -126,10 +126,10 @@ class Worker:
         """Load the data of a run, and forget what was sent for another one."""
         import ray
 
-        from simulations.client.app import simulated_settings
-        from simulations.client.model import HISTORY, process, serving
-        from simulations.plan.continuity import data_digest
-        from simulations.plan.prepare import prepare
+        from fedlsg.simulations.client.app import simulated_settings
+        from fedlsg.simulations.client.model import HISTORY, process, serving
+        from fedlsg.simulations.plan.continuity import data_digest
+        from fedlsg.simulations.plan.prepare import prepare
 
         HISTORY.forget()
         self._sent_data.close()
@@ -159,7 +159,7 @@ def _call(client: Any, job: Job, task: Any) -> Any:
     """The reply of a client. None of its errors may reach the driver: their text may quote a
     row.
     """
-    from simulations.client.virtual import OutOfTimeError, call_client, fail_client
+    from fedlsg.simulations.client.virtual import OutOfTimeError, call_client, fail_client
 
     try:
         return call_client(client, task.message, job.num_partitions, job.run_config, task.state)

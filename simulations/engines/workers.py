@@ -11,17 +11,17 @@ from uuid import uuid4
 
 from flwr.common.logger import log
 
-from simulations.client.piles import Answer, Pace, Pile, divide, pack, unpack
-from simulations.client.virtual import learn, limit_by, limit_of
-from simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
-from simulations.engines.process import write_log
-from simulations.engines.shipping import put, shipment
-from simulations.engines.worker import Job
-from simulations.plan.plan import Plan
-from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import as_config
-from strategies.federation.expectations import reason_of
-from strategies.federation.proofs import own_identity
+from fedlsg.simulations.client.piles import Answer, Pace, Pile, divide, pack, unpack
+from fedlsg.simulations.client.virtual import learn, limit_by, limit_of
+from fedlsg.simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
+from fedlsg.simulations.engines.process import write_log
+from fedlsg.simulations.engines.shipping import put, shipment
+from fedlsg.simulations.engines.worker import Job
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.settings import as_config
+from fedlsg.strategies.federation.expectations import reason_of
+from fedlsg.strategies.federation.proofs import own_identity
 
 MARGIN_SECONDS = 10.0
 """Time for the way back before the deadline; at most a tenth of the time that is left."""

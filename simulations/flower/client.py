@@ -17,15 +17,15 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-import strategies
+from fedlsg import strategies
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.app import make_app
+from fedlsg.simulations.client.node.refusals import SettingsError
+from fedlsg.simulations.settings.settings import AUTO, Settings, from_mapping
+from fedlsg.simulations.workloads import Workload
+from fedlsg.simulations.workloads.own import MODEL, make
+from fedlsg.strategies.federation.watched_grid import WrappedGrid
 from fedlsg.user_code.digest import digest_of
-from simulations import workloads
-from simulations.client.app import make_app
-from simulations.client.node.refusals import SettingsError
-from simulations.settings.settings import AUTO, Settings, from_mapping
-from simulations.workloads import Workload
-from simulations.workloads.own import MODEL, make
-from strategies.federation.watched_grid import WrappedGrid
 
 FIX = (
     "leave torch out of the dependencies in the app's pyproject.toml, or ask for the version that "

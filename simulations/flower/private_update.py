@@ -23,15 +23,12 @@ from fedlsg.payload import find_codec
 from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
 from fedlsg.randomness import secret_stream
 from fedlsg.setting.units import CLIENT
-from fedlsg.training.client import AddNoise
-from fedlsg.training.client_level import clipped_update
-from fedlsg.user_code.failure import without_exit
-from simulations.client.app import is_simulated, refusal
-from simulations.client.node.refusals import OverBudgetError, SettingsError
-from simulations.client.node.terms import absolute
-from simulations.flower.client import note_other_torch
-from simulations.flower.secure_update import answer_stage, masked_update
-from simulations.flower.whole_update import (
+from fedlsg.simulations.client.app import is_simulated, refusal
+from fedlsg.simulations.client.node.refusals import OverBudgetError, SettingsError
+from fedlsg.simulations.client.node.terms import absolute
+from fedlsg.simulations.flower.client import note_other_torch
+from fedlsg.simulations.flower.secure_update import answer_stage, masked_update
+from fedlsg.simulations.flower.whole_update import (
     KEY,
     OURS,
     PAYLOAD,
@@ -48,10 +45,13 @@ from simulations.flower.whole_update import (
     read_terms,
     to_cpu,
 )
-from simulations.rundir.updates import save_whole
-from strategies.federation.stages import MASKED
-from strategies.federation.wire import NO_REASON, stage_of
-from strategies.private_step import PrivateStep
+from fedlsg.simulations.rundir.updates import save_whole
+from fedlsg.strategies.federation.stages import MASKED
+from fedlsg.strategies.federation.wire import NO_REASON, stage_of
+from fedlsg.strategies.private_step import PrivateStep
+from fedlsg.training.client import AddNoise
+from fedlsg.training.client_level import clipped_update
+from fedlsg.user_code.failure import without_exit
 
 NUM_EXAMPLES = "num-examples"
 """The key by which Flower's strategies weigh replies, unless they are told another."""

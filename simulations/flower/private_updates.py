@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.payload import DEFAULT_CODEC, PayloadError
 from fedlsg.secure_sum.discrete import SumTerms, most_log_ratio
-from simulations.flower.client import note_other_torch
-from simulations.flower.secure_update import SecureRound, new_run, payload_of
-from simulations.flower.whole_update import (
+from fedlsg.simulations.flower.client import note_other_torch
+from fedlsg.simulations.flower.secure_update import SecureRound, new_run, payload_of
+from fedlsg.simulations.flower.whole_update import (
     KEY,
     OURS,
     Round,

@@ -20,16 +20,16 @@ from fedlsg.method import Positions
 from fedlsg.owner_only import make_folder
 from fedlsg.payload import pack
 from fedlsg.privacy import Entry, Ledger
+from fedlsg.simulations.plan.plan import prepare
+from fedlsg.simulations.plan.trust import keep_code
+from fedlsg.simulations.run.simulate import workload_name
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.updates import payload_files, round_folder, write_frame
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.settings import as_config, permit_code
+from fedlsg.simulations.workloads import Workload
 from fedlsg.state import Phase, RoundPlan
-from simulations.plan.plan import prepare
-from simulations.plan.trust import keep_code
-from simulations.run.simulate import workload_name
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import payload_files, round_folder, write_frame
-from simulations.settings.published import resolve
-from simulations.settings.settings import as_config, permit_code
-from simulations.workloads import Workload
-from strategies.private_step import PrivateStep
+from fedlsg.strategies.private_step import PrivateStep
 
 AppWorkload = str | Workload | Callable[[], Workload]
 OF_ALL = (

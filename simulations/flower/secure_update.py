@@ -23,10 +23,17 @@ from torch import Tensor
 
 from fedlsg.secure_sum import GivenUp, SecureSumError, Server, secret_root
 from fedlsg.secure_sum import Terms as Attempt
-from simulations.client.secure_sum import Train, answer, masked, stage_in
-from simulations.flower.whole_update import KEY, PAYLOAD, Round, Terms
-from simulations.rundir.updates import save_whole
-from strategies.federation.stages import KEYS, MASKED, Stage, close_sum, open_sum, write_stage
+from fedlsg.simulations.client.secure_sum import Train, answer, masked, stage_in
+from fedlsg.simulations.flower.whole_update import KEY, PAYLOAD, Round, Terms
+from fedlsg.simulations.rundir.updates import save_whole
+from fedlsg.strategies.federation.stages import (
+    KEYS,
+    MASKED,
+    Stage,
+    close_sum,
+    open_sum,
+    write_stage,
+)
 
 
 def number_of(node: int) -> int:

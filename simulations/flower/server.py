@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-import strategies
-from simulations.flower.client import (
+from fedlsg import strategies
+from fedlsg.simulations.flower.client import (
     OWN_CODE,
     AnnouncingGrid,
     announcement,
@@ -24,15 +24,15 @@ from simulations.flower.client import (
     give,
     note_other_torch,
 )
-from simulations.run.finished import Run
-from simulations.rundir.lock import create
-from simulations.rundir.tables import Row
-from simulations.server.app import last_line, run_on
-from simulations.server.callbacks import Callback, as_callbacks
-from simulations.settings.published import resolve
-from simulations.settings.settings import AUTO, RUN, Settings, as_config, permit_code
-from simulations.workloads import Workload
-from strategies.strategy import FedLSG
+from fedlsg.simulations.run.finished import Run
+from fedlsg.simulations.rundir.lock import create
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.server.app import last_line, run_on
+from fedlsg.simulations.server.callbacks import Callback, as_callbacks
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.settings import AUTO, RUN, Settings, as_config, permit_code
+from fedlsg.simulations.workloads import Workload
+from fedlsg.strategies.strategy import FedLSG
 
 EVALUATES = (
     "the server evaluates the model, on the workload's public test rows, with the workload's "

@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from jaxtyping import Float
 from torch import Tensor, nn
 
-import strategies
+from fedlsg import strategies
 from fedlsg.accounting.events import checked_delta, checked_epsilon
 from fedlsg.carriers import (
     Dense,
@@ -38,13 +38,13 @@ from fedlsg.method import Method, Schedule, initial_needed
 from fedlsg.payload import Dither, Expected, find_codec, pack, unpack
 from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import Release, SumTerms, plan_release
+from fedlsg.simulations.client.node.refusals import SettingsError, TermsError
+from fedlsg.simulations.client.node.terms import absolute
 from fedlsg.state import PublicState
-from simulations.client.node.refusals import SettingsError, TermsError
-from simulations.client.node.terms import absolute
-from strategies.federation.stages import MESSAGE as SUM_MESSAGE
-from strategies.federation.stages import read_stage
-from strategies.federation.wire import STAGE as SUM_TERMS
-from strategies.federation.wire import stage_of
+from fedlsg.strategies.federation.stages import MESSAGE as SUM_MESSAGE
+from fedlsg.strategies.federation.stages import read_stage
+from fedlsg.strategies.federation.wire import STAGE as SUM_TERMS
+from fedlsg.strategies.federation.wire import stage_of
 
 KEY = "fedlsg.update"
 """The ConfigRecord of the terms in a message, and of the payload in its reply."""

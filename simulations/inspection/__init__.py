@@ -23,22 +23,22 @@ from fedlsg.gradients import call, trainable
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator, seed_draws
+from fedlsg.simulations import workloads
+from fedlsg.simulations.engines.watchers import scratch
+from fedlsg.simulations.plan.continuity import check_own_code
+from fedlsg.simulations.plan.plan import Base, Plan, count_blocks, prepare
+from fedlsg.simulations.rundir.results import refuse_own_noise
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.settings.checks import refuse_client_level
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads import Progress, silent, to_device
+from fedlsg.simulations.workloads.base.split import Inputs
+from fedlsg.simulations.workloads.images.augment import draw_round, drawn_copies
 from fedlsg.state import ServerState
 from fedlsg.training import per_unit
-from simulations import workloads
-from simulations.engines.watchers import scratch
-from simulations.plan.continuity import check_own_code
-from simulations.plan.plan import Base, Plan, count_blocks, prepare
-from simulations.rundir.results import refuse_own_noise
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.settings.checks import refuse_client_level
-from simulations.settings.published import resolve
-from simulations.settings.run import Device
-from simulations.settings.settings import Settings
-from simulations.workloads import Progress, silent, to_device
-from simulations.workloads.base.split import Inputs
-from simulations.workloads.images.augment import draw_round, drawn_copies
 
 Batch = tuple[Inputs, Tensor]
 Rows = Int64[Tensor, " n"]
@@ -224,8 +224,8 @@ def run_in_scratch(
     """Run a plan on the local engine, with its own rows, in a folder that is deleted: that folder,
     and the summary.
     """
-    from simulations.client.model import serving
-    from simulations.engines import local
+    from fedlsg.simulations.client.model import serving
+    from fedlsg.simulations.engines import local
 
     with scratch() as folder:
         directory = RunDir(folder)

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.payload import DEFAULT_CODEC
-from simulations.compare.grid_file import numbers
-from simulations.inspection import (
+from fedlsg.simulations.compare.grid_file import numbers
+from fedlsg.simulations.inspection import (
     Costs,
     Subject,
     refuse_settings,
@@ -22,9 +22,9 @@ from simulations.inspection import (
     subject_of_run,
     subject_of_settings,
 )
-from simulations.inspection.energy import kept_rows, rounds_of
-from simulations.inspection.measure import inspect
-from simulations.inspection.output import (
+from fedlsg.simulations.inspection.energy import kept_rows, rounds_of
+from fedlsg.simulations.inspection.measure import inspect
+from fedlsg.simulations.inspection.output import (
     WARNING,
     diagnosis,
     factor_words,
@@ -33,16 +33,22 @@ from simulations.inspection.output import (
     resolve_layer,
     write,
 )
-from simulations.inspection.tables import shown_sparsity, shown_tables
-from simulations.report.progress import count_bar
-from simulations.report.terminal import checked, print_line, print_table, print_whole, print_written
-from simulations.report.words import duration
-from simulations.rundir.examined import RECORD, STATE
-from simulations.rundir.results import Result, read_run
-from simulations.server.ready import ready_plan
-from simulations.settings.run import Device
-from simulations.settings.settings import Settings, codec_settings, from_values, values_of
-from simulations.workloads.base.split import beats_chance, standard_error
+from fedlsg.simulations.inspection.tables import shown_sparsity, shown_tables
+from fedlsg.simulations.report.progress import count_bar
+from fedlsg.simulations.report.terminal import (
+    checked,
+    print_line,
+    print_table,
+    print_whole,
+    print_written,
+)
+from fedlsg.simulations.report.words import duration
+from fedlsg.simulations.rundir.examined import RECORD, STATE
+from fedlsg.simulations.rundir.results import Result, read_run
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.settings.settings import Settings, codec_settings, from_values, values_of
+from fedlsg.simulations.workloads.base.split import beats_chance, standard_error
 
 SPARSITIES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 

@@ -29,10 +29,10 @@ from fedlsg.frame.forms import CORE, TANGENT, FormName
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
-from simulations.inspection import Rows, Subject, Weights, batch_gradient
-from simulations.rundir.files import load_array
-from simulations.rundir.updates import round_folder
-from simulations.workloads.public_data import probe_source
+from fedlsg.simulations.inspection import Rows, Subject, Weights, batch_gradient
+from fedlsg.simulations.rundir.files import load_array
+from fedlsg.simulations.rundir.updates import round_folder
+from fedlsg.simulations.workloads.public_data import probe_source
 
 DECAY = 0.9
 """Of the moving average: M <- DECAY M + W_(t+1) - W_t."""

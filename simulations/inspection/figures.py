@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 
 from fedlsg.lowrank import flatten_kernel
-from simulations.inspection import Subject
-from simulations.inspection.energy import KeptRows, kinds_of
-from simulations.inspection.measure import ClipRow, EnergyRow, Inspection, LayerRow, ResidualRow
-from simulations.inspection.sparsified import Counts, Deviations, Sparsified
-from simulations.report.chart import Axis, Chart, Series, level, spaced
-from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
-from simulations.report.figure import new_figure, use_style
+from fedlsg.simulations.inspection import Subject
+from fedlsg.simulations.inspection.energy import KeptRows, kinds_of
+from fedlsg.simulations.inspection.measure import (
+    ClipRow,
+    EnergyRow,
+    Inspection,
+    LayerRow,
+    ResidualRow,
+)
+from fedlsg.simulations.inspection.sparsified import Counts, Deviations, Sparsified
+from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
+from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY
+from fedlsg.simulations.report.figure import new_figure, use_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

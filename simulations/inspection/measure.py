@@ -31,9 +31,17 @@ from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, Mask, keep_units, unit_importance
 from fedlsg.method import Compression, Method
 from fedlsg.randomness import public_generator
-from simulations.inspection import Costs, Rows, Subject, Weights, batch_gradient, passes, unmasked
-from simulations.inspection.energy import KeptRows
-from simulations.inspection.sparsified import Sparsified, sparsified
+from fedlsg.simulations.inspection import (
+    Costs,
+    Rows,
+    Subject,
+    Weights,
+    batch_gradient,
+    passes,
+    unmasked,
+)
+from fedlsg.simulations.inspection.energy import KeptRows
+from fedlsg.simulations.inspection.sparsified import Sparsified, sparsified
 
 Squares = Float64[Tensor, "blocks batch"]
 """Squared lengths of the blocks of examples' gradients."""

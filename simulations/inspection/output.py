@@ -7,19 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from simulations.inspection import Costs, Subject
-from simulations.inspection.energy import meanings
-from simulations.inspection.figures import PANELS, figures, spread
-from simulations.inspection.measure import SOURCES, Inspection
-from simulations.inspection.tables import (
+from fedlsg.simulations.inspection import Costs, Subject
+from fedlsg.simulations.inspection.energy import meanings
+from fedlsg.simulations.inspection.figures import PANELS, figures, spread
+from fedlsg.simulations.inspection.measure import SOURCES, Inspection
+from fedlsg.simulations.inspection.tables import (
     MEANING,
     masked_tables,
     rows_of,
     share_table,
     summary_table,
 )
-from simulations.report.figure import interactive, photo, png
-from simulations.report.page import (
+from fedlsg.simulations.report.figure import interactive, photo, png
+from fedlsg.simulations.report.page import (
     Code,
     Drawing,
     Page,
@@ -33,11 +33,11 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.table import csv_of
-from simulations.report.template import render
-from simulations.report.terminal import write_private
-from simulations.report.words import percent
-from simulations.rundir.files import check_writable, writing_to
+from fedlsg.simulations.report.table import csv_of
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import write_private
+from fedlsg.simulations.report.words import percent
+from fedlsg.simulations.rundir.files import check_writable, writing_to
 
 WARNING = (
     "NOT PRIVATE: made from gradients of the training data without noise, in a simulation. No "

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from simulations.plan.plan import prepare
-from simulations.plan.prepare import Balance, measure
-from simulations.report.chart import Axis, Chart, Series, level, spaced
-from simulations.report.colours import (
+from fedlsg.simulations.plan.plan import prepare
+from fedlsg.simulations.plan.prepare import Balance, measure
+from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
+from fedlsg.simulations.report.colours import (
     BLACK,
     BLUE,
     GREEN,
@@ -27,8 +27,8 @@ from simulations.report.colours import (
     SKY,
     VIOLET,
 )
-from simulations.report.figure import interactive, plot, png
-from simulations.report.page import (
+from fedlsg.simulations.report.figure import interactive, plot, png
+from fedlsg.simulations.report.page import (
     Page,
     RowKind,
     Table,
@@ -38,10 +38,16 @@ from simulations.report.page import (
     download,
     sections,
 )
-from simulations.report.table import Column, csv_of, make_table
-from simulations.report.template import render
-from simulations.report.terminal import fits, print_table, print_whole, print_written, write_private
-from simulations.settings.settings import from_mapping, names_given
+from fedlsg.simulations.report.table import Column, csv_of, make_table
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import (
+    fits,
+    print_table,
+    print_whole,
+    print_written,
+    write_private,
+)
+from fedlsg.simulations.settings.settings import from_mapping, names_given
 
 COLOURS = (BLUE, ORANGE, NAVY, SKY, PLUM, GREEN, RED, BLACK, VIOLET, GREY)
 """Of classes; of more, the most frequent ones have a colour, and the others share the last one."""

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fedlsg.masks.rules import uniform
 from fedlsg.randomness import public_generator
-from simulations.inspection import Rows, Subject, passes, unmasked
-from simulations.rundir.files import load_array
-from simulations.rundir.updates import round_folder
+from fedlsg.simulations.inspection import Rows, Subject, passes, unmasked
+from fedlsg.simulations.rundir.files import load_array
+from fedlsg.simulations.rundir.updates import round_folder
 
 DRAWS, VALUES = 5, 5 * 10**7
 """Masks of each rate at most, and values of all masks: a large model gets fewer."""

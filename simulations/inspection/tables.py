@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from operator import itemgetter
 
-from simulations.inspection import Subject
-from simulations.inspection.energy import PRIVATE, KeptRows, kinds_of, whole
-from simulations.inspection.measure import SOURCES, ClipRow, Inspection, LayerRow
-from simulations.inspection.sparsified import Sparsified
-from simulations.report.page import RowKind, Table
-from simulations.report.table import Column, make_table
-from simulations.rundir.files import Record
+from fedlsg.simulations.inspection import Subject
+from fedlsg.simulations.inspection.energy import PRIVATE, KeptRows, kinds_of, whole
+from fedlsg.simulations.inspection.measure import SOURCES, ClipRow, Inspection, LayerRow
+from fedlsg.simulations.inspection.sparsified import Sparsified
+from fedlsg.simulations.report.page import RowKind, Table
+from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.rundir.files import Record
 
 SHOWN_SPARSITY = 0.3
 """Sparsity of the energies that are shown if the method itself freezes no units."""

@@ -2,8 +2,8 @@
 
 ``vision`` lists the models for images of one shape. Every model is made of layers with per-example
 gradients, has no in-place operation and no layer that mixes examples, and names its output layer
-``classifier``. Build them through ``simulations.workloads.build_model``, which makes their initial
-weights public and repeatable.
+``classifier``. Build them through ``fedlsg.simulations.workloads.build_model``, which makes their
+initial weights public and repeatable.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +12,16 @@ from types import MappingProxyType
 
 from torch import nn
 
-from simulations.models.pretrained import load_pretrained, with_pretrained
-from simulations.models.resnet import Form, Stem, cifar_resnet, resnet34, resnet50, wide_resnet
-from simulations.models.small import digits_conv, digits_mlp, dp_cnn, dp_cnn_small, small_cnn
+from fedlsg.simulations.models.pretrained import load_pretrained, with_pretrained
+from fedlsg.simulations.models.resnet import (
+    Form,
+    Stem,
+    cifar_resnet,
+    resnet34,
+    resnet50,
+    wide_resnet,
+)
+from fedlsg.simulations.models.small import digits_conv, digits_mlp, dp_cnn, dp_cnn_small, small_cnn
 
 __all__ = ["digits_conv", "digits_mlp", "load_pretrained", "vision", "with_pretrained"]
 

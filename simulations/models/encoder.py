@@ -9,8 +9,8 @@ One rule says for every encoder which parameters are trained, and how they are s
         BERT's pooler, and
              ``dense`` of RoBERTa's head, which has the path ``classifier`` with the layers
                  ``dense`` and ``out_proj``
-Build through ``simulations.workloads.build_model``, which makes random initial weights public and
-repeatable.
+Build through ``fedlsg.simulations.workloads.build_model``, which makes random initial weights
+public and repeatable.
 
 A run notes the class and the configuration of a model of the library, so that its folder, which the
 library reads without fedlsg, needs no name, no hub and no data (``describe``, ``save_pretrained``).
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from simulations.models.encoder_source import EncoderSource, load_config, model_folder
+from fedlsg.simulations.models.encoder_source import EncoderSource, load_config, model_folder
 
 Pooling = Literal["own", "mean", "cls"]
 HEADS = ("classifier", "score", "classification_head")
@@ -273,7 +273,7 @@ def save_pretrained(folder: Path, tensors: Mapping[str, Tensor], said: Mapping[s
             transformers_name(name, said["head"]): tensor for name, tensor in tensors.items()
         }
     else:
-        from simulations.models.pooled_text import PooledTextClassifier, PooledTextConfig
+        from fedlsg.simulations.models.pooled_text import PooledTextClassifier, PooledTextConfig
 
         PooledTextConfig.register_for_auto_class()
         PooledTextClassifier.register_for_auto_class("AutoModelForSequenceClassification")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers import find_classifier
-from simulations.models.encoder_source import reason_of
+from fedlsg.simulations.models.encoder_source import reason_of
 
 CLASSIFIER = "classifier"
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

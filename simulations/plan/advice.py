@@ -27,15 +27,15 @@ from fedlsg.privacy import rho
 from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import plan_release
 from fedlsg.setting.units import UNITS
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.plan import Plan, count_blocks, events_of, probes
+from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.workloads import to_device
+from fedlsg.simulations.workloads.base.split import Chance, beats_chance
 from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame
 from fedlsg.training.auto import FEWEST_UPDATES
 from fedlsg.user_code.library import own_code
 from fedlsg.user_code.objects import restored
-from simulations.plan.base import Base
-from simulations.plan.plan import Plan, count_blocks, events_of, probes
-from simulations.settings.run import Resolved
-from simulations.workloads import to_device
-from simulations.workloads.base.split import Chance, beats_chance
 
 if TYPE_CHECKING:
     from fedlsg.attacks.audit.stated import Stated

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import strategies
-from fedlsg import user_code
+from fedlsg import strategies, user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.gradients import registered_layers, trainable
@@ -28,20 +27,27 @@ from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.setting.isolation import CHECKED, Isolation, Wanted
 from fedlsg.setting.selection import Selection, selection_of
 from fedlsg.setting.units import Unit
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.start import found_source, late_source
+from fedlsg.simulations.rundir.declared import EVERYTHING, RELEASED, Released
+from fedlsg.simulations.settings.automatic import device_of
+from fedlsg.simulations.settings.participation import participation_of, unit_of
+from fedlsg.simulations.settings.resolve import uplink_codec
+from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.workloads import (
+    Fetch,
+    LoadedWorkload,
+    Split,
+    build_model,
+    fetcher,
+    to_device,
+)
+from fedlsg.simulations.workloads.base.split import Augment
+from fedlsg.simulations.workloads.partition import Parts
 from fedlsg.state import PublicState, RoundPlan, ServerState
 from fedlsg.tensors import spaced
 from fedlsg.user_code.digest import digest_of, digest_of_all
 from fedlsg.user_code.objects import restored
-from simulations import workloads
-from simulations.plan.start import found_source, late_source
-from simulations.rundir.declared import EVERYTHING, RELEASED, Released
-from simulations.settings.automatic import device_of
-from simulations.settings.participation import participation_of, unit_of
-from simulations.settings.resolve import uplink_codec
-from simulations.settings.run import Resolved
-from simulations.workloads import Fetch, LoadedWorkload, Split, build_model, fetcher, to_device
-from simulations.workloads.base.split import Augment
-from simulations.workloads.partition import Parts
 
 TRIED = 4
 """Public rows on which the level of isolation is tried."""

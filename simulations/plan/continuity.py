@@ -15,15 +15,15 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg.setting.isolation import CHECKED
-from simulations.plan.plan import Base, Plan
-from simulations.plan.start import source_digest
-from simulations.plan.trust import keep_code, other_code, recorded
-from simulations.rundir.results import refuse_own_noise
-from simulations.rundir.rundir import RunDir
-from simulations.settings.participation import trace_digest
-from simulations.settings.settings import as_config
-from simulations.workloads import Split
-from simulations.workloads.partition import digest
+from fedlsg.simulations.plan.plan import Base, Plan
+from fedlsg.simulations.plan.start import source_digest
+from fedlsg.simulations.plan.trust import keep_code, other_code, recorded
+from fedlsg.simulations.rundir.results import refuse_own_noise
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.participation import trace_digest
+from fedlsg.simulations.settings.settings import as_config
+from fedlsg.simulations.workloads import Split
+from fedlsg.simulations.workloads.partition import digest
 
 HARMLESS = frozenset(
     {

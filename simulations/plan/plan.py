@@ -28,17 +28,17 @@ from fedlsg.gradients.independence import check_model
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.secure_sum.discrete import most_log_ratio
 from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.prepare import check_personal, client_weights, prepare
+from fedlsg.simulations.plan.rows import check_rows, check_train_shape, naming_failures
+from fedlsg.simulations.plan.start import check_source
+from fedlsg.simulations.settings.participation import adaptive_clip
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 from fedlsg.state import ClientTerms, different_terms
 from fedlsg.training import make_optimizer
 from fedlsg.user_code.objects import restored
-from simulations import workloads
-from simulations.plan.base import Base
-from simulations.plan.prepare import check_personal, client_weights, prepare
-from simulations.plan.rows import check_rows, check_train_shape, naming_failures
-from simulations.plan.start import check_source
-from simulations.settings.participation import adaptive_clip
-from simulations.settings.settings import Settings
-from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 
 __all__ = ["Base", "Plan", "make_plan", "prepare"]
 

@@ -31,7 +31,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-import strategies
+from fedlsg import strategies
 from fedlsg.carriers import find_classifier
 from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import Precision
@@ -39,18 +39,18 @@ from fedlsg.method import LocalTraining, Method, Schedule
 from fedlsg.payload import keeps_memory
 from fedlsg.privacy.sampling import batches_of_epoch
 from fedlsg.setting.isolation import CHECKED
-from simulations import workloads
-from simulations.plan.base import Base, Own, OwnPart
-from simulations.plan.start import with_digest
-from simulations.settings.checks import check, check_given, check_method, idle
-from simulations.settings.participation import unit_of
-from simulations.settings.published import from_run_config
-from simulations.settings.resolve import build_method, fill, resolved
-from simulations.settings.run import Resolved
-from simulations.settings.settings import AUTO, Settings, as_config
-from simulations.workloads import LoadedWorkload, Options, Progress, public_rows, silent
-from simulations.workloads.base import normalised
-from simulations.workloads.partition import SCHEMES, matching_parts, natural_parts, partition
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.base import Base, Own, OwnPart
+from fedlsg.simulations.plan.start import with_digest
+from fedlsg.simulations.settings.checks import check, check_given, check_method, idle
+from fedlsg.simulations.settings.participation import unit_of
+from fedlsg.simulations.settings.published import from_run_config
+from fedlsg.simulations.settings.resolve import build_method, fill, resolved
+from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.settings.settings import AUTO, Settings, as_config
+from fedlsg.simulations.workloads import LoadedWorkload, Options, Progress, public_rows, silent
+from fedlsg.simulations.workloads.base import normalised
+from fedlsg.simulations.workloads.partition import SCHEMES, matching_parts, natural_parts, partition
 
 
 def prepare(

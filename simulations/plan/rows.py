@@ -2,7 +2,7 @@
 of the row.
 
 The driver of a simulation may look at all rows. In a deployment it has the test split alone, and
-each client looks at its own rows (``simulations.client.node.terms``).
+each client looks at its own rows (``fedlsg.simulations.client.node.terms``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.randomness import own_draws
-from fedlsg.tensors import fields_of, spaced
-from fedlsg.user_code.failure import describe, without_exit
-from fedlsg.user_code.objects import restored
-from simulations.plan.base import Base
-from simulations.workloads import Split, to_device
-from simulations.workloads.base.split import NoRows
-from simulations.workloads.rows import Prepare
-from strategies.own_loop.row_checks import (
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.workloads import Split, to_device
+from fedlsg.simulations.workloads.base.split import NoRows
+from fedlsg.simulations.workloads.rows import Prepare
+from fedlsg.strategies.own_loop.row_checks import (
     FIX,
     Run,
     check_extremes,
@@ -30,6 +27,9 @@ from strategies.own_loop.row_checks import (
     model_outputs,
     not_finite,
 )
+from fedlsg.tensors import fields_of, spaced
+from fedlsg.user_code.failure import describe, without_exit
+from fedlsg.user_code.objects import restored
 
 AT_ONCE = 4096
 """Rows that are looked at together, and most that are prepared in order to look at what a transform

@@ -20,14 +20,14 @@ from fedlsg import user_code
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.carrier import Draw, on_device_of
 from fedlsg.randomness import public_generator
+from fedlsg.simulations import workloads
+from fedlsg.simulations.models.pretrained import FOLDER_FILE, digest_of, facts_of
+from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.settings.settings import Settings, callbacks_with, from_values, values_of
+from fedlsg.simulations.workloads import LoadedWorkload, Options
+from fedlsg.simulations.workloads.features.encoders import SCATTERING, written
+from fedlsg.simulations.workloads.public_data import forms, probe_source
 from fedlsg.user_code import DATA, shown
-from simulations import workloads
-from simulations.models.pretrained import FOLDER_FILE, digest_of, facts_of
-from simulations.settings.run import Resolved
-from simulations.settings.settings import Settings, callbacks_with, from_values, values_of
-from simulations.workloads import LoadedWorkload, Options
-from simulations.workloads.features.encoders import SCATTERING, written
-from simulations.workloads.public_data import forms, probe_source
 
 RANDOM = "none"
 """``pretrained`` of a text model whose own weights are left out."""

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.owner_only import make_folder
+from fedlsg.simulations.rundir.files import DamagedError, seal, unseal, write_atomically
+from fedlsg.simulations.settings.settings import code_in
 from fedlsg.user_code import is_permitted, permit, shown, stands_for
 from fedlsg.user_code.digest import Source, digest_of_source, source_of
-from simulations.rundir.files import DamagedError, seal, unseal, write_atomically
-from simulations.settings.settings import code_in
 
 KEPT = 1000
 """Entries of the user's own list of code that he ran; the oldest are forgotten."""
@@ -53,7 +53,7 @@ def remember(code: Iterable[tuple[str, str]]) -> None:
     """Keep digests and names of code that the user named himself. A home that cannot be written
     keeps nothing, and one line says so: the run asks for its code when it is resumed."""
     # imports torch, which a look at the list must not
-    from simulations.rundir.lock import locked_folder
+    from fedlsg.simulations.rundir.lock import locked_folder
 
     new = [_entry(digest, name) for digest, name in code if digest]
     try:

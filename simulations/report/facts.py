@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import strategies
+from fedlsg import strategies
 from fedlsg.setting.units import EXAMPLE, UNITS, unit_in
-from simulations import workloads
-from simulations.report.page import Code, Section, Text, facts_of
-from simulations.report.words import duration
-from simulations.rundir.results import Result, Summary
-from simulations.settings.resolve import FALLBACK, GRID
-from simulations.settings.settings import all_settings
-from simulations.settings.show import by_group, text_of
+from fedlsg.simulations import workloads
+from fedlsg.simulations.report.page import Code, Section, Text, facts_of
+from fedlsg.simulations.report.words import duration
+from fedlsg.simulations.rundir.results import Result, Summary
+from fedlsg.simulations.settings.resolve import FALLBACK, GRID
+from fedlsg.simulations.settings.settings import all_settings
+from fedlsg.simulations.settings.show import by_group, text_of
 
 PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from simulations.report.chart import (
+from fedlsg.simulations.report.chart import (
     GUESSING,
     Chart,
     Point,
@@ -25,10 +25,10 @@ from simulations.report.chart import (
     share_names,
     short_bytes,
 )
-from simulations.report.chart import Axis as AxisOf
-from simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
-from simulations.report.page import Drawing, Panel, Picture, script_json
-from simulations.report.still import still
+from fedlsg.simulations.report.chart import Axis as AxisOf
+from fedlsg.simulations.report.colours import ALARM, AXIS, GRID, WHITE, WORDS
+from fedlsg.simulations.report.page import Drawing, Panel, Picture, script_json
+from fedlsg.simulations.report.still import still
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

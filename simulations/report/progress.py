@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from simulations.report.terminal import CellBar, print_line, print_whole
-from simulations.report.words import duration, epsilon_words, human_bytes, percent
-from simulations.rundir.tables import Row
+from fedlsg.simulations.report.terminal import CellBar, print_line, print_whole
+from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes, percent
+from fedlsg.simulations.rundir.tables import Row
 
 Tick = Callable[[float, str], None]
 """Called with the share that is done, and what is done next."""

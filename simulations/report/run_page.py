@@ -10,21 +10,20 @@ from itertools import accumulate
 from math import ceil
 from typing import Any
 
-import strategies
-from fedlsg.user_code import is_reference, shown
-from simulations import workloads
-from simulations.plan.advice import RHO_MEANING
-from simulations.report.chart import Axis, Chart, Series, guessing
-from simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
-from simulations.report.facts import (
+from fedlsg import strategies
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.advice import RHO_MEANING
+from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing
+from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
+from fedlsg.simulations.report.facts import (
     epsilon_section,
     made_section,
     row_warnings,
     settings_section,
     values_line,
 )
-from simulations.report.figure import interactive
-from simulations.report.page import (
+from fedlsg.simulations.report.figure import interactive
+from fedlsg.simulations.report.page import (
     Code,
     Facts,
     Page,
@@ -37,15 +36,16 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.template import render
-from simulations.report.tiles import privacy_badge, run_tiles
-from simulations.report.words import duration, outcome, percent, privacy_line, run_headline
-from simulations.rundir.files import write_atomically
-from simulations.rundir.results import Result, as_csv, read_run
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN, callbacks_with
-from simulations.workloads.base.split import beats_chance
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.tiles import privacy_badge, run_tiles
+from fedlsg.simulations.report.words import duration, outcome, percent, privacy_line, run_headline
+from fedlsg.simulations.rundir.files import write_atomically
+from fedlsg.simulations.rundir.results import Result, as_csv, read_run
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN, callbacks_with
+from fedlsg.simulations.workloads.base.split import beats_chance
+from fedlsg.user_code import is_reference, shown
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
-from simulations.report.page import Row, RowKind, Table
-from simulations.rundir.results import as_csv
+from fedlsg.simulations.report.page import Row, RowKind, Table
+from fedlsg.simulations.rundir.results import as_csv
 
 Words = Callable[[Any], str]
 """What people read of an item, or of a value."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from simulations.report.page import Download, Drawing, Page, Part, Slides
-from simulations.report.style import CSS
+from fedlsg.simulations.report.page import Download, Drawing, Page, Part, Slides
+from fedlsg.simulations.report.style import CSS
 
 if TYPE_CHECKING:
     from jinja2 import Template

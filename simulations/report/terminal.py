@@ -20,12 +20,12 @@ from rich.text import Text
 
 from fedlsg.carriers import LayerRow, group_layers, totals
 from fedlsg.owner_only import make_parents
-from simulations.report.page import Table
-from simulations.report.words import outcome
-from simulations.rundir.examined import open_run
-from simulations.rundir.files import write_atomically, writing_to
-from simulations.rundir.results import Summary
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.report.page import Table
+from fedlsg.simulations.report.words import outcome
+from fedlsg.simulations.rundir.examined import open_run
+from fedlsg.simulations.rundir.files import write_atomically, writing_to
+from fedlsg.simulations.rundir.results import Summary
+from fedlsg.simulations.rundir.rundir import RunDir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -256,6 +256,6 @@ def _display_elsewhere(figure: "Figure", cell: int) -> None:
 def _display(figure: "Figure") -> None:
     from IPython.display import Image, display
 
-    from simulations.report.figure import png
+    from fedlsg.simulations.report.figure import png
 
     display(Image(png(figure), width=round(figure.get_figwidth() * 100)))

@@ -5,8 +5,8 @@ how long.
 import math
 
 from fedlsg.setting.units import unit_in
-from simulations.report.page import Badge, Tile, Tiles
-from simulations.report.words import (
+from fedlsg.simulations.report.page import Badge, Tile, Tiles
+from fedlsg.simulations.report.words import (
     NOT_PRIVATE,
     SHARED,
     against_dense,
@@ -17,7 +17,7 @@ from simulations.report.words import (
     readers_line,
     strongest,
 )
-from simulations.rundir.results import Result, Summary
+from fedlsg.simulations.rundir.results import Result, Summary
 
 OUTSIDE = "private only for the outside"
 WAYS = {"sent by clients": "uplink", "sent to clients": "downlink"}

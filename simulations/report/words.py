@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 
 from fedlsg.setting.units import unit_in
-from simulations.rundir.journal import LINKS
-from simulations.rundir.results import Result, Summary
-from simulations.workloads.base.split import beats_chance
+from fedlsg.simulations.rundir.journal import LINKS
+from fedlsg.simulations.rundir.results import Result, Summary
+from fedlsg.simulations.workloads.base.split import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"
 REPRODUCIBLE = f"{NOT_PRIVATE}: the noise is reproducible"

@@ -16,14 +16,11 @@ from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
 from fedlsg.privacy.sampling import epochs_begun
-from fedlsg.state import mean_frame
-from fedlsg.user_code import shown
-from fedlsg.user_code.failure import left_users_code
-from simulations.engines import engine
-from simulations.engines.choice import with_engine
-from simulations.engines.door import limited_memory
-from simulations.engines.watchers import RayLostError, last_word
-from simulations.plan.advice import (
+from fedlsg.simulations.engines import engine
+from fedlsg.simulations.engines.choice import with_engine
+from fedlsg.simulations.engines.door import limited_memory
+from fedlsg.simulations.engines.watchers import RayLostError, last_word
+from fedlsg.simulations.plan.advice import (
     CLAIM,
     advice,
     batches_line,
@@ -34,28 +31,31 @@ from simulations.plan.advice import (
     sum_line,
     torch_func_line,
 )
-from simulations.plan.continuity import begin, check_unchanged
-from simulations.plan.plan import Plan
-from simulations.plan.start import from_root
-from simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
-from simulations.report.progress import lasting, showing, working
-from simulations.report.terminal import layers_shown, print_line, summary_table
-from simulations.report.words import epsilon_words, features_line
-from simulations.run.live import following
-from simulations.rundir.files import resumable
-from simulations.rundir.lock import create, exclusive
-from simulations.rundir.results import refuse_own_noise
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.server.callbacks import Callback
-from simulations.server.deployment import refuse_deployed_run
-from simulations.server.named_callbacks import named
-from simulations.server.ready import ready_plan, restore
-from simulations.server.summary import refuse_diverged
-from simulations.settings.automatic import method_line, rule_line
-from simulations.settings.published import resolve
-from simulations.settings.settings import Settings, as_config, names_given
-from simulations.workloads import LoadedWorkload
+from fedlsg.simulations.plan.continuity import begin, check_unchanged
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.plan.start import from_root
+from fedlsg.simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
+from fedlsg.simulations.report.progress import lasting, showing, working
+from fedlsg.simulations.report.terminal import layers_shown, print_line, summary_table
+from fedlsg.simulations.report.words import epsilon_words, features_line
+from fedlsg.simulations.run.live import following
+from fedlsg.simulations.rundir.files import resumable
+from fedlsg.simulations.rundir.lock import create, exclusive
+from fedlsg.simulations.rundir.results import refuse_own_noise
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.server.callbacks import Callback
+from fedlsg.simulations.server.deployment import refuse_deployed_run
+from fedlsg.simulations.server.named_callbacks import named
+from fedlsg.simulations.server.ready import ready_plan, restore
+from fedlsg.simulations.server.summary import refuse_diverged
+from fedlsg.simulations.settings.automatic import method_line, rule_line
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.settings import Settings, as_config, names_given
+from fedlsg.simulations.workloads import LoadedWorkload
+from fedlsg.state import mean_frame
+from fedlsg.user_code import shown
+from fedlsg.user_code.failure import left_users_code
 
 KILLED = (
     "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was "

@@ -17,20 +17,20 @@ from fedlsg.privacy import rho
 from fedlsg.secure_sum.discrete import plan_release
 from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.setting.units import unit_in
+from fedlsg.simulations.engines.choice import with_engine
+from fedlsg.simulations.engines.cluster import processors
+from fedlsg.simulations.plan.advice import isolation_line, rho_of, sum_bits
+from fedlsg.simulations.plan.plan import Plan, count_blocks, events_of
+from fedlsg.simulations.plan.start import from_root
+from fedlsg.simulations.report.terminal import facts_shown, print_note, print_whole
+from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
+from fedlsg.simulations.run.trial import Trial, time_step, try_rounds
+from fedlsg.simulations.server.named_callbacks import named
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.settings import names_given
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
-from simulations.engines.choice import with_engine
-from simulations.engines.cluster import processors
-from simulations.plan.advice import isolation_line, rho_of, sum_bits
-from simulations.plan.plan import Plan, count_blocks, events_of
-from simulations.plan.start import from_root
-from simulations.report.terminal import facts_shown, print_note, print_whole
-from simulations.report.words import duration, epsilon_words, human_bytes
-from simulations.run.trial import Trial, time_step, try_rounds
-from simulations.server.named_callbacks import named
-from simulations.server.ready import ready_plan
-from simulations.settings.published import resolve
-from simulations.settings.settings import names_given
 
 PHONES, DROPOUT = 1000, 0.2
 LEVELS = ("values", "payload", "wire")

@@ -11,31 +11,30 @@ from warnings import warn
 
 from torch import nn
 
-import strategies
-from fedlsg import user_code
+from fedlsg import strategies, user_code
 from fedlsg.carriers import merge
 from fedlsg.privacy.trained_weights import Writer
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.continuity import check_own_code
+from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.plan.trust import READS, allow_code
+from fedlsg.simulations.report.figure import plot, png
+from fedlsg.simulations.report.run_page import course
+from fedlsg.simulations.report.template import notebook_cell
+from fedlsg.simulations.report.terminal import shown
+from fedlsg.simulations.report.words import outcome
+from fedlsg.simulations.rundir.examined import MODEL, RESULTS, open_run
+from fedlsg.simulations.rundir.journal import read_lines
+from fedlsg.simulations.rundir.results import read_run
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.rundir.updates import read_model
+from fedlsg.simulations.server.summary import FinalModel, final_model
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads import Workload, build_model
+from fedlsg.simulations.workloads.own import make
 from fedlsg.user_code.failure import without_exit
-from simulations import workloads
-from simulations.plan.base import Base
-from simulations.plan.continuity import check_own_code
-from simulations.plan.prepare import prepare
-from simulations.plan.trust import READS, allow_code
-from simulations.report.figure import plot, png
-from simulations.report.run_page import course
-from simulations.report.template import notebook_cell
-from simulations.report.terminal import shown
-from simulations.report.words import outcome
-from simulations.rundir.examined import MODEL, RESULTS, open_run
-from simulations.rundir.journal import read_lines
-from simulations.rundir.results import read_run
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.rundir.updates import read_model
-from simulations.server.summary import FinalModel, final_model
-from simulations.settings.settings import Settings
-from simulations.workloads import Workload, build_model
-from simulations.workloads.own import make
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,8 +18,8 @@ from time import monotonic, sleep
 
 from rich.console import Console
 
-from simulations.report.template import LIVE_ENTRY
-from simulations.run.live_page import (
+from fedlsg.simulations.report.template import LIVE_ENTRY
+from fedlsg.simulations.run.live_page import (
     ENTRY,
     LAST_SECONDS,
     LivePage,
@@ -27,7 +27,7 @@ from simulations.run.live_page import (
     has_browser,
     open_file,
 )
-from simulations.rundir.files import write_atomically
+from fedlsg.simulations.rundir.files import write_atomically
 
 START_SECONDS = 20.0
 RECENT = 20.0
@@ -39,7 +39,7 @@ def following(folder: Path, console: Console) -> Iterator[None]:
     """Serve the page of a run while the block runs, in a browser if there is one. If it cannot, the
     run goes on.
     """
-    from simulations.report.terminal import print_line
+    from fedlsg.simulations.report.terminal import print_line
 
     opens = has_browser()
     (folder / ENTRY).unlink(missing_ok=True)  # of a run that was killed
@@ -47,7 +47,7 @@ def following(folder: Path, console: Console) -> Iterator[None]:
         sys.executable,
         "-P",
         "-m",
-        "simulations.run.live",
+        "fedlsg.simulations.run.live",
         str(folder),
         "open" if opens else "wait",
     ]
@@ -76,7 +76,7 @@ def following(folder: Path, console: Console) -> Iterator[None]:
 def _announce(
     process: subprocess.Popen[bytes], folder: Path, console: Console, opens: bool
 ) -> None:
-    from simulations.report.terminal import print_line, print_whole
+    from fedlsg.simulations.report.terminal import print_line, print_whole
 
     entry, until = folder / ENTRY, monotonic() + START_SECONDS
     while not entry.exists() and process.poll() is None and monotonic() < until:

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from markupsafe import Markup
 
-from simulations.report.template import BODY, LIVE_LINE, LIVE_START
+from fedlsg.simulations.report.template import BODY, LIVE_LINE, LIVE_START
 
 ENTRY = "live.html"
 """The file that leads the owner's browser to the page: nobody else can read it, and it is removed
@@ -114,7 +114,7 @@ class LivePage:
 
     def prepare(self) -> None:
         """Import what makes the page, which takes seconds: the server answers before."""
-        import simulations.report.run_page  # noqa: F401
+        import fedlsg.simulations.report.run_page  # noqa: F401
 
     def refresh(self) -> None:
         """Make the page again if the run has something new, no more often than ``PACE`` says."""
@@ -132,8 +132,8 @@ class LivePage:
         self.over = True
 
     def _html(self, version: str, status: str | None) -> bytes:
-        from simulations.report.run_page import run_page
-        from simulations.rundir.results import read_run
+        from fedlsg.simulations.report.run_page import run_page
+        from fedlsg.simulations.rundir.results import read_run
 
         result = read_run(self.folder, status=status)
         ended = OVER.format("report.html") if result.summary else STOPPED.format(self.folder)

@@ -17,14 +17,14 @@ from fedlsg.privacy import SERVER, Entry
 from fedlsg.privacy.data_record import DataRun, Place, epsilon_of_runs, places_of, runs_on
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.trained_weights import Writer
-from simulations import workloads
-from simulations.plan.plan import Plan
-from simulations.plan.start import starts_of
-from simulations.report.terminal import print_line
-from simulations.report.words import epsilon_words
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import read_model
-from simulations.server.named_callbacks import FOLDER
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.plan.start import starts_of
+from fedlsg.simulations.report.terminal import print_line
+from fedlsg.simulations.report.words import epsilon_words
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.updates import read_model
+from fedlsg.simulations.server.named_callbacks import FOLDER
 
 WAY = (
     "continue the run that did, with out=... and resume=True, or train both times with "

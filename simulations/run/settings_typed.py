@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from fedlsg.carriers.probe.carrier import Draw
-from strategies.settings_typed import MethodSettings
+from fedlsg.strategies.settings_typed import MethodSettings
 
 
 class RunSettings(MethodSettings, total=False):

@@ -7,32 +7,31 @@ from typing import Any, Literal, Unpack
 
 from rich.console import Console
 
-import strategies
-from fedlsg import user_code
+from fedlsg import strategies, user_code
 from fedlsg.method import Method
 from fedlsg.randomness import alone
-from fedlsg.user_code.failure import without_exit
-from simulations import workloads
-from simulations.engines import ahead
-from simulations.plan.start import from_root
-from simulations.run.commands import begun, continued, execute
-from simulations.run.finished import Run
-from simulations.run.on_record import on_record, writer_of
-from simulations.run.settings_typed import RunSettings
-from simulations.rundir.rundir import RunDir
-from simulations.server.callbacks import Callback, as_callbacks
-from simulations.server.named_callbacks import named
-from simulations.server.ready import ready_plan
-from simulations.settings.published import first_look, resolve
-from simulations.settings.settings import (
+from fedlsg.simulations import workloads
+from fedlsg.simulations.engines import ahead
+from fedlsg.simulations.plan.start import from_root
+from fedlsg.simulations.run.commands import begun, continued, execute
+from fedlsg.simulations.run.finished import Run
+from fedlsg.simulations.run.on_record import on_record, writer_of
+from fedlsg.simulations.run.settings_typed import RunSettings
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.server.callbacks import Callback, as_callbacks
+from fedlsg.simulations.server.named_callbacks import named
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.settings.published import first_look, resolve
+from fedlsg.simulations.settings.settings import (
     check_names_of,
     from_mapping,
     names_given,
     permit_code,
     values_of,
 )
-from simulations.workloads import Workload
-from simulations.workloads.own import MODEL, make
+from fedlsg.simulations.workloads import Workload
+from fedlsg.simulations.workloads.own import MODEL, make
+from fedlsg.user_code.failure import without_exit
 
 Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]
 

@@ -19,26 +19,26 @@ from flwr.app import ConfigRecord
 from fedlsg.gradients import check
 from fedlsg.participation import Participation
 from fedlsg.randomness import own_draws
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.model import Held, Process, serving
+from fedlsg.simulations.client.rehearsal import NoAccount
+from fedlsg.simulations.client.train import train_round
+from fedlsg.simulations.client.virtual import task_identity
+from fedlsg.simulations.engines.accounts import Accounts
+from fedlsg.simulations.engines.local import LocalGrid
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.plan import Plan, probes
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.server.app import federation_settings
+from fedlsg.simulations.server.recorder import make_downlink
+from fedlsg.simulations.settings.participation import NAMES as CLOCK
+from fedlsg.simulations.settings.settings import as_config
+from fedlsg.simulations.workloads import Split
+from fedlsg.strategies.federation.report import RoundReport, Sent, SimulatedClock
+from fedlsg.strategies.federation.wire import flat_record
+from fedlsg.strategies.strategy import FedLSG
 from fedlsg.training.local import shape_of
 from fedlsg.user_code.objects import restored
-from simulations.client.app import app
-from simulations.client.model import Held, Process, serving
-from simulations.client.rehearsal import NoAccount
-from simulations.client.train import train_round
-from simulations.client.virtual import task_identity
-from simulations.engines.accounts import Accounts
-from simulations.engines.local import LocalGrid
-from simulations.plan.base import Base
-from simulations.plan.plan import Plan, probes
-from simulations.rundir.rundir import RunDir
-from simulations.server.app import federation_settings
-from simulations.server.recorder import make_downlink
-from simulations.settings.participation import NAMES as CLOCK
-from simulations.settings.settings import as_config
-from simulations.workloads import Split
-from strategies.federation.report import RoundReport, Sent, SimulatedClock
-from strategies.federation.wire import flat_record
-from strategies.strategy import FedLSG
 
 FEW = 2
 """Clients of a trial without a secure sum, and its rounds: in the second one replicas get an

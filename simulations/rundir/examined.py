@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.privacy import RUN, LedgerError, check_extends, read_entries, verify_extends
-from simulations.rundir.files import DamagedError, Record, is_whole, unseal
-from simulations.rundir.journal import Mark, verify
-from simulations.rundir.last_payload import FeedbackBox, LastPayload
-from simulations.rundir.manifest import OTHERWISE, digest, is_mark, listed_files, parts_of
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.files import DamagedError, Record, is_whole, unseal
+from fedlsg.simulations.rundir.journal import Mark, verify
+from fedlsg.simulations.rundir.last_payload import FeedbackBox, LastPayload
+from fedlsg.simulations.rundir.manifest import OTHERWISE, digest, is_mark, listed_files, parts_of
+from fedlsg.simulations.rundir.rundir import RunDir
 
 Say = Callable[[str], object]
 """Shows a line to the user."""

@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.owner_only import open_file
-from simulations.rundir.files import DamagedError, naming, write_atomically
-from strategies.federation.report import Direction, RoundReport
+from fedlsg.simulations.rundir.files import DamagedError, naming, write_atomically
+from fedlsg.strategies.federation.report import Direction, RoundReport
 
 CHUNK = 2**20
 Mark = Mapping[str, Any]

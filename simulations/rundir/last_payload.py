@@ -48,8 +48,8 @@ from torch import Tensor
 from fedlsg.owner_only import make_folder
 from fedlsg.privacy import Entry, LedgerError
 from fedlsg.privacy.ledger_file import write_all
-from simulations.rundir.files import Record, naming, write_atomically
-from simulations.rundir.lock import locked_folder
+from fedlsg.simulations.rundir.files import Record, naming, write_atomically
+from fedlsg.simulations.rundir.lock import locked_folder
 
 PAYLOAD_KEYS = ("question", "bytes")
 

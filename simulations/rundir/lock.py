@@ -12,10 +12,10 @@ from time import sleep
 from typing import IO
 
 from fedlsg.owner_only import FOLDER, open_file
+from fedlsg.simulations.rundir.files import writing_to
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.settings import Settings
 from fedlsg.user_code import short
-from simulations.rundir.files import writing_to
-from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import Settings
 
 
 def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:

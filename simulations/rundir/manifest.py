@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg.privacy import RUN
-from simulations.rundir.declared import class_of, find
-from simulations.rundir.files import Record, seal, unseal, write_atomically
-from simulations.rundir.journal import CHUNK, EVENTS, Journal, Mark
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import StepFiles
+from fedlsg.simulations.rundir.declared import class_of, find
+from fedlsg.simulations.rundir.files import Record, seal, unseal, write_atomically
+from fedlsg.simulations.rundir.journal import CHUNK, EVENTS, Journal, Mark
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.updates import StepFiles
 
 FORMAT = 1
 NAME = "manifest.json"

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import strategies
+from fedlsg import strategies
 from fedlsg.setting.mechanisms import is_silent
-from simulations.rundir.files import Record
-from simulations.rundir.journal import Link, read_lines, transfer_seconds
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.workloads.base.split import Chance
+from fedlsg.simulations.rundir.files import Record
+from fedlsg.simulations.rundir.journal import Link, read_lines, transfer_seconds
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.workloads.base.split import Chance
 
 Summary = Mapping[str, Any]
 """What summary.json holds, by name; or settings by their names."""

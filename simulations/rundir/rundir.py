@@ -23,7 +23,7 @@ events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in t
 .lock            the process that uses the directory
 
 ``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed
-since the run. ``simulations.server.ready.READ`` lists which of them ``fedlsg resume`` reads.
+since the run. ``fedlsg.simulations.server.ready.READ`` lists which of them ``fedlsg resume`` reads.
 run.log is SECRET because the traceback of a client that failed may quote its data.
 """
 
@@ -41,7 +41,7 @@ from torch import Tensor
 
 from fedlsg.owner_only import make_folder, make_parents
 from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
-from simulations.rundir.files import (
+from fedlsg.simulations.rundir.files import (
     DamagedError,
     Record,
     check_inside,
@@ -52,8 +52,8 @@ from simulations.rundir.files import (
     unseal,
     write_atomically,
 )
-from simulations.rundir.updates import FAR, StepFiles, round_folder
-from simulations.settings.settings import Settings, as_config, from_file, values_of
+from fedlsg.simulations.rundir.updates import FAR, StepFiles, round_folder
+from fedlsg.simulations.settings.settings import Settings, as_config, from_file, values_of
 
 
 class _Path(str):

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fedlsg.accounting import Spread
-from simulations.rundir.declared import AT_SERVER, EVERYTHING, Released
-from simulations.rundir.journal import (
+from fedlsg.simulations.rundir.declared import AT_SERVER, EVERYTHING, Released
+from fedlsg.simulations.rundir.journal import (
     LINES_HEADER,
     Journal,
     Mark,
@@ -20,8 +20,8 @@ from simulations.rundir.journal import (
     cut_events,
     lines_of,
 )
-from simulations.rundir.rundir import RunDir
-from strategies.federation.report import RoundReport
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.strategies.federation.report import RoundReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,7 @@ from torch import Tensor
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep
 from fedlsg.frame.forms import FORMS, TANGENT
 from fedlsg.owner_only import make_parents
-from fedlsg.state import Phase, phase_of
-from simulations.rundir.files import (
+from fedlsg.simulations.rundir.files import (
     DamagedError,
     Record,
     load_arrays,
@@ -53,6 +52,7 @@ from simulations.rundir.files import (
     unseal,
     write_atomically,
 )
+from fedlsg.state import Phase, phase_of
 
 FAR = 50
 """A shared replica with more missing steps than this reads the run's checkpoint: replaying takes

@@ -26,31 +26,31 @@ from flwr.supercore.exit import add_exit_handler
 
 from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
+from fedlsg.simulations.plan.continuity import begin
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.rundir.files import resumable
+from fedlsg.simulations.rundir.lock import create, exclusive
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.rundir.updates import write_model
+from fedlsg.simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
+from fedlsg.simulations.server.deployment import Deployment, most_examples
+from fedlsg.simulations.server.named_callbacks import named
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.server.recorder import OnRound, Recorder, make_downlink
+from fedlsg.simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize
+from fedlsg.simulations.settings.checks import check_given
+from fedlsg.simulations.settings.participation import adaptive_clip
+from fedlsg.simulations.settings.published import from_run_config, unfolded
+from fedlsg.simulations.settings.settings import Settings, permit_code, values_of
+from fedlsg.strategies.federation.expectations import reply_bytes
+from fedlsg.strategies.federation.nodes import SimulatedGrid, wait_for_nodes
+from fedlsg.strategies.federation.report import SimulatedClock
+from fedlsg.strategies.federation.wire import flat_record
+from fedlsg.strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 from fedlsg.tensors import keep_freed_memory
 from fedlsg.training.client_level import ServerNoise
 from fedlsg.user_code.failure import last_words, without_exit
-from simulations.plan.continuity import begin
-from simulations.plan.plan import Plan
-from simulations.rundir.files import resumable
-from simulations.rundir.lock import create, exclusive
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.rundir.updates import write_model
-from simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
-from simulations.server.deployment import Deployment, most_examples
-from simulations.server.named_callbacks import named
-from simulations.server.ready import ready_plan
-from simulations.server.recorder import OnRound, Recorder, make_downlink
-from simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize
-from simulations.settings.checks import check_given
-from simulations.settings.participation import adaptive_clip
-from simulations.settings.published import from_run_config, unfolded
-from simulations.settings.settings import Settings, permit_code, values_of
-from strategies.federation.expectations import reply_bytes
-from strategies.federation.nodes import SimulatedGrid, wait_for_nodes
-from strategies.federation.report import SimulatedClock
-from strategies.federation.wire import flat_record
-from strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
 
 Start = Callable[..., object]
 """As ``FedLSG.start``."""
@@ -148,7 +148,7 @@ def _finish(
     summary = plan.released.of_summary(summarize(plan, outcome))
     run.write_summary(summary)
     if page:
-        from simulations.report.run_page import write_run_page
+        from fedlsg.simulations.report.run_page import write_run_page
 
         write_run_page(run)
     return summary

@@ -18,13 +18,13 @@ from flwr.serverapp import Grid
 
 from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
 from fedlsg.setting.units import UNITS
-from simulations.client.virtual import kind_of, limit_by
-from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import RUN, Settings
-from strategies.federation.expectations import EXAMPLES, reason_of
-from strategies.federation.nodes import Identity, Roster, wait_for_nodes
-from strategies.federation.proofs import LedgerCopies, News, check_news
-from strategies.federation.watched_grid import WatchedGrid
+from fedlsg.simulations.client.virtual import kind_of, limit_by
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.settings import RUN, Settings
+from fedlsg.strategies.federation.expectations import EXAMPLES, reason_of
+from fedlsg.strategies.federation.nodes import Identity, Roster, wait_for_nodes
+from fedlsg.strategies.federation.proofs import LedgerCopies, News, check_news
+from fedlsg.strategies.federation.watched_grid import WatchedGrid
 
 
 def refuse_deployed_run(run: RunDir) -> None:

@@ -23,16 +23,16 @@ from torch import Tensor, nn
 from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.gradients.losses import CLASSES
+from fedlsg.simulations.client.train import own_parameters
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.prepare import parts_of_test
+from fedlsg.simulations.rundir.last_payload import FeedbackBox
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.workloads import LoadedWorkload, Split, to_device
+from fedlsg.simulations.workloads.base import Metric, cross_entropy
 from fedlsg.state import ServerState
+from fedlsg.strategies.strategy import DivergedError
 from fedlsg.user_code.objects import restored
-from simulations.client.train import own_parameters
-from simulations.plan.base import Base
-from simulations.plan.prepare import parts_of_test
-from simulations.rundir.last_payload import FeedbackBox
-from simulations.rundir.rundir import RunDir
-from simulations.workloads import LoadedWorkload, Split, to_device
-from simulations.workloads.base import Metric, cross_entropy
-from strategies.strategy import DivergedError
 
 FEW_ROWS = 8
 NONE: Mapping[str, Metric] = MappingProxyType({})

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 
 from fedlsg.setting import Setting, declared, unknown
 from fedlsg.setting.choices import did_you_mean
+from fedlsg.simulations.rundir.files import write_atomically
+from fedlsg.simulations.rundir.tables import scalars_of
+from fedlsg.simulations.server.callbacks import Callback, Columns, Function, StopRun, Watched
 from fedlsg.user_code import is_reference, load, shown
-from simulations.rundir.files import write_atomically
-from simulations.rundir.tables import scalars_of
-from simulations.server.callbacks import Callback, Columns, Function, StopRun, Watched
 
 Monitor = Annotated[str, Setting("Column of rounds.csv that is watched.")]
 Mode = Annotated[

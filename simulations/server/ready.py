@@ -23,22 +23,22 @@ from torch import nn
 from fedlsg.owner_only import make_file
 from fedlsg.privacy import SERVER, verify_extends
 from fedlsg.randomness import own_draws
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.rehearsal import rehearse
+from fedlsg.simulations.plan.plan import Base, Plan, make_plan
+from fedlsg.simulations.rundir.examined import RESUMED, SETTINGS, examine
+from fedlsg.simulations.rundir.files import DamagedError, load_bytes, write_atomically
+from fedlsg.simulations.rundir.journal import Journal, verify
+from fedlsg.simulations.rundir.last_payload import FeedbackBox, LastPayload
+from fedlsg.simulations.rundir.manifest import reopen
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 from fedlsg.state import different_terms
+from fedlsg.strategies.own_loop.row_checks import model_outputs
 from fedlsg.tensors import spaced
 from fedlsg.user_code.objects import restored
-from simulations import workloads
-from simulations.client.rehearsal import rehearse
-from simulations.plan.plan import Base, Plan, make_plan
-from simulations.rundir.examined import RESUMED, SETTINGS, examine
-from simulations.rundir.files import DamagedError, load_bytes, write_atomically
-from simulations.rundir.journal import Journal, verify
-from simulations.rundir.last_payload import FeedbackBox, LastPayload
-from simulations.rundir.manifest import reopen
-from simulations.rundir.rundir import RunDir
-from simulations.server.evaluate import evaluate, has_one_number, score, scores_of
-from simulations.settings.settings import Settings
-from simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
-from strategies.own_loop.row_checks import model_outputs
 
 
 def ready_plan(

@@ -10,25 +10,25 @@ from typing import Any
 
 from fedlsg.carriers.probe import Basis
 from fedlsg.gradients import trainable
+from fedlsg.simulations.client.replica import basis_bytes
+from fedlsg.simulations.plan.advice import rho_of, sum_bits
+from fedlsg.simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.rundir.journal import run_seconds
+from fedlsg.simulations.rundir.manifest import Manifest, accept
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row, Tables, Times
+from fedlsg.simulations.rundir.updates import StepFiles, round_folder, write_frame
+from fedlsg.simulations.server.evaluate import ByClient, ClientScores, Evaluation
+from fedlsg.simulations.server.ready import restore
+from fedlsg.simulations.server.spent import Spent, Totals
+from fedlsg.simulations.server.summary import Outcome
+from fedlsg.simulations.settings.resolve import GRID, downlink_codec
+from fedlsg.simulations.settings.run import Resolved
 from fedlsg.state import RoundPlan, ServerState, different_terms
-from simulations.client.replica import basis_bytes
-from simulations.plan.advice import rho_of, sum_bits
-from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from simulations.plan.plan import Plan
-from simulations.rundir.journal import run_seconds
-from simulations.rundir.manifest import Manifest, accept
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row, Tables, Times
-from simulations.rundir.updates import StepFiles, round_folder, write_frame
-from simulations.server.evaluate import ByClient, ClientScores, Evaluation
-from simulations.server.ready import restore
-from simulations.server.spent import Spent, Totals
-from simulations.server.summary import Outcome
-from simulations.settings.resolve import GRID, downlink_codec
-from simulations.settings.run import Resolved
-from strategies.federation.downlink import Downlink
-from strategies.federation.report import RoundReport, SimulatedClock
-from strategies.federation.sparse_downlink import SparseDownlink
+from fedlsg.strategies.federation.downlink import Downlink
+from fedlsg.strategies.federation.report import RoundReport, SimulatedClock
+from fedlsg.strategies.federation.sparse_downlink import SparseDownlink
 
 OnRound = Callable[[Row], object]
 

@@ -13,9 +13,9 @@ from fedlsg.privacy import RUN, SERVER
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.privacy.totals import READERS, WITH_SERVER
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import BYTES, SUMS, Times
-from strategies.federation.report import RoundReport
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import BYTES, SUMS, Times
+from fedlsg.strategies.federation.report import RoundReport
 
 History = tuple[Event, ...] | None
 """What an epsilon is of; None where there is no bound: a mechanism was not private, or its noise is

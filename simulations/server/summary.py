@@ -19,19 +19,19 @@ from fedlsg.accounting import Spread
 from fedlsg.carriers import adapted_layers
 from fedlsg.gradients import trainable
 from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.simulations.models.encoder import describe
+from fedlsg.simulations.plan.plan import Base, Plan
+from fedlsg.simulations.plan.start import rows_behind, starts_of
+from fedlsg.simulations.rundir.tables import BYTES
+from fedlsg.simulations.server.evaluate import ByClient, Score
+from fedlsg.simulations.settings.resolve import codec_summary, downlink_codec
+from fedlsg.simulations.settings.settings import Settings, values_of
+from fedlsg.simulations.workloads import Options
+from fedlsg.simulations.workloads.base.split import chance_of
 from fedlsg.state import ServerState, different_terms
+from fedlsg.strategies.federation.downlink import NOTHING
 from fedlsg.user_code import DATA, shown
 from fedlsg.user_code.digest import version
-from simulations.models.encoder import describe
-from simulations.plan.plan import Base, Plan
-from simulations.plan.start import rows_behind, starts_of
-from simulations.rundir.tables import BYTES
-from simulations.server.evaluate import ByClient, Score
-from simulations.settings.resolve import codec_summary, downlink_codec
-from simulations.settings.settings import Settings, values_of
-from simulations.workloads import Options
-from simulations.workloads.base.split import chance_of
-from strategies.federation.downlink import NOTHING
 
 PACKAGES = ("fedlsg", "torch", "flwr", "ray", "numpy", "scipy", "prv-accountant", "dp-accounting")
 

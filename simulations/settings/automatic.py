@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-import strategies
+from fedlsg import strategies
 from fedlsg.carriers import find_classifier, layer_table, prepare_model, totals
 from fedlsg.method import Method
+from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
+from fedlsg.simulations.workloads import LoadedWorkload
+from fedlsg.simulations.workloads.base.model import build_model
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
-from simulations.settings.run import Device
-from simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
-from simulations.workloads import LoadedWorkload
-from simulations.workloads.base.model import build_model
 
 
 def device_of(wanted: Device) -> str:

@@ -11,20 +11,26 @@ from types import MappingProxyType
 
 import torch
 
-import strategies
+from fedlsg import strategies
 from fedlsg.method import Method
 from fedlsg.payload import all_codecs, check_fits, find_codec, keeps_memory
 from fedlsg.secure_sum import plan_graph
 from fedlsg.setting.mechanisms import DP, KINDS, is_silent
 from fedlsg.setting.rules import Facts, Rule, check_rules
 from fedlsg.setting.units import UNITS
-from simulations.settings.automatic import device_of
-from simulations.settings.participation import availability_of, spread_of
-from simulations.settings.resolve import fill_codecs, uplink_codec
-from simulations.settings.run import Resolved, Settings
-from simulations.settings.settings import AUTO, RUN, all_settings, codec_settings, from_values
-from simulations.workloads import LoadedWorkload
-from simulations.workloads.partition import SCHEMES
+from fedlsg.simulations.settings.automatic import device_of
+from fedlsg.simulations.settings.participation import availability_of, spread_of
+from fedlsg.simulations.settings.resolve import fill_codecs, uplink_codec
+from fedlsg.simulations.settings.run import Resolved, Settings
+from fedlsg.simulations.settings.settings import (
+    AUTO,
+    RUN,
+    all_settings,
+    codec_settings,
+    from_values,
+)
+from fedlsg.simulations.workloads import LoadedWorkload
+from fedlsg.simulations.workloads.partition import SCHEMES
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {

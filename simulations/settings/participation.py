@@ -18,8 +18,8 @@ from fedlsg.participation import Participation, Trace, read_trace
 from fedlsg.randomness import public_generator
 from fedlsg.setting.selection import Selection, selection_of
 from fedlsg.setting.units import EXAMPLE, UNITS, Unit
+from fedlsg.simulations.settings.run import Resolved, Settings
 from fedlsg.training.client_level import AdaptiveClip
-from simulations.settings.run import Resolved, Settings
 
 NAMES = (
     "availability",

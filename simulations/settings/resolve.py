@@ -8,17 +8,17 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any, get_args
 
-import strategies
+from fedlsg import strategies
 from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, find_codec, keeps_memory
 from fedlsg.setting import Setting
 from fedlsg.setting import values_of as declared_values
 from fedlsg.setting.mechanisms import is_silent
-from simulations.settings.automatic import choose_method, fill_auto
-from simulations.settings.participation import fill_participation
-from simulations.settings.run import Resolved, void
-from simulations.settings.settings import (
+from fedlsg.simulations.settings.automatic import choose_method, fill_auto
+from fedlsg.simulations.settings.participation import fill_participation
+from fedlsg.simulations.settings.run import Resolved, void
+from fedlsg.simulations.settings.settings import (
     AUTO,
     RUN,
     Settings,
@@ -29,9 +29,9 @@ from simulations.settings.settings import (
     server_settings,
     values_of,
 )
-from simulations.workloads import LoadedWorkload
-from simulations.workloads.base import GIVEN
-from simulations.workloads.partition import SCHEMES, natural_parts
+from fedlsg.simulations.workloads import LoadedWorkload
+from fedlsg.simulations.workloads.base import GIVEN
+from fedlsg.simulations.workloads.partition import SCHEMES, natural_parts
 
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")
 """Settings of mechanism and server that a workload's preset gives, and files say even where it does

@@ -2,8 +2,8 @@
 
 Each setting declares its sentence, unit and range, what it needs and does not go with
 (``fedlsg.setting.rules``). Settings of methods, mechanism, server and codecs are declared where
-they are used; ``simulations.settings.settings`` puts all of them together. Nothing here imports
-torch: what is wrong with these is said before anything is started.
+they are used; ``fedlsg.simulations.settings.settings`` puts all of them together. Nothing here
+imports torch: what is wrong with these is said before anything is started.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from fedlsg.setting import Setting
 from fedlsg.setting.rules import idle_unless, needs
-from simulations.settings.federation import ON_TEST_PARTS, Federation, SimulatedTime
-from simulations.settings.privacy import Privacy
+from fedlsg.simulations.settings.federation import ON_TEST_PARTS, Federation, SimulatedTime
+from fedlsg.simulations.settings.privacy import Privacy
 
 Bits = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -327,8 +327,8 @@ class Settings(Processes, Messages, SimulatedTime, Federation, Privacy, Data):
     """
 
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of method, mechanism, server and codec, by name: ``simulations.settings.settings``
-    lists them.
+    """Settings of method, mechanism, server and codec, by name:
+    ``fedlsg.simulations.settings.settings`` lists them.
     """
 
 
@@ -358,7 +358,7 @@ class Resolved(Settings):
 
 
 HEADS = ("linear", "mlp", "cnn")
-"""Models of ``simulations.models.small``, which torch need not be imported for."""
+"""Models of ``fedlsg.simulations.models.small``, which torch need not be imported for."""
 
 
 def void(preset: Mapping[str, object], given: Mapping[str, object], *, silent: bool) -> set[str]:

@@ -2,9 +2,9 @@
 
 The same names serve the command line (``--rank 8`` or ``-c rank=8``), ``flwr run . --run-config
 "rank=8"`` (with dashes) and ``config.toml`` of a run directory. A setting that is None, or
-``"preset"`` in a file, takes the workload's value (see ``simulations.settings.resolve``). Settings
-of every run are known without torch. Others (of a method, the mechanism, the server, codecs) are
-declared where they are used; functions import that, for it loads torch.
+``"preset"`` in a file, takes the workload's value (see ``fedlsg.simulations.settings.resolve``).
+Settings of every run are known without torch. Others (of a method, the mechanism, the server,
+codecs) are declared where they are used; functions import that, for it loads torch.
 """
 
 import shlex
@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fedlsg.setting import Declared, declared, summary_of, unknown
+from fedlsg.simulations.settings.run import Settings as Settings
 from fedlsg.user_code import absolute, is_code, is_reference, permit
-from simulations.settings.run import Settings as Settings
 
 PRESET = "preset"
 AUTO = "auto"
@@ -102,7 +102,7 @@ def method_settings() -> dict[str, Declared]:
     """Settings of the recipes. Raises ValueError where two recipes, or a recipe and a run, declare
     one name.
     """
-    import strategies
+    from fedlsg import strategies
 
     found, taken = strategies.recipe_settings(), {*RUN, *codec_settings()}
     for name in filter(taken.__contains__, found):
@@ -272,7 +272,7 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
 
 def _load_method(name: object) -> None:
     if isinstance(name, str) and is_reference(name):
-        import strategies
+        from fedlsg import strategies
 
         strategies.check_name(absolute(name))
         check_names_of(absolute(name))
@@ -282,7 +282,7 @@ def check_names_of(method: str) -> None:
     """Raise ValueError for a recipe that was given and declares a setting of every run; it is
     forgotten.
     """
-    import strategies
+    from fedlsg import strategies
 
     try:
         method_settings()
@@ -321,7 +321,7 @@ def from_file(given: Mapping[str, object]) -> Settings:
 
 
 def _is_known(method: object) -> bool:
-    import strategies
+    from fedlsg import strategies
 
     return method in (None, PRESET, AUTO) or method in (*strategies.names(), *strategies.given())
 

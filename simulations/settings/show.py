@@ -10,15 +10,15 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-import strategies
+from fedlsg import strategies
 from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
 from fedlsg.setting import REQUIRED, Declared, unknown
 from fedlsg.setting.rules import Rule, spell
-from simulations import workloads
-from simulations.settings.checks import WORDS, all_rules, codec_lists
-from simulations.settings.resolve import FALLBACK
-from simulations.settings.settings import (
+from fedlsg.simulations import workloads
+from fedlsg.simulations.settings.checks import WORDS, all_rules, codec_lists
+from fedlsg.simulations.settings.resolve import FALLBACK
+from fedlsg.simulations.settings.settings import (
     GROUPS_OF_RUN,
     all_settings,
     codec_settings,

@@ -21,15 +21,15 @@ from fedlsg import user_code
 from fedlsg.randomness import public_generator
 from fedlsg.setting import summary_of
 from fedlsg.setting.choices import did_you_mean
-from simulations.models.pretrained import with_pretrained
-from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
-from simulations.workloads.base.model import build_model
-from simulations.workloads.base.split import Fetch, Split, fetcher, to_device
-from simulations.workloads.features import with_features
-from simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
-from simulations.workloads.own import Workload, make
-from simulations.workloads.partition import check_disjoint
-from simulations.workloads.text_sets import TASKS, HubTexts
+from fedlsg.simulations.models.pretrained import with_pretrained
+from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
+from fedlsg.simulations.workloads.base.model import build_model
+from fedlsg.simulations.workloads.base.split import Fetch, Split, fetcher, to_device
+from fedlsg.simulations.workloads.features import with_features
+from fedlsg.simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
+from fedlsg.simulations.workloads.own import Workload, make
+from fedlsg.simulations.workloads.partition import check_disjoint
+from fedlsg.simulations.workloads.text_sets import TASKS, HubTexts
 
 __all__ = [
     "Fetch",

@@ -19,13 +19,26 @@ from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
+from fedlsg.simulations.workloads.base import (
+    GIVEN,
+    LoadedWorkload,
+    Metric,
+    Request,
+    refuse_unused,
+    silent,
+)
+from fedlsg.simulations.workloads.base.split import NoRows, Split
+from fedlsg.simulations.workloads.base.synthetic import CheckedDraw, find_pixels, image_draws
+from fedlsg.simulations.workloads.rows import (
+    Columns,
+    Rows,
+    check_alike,
+    check_targets,
+    describe_data,
+)
+from fedlsg.simulations.workloads.rows.read import read_rows, read_splits
+from fedlsg.simulations.workloads.rows.transform import AT_ONCE, check_transform
 from fedlsg.user_code.digest import digest_of_all
-from simulations.workloads.base import GIVEN, LoadedWorkload, Metric, Request, refuse_unused, silent
-from simulations.workloads.base.split import NoRows, Split
-from simulations.workloads.base.synthetic import CheckedDraw, find_pixels, image_draws
-from simulations.workloads.rows import Columns, Rows, check_alike, check_targets, describe_data
-from simulations.workloads.rows.read import read_rows, read_splits
-from simulations.workloads.rows.transform import AT_ONCE, check_transform
 
 MODEL = "own"
 """The name of the only model of a workload, and of a workload without a name."""

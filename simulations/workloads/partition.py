@@ -24,7 +24,7 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from fedlsg.setting.choices import choose
-from simulations.workloads.base import GIVEN, LoadedWorkload
+from fedlsg.simulations.workloads.base import GIVEN, LoadedWorkload
 
 
 class Parts(Sequence[Tensor]):

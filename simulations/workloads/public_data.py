@@ -27,13 +27,13 @@ from torch.nn import functional
 from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw, ProbeSource
 from fedlsg.setting.choices import did_you_mean
-from simulations import workloads
-from simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Split, silent
-from simulations.workloads.base.cache import cache_folder
-from simulations.workloads.base.split import NoRows, Stored
-from simulations.workloads.base.synthetic import CheckedDraw, Pixels, find_pixels
-from simulations.workloads.rows import Columns
-from simulations.workloads.rows.read import read_rows
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Split, silent
+from fedlsg.simulations.workloads.base.cache import cache_folder
+from fedlsg.simulations.workloads.base.split import NoRows, Stored
+from fedlsg.simulations.workloads.base.synthetic import CheckedDraw, Pixels, find_pixels
+from fedlsg.simulations.workloads.rows import Columns
+from fedlsg.simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
 ANYWHERE = ("hf-image", "hf-text")

@@ -21,14 +21,14 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from fedlsg.randomness import public_generator
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
+from fedlsg.simulations.workloads.base.model import build_model
+from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.simulations.workloads.base.synthetic import image_draws
+from fedlsg.simulations.workloads.public_data import MASK, as_stored, probe_source, public_data
+from fedlsg.simulations.workloads.texts import Tokens
 from fedlsg.user_code import DATA
-from simulations import workloads
-from simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
-from simulations.workloads.base.model import build_model
-from simulations.workloads.base.split import Split
-from simulations.workloads.base.synthetic import image_draws
-from simulations.workloads.public_data import MASK, as_stored, probe_source, public_data
-from simulations.workloads.texts import Tokens
 
 SYNTHETIC = "synthetic"
 DISTINCT = 5_000

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from simulations.workloads.base import LoadedWorkload, Options, Request, refuse_unused
-from simulations.workloads.rows import describe_data
-from simulations.workloads.rows.decode import TextColumns, check_text_columns
-from simulations.workloads.rows.files import published_of
-from simulations.workloads.rows.hub import find_set
-from simulations.workloads.texts import USED, text_workload
+from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Request, refuse_unused
+from fedlsg.simulations.workloads.rows import describe_data
+from fedlsg.simulations.workloads.rows.decode import TextColumns, check_text_columns
+from fedlsg.simulations.workloads.rows.files import published_of
+from fedlsg.simulations.workloads.rows.hub import find_set
+from fedlsg.simulations.workloads.texts import USED, text_workload
 
 HUB_NAME = "nyu-mll/glue"
 

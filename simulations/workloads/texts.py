@@ -27,20 +27,20 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from simulations.models.encoder import build_encoder
-from simulations.models.encoder_source import (
+from fedlsg.simulations.models.encoder import build_encoder
+from fedlsg.simulations.models.encoder_source import (
     EncoderSource,
     find_encoder,
     load_config,
     load_tokenizer,
     longest_text,
 )
-from simulations.workloads.base import LoadedWorkload, Progress, Request, silent
-from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.base.split import NoRows, Split
-from simulations.workloads.base.synthetic import WordDraw
-from simulations.workloads.features.encoders import text_source
-from simulations.workloads.rows.decode import (
+from fedlsg.simulations.workloads.base import LoadedWorkload, Progress, Request, silent
+from fedlsg.simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
+from fedlsg.simulations.workloads.base.split import NoRows, Split
+from fedlsg.simulations.workloads.base.synthetic import WordDraw
+from fedlsg.simulations.workloads.features.encoders import text_source
+from fedlsg.simulations.workloads.rows.decode import (
     OwnRows,
     TextColumns,
     Texts,
@@ -48,7 +48,7 @@ from simulations.workloads.rows.decode import (
     count_classes,
     read_texts,
 )
-from simulations.workloads.rows.hub import HubSet, data_root, of_shards
+from fedlsg.simulations.workloads.rows.hub import HubSet, data_root, of_shards
 
 ROWS_AT_ONCE = 10_000
 PADDED_LENGTHS = (

@@ -28,7 +28,7 @@ from fedlsg.carriers.probe import Basis, flatten
 from fedlsg.frame import Frame
 from fedlsg.state import ServerState, Step, StepError
 from fedlsg.state.server_update import read_steps
-from strategies.federation.wire import (
+from fedlsg.strategies.federation.wire import (
     array_bytes,
     config_in,
     flat_record,

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fedlsg.privacy import LedgerError
 from fedlsg.state import Phase, RoundPlan, sizes_of
-from strategies.federation.downlink import Downlink, Records
-from strategies.federation.expectations import Expectations, check_reply, reason_of
-from strategies.federation.nodes import Roster, SimulatedGrid
-from strategies.federation.proofs import RECORD, LedgerCopies, held_record
-from strategies.federation.report import (
+from fedlsg.strategies.federation.downlink import Downlink, Records
+from fedlsg.strategies.federation.expectations import Expectations, check_reply, reason_of
+from fedlsg.strategies.federation.nodes import Roster, SimulatedGrid
+from fedlsg.strategies.federation.proofs import RECORD, LedgerCopies, held_record
+from fedlsg.strategies.federation.report import (
     AWAY,
     NO_REPLY,
     Received,
@@ -32,8 +32,8 @@ from strategies.federation.report import (
     SimulatedClock,
     wire_size,
 )
-from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import (
+from fedlsg.strategies.federation.watched_grid import NODE_GONE
+from fedlsg.strategies.federation.wire import (
     DISK_FULL,
     FRAME_DIFFERS,
     REPLICA_LOST,

@@ -24,10 +24,10 @@ from fedlsg.privacy.ledger_copy import LARGEST_BYTES
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.setting.units import EXAMPLE, Unit
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.strategies.federation.proofs import LedgerCopies, read_news
+from fedlsg.strategies.federation.report import RoundReport
+from fedlsg.strategies.federation.wire import read_update
 from fedlsg.training.client_level import ServerNoise
-from strategies.federation.proofs import LedgerCopies, read_news
-from strategies.federation.report import RoundReport
-from strategies.federation.wire import read_update
 
 CONTENT_BYTES = LARGEST_BYTES + 2**16
 """Of names, numbers, texts and ledger lines in a reply; without the values of arrays."""

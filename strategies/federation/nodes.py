@@ -19,10 +19,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.state import RoundPlan
-from strategies.federation.expectations import EXAMPLES, check_reply, reason_of, shortened
-from strategies.federation.proofs import CODE, News, check_same_code, code_record, read_news
-from strategies.federation.report import NO_REPLY
-from strategies.federation.wire import read_identity
+from fedlsg.strategies.federation.expectations import EXAMPLES, check_reply, reason_of, shortened
+from fedlsg.strategies.federation.proofs import CODE, News, check_same_code, code_record, read_news
+from fedlsg.strategies.federation.report import NO_REPLY
+from fedlsg.strategies.federation.wire import read_identity
 
 CONNECT_SECONDS = 120.0
 ASK_AGAIN_SECONDS = 2.0

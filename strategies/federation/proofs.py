@@ -3,10 +3,11 @@ deployed client keeps.
 
 If a client's code clips or adds noise differently, every reported epsilon is wrong. So the server
 puts version and digest of its code into the query, each client puts its own into the reply, and
-both refuse a difference. The digest covers every .py file of the three packages that a run can
-import. Attacks and audit read finished runs; they are not in a Flower bundle and not in the digest.
-So a clone, a wheel and a bundle of one version have one digest. Not covered: other packages (torch,
-numpy), and a program that reports a false identity.
+both refuse a difference. The digest covers every .py file that a run can import, under its name in
+the package (``fedlsg/strategies/...``), wherever it is on the disk. Attacks and audit read finished
+runs; they are not in a Flower bundle and not in the digest. So a clone, a wheel and a bundle of one
+version have one digest. Not covered: other packages (torch, numpy), and a program that reports a
+false identity.
 
 The server cannot read a client's disk, and keeps copies of ledgers:
     server -> client   in an announcement: the run's name, and the hash of the last line that the
@@ -23,17 +24,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from flwr.app import ConfigRecord, RecordDict
 
 from fedlsg.privacy import Entry, LedgerError, extend, head_of, ledger_path, read_entries
 from fedlsg.privacy.ledger_copy import verify
-from fedlsg.user_code.digest import version_at
+from fedlsg.user_code.digest import HOME, version_at
 
-PACKAGES = ("fedlsg", "simulations", "strategies")
-OUTSIDE = re.compile(r"fedlsg/attacks/|simulations/attack/|simulations/audit/")
+PARTS = ("simulations", "strategies")
+"""Folders of fedlsg: inside of it in a wheel, next to it in a clone and in a bundle."""
+OUTSIDE = re.compile(r"fedlsg/(attacks|simulations/attack|simulations/audit)/")
 """Files that no run imports: ``fab-exclude`` in pyproject.toml leaves them out of a bundle."""
 
 CODE = "code"
@@ -43,7 +44,7 @@ SHORT = 12
 
 @dataclass(frozen=True, kw_only=True)
 class CodeIdentity:
-    """Version, SHA-256 of the files, and the folder that holds the packages (it is shown, and not
+    """Version, SHA-256 of the files, and the folder that holds fedlsg (it is shown, and not
     compared).
     """
 
@@ -67,23 +68,25 @@ class OtherCodeError(RuntimeError):
 @lru_cache(maxsize=1)
 def own_identity() -> CodeIdentity:
     """The code that this process imported, whatever its working directory is."""
-    return identity_of([_folder(name) for name in PACKAGES])
+    return identity_of(HOME)
 
 
-def identity_of(packages: list[Path]) -> CodeIdentity:
-    """The identity of these three package folders."""
-    root = packages[0].parent
-    return CodeIdentity(version=version_at(root), digest=digest_of(packages), folder=str(root))
+def identity_of(home: Path) -> CodeIdentity:
+    """The identity of the code whose package ``fedlsg`` is the folder ``home``."""
+    root = home.parent
+    return CodeIdentity(version=version_at(root), digest=digest_of(home), folder=str(root))
 
 
-def digest_of(packages: list[Path]) -> str:
-    """SHA-256 over names and contents of the .py files of package folders, in the order of the
-    names.
-    """
+def digest_of(home: Path) -> str:
+    """SHA-256 over names and contents of the .py files of a package, in the order of the names."""
+    folders = {"fedlsg": home}
+    for part in PARTS:
+        inside = home / part
+        folders[f"fedlsg/{part}"] = inside if inside.exists() else home.parent / part
     files = {
-        f"{p.name}/{file.relative_to(p).as_posix()}": file
-        for p in packages
-        for file in p.rglob("*.py")
+        f"{name}/{file.relative_to(folder).as_posix()}": file
+        for name, folder in folders.items()
+        for file in folder.rglob("*.py")
     }
     sha = hashlib.sha256()
     for name in sorted(files):
@@ -91,13 +94,6 @@ def digest_of(packages: list[Path]) -> str:
             content = files[name].read_bytes()
             sha.update(f"{name}\n{len(content)}\n".encode() + content)
     return sha.hexdigest()
-
-
-def _folder(package: str) -> Path:
-    spec = find_spec(package)  # finds an imported package where it was imported from
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 
 def code_record(*, local: bool = True) -> ConfigRecord:
@@ -117,8 +113,8 @@ def check_same_code(content: RecordDict, sender: str, *, local: bool = True) -> 
     own, record = own_identity(), content.config_records.get(CODE)
     own = own if local else replace(own, folder="")  # the error text may leave this machine
     fix = (
-        "install the same version of fedlsg on both sides, and let no other fedlsg, strategies or "
-        "simulations come before it on the Python path"
+        "install the same version of fedlsg on both sides, and let no other fedlsg come before it "
+        "on the Python path"
     )
     if record is None or not {"version", "digest", "folder"} <= record.keys():
         raise OtherCodeError(

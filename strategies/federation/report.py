@@ -25,7 +25,7 @@ from fedlsg.participation import Finish, Health, Participation, Traffic
 from fedlsg.payload import value_bytes
 from fedlsg.state import Phase, RoundPlan, phase_of
 from fedlsg.state.server_update import VALUES, read_steps
-from strategies.federation.wire import (
+from fedlsg.strategies.federation.wire import (
     LOST,
     OVER_BUDGET,
     TOO_SLOW,

@@ -23,7 +23,7 @@ from fedlsg.method import aggregate
 from fedlsg.payload import Codec, PayloadError
 from fedlsg.state import ServerState, Step, encode_pruning, encode_update, extra_vectors
 from fedlsg.state.server_update import decode_update
-from strategies.federation.downlink import (
+from fedlsg.strategies.federation.downlink import (
     NOWHERE,
     Downlink,
     Keep,
@@ -37,7 +37,7 @@ from strategies.federation.downlink import (
     keep_nowhere,
     whole,
 )
-from strategies.federation.wire import flat_record, kept_record
+from fedlsg.strategies.federation.wire import flat_record, kept_record
 
 REPAIRS_ALLOWED = 2
 """Whole models after which a client whose replica differs once more (another kind of machine) gets

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedlsg.secure_sum import GivenUp, Server, Terms, Total
 from fedlsg.secure_sum.discrete import SumTerms
-from strategies.federation.wire import STAGE as TERMS
+from fedlsg.strategies.federation.wire import STAGE as TERMS
 
 MESSAGE = "secure sum message"
 KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")

@@ -33,12 +33,19 @@ from fedlsg.secure_sum import GivenUp, Server, Total
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.secure_sum.messages import packed_bytes
 from fedlsg.state import RoundPlan
+from fedlsg.strategies.federation.downlink import Records
+from fedlsg.strategies.federation.exchange import Exchange
+from fedlsg.strategies.federation.report import NO_REPLY, Received, RoundReport
+from fedlsg.strategies.federation.stages import (
+    KEYS,
+    MASKED,
+    Stage,
+    close_sum,
+    open_sum,
+    write_stage,
+)
+from fedlsg.strategies.federation.wire import TOO_SLOW
 from fedlsg.training.client_level import ServerNoise, release_round, sum_mechanism
-from strategies.federation.downlink import Records
-from strategies.federation.exchange import Exchange
-from strategies.federation.report import NO_REPLY, Received, RoundReport
-from strategies.federation.stages import KEYS, MASKED, Stage, close_sum, open_sum, write_stage
-from strategies.federation.wire import TOO_SLOW
 
 ALTERED = re.compile(r"shares of client (\d+) for client \d+: altered")
 """What a client says that cannot open the shares of a neighbour."""

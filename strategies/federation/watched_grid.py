@@ -31,8 +31,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.participation import ClientLimit
-from strategies.federation.expectations import BoundError, reason_of
-from strategies.federation.wire import FAILED, TOO_SLOW
+from fedlsg.strategies.federation.expectations import BoundError, reason_of
+from fedlsg.strategies.federation.wire import FAILED, TOO_SLOW
 
 
 class WrappedGrid(Grid):

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedlsg.frame import Coordinates, Frame, Keep
 from fedlsg.setting.isolation import CHECKED
-from strategies.federation.proofs import CODE, code_record
+from fedlsg.strategies.federation.proofs import CODE, code_record
 
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(
     1001, 1007

@@ -1,3 +1,3 @@
 """The parts of a private step in a user's own loop: data, noise, account, optimizer
-(``strategies.private_step``).
+(``fedlsg.strategies.private_step``).
 """

@@ -31,10 +31,10 @@ from fedlsg.gradients import batch_size
 from fedlsg.gradients.independence.same_rows import row_differs
 from fedlsg.rows import OneByOne
 from fedlsg.rows.one_by_one import Row, first_row, same_row
+from fedlsg.strategies.own_loop.user_inputs import Stored, Together, check_batch, is_function
 from fedlsg.tensors import fields_of, rows_of, spaced
 from fedlsg.training import Batch
 from fedlsg.user_code.digest import filled_cells
-from strategies.own_loop.user_inputs import Stored, Together, check_batch, is_function
 
 ALONE = 8
 """Rows that are made alone."""

@@ -25,10 +25,10 @@ from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator
+from fedlsg.strategies.own_loop.made_up import Maker, Takes
 from fedlsg.tensors import each, fields_of, of_fields
 from fedlsg.user_code.failure import depends_on_values, describe
 from fedlsg.user_code.objects import restored, written
-from strategies.own_loop.made_up import Maker, Takes
 
 
 @contextmanager

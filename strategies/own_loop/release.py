@@ -37,22 +37,22 @@ from fedlsg.randomness import (
 )
 from fedlsg.setting.isolation import Wanted
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
-from fedlsg.tensors import fields_of, of_fields
-from fedlsg.training import Groups, together
-from fedlsg.training.local import Shape, runs_of, shape_of
-from fedlsg.user_code.failure import depends_on_values, describe
-from fedlsg.user_code.objects import restored
-from strategies.own_loop.account import CLIENT, Account, Spending
-from strategies.own_loop.alone import check_batches, same_function
-from strategies.own_loop.examples import (
+from fedlsg.strategies.own_loop.account import CLIENT, Account, Spending
+from fedlsg.strategies.own_loop.alone import check_batches, same_function
+from fedlsg.strategies.own_loop.examples import (
     GIVE_EXAMPLE,
     accepted,
     check_example,
     check_synthetic,
     made_up,
 )
-from strategies.own_loop.layout import Layout, laid_out, layout_of
-from strategies.own_loop.user_inputs import first_rows, guarded, named
+from fedlsg.strategies.own_loop.layout import Layout, laid_out, layout_of
+from fedlsg.strategies.own_loop.user_inputs import first_rows, guarded, named
+from fedlsg.tensors import fields_of, of_fields
+from fedlsg.training import Groups, together
+from fedlsg.training.local import Shape, runs_of, shape_of
+from fedlsg.user_code.failure import depends_on_values, describe
+from fedlsg.user_code.objects import restored
 
 MOST_STATES = 16
 """States of a model and forms of the data that are remembered as rehearsed."""

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from fedlsg.gradients import Batch, LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.randomness import alone, own_draws
+from fedlsg.strategies.own_loop.examples import accepted, made_up
 from fedlsg.tensors import each, fields_of, spaced
 from fedlsg.user_code.failure import describe
 from fedlsg.user_code.objects import restored
-from strategies.own_loop.examples import accepted, made_up
 
 Run = Callable[[Tensor], Any]
 """Row numbers -> the model's outputs of these rows, on the CPU."""

@@ -10,8 +10,8 @@ are as for ``topk``.
 from fedlsg.carriers import Factors, PowerSteps, Rank, Warmup
 from fedlsg.method import Compression, Method
 from fedlsg.privacy import Mechanism
+from fedlsg.strategies.recipes.sgd import NON_PRIVATE
 from fedlsg.training import ServerOptimizer
-from strategies.recipes.sgd import NON_PRIVATE
 
 
 def recipe(

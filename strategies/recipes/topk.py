@@ -11,8 +11,8 @@ memory; values of a lost or rejected payload are lost.
 
 from fedlsg.method import Compression, Method, TopkRate
 from fedlsg.privacy import Mechanism
+from fedlsg.strategies.recipes.sgd import NON_PRIVATE
 from fedlsg.training import ServerOptimizer
-from strategies.recipes.sgd import NON_PRIVATE
 
 
 def recipe(

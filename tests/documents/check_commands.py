@@ -19,22 +19,22 @@ import typer
 from flwr.common.config import parse_config_args
 from torch import nn
 
-import simulations.compare.command
-import simulations.compare.search
-import simulations.engines
-import simulations.run.commands
+import fedlsg.simulations.compare.command
+import fedlsg.simulations.compare.search
+import fedlsg.simulations.engines
+import fedlsg.simulations.run.commands
 from fedlsg.payload import find_codec
 from fedlsg.setting.choices import choose
-from simulations import workloads
-from simulations.attack.images import IMAGE_ATTACKS
-from simulations.attack.texts import TEXT_ATTACKS
-from simulations.cli.app import app
-from simulations.cli.options import WithSettings, option_of
-from simulations.inspection import refuse_settings
-from simulations.settings.published import find, from_run_config, matching, resolve
-from simulations.settings.resolve import build_method, fill
-from simulations.settings.settings import RUN, Settings, all_settings, merge
-from simulations.workloads.partition import SCHEMES
+from fedlsg.simulations import workloads
+from fedlsg.simulations.attack.images import IMAGE_ATTACKS
+from fedlsg.simulations.attack.texts import TEXT_ATTACKS
+from fedlsg.simulations.cli.app import app
+from fedlsg.simulations.cli.options import WithSettings, option_of
+from fedlsg.simulations.inspection import refuse_settings
+from fedlsg.simulations.settings.published import find, from_run_config, matching, resolve
+from fedlsg.simulations.settings.resolve import build_method, fill
+from fedlsg.simulations.settings.settings import RUN, Settings, all_settings, merge
+from fedlsg.simulations.workloads.partition import SCHEMES
 from tests.places import REPOSITORY
 
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z_/|]*$|^\.\.\.$|[\[$]")
@@ -72,12 +72,12 @@ def without_work() -> Iterator[None]:
         raise WorkBeginsError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulations.run.commands, "ready_plan", fill_and_begin)
+        patch.setattr(fedlsg.simulations.run.commands, "ready_plan", fill_and_begin)
         patch.setattr(workloads, "load", begin)
-        patch.setattr(simulations.compare.command, "compare_command", begin)
-        patch.setattr(simulations.compare.search, "search_and_runs", begin)
-        patch.setattr(simulations.engines, "ahead", lambda *_, **__: nullcontext())
-        patch.setattr(simulations.engines, "use_cluster", lambda *_: None)
+        patch.setattr(fedlsg.simulations.compare.command, "compare_command", begin)
+        patch.setattr(fedlsg.simulations.compare.search, "search_and_runs", begin)
+        patch.setattr(fedlsg.simulations.engines, "ahead", lambda *_, **__: nullcontext())
+        patch.setattr(fedlsg.simulations.engines, "use_cluster", lambda *_: None)
         yield
 
 

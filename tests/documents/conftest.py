@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-import strategies
+from fedlsg import strategies
 from tests.documents.blocks import blocks
 from tests.fedlsg.support.coarse_codec import planted
 from tests.places import REPOSITORY
@@ -50,4 +50,4 @@ def reader(tmp_path, monkeypatch, own_code):
     codecs.mkdir()
     with planted(codecs, coarse=shown("coarse.py")):
         yield tmp_path
-    sys.modules.pop("strategies.recipes.wide", None)
+    sys.modules.pop("fedlsg.strategies.recipes.wide", None)

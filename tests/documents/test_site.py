@@ -13,7 +13,7 @@ import pytest
 import fedlsg
 from docs._sphinx.reference.api import GROUPS
 from docs._sphinx.reference.pages import PAGES
-from simulations import workloads
+from fedlsg.simulations import workloads
 from tests.documents.check_commands import command_line
 from tests.places import REPOSITORY
 

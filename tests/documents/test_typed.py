@@ -13,13 +13,13 @@ from typing import Unpack, get_args, get_origin
 
 import pytest
 
-import strategies
 from docs._sphinx.typed import INTERNAL, SHARES, explicit, files
-from simulations.run.settings_typed import RunSettings
-from simulations.run.simulate import MORE, simulate
-from simulations.settings.settings import all_settings
-from strategies.private_step import PrivateStep
-from strategies.settings_typed import MethodSettings, StepSettings
+from fedlsg import strategies
+from fedlsg.simulations.run.settings_typed import RunSettings
+from fedlsg.simulations.run.simulate import MORE, simulate
+from fedlsg.simulations.settings.settings import all_settings
+from fedlsg.strategies.private_step import PrivateStep
+from fedlsg.strategies.settings_typed import MethodSettings, StepSettings
 from tests.places import REPOSITORY
 
 SCRIPT = Path(__file__).with_name("strangers_script.py")
@@ -92,7 +92,7 @@ def stranger(tmp_path_factory) -> Path:
 
 
 def test_an_editable_installation_is_a_path(stranger, tmp_path):
-    where = [str(stranger), "-c", "import fedlsg, simulations; print(fedlsg.__file__)"]
+    where = [str(stranger), "-c", "import fedlsg.simulations; print(fedlsg.__file__)"]
     found = subprocess.run(
         where, cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout.strip()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from examples.convert_weights import converted
-from simulations.models.resnet import wide_resnet
+from fedlsg.simulations.models.resnet import wide_resnet
 from tests.simulations.support.haiku_wrn import Params, logits, made_params
 
 

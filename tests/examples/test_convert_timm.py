@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from examples.convert_weights import converted, read_arrays
-from simulations.models import vision
+from fedlsg.simulations.models import vision
 
 BLOCKS = (3, 4, 6, 3)
 State = dict[str, Tensor]

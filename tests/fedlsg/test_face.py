@@ -13,7 +13,7 @@ from torch import nn
 
 import fedlsg
 from fedlsg.randomness import WAITING, alone
-from strategies.private_step import PrivateStep
+from fedlsg.strategies.private_step import PrivateStep
 from tests.places import REPOSITORY
 
 

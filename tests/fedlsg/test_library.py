@@ -21,10 +21,10 @@ from torch.overrides import TorchFunctionMode
 
 from fedlsg.carriers import Lora, prepare_model
 from fedlsg.gradients import per_example_loss
+from fedlsg.simulations import workloads
+from fedlsg.simulations.models import vision
+from fedlsg.simulations.workloads import build_model
 from fedlsg.user_code.library import own_code
-from simulations import workloads
-from simulations.models import vision
-from simulations.workloads import build_model
 
 Model = Callable[[], nn.Module]
 

@@ -11,8 +11,13 @@ from torch.nn import functional
 
 import fedlsg.user_code.objects
 from fedlsg.gradients import per_example_loss
+from fedlsg.strategies.own_loop.row_checks import (
+    check_extremes,
+    check_numbers,
+    check_targets,
+    not_finite,
+)
 from fedlsg.user_code.objects import restored
-from strategies.own_loop.row_checks import check_extremes, check_numbers, check_targets, not_finite
 
 
 class Counting(nn.Module):

@@ -11,10 +11,10 @@ import hypothesis
 import pytest
 import torch
 
-from simulations.cli import app as cli
-from simulations.engines import cluster
-from simulations.plan import advice, base, plan
-from strategies.own_loop import examples, release
+from fedlsg.simulations.cli import app as cli
+from fedlsg.simulations.engines import cluster
+from fedlsg.simulations.plan import advice, base, plan
+from fedlsg.strategies.own_loop import examples, release
 from tests.checked_once import check_once
 from tests.simulations.support.own import fresh
 from tests.simulations.support.runs import Run, pages, run_local, stopped_after

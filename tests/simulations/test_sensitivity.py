@@ -30,9 +30,9 @@ from benchmarks.privacy.adversaries import (
 from benchmarks.privacy.neighbours import BOUND, Moved, Subject, move, subject
 from fedlsg.gradients.fingerprint import Watching
 from fedlsg.gradients.precision import Precision
+from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.training import local as microbatches
 from fedlsg.training.local import ROWS_ON_CPU, LocalTraining, shape_of
-from simulations.workloads import LoadedWorkload
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import strategies
 from benchmarks.privacy.neighbours import BOUND, Moved, Subject, move, of_tensors
+from fedlsg import strategies
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.synthetic import dead_leaves
 from fedlsg.frame import Frame
@@ -18,10 +18,10 @@ from fedlsg.gradients.formulas.rows import RowGradients
 from fedlsg.gradients.precision import Precision
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism
+from fedlsg.simulations.server.summary import hardware
+from fedlsg.simulations.workloads.base import cross_entropy
 from fedlsg.state import PublicState
 from fedlsg.training import local as microbatches
-from simulations.server.summary import hardware
-from simulations.workloads.base import cross_entropy
 from tests.fedlsg.support.gradient_oracle import make_frame
 from tests.fedlsg.support.layer_zoo import WORDS, ZOO, loss
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from simulations.engines.local import task_identity
-from strategies.own_loop import examples, release
+from fedlsg.simulations.engines.local import task_identity
+from fedlsg.strategies.own_loop import examples, release
 from tests.checked_once import check_once
 
 hypothesis.settings.register_profile(

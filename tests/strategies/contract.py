@@ -28,9 +28,9 @@ from fedlsg.randomness import reproducible_stream
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.state.server_state import ServerState, load_weights
-from strategies import default_mechanism, own_settings, recipe
-from strategies.federation.downlink import basis_record, read_basis
-from strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
+from fedlsg.strategies import default_mechanism, own_settings, recipe
+from fedlsg.strategies.federation.downlink import basis_record, read_basis
+from fedlsg.strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
 from tests.noise import no_noise
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3

@@ -2,7 +2,7 @@
 papers report.
 """
 
-import strategies
+from fedlsg import strategies
 from tests.strategies.contract import MODELS, Case, Subject, subject
 
 VARIANTS: dict[str, Case] = {

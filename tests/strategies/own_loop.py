@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import strategies.own_loop.release
+import fedlsg.strategies.own_loop.release
 from fedlsg.privacy import Ledger
 from fedlsg.randomness import SecretStream
-from strategies.private_step import PrivateStep
+from fedlsg.strategies.private_step import PrivateStep
 from tests.strategies.small_federation import model
 
 EXAMPLES = 40
@@ -196,6 +196,8 @@ def charged_before_the_batch_is_drawn(monkeypatch: Any) -> bool:
             return super().bernoulli(count, probability)
 
     with monkeypatch.context() as patch:
-        patch.setattr(strategies.own_loop.release, "secret_stream", lambda: Stream(bytes(32)))
+        patch.setattr(
+            fedlsg.strategies.own_loop.release, "secret_stream", lambda: Stream(bytes(32))
+        )
         step.step(batch)
     return seen[-1:] == [1] and not any(seen[:-1])

@@ -12,13 +12,13 @@ from fedlsg.carriers.probe import ProbeSource
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, Schedule
 from fedlsg.payload import find_codec, pack
+from fedlsg.simulations.engines.local import LocalGrid
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import ClientTerms
 from fedlsg.state.server_state import ServerState
-from simulations.engines.local import LocalGrid
-from strategies import recipe
-from strategies.federation.report import RoundReport
-from strategies.federation.wire import (
+from fedlsg.strategies import recipe
+from fedlsg.strategies.federation.report import RoundReport
+from fedlsg.strategies.federation.wire import (
     Announcement,
     announced_to,
     flat_record,
@@ -28,7 +28,7 @@ from strategies.federation.wire import (
     read_round,
     update,
 )
-from strategies.strategy import FederationSettings, FedLSG
+from fedlsg.strategies.strategy import FederationSettings, FedLSG
 
 EXAMPLES = 50
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import strategies
+from fedlsg import strategies
 from fedlsg.carriers.powersgd import decode, encode
 from tests.strategies.contract import (
     LEAST_DRAWS,

@@ -12,7 +12,7 @@ from torch import nn
 from fedlsg.carriers import prepare_model
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from strategies import default_mechanism, own_settings, recipe
+from fedlsg.strategies import default_mechanism, own_settings, recipe
 from tests.strategies.contract import FEATURES, PROBES, SCHEDULE, SMALL, WIDTH, mlp
 from tests.strategies.contract_cases import RECIPES
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from fedlsg.participation import Participation
 from fedlsg.setting.selection import UNIFORM
-from strategies.federation.wire import TOO_SLOW, failure
+from fedlsg.strategies.federation.wire import TOO_SLOW, failure
 from tests.strategies.small_federation import Federation, server_state
 
 CLIENTS, PER_ROUND, ROUNDS = 6, 2, 12

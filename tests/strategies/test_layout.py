@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlsg.gradients import Batch
-from strategies.own_loop import release
-from strategies.own_loop.layout import laid_out, layout_of
-from strategies.private_step import PrivateStep
+from fedlsg.strategies.own_loop import release
+from fedlsg.strategies.own_loop.layout import laid_out, layout_of
+from fedlsg.strategies.private_step import PrivateStep
 
 EXAMPLES = 40
 DRAW = torch.Generator().manual_seed(2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-import strategies
+from fedlsg import strategies
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer

@@ -13,14 +13,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedlsg
+import fedlsg.strategies.own_loop.release
 import fedlsg.training.client
-import strategies.own_loop.release
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.method import LocalTraining, Schedule, client_step
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.state import Phase, PublicState, ServerState
-from strategies import recipe
+from fedlsg.strategies import recipe
 from tests.strategies import own_loop
 from tests.strategies.own_loop import (
     EXAMPLES,
@@ -66,7 +66,7 @@ def federation(name: str, rounds: int, pruning_noise: float) -> ServerState:
     local = LocalTraining(
         sample_rate=given["sample_rate"], expected_batch=given["sample_rate"] * EXAMPLES
     )
-    spending = strategies.own_loop.account.Spending(
+    spending = fedlsg.strategies.own_loop.account.Spending(
         num_examples=EXAMPLES,
         sample_rate=0.25,
         steps=8,
@@ -124,7 +124,7 @@ def test_a_charge_after_the_batch_is_found(monkeypatch):
         charge()
         return values
 
-    monkeypatch.setattr(strategies.own_loop.release, "client_step", charge_last)
+    monkeypatch.setattr(fedlsg.strategies.own_loop.release, "client_step", charge_last)
     assert not own_loop.charged_before_the_batch_is_drawn(monkeypatch)
 
 
@@ -161,32 +161,32 @@ def test_a_skipped_empty_batch_is_found(monkeypatch):
 
 def test_reused_noise_is_found(monkeypatch):
     monkeypatch.setattr(
-        strategies.own_loop.release, "secret_stream", lambda: SecretStream(bytes(32))
+        fedlsg.strategies.own_loop.release, "secret_stream", lambda: SecretStream(bytes(32))
     )
     assert own_loop.noise_is_full()
     assert not own_loop.noise_is_fresh()
 
 
 def test_a_mask_that_differs_from_the_noise_is_found(monkeypatch):
-    honest = strategies.own_loop.release.client_step
+    honest = fedlsg.strategies.own_loop.release.client_step
 
     def other_mask(*args, **given):
         values = honest(*args, **given)
         return values * (torch.arange(len(values)) % 2)
 
-    monkeypatch.setattr(strategies.own_loop.release, "client_step", other_mask)
+    monkeypatch.setattr(fedlsg.strategies.own_loop.release, "client_step", other_mask)
     assert not own_loop.noise_is_where_the_mask_keeps()
 
 
 def test_a_divisor_from_the_data_is_found(monkeypatch):
-    honest = strategies.own_loop.release.client_step
+    honest = fedlsg.strategies.own_loop.release.client_step
 
     def mean(net, batch, *args, **given):
         sizes = []
         values = honest(net, lambda rows: sizes.append(len(rows)) or batch(rows), *args, **given)
         return values * TERMS["sample_rate"] * EXAMPLES / sum(sizes)
 
-    monkeypatch.setattr(strategies.own_loop.release, "client_step", mean)
+    monkeypatch.setattr(fedlsg.strategies.own_loop.release, "client_step", mean)
     assert not own_loop.the_divisor_is_public()
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import fedlsg.gradients.fingerprint
 from fedlsg.gradients.isolation import block_gradients
 from fedlsg.gradients.isolation.passes import own_model
-from strategies.own_loop import release
-from strategies.private_step import PrivateStep
+from fedlsg.strategies.own_loop import release
+from fedlsg.strategies.private_step import PrivateStep
 
 EXAMPLES = 40
 DRAW = torch.Generator().manual_seed(3)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies.own_loop import release
-from strategies.own_loop.made_up import Maker
-from strategies.private_step import PrivateStep
+from fedlsg.strategies.own_loop import release
+from fedlsg.strategies.own_loop.made_up import Maker
+from fedlsg.strategies.private_step import PrivateStep
 
 EXAMPLES = 20
 DRAW = torch.Generator().manual_seed(4)

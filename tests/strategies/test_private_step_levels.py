@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedlsg.strategies.private_step import PrivateStep
 from fedlsg.user_code.library import own_code
-from strategies.private_step import PrivateStep
 from tests.strategies.own_loop import batch, private_step
 
 TERMS = {

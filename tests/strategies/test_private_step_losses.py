@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import fedlsg
 from fedlsg.gradients import per_example_loss
-from strategies import recipe
-from strategies.step_method import is_regression, method_of, planned_steps
+from fedlsg.strategies import recipe
+from fedlsg.strategies.step_method import is_regression, method_of, planned_steps
 from tests.strategies.own_loop import INPUTS, TARGETS, TERMS, private_step, weights
 from tests.strategies.small_federation import model
 

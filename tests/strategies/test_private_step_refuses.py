@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
-from strategies import recipe
+from fedlsg.strategies import recipe
 from tests.strategies.own_loop import PUBLIC, batch, private_step
 from tests.strategies.small_federation import model
 

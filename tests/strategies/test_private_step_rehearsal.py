@@ -10,8 +10,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedlsg.gradients import trainable
 from fedlsg.privacy import LedgerError
-from strategies.own_loop.release import Release
-from strategies.private_step import PrivateStep
+from fedlsg.strategies.own_loop.release import Release
+from fedlsg.strategies.private_step import PrivateStep
 from tests.strategies.own_loop import (
     EXAMPLES,
     INPUTS,

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-import strategies.private_step
+import fedlsg.strategies.private_step
 from fedlsg.rows import OneByOne
-from strategies.private_step import PrivateStep
+from fedlsg.strategies.private_step import PrivateStep
 
 COUNT = 60
 X = torch.randn(COUNT, 4, generator=torch.Generator().manual_seed(0))
@@ -156,9 +156,11 @@ def test_padding_to_the_longest_of_the_batch():
 
 def whole_batches(monkeypatch):
     """Plant the mistake: what user code makes of a whole batch is trained on."""
-    monkeypatch.setattr("strategies.own_loop.release.check_batches", lambda *given: None)
+    monkeypatch.setattr("fedlsg.strategies.own_loop.release.check_batches", lambda *given: None)
     monkeypatch.setattr(
-        strategies.private_step, "of_function", lambda function, **more: PlantedBatch(function)
+        fedlsg.strategies.private_step,
+        "of_function",
+        lambda function, **more: PlantedBatch(function),
     )
     monkeypatch.setattr(PrivateStep, "_made_by", lambda self, batch: PlantedBatch(batch))
 
@@ -220,7 +222,9 @@ def test_oversampled_rows_are_refused_or_move_more(monkeypatch):
         with pytest.raises(ValueError, match="more than once"):
             step.batches(repeated)
     # negative control
-    monkeypatch.setattr("strategies.own_loop.user_inputs.check_distinct", lambda *given: None)
+    monkeypatch.setattr(
+        "fedlsg.strategies.own_loop.user_inputs.check_distinct", lambda *given: None
+    )
     with_it, without = (
         total(net, ten_times, COUNT + 9),
         total(net, Subset(data, range(1, COUNT)), COUNT - 1),

@@ -11,9 +11,9 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedlsg.payload.message import pack
-from simulations.client.virtual import FIRST_NODE
-from strategies.federation.watched_grid import NODE_GONE
-from strategies.federation.wire import (
+from fedlsg.simulations.client.virtual import FIRST_NODE
+from fedlsg.strategies.federation.watched_grid import NODE_GONE
+from fedlsg.strategies.federation.wire import (
     FRAME_DIFFERS,
     IN_RUN_LOG,
     LOST,

@@ -8,9 +8,9 @@ import torch
 from docs._sphinx.reference.markdown import page, table
 from fedlsg.payload import all_codecs
 from fedlsg.payload.codecs import summaries
-from simulations import models as vision_models
-from simulations import workloads as sets
-from simulations.models.small import digits_conv, digits_mlp
+from fedlsg.simulations import models as vision_models
+from fedlsg.simulations import workloads as sets
+from fedlsg.simulations.models.small import digits_conv, digits_mlp
 
 PRESET = (
     "clients",

@@ -21,18 +21,25 @@ from rich.console import Console
 from fedlsg.attacks.membership import LossThreshold, loss_threshold
 from fedlsg.attacks.metrics import LOW_RATES, Roc
 from fedlsg.randomness import public_generator
-from simulations.attack.membership.findings import Report, bounded, facts, granted, tables, verdict
-from simulations.attack.membership.measure import GRID, attack, claimed, over_the_claim
-from simulations.attack.membership.rounds import per_round
-from simulations.attack.membership.shadows import check_shadows, confidences, train_all
-from simulations.attack.report import output_folder
-from simulations.inspection import refuse_settings
-from simulations.plan.continuity import check_own_code
-from simulations.plan.plan import Plan
-from simulations.report.chart import GUESSING, Axis, Chart, Series
-from simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
-from simulations.report.figure import interactive
-from simulations.report.page import (
+from fedlsg.simulations.attack.membership.findings import (
+    Report,
+    bounded,
+    facts,
+    granted,
+    tables,
+    verdict,
+)
+from fedlsg.simulations.attack.membership.measure import GRID, attack, claimed, over_the_claim
+from fedlsg.simulations.attack.membership.rounds import per_round
+from fedlsg.simulations.attack.membership.shadows import check_shadows, confidences, train_all
+from fedlsg.simulations.attack.report import output_folder
+from fedlsg.simulations.inspection import refuse_settings
+from fedlsg.simulations.plan.continuity import check_own_code
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.report.chart import GUESSING, Axis, Chart, Series
+from fedlsg.simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
+from fedlsg.simulations.report.figure import interactive
+from fedlsg.simulations.report.page import (
     Badge,
     Page,
     Text,
@@ -42,9 +49,9 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.progress import bar
-from simulations.report.template import render
-from simulations.report.terminal import (
+from fedlsg.simulations.report.progress import bar
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import (
     checked,
     facts_shown,
     print_line,
@@ -53,14 +60,14 @@ from simulations.report.terminal import (
     print_written,
     write_private,
 )
-from simulations.report.words import duration
-from simulations.rundir.examined import STATE
-from simulations.rundir.rundir import RunDir
-from simulations.server.ready import ready_plan
-from simulations.settings.checks import refuse_groups, refuse_shuffled
-from simulations.settings.published import resolve
-from simulations.settings.run import Device
-from simulations.settings.settings import Settings, names_given
+from fedlsg.simulations.report.words import duration
+from fedlsg.simulations.rundir.examined import STATE
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.settings.checks import refuse_groups, refuse_shuffled
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.settings.settings import Settings, names_given
 
 SHADOWS = 16
 USED = frozenset(

@@ -11,11 +11,16 @@ from fedlsg.attacks.audit.verdict import Claim
 from fedlsg.attacks.membership import LossThreshold
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
 from fedlsg.setting.units import UNITS
-from simulations.attack.membership.measure import Found, Limit, over_the_claim, paired_difference
-from simulations.attack.membership.rounds import PerRound
-from simulations.attack.membership.shadows import Trained
-from simulations.report.page import Row, RowKind, Table
-from simulations.settings.settings import Settings
+from fedlsg.simulations.attack.membership.measure import (
+    Found,
+    Limit,
+    over_the_claim,
+    paired_difference,
+)
+from fedlsg.simulations.attack.membership.rounds import PerRound
+from fedlsg.simulations.attack.membership.shadows import Trained
+from fedlsg.simulations.report.page import Row, RowKind, Table
+from fedlsg.simulations.settings.settings import Settings
 
 GRANTED = {
     "candidates": "every example with its label and its client, but not whether it was in the "

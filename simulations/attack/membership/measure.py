@@ -19,8 +19,8 @@ from fedlsg.attacks.audit.verdict import Claim, claim_of, training_event
 from fedlsg.attacks.membership import lira_offline, lira_online, loss_threshold
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc, roc
 from fedlsg.randomness import public_generator
-from simulations.attack.membership.shadows import Trained, pair_of
-from simulations.plan.plan import Plan, count_blocks, events_of
+from fedlsg.simulations.attack.membership.shadows import Trained, pair_of
+from fedlsg.simulations.plan.plan import Plan, count_blocks, events_of
 
 ATTACKS = ("loss threshold", "LiRA offline", "LiRA online")
 DRAWS = 200

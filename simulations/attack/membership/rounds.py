@@ -22,11 +22,11 @@ from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import client_step
 from fedlsg.privacy import clipped_sum
 from fedlsg.randomness import SecretStream, own_draws, reproducible_stream
+from fedlsg.simulations.client.drawing import batches, groups
+from fedlsg.simulations.plan.advice import stated_of
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.workloads import to_device
 from fedlsg.training import per_unit
-from simulations.client.drawing import batches, groups
-from simulations.plan.advice import stated_of
-from simulations.plan.plan import Plan
-from simulations.workloads import to_device
 
 Scores = Float[np.ndarray, " trials"]
 COMPANY = 32

@@ -20,15 +20,15 @@ from torch.nn import functional
 
 from fedlsg.attacks.membership import scaled_confidence
 from fedlsg.randomness import public_generator
-from simulations.inspection import run_in_scratch
-from simulations.plan.plan import Plan
-from simulations.report.progress import Tick
-from simulations.server.evaluate import evaluate, scores_of
-from simulations.server.summary import refuse_diverged
-from simulations.workloads import to_device
-from simulations.workloads.base import LoadedWorkload
-from simulations.workloads.base.split import Split
-from strategies.own_loop.row_checks import model_outputs
+from fedlsg.simulations.inspection import run_in_scratch
+from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.report.progress import Tick
+from fedlsg.simulations.server.evaluate import evaluate, scores_of
+from fedlsg.simulations.server.summary import refuse_diverged
+from fedlsg.simulations.workloads import to_device
+from fedlsg.simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.strategies.own_loop.row_checks import model_outputs
 
 FEWEST = 6
 """Fewest shadows: without the target in turn and its pair, two shadows still have each example and

@@ -9,19 +9,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-import strategies
+from fedlsg import strategies
 from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
 from fedlsg.setting.isolation import Isolation
 from fedlsg.setting.mechanisms import DP, KINDS
+from fedlsg.simulations.client.node.refusals import SettingsError, TermsError
+from fedlsg.simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
+from fedlsg.simulations.models.encoder_source import NAMES
+from fedlsg.simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
+from fedlsg.simulations.plan.plan import Base
+from fedlsg.simulations.plan.start import RANDOM
+from fedlsg.simulations.settings.settings import AUTO, Settings
+from fedlsg.simulations.workloads.features.encoders import SCATTERING
 from fedlsg.user_code.library import own_code
-from simulations.client.node.refusals import SettingsError, TermsError
-from simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
-from simulations.models.encoder_source import NAMES
-from simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
-from simulations.plan.plan import Base
-from simulations.plan.start import RANDOM
-from simulations.settings.settings import AUTO, Settings
-from simulations.workloads.features.encoders import SCATTERING
 
 ENCODERS = (SCATTERING, *NAMES)
 """Features that a deployed client makes; of any other name, a folder of this client might be

@@ -24,12 +24,12 @@ from typing import Any
 from fedlsg.owner_only import FOLDER, make_file, make_parents
 from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
-from simulations.client.node.refusals import OverBudgetError, TermsError
-from simulations.client.node.terms import Terms
-from simulations.rundir.files import write_atomically
-from simulations.rundir.lock import locked_folder
-from simulations.rundir.rundir import RunDir
-from strategies.federation.proofs import News
+from fedlsg.simulations.client.node.refusals import OverBudgetError, TermsError
+from fedlsg.simulations.client.node.terms import Terms
+from fedlsg.simulations.rundir.files import write_atomically
+from fedlsg.simulations.rundir.lock import locked_folder
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.strategies.federation.proofs import News
 
 SECRET_BYTES = 32
 ENTRY_BYTES = 1024

@@ -9,7 +9,7 @@ from logging import ERROR
 
 from flwr.common.logger import log
 
-from strategies.federation.wire import (
+from fedlsg.strategies.federation.wire import (
     FAILED,
     FRAME_DIFFERS,
     OVER_BUDGET,

@@ -21,11 +21,11 @@ from typing import cast, get_args
 
 from fedlsg.setting.isolation import Wanted
 from fedlsg.setting.units import EXAMPLE, UNITS
-from simulations import workloads
-from simulations.client.node.refusals import OwnDataError, TermsError, log_failure
-from simulations.plan.plan import prepare
-from simulations.settings.settings import Settings
-from simulations.workloads import LoadedWorkload, Split
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.node.refusals import OwnDataError, TermsError, log_failure
+from fedlsg.simulations.plan.plan import prepare
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads import LoadedWorkload, Split
 
 KEYS = (
     "partition-id",

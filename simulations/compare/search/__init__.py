@@ -21,14 +21,14 @@ from rich.console import Console
 from fedlsg import user_code
 from fedlsg.owner_only import make_parents
 from fedlsg.setting.choices import choose
-from simulations.compare.bytes_axis import View
-from simulations.compare.command import accepted, compare_command, published
-from simulations.compare.grid import Grid, dropped_lines
-from simulations.compare.grid_file import as_toml, check_cells
-from simulations.compare.progress import GridDisplay
-from simulations.compare.runner import Folder, Ray, check_limits, one_ray
-from simulations.compare.search import output
-from simulations.compare.search.pickers import (
+from fedlsg.simulations.compare.bytes_axis import View
+from fedlsg.simulations.compare.command import accepted, compare_command, published
+from fedlsg.simulations.compare.grid import Grid, dropped_lines
+from fedlsg.simulations.compare.grid_file import as_toml, check_cells
+from fedlsg.simulations.compare.progress import GridDisplay
+from fedlsg.simulations.compare.runner import Folder, Ray, check_limits, one_ray
+from fedlsg.simulations.compare.search import output
+from fedlsg.simulations.compare.search.pickers import (
     SAMPLERS,
     GridPicker,
     MethodStudy,
@@ -37,25 +37,25 @@ from simulations.compare.search.pickers import (
     combinations,
     open_storage,
 )
-from simulations.compare.search.privacy import (
+from fedlsg.simulations.compare.search.privacy import (
     as_many_rows,
     epsilon_of,
     read_trials,
     rows_of,
     statement,
 )
-from simulations.compare.search.space import make_spaces, read_spec
-from simulations.compare.search.trials import Arm, Job, Runner, bases
-from simulations.compare.table import unfinished
-from simulations.engines.process import sigterm_raises
-from simulations.plan.prepare import prepare
-from simulations.report.terminal import print_line, print_note, print_table, print_whole
-from simulations.report.words import epsilon_words
-from simulations.rundir.files import write_atomically, writing_to
-from simulations.rundir.lock import exclusive
-from simulations.rundir.rundir import RunDir
-from simulations.settings.checks import left_out, refuse_client_level
-from simulations.settings.settings import from_mapping, values_of
+from fedlsg.simulations.compare.search.space import make_spaces, read_spec
+from fedlsg.simulations.compare.search.trials import Arm, Job, Runner, bases
+from fedlsg.simulations.compare.table import unfinished
+from fedlsg.simulations.engines.process import sigterm_raises
+from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
+from fedlsg.simulations.report.words import epsilon_words
+from fedlsg.simulations.rundir.files import write_atomically, writing_to
+from fedlsg.simulations.rundir.lock import exclusive
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.checks import left_out, refuse_client_level
+from fedlsg.simulations.settings.settings import from_mapping, values_of
 
 TRIALS = 20
 """Trials of a method, unless ``--trials`` or a grid says otherwise."""

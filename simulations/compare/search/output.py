@@ -6,19 +6,19 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulations.compare.grid import grouped, is_number
-from simulations.compare.lines import measured, score_words
-from simulations.compare.output import write_report
-from simulations.compare.plots import Charts
-from simulations.compare.search.space import Choices, Dimension, value_words
-from simulations.compare.search.space import shown as value_shown
-from simulations.compare.search.trials import Arm, Job, Trial, best_of
-from simulations.compare.table import unfinished
-from simulations.report.chart import Axis, Chart, Series, spaced
-from simulations.report.colours import looks
-from simulations.report.facts import made_section
-from simulations.report.figure import interactive
-from simulations.report.page import (
+from fedlsg.simulations.compare.grid import grouped, is_number
+from fedlsg.simulations.compare.lines import measured, score_words
+from fedlsg.simulations.compare.output import write_report
+from fedlsg.simulations.compare.plots import Charts
+from fedlsg.simulations.compare.search.space import Choices, Dimension, value_words
+from fedlsg.simulations.compare.search.space import shown as value_shown
+from fedlsg.simulations.compare.search.trials import Arm, Job, Trial, best_of
+from fedlsg.simulations.compare.table import unfinished
+from fedlsg.simulations.report.chart import Axis, Chart, Series, spaced
+from fedlsg.simulations.report.colours import looks
+from fedlsg.simulations.report.facts import made_section
+from fedlsg.simulations.report.figure import interactive
+from fedlsg.simulations.report.page import (
     Code,
     Page,
     Table,
@@ -29,11 +29,11 @@ from simulations.report.page import (
     json_text,
     sections,
 )
-from simulations.report.table import Column, make_table
-from simulations.report.template import render
-from simulations.report.words import human_bytes
-from simulations.rundir.files import write_atomically
-from simulations.rundir.results import as_csv
+from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.words import human_bytes
+from fedlsg.simulations.rundir.files import write_atomically
+from fedlsg.simulations.rundir.results import as_csv
 
 CAPTIONS = {
     "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; "

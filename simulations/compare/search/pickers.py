@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedlsg.owner_only import open_file
-from simulations.compare.search.space import Choices, Dimension
-from simulations.rundir.files import write_atomically
+from fedlsg.simulations.compare.search.space import Choices, Dimension
+from fedlsg.simulations.rundir.files import write_atomically
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

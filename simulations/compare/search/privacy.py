@@ -17,13 +17,13 @@ from fedlsg import user_code
 from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
 from fedlsg.setting.units import UNITS
-from simulations import workloads
-from simulations.report.words import epsilon_words
-from simulations.rundir.results import refuse_own_noise
-from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import Settings
-from simulations.workloads import Options, public_rows
-from simulations.workloads.public_data import public_data
+from fedlsg.simulations import workloads
+from fedlsg.simulations.report.words import epsilon_words
+from fedlsg.simulations.rundir.results import refuse_own_noise
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads import Options, public_rows
+from fedlsg.simulations.workloads.public_data import public_data
 
 HOLDOUT = 0.1
 """The share of the rows that trials are compared on, unless -c holdout=... says otherwise."""

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import strategies
+from fedlsg import strategies
 from fedlsg.setting import Declared, unknown
 from fedlsg.setting.choices import choose
-from simulations.compare.grid import AXES, Entry, is_number, lacks
-from simulations.compare.grid_file import read_toml
-from simulations.plan.continuity import HARMLESS
-from simulations.settings.settings import (
+from fedlsg.simulations.compare.grid import AXES, Entry, is_number, lacks
+from fedlsg.simulations.compare.grid_file import read_toml
+from fedlsg.simulations.plan.continuity import HARMLESS
+from fedlsg.simulations.settings.settings import (
     RUN,
     codec_settings,
     mechanism_settings,

@@ -18,10 +18,18 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedlsg.setting.mechanisms import is_silent
+from fedlsg.simulations.settings.published.preset import GROUP_RATES, Published, rows_of
+from fedlsg.simulations.settings.run import void
+from fedlsg.simulations.settings.settings import (
+    AUTO,
+    KNOWN,
+    PRESET,
+    RUN,
+    Settings,
+    from_values,
+    parse,
+)
 from fedlsg.user_code import is_reference
-from simulations.settings.published.preset import GROUP_RATES, Published, rows_of
-from simulations.settings.run import void
-from simulations.settings.settings import AUTO, KNOWN, PRESET, RUN, Settings, from_values, parse
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -128,7 +136,7 @@ def resolve(given: Mapping[str, object]) -> Settings:
     if "epochs" in known:  # they choose the rounds
         gone.add("rounds")
     if method != preset.settings["method"]:
-        import strategies  # imports torch, which listing presets must not
+        from fedlsg import strategies  # imports torch, which listing presets must not
 
         strategies.check_name(method)
         gone |= strategies.own_settings(str(preset.settings["method"])) - strategies.own_settings(
@@ -182,11 +190,11 @@ def _check_names(workload: str, method: str) -> None:
     later.
     """
     if workload not in WORKLOADS and not is_reference(workload):
-        from simulations import workloads
+        from fedlsg.simulations import workloads
 
         workloads.presets(workload)
     if method != AUTO and not is_reference(method) and method.replace("-", "_") not in RECIPES:
-        import strategies
+        from fedlsg import strategies
 
         strategies.check_name(method)
 

@@ -46,7 +46,7 @@ FACTS = frozenset({"where", "accuracy", "spread", "aliases", "suffix", "notes"})
 class Published:
     """A named row.
 
-    settings: by setting name, ready for ``simulations.settings.settings``; read-only.
+    settings: by setting name, ready for ``fedlsg.simulations.settings.settings``; read-only.
     paper, where: which paper, and its table or figure.
     accuracy, spread: percent on the test split and its standard deviation, as printed; None where
     the paper has none.

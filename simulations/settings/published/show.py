@@ -7,8 +7,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from simulations.settings.published import by_name, find, matching
-from simulations.settings.published.preset import Published, model_of
+from fedlsg.simulations.settings.published import by_name, find, matching
+from fedlsg.simulations.settings.published.preset import Published, model_of
 
 WIDE = 140
 """Terminal width from which the table has every column. A narrower one leaves out columns that the

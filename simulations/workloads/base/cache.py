@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from fedlsg.owner_only import FOLDER, is_closed, make_parents, open_file
-from simulations.models.pretrained import file_digest
-from simulations.workloads.base import Progress
+from fedlsg.simulations.models.pretrained import file_digest
+from fedlsg.simulations.workloads.base import Progress
 
 _MANIFEST = "manifest.json"
 CACHE_VARIABLE = "FEDLSG_CACHE"

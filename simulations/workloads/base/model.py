@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedlsg.privacy.trained_weights import follow
 from fedlsg.randomness import alone
 from fedlsg.setting.choices import choose
+from fedlsg.simulations.workloads.base import LoadedWorkload
 from fedlsg.user_code.failure import without_exit
-from simulations.workloads.base import LoadedWorkload
 
 Build = Callable[[], Any]
 

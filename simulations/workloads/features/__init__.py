@@ -15,20 +15,27 @@ from torch import Tensor
 
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.setting.choices import choose
-from simulations.models import vision
-from simulations.models.small import WIDTH, heads
-from simulations.workloads.base import LoadedWorkload, Options, Progress, Read, Request, silent
-from simulations.workloads.base.cache import cache_folder
-from simulations.workloads.base.split import Split
-from simulations.workloads.base.synthetic import LEAST_SIDE, Pixels, image_draws
-from simulations.workloads.features.encode import (
+from fedlsg.simulations.models import vision
+from fedlsg.simulations.models.small import WIDTH, heads
+from fedlsg.simulations.workloads.base import (
+    LoadedWorkload,
+    Options,
+    Progress,
+    Read,
+    Request,
+    silent,
+)
+from fedlsg.simulations.workloads.base.cache import cache_folder
+from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.simulations.workloads.base.synthetic import LEAST_SIDE, Pixels, image_draws
+from fedlsg.simulations.workloads.features.encode import (
     ALONE,
     Encoder,
     decorrelated,
     encode_rows,
     encode_split,
 )
-from simulations.workloads.features.encoders import SCATTERING, image_encoder, text_encoder
+from fedlsg.simulations.workloads.features.encoders import SCATTERING, image_encoder, text_encoder
 
 LAST = "commit 569be536 of November 2026 still has it"
 

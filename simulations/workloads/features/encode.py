@@ -33,10 +33,10 @@ from torch import Tensor
 
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.randomness import public_generator
-from simulations.models.small import GROUPS
-from simulations.workloads.base import Progress
-from simulations.workloads.base.cache import load_or_build
-from simulations.workloads.base.split import Inputs, Split
+from fedlsg.simulations.models.small import GROUPS
+from fedlsg.simulations.workloads.base import Progress
+from fedlsg.simulations.workloads.base.cache import load_or_build
+from fedlsg.simulations.workloads.base.split import Inputs, Split
 
 FORMAT = "float16, one example at a time, version 1"
 SAID_EVERY = 1000

@@ -1,6 +1,6 @@
 """``features``: the public, frozen encoder that a name or a path stands for.
 
-scattering   wavelet filters, for images (``simulations.models.scattering``)
+scattering   wavelet filters, for images (``fedlsg.simulations.models.scattering``)
 PATH         a folder with model.safetensors and config.json, as every run of fedlsg leaves it
 MODEL        a model of transformers: a short name, an absolute folder, or OWNER/NAME on the hub
 """
@@ -19,19 +19,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.setting.choices import choose
-from simulations.models import scattering
-from simulations.models.encoder import TextClassifier, build_encoder, load_body, sentence_encoder
-from simulations.models.encoder_source import (
+from fedlsg.simulations.models import scattering
+from fedlsg.simulations.models.encoder import (
+    TextClassifier,
+    build_encoder,
+    load_body,
+    sentence_encoder,
+)
+from fedlsg.simulations.models.encoder_source import (
     NAMES,
     EncoderSource,
     find_encoder,
     load_config,
     model_folder,
 )
-from simulations.models.pretrained import CLASSIFIER, load_pretrained, read_weights
-from simulations.workloads.base.cache import digest_files
-from simulations.workloads.base.split import Inputs
-from simulations.workloads.features.encode import Encoder
+from fedlsg.simulations.models.pretrained import CLASSIFIER, load_pretrained, read_weights
+from fedlsg.simulations.workloads.base.cache import digest_files
+from fedlsg.simulations.workloads.base.split import Inputs
+from fedlsg.simulations.workloads.features.encode import Encoder
 
 SCATTERING = "scattering"
 WEIGHTS, FACTS = "model.safetensors", "config.json"

@@ -24,15 +24,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from simulations import models
-from simulations.workloads.base import LoadedWorkload, Options, Request, refuse_unused, silent
-from simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
-from simulations.workloads.base.split import Augment, NoRows, Split, by_channel
-from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.images.augment import PAD, crop, flip_crop
-from simulations.workloads.rows import describe_data
-from simulations.workloads.rows.decode import OwnRows, Shape, decode
-from simulations.workloads.rows.hub import HubSet, find_set, of_shards
+from fedlsg.simulations import models
+from fedlsg.simulations.workloads.base import (
+    LoadedWorkload,
+    Options,
+    Request,
+    refuse_unused,
+    silent,
+)
+from fedlsg.simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
+from fedlsg.simulations.workloads.base.split import Augment, NoRows, Split, by_channel
+from fedlsg.simulations.workloads.base.synthetic import Pixels, image_draws
+from fedlsg.simulations.workloads.images.augment import PAD, crop, flip_crop
+from fedlsg.simulations.workloads.rows import describe_data
+from fedlsg.simulations.workloads.rows.decode import OwnRows, Shape, decode
+from fedlsg.simulations.workloads.rows.hub import HubSet, find_set, of_shards
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from simulations.workloads.base.split import Augment
+from fedlsg.simulations.workloads.base.split import Augment
 
 PAD = 4
 """Pixels that reflection adds on every side of an image before the crop."""

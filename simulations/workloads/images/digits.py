@@ -20,11 +20,11 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from simulations import models
-from simulations.workloads.base import LoadedWorkload, Request, refuse_unused
-from simulations.workloads.base.split import NoRows, Split, rescale
-from simulations.workloads.base.synthetic import Pixels, image_draws
-from simulations.workloads.rows.decode import OwnRows
+from fedlsg.simulations import models
+from fedlsg.simulations.workloads.base import LoadedWorkload, Request, refuse_unused
+from fedlsg.simulations.workloads.base.split import NoRows, Split, rescale
+from fedlsg.simulations.workloads.base.synthetic import Pixels, image_draws
+from fedlsg.simulations.workloads.rows.decode import OwnRows
 
 _TEST_ROWS = (  # one bit a row, in base 85
     "000DtH6#!~00uz-lR^am8UP3Z03-k?1}qW)5CD`40FW6H1R(gJ0)Y^q00;_*AVd`;NkTxN3IG5AKm^zT0D*uY07wPI01!Y3pb!8BKu7>E5C"

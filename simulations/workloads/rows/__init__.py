@@ -24,10 +24,10 @@ from torch import Tensor
 
 from fedlsg.gradients.losses import CLASSES, PerExampleLoss
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
-from simulations.workloads.base import Progress
-from simulations.workloads.base.split import Inputs, Stored
-from simulations.workloads.rows.transform import Prepare, fields_of, prepared, transformed
-from strategies.own_loop.row_checks import not_finite
+from fedlsg.simulations.workloads.base import Progress
+from fedlsg.simulations.workloads.base.split import Inputs, Stored
+from fedlsg.simulations.workloads.rows.transform import Prepare, fields_of, prepared, transformed
+from fedlsg.strategies.own_loop.row_checks import not_finite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from simulations.workloads.base import Progress
-from simulations.workloads.base.split import Split
-from simulations.workloads.rows.files import published_of, read_npz
-from simulations.workloads.rows.hub import (
+from fedlsg.simulations.workloads.base import Progress
+from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.simulations.workloads.rows.files import published_of, read_npz
+from fedlsg.simulations.workloads.rows.hub import (
     Part,
     content_of,
     find_folder,
@@ -28,7 +28,7 @@ from simulations.workloads.rows.hub import (
     is_image,
     split_names,
 )
-from simulations.workloads.rows.images import open_image, pixels_of
+from fedlsg.simulations.workloads.rows.images import open_image, pixels_of
 
 MODES = {1: "L", 3: "RGB"}
 """Pillow's names of greyscale and colours of 8 bits, by their channels."""

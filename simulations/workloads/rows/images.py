@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from simulations.workloads.rows import Columns, Rows, as_targets, of_stored, white_of
-from simulations.workloads.rows.files import read_file
-from simulations.workloads.rows.table import Table, text_of
+from fedlsg.simulations.workloads.rows import Columns, Rows, as_targets, of_stored, white_of
+from fedlsg.simulations.workloads.rows.files import read_file
+from fedlsg.simulations.workloads.rows.table import Table, text_of
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_NAME, CLASS = "file_name", "label"

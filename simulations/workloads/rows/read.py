@@ -10,12 +10,18 @@ import torch
 from torch import Tensor
 
 from fedlsg.rows import RowDraws, check_distinct
-from fedlsg.user_code.objects import generators_in
-from simulations.workloads.base import Progress
-from simulations.workloads.rows import Columns, Fields, Rows, as_targets, as_tensor, of_stored
-from simulations.workloads.rows.files import NoFileError, is_table_file, read_npz
-from simulations.workloads.rows.images import read_image_folder, stack
-from simulations.workloads.rows.table import (
+from fedlsg.simulations.workloads.base import Progress
+from fedlsg.simulations.workloads.rows import (
+    Columns,
+    Fields,
+    Rows,
+    as_targets,
+    as_tensor,
+    of_stored,
+)
+from fedlsg.simulations.workloads.rows.files import NoFileError, is_table_file, read_npz
+from fedlsg.simulations.workloads.rows.images import read_image_folder, stack
+from fedlsg.simulations.workloads.rows.table import (
     LABEL,
     Table,
     agreed,
@@ -24,7 +30,7 @@ from simulations.workloads.rows.table import (
     is_table,
     text_of,
 )
-from simulations.workloads.rows.transform import (
+from fedlsg.simulations.workloads.rows.transform import (
     AT_ONCE,
     PROBES,
     Prepare,
@@ -32,6 +38,7 @@ from simulations.workloads.rows.transform import (
     is_same_item,
     prefers_texts,
 )
+from fedlsg.user_code.objects import generators_in
 
 FORMS = (
     "expected (inputs, targets), a torch Dataset, a datasets.Dataset, a table, or the path of a "

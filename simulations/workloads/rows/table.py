@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedlsg.setting.choices import did_you_mean
-from simulations.workloads.rows import Columns
-from simulations.workloads.rows.files import DELIMITERS, metadata_of, published_of, read_file
+from fedlsg.simulations.workloads.rows import Columns
+from fedlsg.simulations.workloads.rows.files import DELIMITERS, metadata_of, published_of, read_file
 
 LABEL = "label"
 """The column of the targets, if none is named."""

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedlsg.gradients.independence.same_rows import differing
 from fedlsg.randomness import own_draws
+from fedlsg.simulations.workloads.base import Progress
+from fedlsg.simulations.workloads.base.split import Inputs, Stored
+from fedlsg.strategies.own_loop.alone import LARGEST
 from fedlsg.tensors import each
-from simulations.workloads.base import Progress
-from simulations.workloads.base.split import Inputs, Stored
-from strategies.own_loop.alone import LARGEST
 
 AT_ONCE = 1024
 """Rows that a transform is given at a time while data are read."""

@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
 from fedlsg.rows import OneByOne
-from strategies.own_loop import alone
-from strategies.own_loop.alone import check_batches, same_function
-from strategies.own_loop.examples import synthetic
-from strategies.own_loop.user_inputs import batches_of, of_function
+from fedlsg.strategies.own_loop import alone
+from fedlsg.strategies.own_loop.alone import check_batches, same_function
+from fedlsg.strategies.own_loop.examples import synthetic
+from fedlsg.strategies.own_loop.user_inputs import batches_of, of_function
 from tests.fedlsg.support.batch_zoo import (
     HONEST_BATCHES,
     MIXING_BATCHES,

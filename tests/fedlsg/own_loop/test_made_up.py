@@ -14,7 +14,7 @@ from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.independence import check as independence
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.supported import UnsupportedLayerError
-from strategies.own_loop.examples import check_example, check_synthetic, checked_ctc
+from fedlsg.strategies.own_loop.examples import check_example, check_synthetic, checked_ctc
 from tests.fedlsg.support.mixing_zoo import HONEST, LABELS, MIXING, Case, Embedded
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from strategies.own_loop.user_inputs import make_own
+from fedlsg.strategies.own_loop.user_inputs import make_own
 
 CLASSES = {
     name: one

@@ -14,7 +14,7 @@ from fedlsg.state import different_terms, each, sizes_of
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, ClientTerms, Phase, plan_round
 from fedlsg.state.server_state import load_weights
-from strategies import recipe
+from fedlsg.strategies import recipe
 from tests.strategies.small_federation import model, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "prune_clip_norm": 0.25, "learning_rate": 0.1}

@@ -9,7 +9,7 @@ from torch import nn
 from fedlsg.method import Schedule, aggregate
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import load_weights
-from strategies import recipe
+from fedlsg.strategies import recipe
 from tests.strategies.small_federation import model, server_state, values_for
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-import strategies
+from fedlsg import strategies
 from fedlsg.accounting.bounds import epsilon as epsilon_of
 from fedlsg.attacks.audit.checks import unit_checks
 from fedlsg.attacks.audit.plants import planted

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import strategies
+from fedlsg import strategies
 from fedlsg.attacks.observation import Observation
 from fedlsg.carriers import carried_parameters, carried_sizes, prepare_model
 from fedlsg.carriers.powersgd import decode, encode

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedlsg.masks.mask import Mask
 from fedlsg.method import LocalTraining, largest
 from fedlsg.payload import check_fits, find_codec
+from fedlsg.strategies import recipe
 from fedlsg.training import accumulated_noise, norm_bound
-from strategies import recipe
 from tests.fedlsg.support.step_oracle import (
     CLIP_ONLY,
     DENSE,

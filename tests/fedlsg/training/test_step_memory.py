@@ -16,7 +16,7 @@ import fedlsg.training.server
 from benchmarks.speed.arms import plain, private
 from benchmarks.speed.subjects import Encoder, Subject
 from fedlsg.gradients.precision import FLOAT32, Precision
-from simulations.models.resnet import wide_resnet
+from fedlsg.simulations.models.resnet import wide_resnet
 from tests.fedlsg.support.live_bytes import live_bytes
 
 

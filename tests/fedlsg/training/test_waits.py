@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import strategies
+from fedlsg import strategies
 from fedlsg.gradients import trainable
 from fedlsg.masks import kinds, rules
 from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, server_step

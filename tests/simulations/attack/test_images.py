@@ -12,11 +12,11 @@ from fedlsg.attacks.inversion.linear import input_of_linear
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import Interval
 from fedlsg.attacks.observation import Guess, Knowledge, ThreatModel
-from simulations.attack.findings import judge, summaries
-from simulations.attack.images import Images, image_prior, strongest
-from simulations.attack.images_score import Summary, scored
-from simulations.attack.observations import open_record
-from simulations.attack.target import Options, attack_each, batch_sizes
+from fedlsg.simulations.attack.findings import judge, summaries
+from fedlsg.simulations.attack.images import Images, image_prior, strongest
+from fedlsg.simulations.attack.images_score import Summary, scored
+from fedlsg.simulations.attack.observations import open_record
+from fedlsg.simulations.attack.target import Options, attack_each, batch_sizes
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import Seen, recorded_sum, run_five

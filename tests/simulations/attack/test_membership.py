@@ -14,13 +14,19 @@ import pytest
 from rich.console import Console
 
 from fedlsg.attacks.audit.plants import PLANTS, planted, scaled_noise
-from simulations.attack.membership import as_shadow, membership_command
-from simulations.attack.membership.findings import Report, bounded, tables, verdict
-from simulations.attack.membership.measure import Limit, attack, by_epsilon, over_the_claim, scored
-from simulations.attack.membership.rounds import PerRound, per_round
-from simulations.attack.membership.shadows import Trained, halves, pair_of, train_all
-from simulations.plan.plan import make_plan
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.attack.membership import as_shadow, membership_command
+from fedlsg.simulations.attack.membership.findings import Report, bounded, tables, verdict
+from fedlsg.simulations.attack.membership.measure import (
+    Limit,
+    attack,
+    by_epsilon,
+    over_the_claim,
+    scored,
+)
+from fedlsg.simulations.attack.membership.rounds import PerRound, per_round
+from fedlsg.simulations.attack.membership.shadows import Trained, halves, pair_of, train_all
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import SMALL
 
@@ -152,7 +158,7 @@ def test_the_game_of_one_round_runs_the_shipped_path(mode, monkeypatch):
     """Its rates are the closed form's; and where that path has four times the noise, they are
     not.
     """
-    monkeypatch.setattr("simulations.attack.membership.rounds.TRIALS", 100)
+    monkeypatch.setattr("fedlsg.simulations.attack.membership.rounds.TRIALS", 100)
     plan = plan_of(clip_norm=0.05, **PLAYS[mode])
     for one in per_round(plan, seed=0):
         assert one.played is not None

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack.findings import summaries
-from simulations.attack.observations import open_record
-from simulations.attack.target import Options, attack_each
-from simulations.attack.texts import Texts
-from simulations.attack.texts_score import ScoredText, TextSummary
+from fedlsg.simulations.attack.findings import summaries
+from fedlsg.simulations.attack.observations import open_record
+from fedlsg.simulations.attack.target import Options, attack_each
+from fedlsg.simulations.attack.texts import Texts
+from fedlsg.simulations.attack.texts_score import ScoredText, TextSummary
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.runs import run_local
 

@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 from torch.testing import assert_close
 
-from simulations.audit import audited_run, audited_settings
-from simulations.audit.command import audit_command
-from simulations.audit.training import KINDS, choose_canaries, settings_of, with_canaries
-from simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.audit import audited_run, audited_settings
+from fedlsg.simulations.audit.command import audit_command
+from fedlsg.simulations.audit.training import KINDS, choose_canaries, settings_of, with_canaries
+from fedlsg.simulations.plan.plan import Plan, make_plan
 from tests.simulations.support.runs import SMALL, Run, reconfigure, run_local
 
 SETTINGS = {key: value for key, value in SMALL.items() if key != "reproducible"} | {

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from simulations.attack.observations import made_on
-from simulations.cli import app as cli
-from simulations.settings.settings import Settings
+from fedlsg.simulations.attack.observations import made_on
+from fedlsg.simulations.cli import app as cli
+from fedlsg.simulations.settings.settings import Settings
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import Run, run_local
@@ -155,7 +155,7 @@ def test_the_installed_command():
     script = Path(sys.executable).with_name("fedlsg")
     if not script.exists():
         pytest.skip(f"the package is not installed next to {sys.executable}")
-    for command in ([str(script)], [sys.executable, "-m", "simulations"]):
+    for command in ([str(script)], [sys.executable, "-m", "fedlsg"]):
         done = subprocess.run(
             [*command, "run", "--rnak", "4"], capture_output=True, text=True, cwd=REPOSITORY
         )

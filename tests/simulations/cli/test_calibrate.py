@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlsg.accounting import calibrate_noise_multiplier, epsilon
-from simulations.cli import docs, start
-from simulations.cli.app import app
-from simulations.cli.docs import STEPS
+from fedlsg.simulations.cli import docs, start
+from fedlsg.simulations.cli.app import app
+from fedlsg.simulations.cli.docs import STEPS
 from tests.places import REPOSITORY
 
 OF_EPOCH = 50
@@ -85,10 +85,10 @@ def test_no_command_shows_three_things_to_do_first(fedlsg):
 def test_an_interruption_during_the_import_of_the_command_line_is_one_line(monkeypatch, capsys):
     class Interrupting:
         def find_spec(self, name: str, *_: object) -> None:
-            if name == "simulations.cli.app":
+            if name == "fedlsg.simulations.cli.app":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "simulations.cli.app")
+    monkeypatch.delitem(sys.modules, "fedlsg.simulations.cli.app")
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     with pytest.raises(SystemExit) as left:
         start.main()
@@ -101,7 +101,7 @@ def test_a_closed_output_is_not_called_an_interruption():
     reader, writer = os.pipe()
     os.close(reader)
     command = (
-        "from simulations.cli.app import main; import sys; sys.argv = ['fedlsg', 'run', '--help']; "
+        "from fedlsg.simulations.cli.app import main; import sys; sys.argv = ['fedlsg', 'run', '--help']; "
         "main()"
     )
     try:

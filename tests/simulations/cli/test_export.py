@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fedlsg import load_run
-from simulations.cli.export import export_command
+from fedlsg.simulations.cli.export import export_command
 from tests.simulations.support.made_texts import make_bert, write_sst2
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, run_local

@@ -78,11 +78,11 @@ def imported(*codes: str) -> list[set[str]]:
 def test_before_a_command_runs_nothing_heavy_is_imported():
     codes = (
         "import fedlsg",
-        "import simulations.cli.app",
-        "import simulations.engines.cluster",
-        "from simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
-        "from simulations.settings import published, settings; published.resolve({})",
-        "import sys; sys.argv = ['fedlsg', '--help']\nfrom simulations.cli.app import app\n"
+        "import fedlsg.simulations.cli.app",
+        "import fedlsg.simulations.engines.cluster",
+        "from fedlsg.simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
+        "from fedlsg.simulations.settings import published, settings; published.resolve({})",
+        "import sys; sys.argv = ['fedlsg', '--help']\nfrom fedlsg.simulations.cli.app import app\n"
         "app(standalone_mode=False)",
     )
     *nothing, planted = imported(*codes, "import scipy.special")
@@ -93,7 +93,7 @@ def test_before_a_command_runs_nothing_heavy_is_imported():
 APPS = ("client.app", "client.train", "run", "server.app", "engines.local", "engines.ray")
 FIRST_ROUND = """
 import torch
-from simulations import workloads
+from fedlsg.simulations import workloads
 workload = workloads.load("digits")
 from fedlsg.privacy.ledger import Entry, Ledger
 def entry(steps):
@@ -118,8 +118,8 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """What one process has imported after each part of a run, in the order of these parts."""
     path = str(tmp_path_factory.mktemp("probed") / "ledger")
     parts = {
-        "a new worker": "import simulations.engines.worker",
-        **{app: f"import simulations.{app}" for app in APPS},
+        "a new worker": "import fedlsg.simulations.engines.worker",
+        **{app: f"import fedlsg.simulations.{app}" for app in APPS},
         "far from the budget": FIRST_ROUND.format(path=path, steps=1, exceeds=False),
         "a private step": STEP,
         "a gradient handed to torch": HANDED,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-import strategies
-from simulations.engines.cluster import Cluster
-from simulations.report.progress import RoundDisplay
+from fedlsg import strategies
+from fedlsg.simulations.engines.cluster import Cluster
+from fedlsg.simulations.report.progress import RoundDisplay
 from tests.simulations.support.own import MINE, write
 from tests.simulations.support.runs import Run
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import strategies
-from fedlsg import user_code
+from fedlsg import strategies, user_code
 from fedlsg.gradients import trainable
-from simulations.cli.payload import find, payload_command, read_payload
-from simulations.rundir.files import DamagedError
-from simulations.rundir.updates import payload_files, read_frame, round_folder
+from fedlsg.simulations.cli.payload import find, payload_command, read_payload
+from fedlsg.simulations.rundir.files import DamagedError
+from fedlsg.simulations.rundir.updates import payload_files, read_frame, round_folder
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.places import REPOSITORY
 from tests.simulations.support.outside import outside

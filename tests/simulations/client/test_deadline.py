@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from simulations.client.virtual import OutOfTimeError, ending
+from fedlsg.simulations.client.virtual import OutOfTimeError, ending
 
 
 def hang() -> None:

@@ -6,8 +6,8 @@ import pytest
 from flwr.app import Context, Message
 
 from fedlsg.privacy import Entry, Ledger, RunLedger
-from simulations.client.app import app
-from simulations.engines import local
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.engines import local
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 SNIP = {"method": "dp-ssgd", "prune": "dp-snip", "prune_rate": 0.4, "drop_rate": 0.5}

@@ -5,8 +5,8 @@ import random
 import numpy as np
 import torch
 
-from simulations.client import drawing
-from simulations.client.drawing import draws, kept_draws
+from fedlsg.simulations.client import drawing
+from fedlsg.simulations.client.drawing import draws, kept_draws
 from tests.simulations.support.runs import plan_at
 
 

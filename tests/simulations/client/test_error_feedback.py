@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import simulations.client.train
+import fedlsg.simulations.client.train
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
-from simulations.client.train import expected_payload
-from simulations.plan.plan import Base
-from simulations.rundir import last_payload
-from simulations.rundir.last_payload import FeedbackBox
-from strategies.federation.wire import Announcement
+from fedlsg.simulations.client.train import expected_payload
+from fedlsg.simulations.plan.plan import Base
+from fedlsg.simulations.rundir import last_payload
+from fedlsg.simulations.rundir.last_payload import FeedbackBox
+from fedlsg.strategies.federation.wire import Announcement
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 SILENT: dict[str, Any] = {
@@ -58,7 +58,7 @@ class Watched:
 def watch(patch: pytest.MonkeyPatch) -> Watched:
     """Listen to the values of client 0 and to its payloads as the server reads them."""
     seen = Watched(torch.zeros(4810).double(), torch.zeros(4810).double())
-    shipped = simulations.client.train.send
+    shipped = fedlsg.simulations.client.train.send
 
     def listen(values, frame, base: Base, announced: Announcement, dither, box, question) -> bytes:
         payload = shipped(values, frame, base, announced, dither, box, question)
@@ -69,7 +69,7 @@ def watch(patch: pytest.MonkeyPatch) -> Watched:
             seen.payloads += 1
         return payload
 
-    patch.setattr(simulations.client.train, "send", listen)
+    patch.setattr(fedlsg.simulations.client.train, "send", listen)
     return seen
 
 
@@ -192,7 +192,7 @@ def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeyp
     """Negative control: the rules planted open; the client looks once more, before it reads a
     memory.
     """
-    monkeypatch.setattr(simulations.client.train, "keeps_memory", lambda method, codec: True)
+    monkeypatch.setattr(fedlsg.simulations.client.train, "keeps_memory", lambda method, codec: True)
     run = run_local(tmp_path / "run", method="dpsgd", codec="sign")
     assert [row.rejected for row in run.rows] == ["0 1", "0 1"]
     assert "would leak: not sent" in run.log

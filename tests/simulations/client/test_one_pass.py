@@ -13,14 +13,14 @@ from torch import nn
 
 from fedlsg.privacy import Entry
 from fedlsg.randomness import reproducible_stream
+from fedlsg.simulations.client import drawing, one_pass, train
+from fedlsg.simulations.client.account import RECORD, GivenAccount
+from fedlsg.simulations.client.ahead import Ahead, Stash
+from fedlsg.simulations.client.app import simulated_settings
+from fedlsg.simulations.client.model import HISTORY, process
+from fedlsg.simulations.engines import passes
+from fedlsg.simulations.engines.accounts import give
 from fedlsg.training.local import Drawn
-from simulations.client import drawing, one_pass, train
-from simulations.client.account import RECORD, GivenAccount
-from simulations.client.ahead import Ahead, Stash
-from simulations.client.app import simulated_settings
-from simulations.client.model import HISTORY, process
-from simulations.engines import passes
-from simulations.engines.accounts import give
 from tests.simulations.support.runs import Run, run_local
 
 SMALL: dict[str, Any] = {

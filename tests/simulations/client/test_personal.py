@@ -9,10 +9,10 @@ import torch
 
 from fedlsg.carriers.personal import personal_gradient
 from fedlsg.gradients import trainable
-from simulations.client import train
-from simulations.plan.plan import make_plan
-from simulations.rundir.last_payload import FeedbackBox
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.client import train
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.rundir.last_payload import FeedbackBox
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 PERSONAL: dict[str, Any] = {

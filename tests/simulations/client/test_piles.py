@@ -10,10 +10,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.client.piles import PILE_SECONDS, Pace, Task, divide, pack, unpack
-from simulations.client.virtual import FIRST_NODE, task_identity
-from strategies.federation.report import wire_size
-from strategies.federation.wire import flat_bytes, raw_array
+from fedlsg.simulations.client.piles import PILE_SECONDS, Pace, Task, divide, pack, unpack
+from fedlsg.simulations.client.virtual import FIRST_NODE, task_identity
+from fedlsg.strategies.federation.report import wire_size
+from fedlsg.strategies.federation.wire import flat_bytes, raw_array
 
 
 @pytest.fixture(autouse=True)

@@ -34,7 +34,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def command_line(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "simulations", *arguments]
+    return [sys.executable, "-m", "fedlsg", *arguments]
 
 
 def interrupt(

@@ -7,7 +7,7 @@ import torch
 
 import fedlsg.training.client
 from fedlsg.secure_sum.discrete import Release, most_log_ratio
-from simulations.engines import ray
+from fedlsg.simulations.engines import ray
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local
 from tests.simulations.support.secure_clients import (
     FIVE,

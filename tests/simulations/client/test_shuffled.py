@@ -10,14 +10,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import simulations.client.drawing
+import fedlsg.simulations.client.drawing
 from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
-from simulations.audit import audited_settings
-from simulations.cli.app import app
-from simulations.plan.plan import Base, make_plan
-from simulations.rundir import files
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.audit import audited_settings
+from fedlsg.simulations.cli.app import app
+from fedlsg.simulations.plan.plan import Base, make_plan
+from fedlsg.simulations.rundir import files
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 # Clients of 719 and 718 examples: 5 batches an epoch, the last one of 119 or 118.
@@ -80,7 +80,7 @@ def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
             order=lambda epoch: reproducible_stream(entry.round),
         )
 
-    monkeypatch.setattr(simulations.client.drawing, "batches_of", anew)
+    monkeypatch.setattr(fedlsg.simulations.client.drawing, "batches_of", anew)
     planted = run_local(tmp_path / "run", **SHUFFLE, record_updates=True)
     assert not once_an_epoch(took_part(planted, 0, 6), planted.plan.parts[0], 5)
 

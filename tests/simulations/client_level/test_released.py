@@ -18,17 +18,17 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-import simulations.plan.base
-import strategies.federation.sums as server_noise
+import fedlsg.simulations.plan.base
+import fedlsg.strategies.federation.sums as server_noise
+from fedlsg.simulations.report.run_page import run_page
+from fedlsg.simulations.run.commands import execute
+from fedlsg.simulations.rundir.declared import AT_SERVER, EVERYTHING, RELEASED, Released
+from fedlsg.simulations.rundir.journal import EVENTS as FILE
+from fedlsg.simulations.rundir.results import read_run, results_csv
+from fedlsg.simulations.server.callbacks import Callback
+from fedlsg.simulations.server.named_callbacks import metrics_of, names_of, results_of
+from fedlsg.strategies.federation.exchange import Exchange
 from fedlsg.training.client_level import release_round
-from simulations.report.run_page import run_page
-from simulations.run.commands import execute
-from simulations.rundir.declared import AT_SERVER, EVERYTHING, RELEASED, Released
-from simulations.rundir.journal import EVENTS as FILE
-from simulations.rundir.results import read_run, results_csv
-from simulations.server.callbacks import Callback
-from simulations.server.named_callbacks import metrics_of, names_of, results_of
-from strategies.federation.exchange import Exchange
 from tests.simulations.client_level.test_runs import CLIENT_LEVEL
 from tests.simulations.support.runs import plan_at, run_local
 
@@ -179,8 +179,8 @@ def test_a_name_that_is_let_pass_is_seen(tmp_path, monkeypatch, entry, names, wh
     """Negative control: a name more in the list, and a server that reports all that it knows."""
     before = getattr(AT_SERVER, entry)
     more = replace(AT_SERVER, **{entry: before | set(names.split())})
-    monkeypatch.setattr(simulations.plan.base, "RELEASED", {**RELEASED, "server": more})
-    monkeypatch.setattr("simulations.rundir.tables.AT_SERVER", more)
+    monkeypatch.setattr(fedlsg.simulations.plan.base, "RELEASED", {**RELEASED, "server": more})
+    monkeypatch.setattr("fedlsg.simulations.rundir.tables.AT_SERVER", more)
     monkeypatch.setattr(Released, "counted", property(lambda self: True))
     monkeypatch.setattr(server_noise.ServerNoiseExchange, "end", Exchange.end)
     assert where <= set(different(tmp_path))
@@ -189,7 +189,7 @@ def test_a_name_that_is_let_pass_is_seen(tmp_path, monkeypatch, entry, names, wh
 def test_a_client_that_is_charged_on_its_own_is_seen(tmp_path, monkeypatch):
     """Negative control: clients are charged, as where everybody knows who takes part."""
     for module in ("client.train", "engines.accounts"):
-        monkeypatch.setattr(f"simulations.{module}.takes_part_in_secret", lambda base: False)
+        monkeypatch.setattr(f"fedlsg.simulations.{module}.takes_part_in_secret", lambda base: False)
     found = different(tmp_path)
     assert "ledger/run.jsonl" in found
     assert any(name.startswith("updates-truth/") for name in found)

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from simulations.compare.collect import cell_result
-from simulations.compare.grid import Cell
-from simulations.compare.runner import Folder, check_same_settings, run_cells
-from simulations.compare.worker import Job, Outcome, Shared, run_cell
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.compare.collect import cell_result
+from fedlsg.simulations.compare.grid import Cell
+from fedlsg.simulations.compare.runner import Folder, check_same_settings, run_cells
+from fedlsg.simulations.compare.worker import Job, Outcome, Shared, run_cell
+from fedlsg.simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import fake, grid
 from tests.simulations.support.runs import SMALL
 
@@ -217,7 +217,7 @@ def test_ended_in_the_middle_no_process_is_left_and_the_cell_is_resumable(number
     command = [
         sys.executable,
         "-m",
-        "simulations",
+        "fedlsg",
         "compare",
         "digits",
         "--methods",

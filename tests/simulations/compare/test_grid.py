@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from simulations.cli.runs import listed
-from simulations.compare.command import accepted
-from simulations.compare.grid_file import check_cells, parse_varied, read_varied
-from simulations.compare.lines import lines
-from simulations.compare.table import sentences
-from simulations.rundir.journal import EVENTS
-from simulations.rundir.results import Result
+from fedlsg.simulations.cli.runs import listed
+from fedlsg.simulations.compare.command import accepted
+from fedlsg.simulations.compare.grid_file import check_cells, parse_varied, read_varied
+from fedlsg.simulations.compare.lines import lines
+from fedlsg.simulations.compare.table import sentences
+from fedlsg.simulations.rundir.journal import EVENTS
+from fedlsg.simulations.rundir.results import Result
 from tests.simulations.support.compare_cases import grid, result
 
 

@@ -16,9 +16,9 @@ from typing import cast
 
 import pytest
 
-from simulations.compare.runner import share_out
-from simulations.engines.cluster import Cluster
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.compare.runner import share_out
+from fedlsg.simulations.engines.cluster import Cluster
+from fedlsg.simulations.rundir.rundir import RunDir
 from tests.places import REPOSITORY
 from tests.simulations.engines.test_cluster import (
     command_of,
@@ -59,9 +59,9 @@ class FakeRay:
 def test_places_are_shared_out(settings, jobs, workers, at_a_time, monkeypatch):
     """Six cells, eight processors and two GPUs in the cluster, four processors in this machine."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("simulations.compare.runner.processors", lambda: 4)
+    monkeypatch.setattr("fedlsg.simulations.compare.runner.processors", lambda: 4)
     monkeypatch.setattr(
-        "simulations.compare.runner.fitting",
+        "fedlsg.simulations.compare.runner.fitting",
         lambda cpus, gpus: int(min(8 / cpus, 2 / gpus if gpus else 99)),
     )
     cells = grid(seeds=3, settings={"engine": "ray", "device": "cpu"} | settings).cells()
@@ -134,7 +134,7 @@ def test_a_killed_cell_and_an_interrupted_grid_leave_nothing_and_can_be_resumed(
         )
         env |= dict([mark.split("=")]) | ({} if nodes is None else {"RAY_ADDRESS": nodes.address})
         env.pop(NODE)
-        command = [sys.executable, "-P", "-m", "simulations", "compare", "digits", *options]
+        command = [sys.executable, "-P", "-m", "fedlsg", "compare", "digits", *options]
         with subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL) as parent:
             wait_until(
                 lambda: all(c.rounds.exists() and len(c.read_rounds()) > 2 for c in cells),

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 from flwr.common.config import parse_config_args
 
-from simulations.client.node.conditions import usable
-from simulations.client.node.refusals import OwnDataError, TermsError
-from simulations.client.node.terms import KEYS, Terms, read_terms
-from simulations.settings.published import from_run_config
-from simulations.settings.settings import Settings
+from fedlsg.simulations.client.node.conditions import usable
+from fedlsg.simulations.client.node.refusals import OwnDataError, TermsError
+from fedlsg.simulations.client.node.terms import KEYS, Terms, read_terms
+from fedlsg.simulations.settings.published import from_run_config
+from fedlsg.simulations.settings.settings import Settings
 from tests.places import REPOSITORY
 from tests.simulations.support.how_to import blocks
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-import strategies.federation.nodes
+import fedlsg.strategies.federation.nodes
 from benchmarks.flower.false_node import KINDS, FalseNode
 from benchmarks.flower.node_fuzz import fuzz
-from simulations.client.virtual import FIRST_NODE, give_id
-from simulations.engines.local import LocalGrid, task_identity
-from simulations.plan.plan import make_plan
-from simulations.report.run_page import read_run, run_page
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.server.app import run_rounds
-from simulations.server.deployment import Deployment
-from simulations.settings.settings import as_config, from_mapping
-from strategies.federation import expectations, watched_grid
-from strategies.federation.proofs import LedgerCopies
-from strategies.federation.wire import over_the_wire
+from fedlsg.simulations.client.virtual import FIRST_NODE, give_id
+from fedlsg.simulations.engines.local import LocalGrid, task_identity
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.report.run_page import read_run, run_page
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.server.app import run_rounds
+from fedlsg.simulations.server.deployment import Deployment
+from fedlsg.simulations.settings.settings import as_config, from_mapping
+from fedlsg.strategies.federation import expectations, watched_grid
+from fedlsg.strategies.federation.proofs import LedgerCopies
+from fedlsg.strategies.federation.wire import over_the_wire
 
 HONEST, FALSE, ROUNDS = 5, 4, 15
 SETTINGS: dict[str, Any] = {
@@ -65,8 +65,8 @@ class Nodes(LocalGrid):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setattr(strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(watched_grid, "POLL_SECONDS", 0.0)
 
 

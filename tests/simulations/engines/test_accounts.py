@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
-from simulations.client.account import RECORD
-from simulations.engines import local, ray
-from simulations.engines.accounts import Accounts, give
-from simulations.server.recorder import Recorder
-from strategies.federation.report import RoundReport
+from fedlsg.simulations.client.account import RECORD
+from fedlsg.simulations.engines import local, ray
+from fedlsg.simulations.engines.accounts import Accounts, give
+from fedlsg.simulations.server.recorder import Recorder
+from fedlsg.strategies.federation.report import RoundReport
 from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
@@ -119,7 +119,7 @@ def test_a_client_that_refuses_is_not_charged(tmp_path, engine, monkeypatch):
             state[RECORD]["entry"] = json.dumps(record | {"sample_rate": record["sample_rate"] / 2})
         return state
 
-    monkeypatch.setattr("simulations.engines.accounts.give", other)
+    monkeypatch.setattr("fedlsg.simulations.engines.accounts.give", other)
     engine.run(plan, directory, on_round=ignore)
     run = Run(directory.path, plan)
     assert [row.answered.split() for row in run.rows] == [["0", "2"]] * 3

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from simulations.engines import choice
-from simulations.engines.choice import multiplications, with_engine
-from simulations.plan.plan import Plan, make_plan
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.engines import choice
+from fedlsg.simulations.engines.choice import multiplications, with_engine
+from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.own import quick
 from tests.simulations.support.runs import SMALL, Run
 

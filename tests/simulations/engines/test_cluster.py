@@ -22,7 +22,7 @@ from tests.simulations.support.second_user import answered
 
 READY = """
 import sys, time
-from simulations.engines.cluster import starting
+from fedlsg.simulations.engines.cluster import starting
 with starting() as ray_of_run:
     print("starting", flush=True)
     if sys.argv[1] == "ready":

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+import fedlsg.simulations.client.account
+import fedlsg.simulations.client.train
 import fedlsg.training.client
-import simulations.client.account
-import simulations.client.train
 from fedlsg.accounting.bounds import compose
 from fedlsg.accounting.events import Event
 from fedlsg.method import client_step
 from fedlsg.privacy.ledger import Entry
 from fedlsg.privacy.mechanism import Mechanism, add_noise
+from fedlsg.simulations.engines import ray
 from fedlsg.training.client import unprotected
-from simulations.engines import ray
 from tests.simulations.support.runs import (
     SMALL,
     Run,
@@ -187,11 +187,16 @@ def nominal(self: Mechanism, blocks: int) -> float:
 @pytest.mark.parametrize(
     ("case", "place", "attribute", "plant"),
     [
-        ("lsg", simulations.client.account, "Entry", one_step),
-        ("lsg", simulations.client.train, "client_step", half_the_noise),
-        ("dp-ssgd: dp-snip, random", simulations.client.train, "client_step", half_the_noise),
+        ("lsg", fedlsg.simulations.client.account, "Entry", one_step),
+        ("lsg", fedlsg.simulations.client.train, "client_step", half_the_noise),
+        (
+            "dp-ssgd: dp-snip, random",
+            fedlsg.simulations.client.train,
+            "client_step",
+            half_the_noise,
+        ),
         ("lsg: clip per block", Mechanism, "effective_noise_multiplier", nominal),
-        ("rs: noisy SGD", simulations.client.account, "Entry", private_all_the_same),
+        ("rs: noisy SGD", fedlsg.simulations.client.account, "Entry", private_all_the_same),
     ],
 )
 def test_a_ledger_that_is_not_the_mechanism_is_caught(

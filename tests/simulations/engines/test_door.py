@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from simulations.engines.door import MODE, PATH, TOKEN, locked, say_what_is_open
+from fedlsg.simulations.engines.door import MODE, PATH, TOKEN, locked, say_what_is_open
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ def test_a_run_on_cuda_leaves_the_same_records_as_on_the_cpu(method, tmp_path):
         command = [
             sys.executable,
             "-m",
-            "simulations",
+            "fedlsg",
             "run",
             "digits",
             "--engine",
@@ -58,7 +58,7 @@ def test_a_run_in_fewer_bits_on_cuda(name, tmp_path):
         command = [
             sys.executable,
             "-m",
-            "simulations",
+            "fedlsg",
             "run",
             "digits",
             "--engine",

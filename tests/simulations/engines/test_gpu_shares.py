@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simulations.engines.workers import Workers
+from fedlsg.simulations.engines.workers import Workers
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import plan_at, run_local
 
@@ -19,7 +19,7 @@ TWO_GPUS = """
 import json, os, sys, tempfile
 from pathlib import Path
 import ray as real
-from simulations.engines import cluster, ray
+from fedlsg.simulations.engines import cluster, ray
 from tests.simulations.support.runs import ignore, plan_at
 os.environ.update(cluster.ENVIRONMENT | cluster.LOOPBACK)
 folder = tempfile.TemporaryDirectory(prefix="t")

@@ -11,10 +11,10 @@ from flwr.app import Context, Message
 
 from fedlsg.participation import health as limit
 from fedlsg.privacy import SERVER, RunLedger
-from simulations.client.app import app
-from simulations.client.virtual import ClientFunction
-from strategies.federation import report
-from strategies.federation.sums import ServerNoiseExchange
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.virtual import ClientFunction
+from fedlsg.strategies.federation import report
+from fedlsg.strategies.federation.sums import ServerNoiseExchange
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 HANGS = 1

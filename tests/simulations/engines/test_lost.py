@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 
-from simulations.client.piles import Task
-from simulations.client.virtual import FIRST_NODE, task_identity
-from simulations.engines.process import sigterm_raises
-from simulations.engines.ray import RayGrid
-from simulations.engines.workers import LostError
+from fedlsg.simulations.client.piles import Task
+from fedlsg.simulations.client.virtual import FIRST_NODE, task_identity
+from fedlsg.simulations.engines.process import sigterm_raises
+from fedlsg.simulations.engines.ray import RayGrid
+from fedlsg.simulations.engines.workers import LostError
 from tests.places import REPOSITORY
 from tests.simulations.engines.test_cluster import command_of, marked, short_tmp, wait_until
 from tests.simulations.support.two_nodes import of_node, two_nodes
@@ -31,7 +31,7 @@ __all__ = ["short_tmp"]
 SPEAK = """
 import os, signal, sys
 from rich.console import Console
-from simulations.engines.watchers import last_word
+from fedlsg.simulations.engines.watchers import last_word
 with last_word("the last word", Console(quiet=sys.argv[1] == "quiet")):
     if sys.argv[1] != "alive":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -84,7 +84,7 @@ def test_a_lost_ray_ends_the_run_with_the_command_that_continues(whose, what, tm
     }
     env.pop("RAY_ADDRESS", None)
     options = ["--rounds", "20000", "-c", "clients=2", "--epsilon", "1000", "--out", str(out)]
-    command = [sys.executable, "-P", "-m", "simulations", "run", *options]
+    command = [sys.executable, "-P", "-m", "fedlsg", "run", *options]
     log = tmp_path / "printed"
     with ExitStack() as stack:
         if whose == "others":

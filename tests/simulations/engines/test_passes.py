@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from simulations.client import one_pass
-from simulations.client.piles import pack, unpack
-from simulations.client.virtual import task_identity
-from simulations.engines import passes
-from simulations.engines.accounts import Accounts
-from simulations.engines.ray import RayGrid
-from simulations.engines.worker import CLIENT, Job, Worker
-from simulations.server.app import serve
-from simulations.settings.settings import as_config
-from strategies.federation.proofs import own_identity
+from fedlsg.simulations.client import one_pass
+from fedlsg.simulations.client.piles import pack, unpack
+from fedlsg.simulations.client.virtual import task_identity
+from fedlsg.simulations.engines import passes
+from fedlsg.simulations.engines.accounts import Accounts
+from fedlsg.simulations.engines.ray import RayGrid
+from fedlsg.simulations.engines.worker import CLIENT, Job, Worker
+from fedlsg.simulations.server.app import serve
+from fedlsg.simulations.settings.settings import as_config
+from fedlsg.strategies.federation.proofs import own_identity
 from tests.simulations.support.runs import Run, ignore, plan_at
 
 SMALL: dict[str, Any] = {

@@ -41,9 +41,9 @@ SETTINGS = {
 DRIVE = """
 import json, sys
 from pathlib import Path
-from simulations.engines import ahead, ray
-from simulations.rundir.rundir import RunDir
-from simulations.plan.plan import make_plan
+from fedlsg.simulations.engines import ahead, ray
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.plan.plan import make_plan
 from tests.simulations.support.runs import ignore, plan_at
 with ahead("ray"):
     path = Path(sys.argv[1])

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from simulations.engines import cluster, ray
-from simulations.server.recorder import Recorder
+from fedlsg.simulations.engines import cluster, ray
+from fedlsg.simulations.server.recorder import Recorder
 from tests.simulations.support.ray_clients import ALWAYS, HANGS, ONCE
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
@@ -79,7 +79,7 @@ def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray,
     """
     if how == "by the driver":
         # the worker's own clock is late
-        monkeypatch.setattr("simulations.engines.workers.MARGIN_SECONDS", -3600.0)
+        monkeypatch.setattr("fedlsg.simulations.engines.workers.MARGIN_SECONDS", -3600.0)
     plan, directory = plan_at(
         tmp_path / "run", engine="ray", clients=5, rounds=3, evaluate_every=3, round_timeout=12.0
     )
@@ -103,7 +103,7 @@ def test_a_client_that_hangs_loses_itself_the_round_alone(how, tmp_path, on_ray,
 def test_a_worker_with_other_code_than_the_driver_is_refused(tmp_path, on_ray, monkeypatch):
     """Files were edited since the driver started, or a machine has another version."""
     monkeypatch.setattr(
-        "simulations.engines.workers.own_identity", lambda: SimpleNamespace(digest="other")
+        "fedlsg.simulations.engines.workers.own_identity", lambda: SimpleNamespace(digest="other")
     )
     plan, directory = plan_at(tmp_path / "run", engine="ray")
     with pytest.raises(RuntimeError, match="other code than the driver: install the same version"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlsg.privacy import SERVER
-from simulations.engines import ray
+from fedlsg.simulations.engines import ray
 from tests.simulations.client.test_shuffled import truth_of
 from tests.simulations.support.ray_clients import ALWAYS, AT_THE_END, ONCE
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
@@ -37,7 +37,7 @@ def test_a_worker_that_dies_with_masked_values_costs_their_charge_and_not_the_ro
 
 
 def test_secrets_of_clients_are_in_no_file_of_the_driver(tmp_path, on_ray, monkeypatch):
-    from simulations.engines.accounts import SECRETS, Accounts
+    from fedlsg.simulations.engines.accounts import SECRETS, Accounts
 
     kept, settle = [], Accounts.settle
 

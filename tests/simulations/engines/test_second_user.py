@@ -33,13 +33,13 @@ TRIES = (
 OWNER = """
 import sys
 from contextlib import nullcontext
-from simulations.engines import cluster
+from fedlsg.simulations.engines import cluster
 if sys.argv[1] == "open":
     cluster.locked = lambda folder: nullcontext()
 with cluster.starting(ahead=0) as ray_of_run:
     ray_of_run.wait()
     import ray
-    from simulations.engines.worker import Worker
+    from fedlsg.simulations.engines.worker import Worker
     start = ray.remote(Worker).options(num_cpus=0).remote
     first = start()
     ray.get(first.__ray_ready__.remote())

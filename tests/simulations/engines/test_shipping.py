@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from simulations.engines.cluster import Cluster
+from fedlsg.simulations.engines.cluster import Cluster
 from tests.simulations.support.own import CLASSES, quick
 
 

@@ -24,7 +24,7 @@ SETTINGS = {"clients": 6, "rounds": 4, "downlink": "sparse", "momentum": 0.9, "e
 DRIVE = """
 import json, sys
 from pathlib import Path
-from simulations.engines import ahead, ray
+from fedlsg.simulations.engines import ahead, ray
 from tests.simulations.support.runs import ignore, plan_at
 with ahead("ray"):
     plan, directory = plan_at(Path(sys.argv[1]), **json.loads(sys.argv[3]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.flower.client import other_torch
+from fedlsg.simulations.flower.client import other_torch
 
 
 def add_torch(folder: Path, version: str) -> Path:

@@ -14,13 +14,13 @@ from torch import nn
 
 import fedlsg
 import fedlsg.flower
-import strategies
-from simulations.client.model import process
-from simulations.client.virtual import FIRST_NODE, SHARED, call_client, give_id
-from simulations.engines.local import LocalGrid, task_identity
-from simulations.flower.client import OWN_CODE, RECORD, announcement, code_digest
-from strategies.federation.proofs import CODE, code_record, read_news
-from strategies.federation.wire import over_the_wire, read_identity
+from fedlsg import strategies
+from fedlsg.simulations.client.model import process
+from fedlsg.simulations.client.virtual import FIRST_NODE, SHARED, call_client, give_id
+from fedlsg.simulations.engines.local import LocalGrid, task_identity
+from fedlsg.simulations.flower.client import OWN_CODE, RECORD, announcement, code_digest
+from fedlsg.strategies.federation.proofs import CODE, code_record, read_news
+from fedlsg.strategies.federation.wire import over_the_wire, read_identity
 from tests.simulations.support.deployed import new_process, terms
 
 SETTINGS: dict[str, Any] = {

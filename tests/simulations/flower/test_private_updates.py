@@ -15,15 +15,15 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 from torch import nn
 
 import fedlsg
-import simulations.flower.private_update as door
+import fedlsg.simulations.flower.private_update as door
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.noise import add_gaussian
 from fedlsg.privacy import LedgerError
 from fedlsg.secure_sum.discrete.release import plan_release
-from simulations.client.virtual import FIRST_NODE
-from simulations.engines.local import task_identity
-from simulations.flower.private_updates import PrivateUpdates
-from simulations.flower.whole_update import KEY
+from fedlsg.simulations.client.virtual import FIRST_NODE
+from fedlsg.simulations.engines.local import task_identity
+from fedlsg.simulations.flower.private_updates import PrivateUpdates
+from fedlsg.simulations.flower.whole_update import KEY
 from tests.simulations.support.own_updates import (
     CLIENTS,
     Nodes,
@@ -180,7 +180,7 @@ def test_halved_noise_in_a_secure_sum_is_seen(tmp_path, monkeypatch):
             sums, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), **sizes
         )
 
-    monkeypatch.setattr("simulations.flower.whole_update.plan_release", plan)
+    monkeypatch.setattr("fedlsg.simulations.flower.whole_update.plan_release", plan)
     found, claimed = noise_and_claim(tmp_path, "secure")
     assert found != pytest.approx(claimed, rel=0.12)
 

@@ -15,11 +15,11 @@ import fedlsg
 import fedlsg.flower
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.privacy import Ledger
-from simulations.attack import attack_one, has_whole_updates
-from simulations.attack.observations import open_record
-from simulations.attack.target import Options, batch_sizes
-from simulations.attack.whole_updates import attack_whole_updates
-from simulations.rundir.updates import save_whole
+from fedlsg.simulations.attack import attack_one, has_whole_updates
+from fedlsg.simulations.attack.observations import open_record
+from fedlsg.simulations.attack.target import Options, batch_sizes
+from fedlsg.simulations.attack.whole_updates import attack_whole_updates
+from fedlsg.simulations.rundir.updates import save_whole
 from tests.simulations.flower.test_private_updates import (
     CLIENTS,
     Nodes,

@@ -16,16 +16,21 @@ from rich.console import Console
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-import strategies
+from fedlsg import strategies
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.lowrank import project
 from fedlsg.privacy.clip import clipped_sum
-from simulations.cli import app as cli
-from simulations.cli import examine
-from simulations.inspection import Subject, batch_gradient, subject_of_run, subject_of_settings
-from simulations.inspection.command import inspect_command
-from simulations.inspection.measure import inspect, unmasked
+from fedlsg.simulations.cli import app as cli
+from fedlsg.simulations.cli import examine
+from fedlsg.simulations.inspection import (
+    Subject,
+    batch_gradient,
+    subject_of_run,
+    subject_of_settings,
+)
+from fedlsg.simulations.inspection.command import inspect_command
+from fedlsg.simulations.inspection.measure import inspect, unmasked
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from simulations.models import load_pretrained
+from fedlsg.simulations.models import load_pretrained
 
 
 def small(classes: int = 3, width: int = 4, bias: bool = True) -> nn.Module:

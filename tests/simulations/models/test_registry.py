@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedlsg.gradients.supported import check_supported
-from simulations.models import vision
+from fedlsg.simulations.models import vision
 
 CIFAR, FASHION = (3, 32, 10), (1, 28, 10)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from simulations.models.scattering import Scattering2d
+from fedlsg.simulations.models.scattering import Scattering2d
 
 # Made once by kymatio 0.3.0 on numpy 1.26 and scipy 1.11: ``Scattering2D(J=2, shape=(side,
 # side))(image(side))``, the features (0, 0), (2, 5) and the last one of some coefficients. It

@@ -7,11 +7,11 @@ from collections import OrderedDict
 import pytest
 from torch import nn
 
-from simulations import workloads
-from simulations.plan.advice import advice, torch_func_line
-from simulations.plan.base import Base
-from simulations.plan.plan import make_plan
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.advice import advice, torch_func_line
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.own import TEST, TRAIN, workload
 
 NAME = "advice-test"

@@ -5,11 +5,11 @@ refused.
 import pytest
 import torch
 
-from simulations import workloads
-from simulations.plan.base import Own
-from simulations.plan.plan import Plan, make_plan, prepare
-from simulations.settings.settings import from_mapping
-from simulations.workloads import LoadedWorkload, Split
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.base import Own
+from fedlsg.simulations.plan.plan import Plan, make_plan, prepare
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads import LoadedWorkload, Split
 from tests.simulations.support.runs import SMALL, run_local
 
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
-import simulations.plan.plan
-import simulations.plan.prepare
+import fedlsg.simulations.plan.plan
+import fedlsg.simulations.plan.prepare
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy import RunLedger
-from simulations.client.app import app
-from simulations.engines import local
-from simulations.plan.continuity import check_unchanged, data_digest
-from simulations.plan.plan import make_plan
-from simulations.rundir.lock import exclusive
-from simulations.settings.settings import from_mapping
-from simulations.workloads.base import LoadedWorkload
-from simulations.workloads.base.split import Split
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.engines import local
+from fedlsg.simulations.plan.continuity import check_unchanged, data_digest
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.rundir.lock import exclusive
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.base.split import Split
 from tests.simulations.support.runs import ignore, plan_at, reconfigure, resume_local, run_local
 
 
@@ -85,14 +85,14 @@ def test_resume_refuses_rows_that_hold_something_else(which, message, stopped, m
     """Who holds which row is the same: another data set under the same name, or a file that was
     changed.
     """
-    load = simulations.plan.prepare.workloads.load
+    load = fedlsg.simulations.plan.prepare.workloads.load
 
     def changed(*arguments: Any, **options: Any) -> LoadedWorkload:
         workload = load(*arguments, **options)
         return replace(workload, **{which: other_pixel(getattr(workload, which))})
 
     with monkeypatch.context() as patched:
-        patched.setattr(simulations.plan.prepare.workloads, "load", changed)
+        patched.setattr(fedlsg.simulations.plan.prepare.workloads, "load", changed)
         with pytest.raises(
             ValueError, match=f"{message} differ from those that this run began with"
         ):
@@ -204,7 +204,7 @@ def test_shared_noise_is_that_of_the_neediest_client():
     """trust=aggregate: the sum carries the mean of the clients' variances, so all of them must
     carry the largest.
     """
-    plan = simulations.plan.plan.make_plan(
+    plan = fedlsg.simulations.plan.plan.make_plan(
         from_mapping(
             {
                 "clients": 3,

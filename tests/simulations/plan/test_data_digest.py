@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.plan.continuity import data_digest
-from simulations.workloads.base.split import Split
-from simulations.workloads.texts import Tokens
+from fedlsg.simulations.plan.continuity import data_digest
+from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.simulations.workloads.texts import Tokens
 
 
 def images(count: int = 40, seed: int = 0) -> Split:

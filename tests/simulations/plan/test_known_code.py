@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.plan.trust import is_known, place, remember
+from fedlsg.simulations.plan.trust import is_known, place, remember
 
 DIGEST = "0" * 64
 

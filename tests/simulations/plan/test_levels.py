@@ -9,15 +9,15 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from simulations.plan.advice import isolation_line
-from simulations.plan.continuity import check_unchanged
-from simulations.plan.plan import Plan, make_plan
-from simulations.plan.prepare import prepare
-from simulations.run.commands import announce
-from simulations.run.estimate import _words, facts_of
-from simulations.rundir.rundir import RunDir
-from simulations.settings.checks import idle
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.plan.advice import isolation_line
+from fedlsg.simulations.plan.continuity import check_unchanged
+from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.run.commands import announce
+from fedlsg.simulations.run.estimate import _words, facts_of
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.checks import idle
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.own import CLASSES, WIDTH, quick
 from tests.simulations.support.runs import SMALL, run_local
 

@@ -13,7 +13,7 @@ from fedlsg.attacks.observation import ThreatModel
 from fedlsg.setting.mechanisms import KINDS, Kind, gaussian
 from fedlsg.setting.selection import SELECTIONS, Selection
 from fedlsg.setting.units import EXAMPLE, UNITS, Unit
-from simulations.attack.observations import open_record
+from fedlsg.simulations.attack.observations import open_record
 from tests.fedlsg.support.audit_setting import audit, setting
 from tests.simulations.support.runs import run_local
 

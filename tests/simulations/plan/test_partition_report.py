@@ -5,9 +5,9 @@ it refuses.
 import numpy as np
 import pytest
 
-from simulations.plan.plan import prepare
-from simulations.plan.prepare import measure
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.plan.plan import prepare
+from fedlsg.simulations.plan.prepare import measure
+from fedlsg.simulations.settings.settings import from_mapping
 
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "shards"])

@@ -13,12 +13,12 @@ from rich.console import Console
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.events import Event
 from fedlsg.setting.selection import UNIFORM
-from simulations.plan.plan import Plan, check_budget, make_plan
-from simulations.plan.start import from_root
-from simulations.run.commands import run_command
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import write_model
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.plan.plan import Plan, check_budget, make_plan
+from fedlsg.simulations.plan.start import from_root
+from fedlsg.simulations.run.commands import run_command
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.updates import write_model
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, run_local
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from simulations import workloads
-from simulations.models.pretrained import digest_of
-from simulations.models.small import digits_mlp
-from simulations.plan.plan import prepare
-from simulations.rundir.updates import write_model
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations import workloads
+from fedlsg.simulations.models.pretrained import digest_of
+from fedlsg.simulations.models.small import digits_mlp
+from fedlsg.simulations.plan.plan import prepare
+from fedlsg.simulations.rundir.updates import write_model
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.own import workload
 from tests.simulations.support.runs import resume_local, run_local, stopped_after
 

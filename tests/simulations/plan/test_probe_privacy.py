@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-import strategies
+from fedlsg import strategies
 from fedlsg.carriers.probe import refresh_of
 from fedlsg.privacy import Entry, RunLedger
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.base.split import Split
 from fedlsg.state.server_state import ServerState, load_weights
-from simulations import workloads
-from simulations.plan.base import Base
-from simulations.plan.prepare import prepare
-from simulations.rundir.rundir import RunDir
-from simulations.settings.settings import from_mapping
-from simulations.workloads.base import LoadedWorkload
-from simulations.workloads.base.split import Split
 from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.runs import SMALL, Run, run_local
 

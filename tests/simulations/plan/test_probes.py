@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients.independence import check_model
-from simulations import workloads
-from simulations.models import vision
-from simulations.models.encoder import build_encoder
-from simulations.models.encoder_source import find_encoder
-from simulations.plan.plan import PROBES, TOKENS, make_plan, probes
-from simulations.settings.settings import from_mapping
-from simulations.workloads import Split
+from fedlsg.simulations import workloads
+from fedlsg.simulations.models import vision
+from fedlsg.simulations.models.encoder import build_encoder
+from fedlsg.simulations.models.encoder_source import find_encoder
+from fedlsg.simulations.plan.plan import PROBES, TOKENS, make_plan, probes
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads import Split
 from tests.fedlsg.support.gradient_oracle import cross_entropy
 from tests.fedlsg.support.mixers import BackwardMixer, MeanMixer, Memory
 from tests.simulations.support.made_texts import VOCABULARY, make_bert

@@ -15,9 +15,9 @@ import torch
 
 from fedlsg.accounting import compose, epsilon
 from fedlsg.secure_sum.discrete import plan_release
-from simulations.plan.advice import rho_of, sum_line
-from simulations.plan.plan import Plan, count_blocks, events_of, make_plan
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.plan.advice import rho_of, sum_line
+from fedlsg.simulations.plan.plan import Plan, count_blocks, events_of, make_plan
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, plan_at, run_local
 
 FEW, MANY = [*range(2, 13)], [19, 20, 29, 30, 50]

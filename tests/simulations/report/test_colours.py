@@ -9,11 +9,11 @@ import re
 import numpy as np
 import pytest
 
-from simulations.inspection.partition import COLOURS
-from simulations.report import colours
-from simulations.report.colours import EDGES, GROUND, LOOKS, TEXT, WHITE, contrast
-from simulations.report.style import CSS
-from simulations.report.template import ASSETS
+from fedlsg.simulations.inspection.partition import COLOURS
+from fedlsg.simulations.report import colours
+from fedlsg.simulations.report.colours import EDGES, GROUND, LOOKS, TEXT, WHITE, contrast
+from fedlsg.simulations.report.style import CSS
+from fedlsg.simulations.report.template import ASSETS
 
 FOR_WORDS, FOR_MARKS = 4.5, 3.0
 MARKS = {colour for colour, _ in LOOKS.values()} | {

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from simulations.report.facts import (
+from fedlsg.simulations.report.facts import (
     TRUST,
     epsilon_section,
     settings_section,
     trust_words,
     values_line,
 )
-from simulations.report.page import Facts, Section, Text
-from simulations.report.words import WITHOUT, epsilon_words, run_headline
-from simulations.rundir.results import Result, read_run
+from fedlsg.simulations.report.page import Facts, Section, Text
+from fedlsg.simulations.report.words import WITHOUT, epsilon_words, run_headline
+from fedlsg.simulations.rundir.results import Result, read_run
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import run_local
 

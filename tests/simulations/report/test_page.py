@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from simulations.cli.export import save_paper
-from simulations.report.chart import Axis, Chart, Series
-from simulations.report.colours import LOOKS
-from simulations.report.figure import interactive, picture, plot
-from simulations.report.page import (
+from fedlsg.simulations.cli.export import save_paper
+from fedlsg.simulations.report.chart import Axis, Chart, Series
+from fedlsg.simulations.report.colours import LOOKS
+from fedlsg.simulations.report.figure import interactive, picture, plot
+from fedlsg.simulations.report.page import (
     Code,
     Facts,
     Page,
@@ -26,7 +26,7 @@ from simulations.report.page import (
     TokenLine,
     TokenLines,
 )
-from simulations.report.template import render, scripts
+from fedlsg.simulations.report.template import render, scripts
 from tests.places import REPOSITORY
 
 TAGS = "html|head|body|style|title|h[1-6]|p|div|span|table|caption|tr|th|td|img|figure|figcaption|pre|code|ul|ol|li|a"

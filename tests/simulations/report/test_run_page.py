@@ -9,12 +9,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from simulations.compare.collect import read_runs
-from simulations.compare.output import Comparison, page
-from simulations.compare.plots import figures
-from simulations.report.run_page import command, run_page
-from simulations.report.tiles import check_against, run_tiles
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.compare.collect import read_runs
+from fedlsg.simulations.compare.output import Comparison, page
+from fedlsg.simulations.compare.plots import figures
+from fedlsg.simulations.report.run_page import command, run_page
+from fedlsg.simulations.report.tiles import check_against, run_tiles
+from fedlsg.simulations.rundir.rundir import RunDir
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.own_scripts import without_scripts
 
@@ -128,8 +128,8 @@ def test_hostile_text_stays_text(small):
 
 
 def test_the_command_of_a_run_makes_the_same_settings(small):
-    from simulations.cli.app import merge
-    from simulations.settings.settings import from_mapping
+    from fedlsg.simulations.cli.app import merge
+    from fedlsg.simulations.settings.settings import from_mapping
 
     said = command(read_runs([small.path])[0]).split()
     assert said[:3] == ["fedlsg", "run", "digits"]

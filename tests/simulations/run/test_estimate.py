@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from simulations.plan.plan import make_plan
-from simulations.run.estimate import facts_of
-from simulations.rundir.journal import read_lines
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.run.estimate import facts_of
+from fedlsg.simulations.rundir.journal import read_lines
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, run_local
 
 SECRET = {**SMALL, "reproducible": False, "rounds": 3}

@@ -14,10 +14,9 @@ from rich.console import Console
 from torch import nn
 
 import fedlsg
-import strategies
-from fedlsg import user_code
-from simulations import workloads
-from simulations.report.progress import Meter
+from fedlsg import strategies, user_code
+from fedlsg.simulations import workloads
+from fedlsg.simulations.report.progress import Meter
 from tests.simulations.support.own import MINE, TEST, fresh, quick, refused, write
 
 

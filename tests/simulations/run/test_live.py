@@ -30,7 +30,7 @@ def server_of(folder: Path) -> list[str]:
             words = entry.read_bytes().decode(errors="replace")
         except OSError:
             continue
-        if "simulations.run.live" in words and str(folder) in words:
+        if "fedlsg.simulations.run.live" in words and str(folder) in words:
             found.append(words)
     return found
 
@@ -48,7 +48,7 @@ def test_a_run_without_a_browser(fedlsg, tmp_path, monkeypatch):
         seen["arguments"] = server_of(tmp_path / "out")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("simulations.run.commands.execute", look)
+    monkeypatch.setattr("fedlsg.simulations.run.commands.execute", look)
     status, out, err = fedlsg("run", "--engine", "local", "--rounds", "1", "--out", "out", "--open")
     assert (status, err) == (130, "fedlsg: error: interrupted\n")
     assert f"live page  {tmp_path / 'out' / 'live.html'} (no browser was found" in out
@@ -65,7 +65,7 @@ def test_it_ends_with_a_run_that_is_killed(tmp_path):
         import time
         from pathlib import Path
         from rich.console import Console
-        from simulations.run.live import following
+        from fedlsg.simulations.run.live import following
         with following(Path({str(tmp_path)!r}), Console(quiet=True)):
             print("ready", flush=True)
             time.sleep(60)

@@ -10,8 +10,8 @@ from threading import Thread
 
 import pytest
 
-from simulations.run.live import write_entry
-from simulations.run.live_page import LivePage, LiveServer
+from fedlsg.simulations.run.live import write_entry
+from fedlsg.simulations.run.live_page import LivePage, LiveServer
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_an_entry_that_others_could_read_is_removed(tmp_path, server, monkeypatc
         path.write_bytes(b"".join(content))
         path.chmod(0o644)
 
-    monkeypatch.setattr("simulations.run.live.write_atomically", opened)
+    monkeypatch.setattr("fedlsg.simulations.run.live.write_atomically", opened)
     with pytest.raises(PermissionError, match="others could read"):
         write_entry(tmp_path / "live.html", server.url)
     assert not (tmp_path / "live.html").exists()

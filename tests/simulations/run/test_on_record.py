@@ -18,10 +18,10 @@ from torch.utils.data import TensorDataset
 import fedlsg
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy.data_record import SpentTogetherWarning
-from simulations.report.run_page import write_run_page
-from simulations.run import on_record
-from simulations.rundir.rundir import RunDir
-from strategies.private_step import PrivateStep
+from fedlsg.simulations.report.run_page import write_run_page
+from fedlsg.simulations.run import on_record
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.strategies.private_step import PrivateStep
 from tests.simulations.support.own import TEST, TRAIN, WIDTH, build, quick
 
 SECRET = {"reproducible": False, "epsilon": None}

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from docs._sphinx.files import HEAD, PAGE, anew
-from simulations.cli import app as cli
-from simulations.rundir.declared import AT_SERVER, COMMANDS, NODE, RUN, class_of, find
-from simulations.rundir.manifest import all_files
-from simulations.rundir.rundir import RunDir
-from simulations.workloads.base.cache import load_or_build
+from fedlsg.simulations.cli import app as cli
+from fedlsg.simulations.rundir.declared import AT_SERVER, COMMANDS, NODE, RUN, class_of, find
+from fedlsg.simulations.rundir.manifest import all_files
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.workloads.base.cache import load_or_build
 from tests.simulations.support.broken_runs import KINDS as BROKEN
 from tests.simulations.support.broken_runs import leave_old_ledgers, resumed
 from tests.simulations.support.deployed import Server, digits_file, terms

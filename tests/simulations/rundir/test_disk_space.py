@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from simulations.engines import local
-from simulations.run import commands
-from simulations.rundir.files import DiskFullError
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.engines import local
+from fedlsg.simulations.run import commands
+from fedlsg.simulations.rundir.files import DiskFullError
+from fedlsg.simulations.rundir.rundir import RunDir
 from tests.places import REPOSITORY
 from tests.simulations.support.runs import SMALL, Run, ignore, plan_at, resume_local, run_local
 
@@ -104,7 +104,7 @@ def test_resuming_while_the_disk_is_still_full_says_so(tmp_path, unbroken, monke
 
 ON_A_SMALL_DISK = """
 import shutil, subprocess, sys
-from simulations.cli.app import main
+from fedlsg.simulations.cli.app import main
 
 def status(*words):
     sys.argv = ["fedlsg", *words]
@@ -177,9 +177,7 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
 def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
     disk = tmp_path / "run"
     shutil.copytree(unbroken.path, disk)
-    mount = (
-        'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && "$1" -m simulations resume "$0"'
-    )
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && "$1" -m fedlsg resume "$0"'
     command = ["unshare", "-rm", "sh", "-c", mount, str(disk), sys.executable]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 1

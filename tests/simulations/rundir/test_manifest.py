@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from simulations.rundir.declared import find
-from simulations.rundir.examined import RESULTS, examine, open_run
-from simulations.rundir.files import DamagedError
-from simulations.rundir.manifest import all_files
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.declared import find
+from fedlsg.simulations.rundir.examined import RESULTS, examine, open_run
+from fedlsg.simulations.rundir.files import DamagedError
+from fedlsg.simulations.rundir.manifest import all_files
+from fedlsg.simulations.rundir.rundir import RunDir
 from tests.simulations.support.broken_runs import KINDS, copy_run, resumed
 from tests.simulations.support.runs import Run, edit, run_local, stopped_after
 

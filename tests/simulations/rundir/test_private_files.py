@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message
 
-import simulations.client.app
+import fedlsg.simulations.client.app
 from fedlsg import owner_only
-from simulations.compare.worker import Job, Shared, run_cell
-from simulations.rundir import files
+from fedlsg.simulations.compare.worker import Job, Shared, run_cell
+from fedlsg.simulations.rundir import files
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 SECRET = ("updates-truth", "clients", "run.log")
@@ -52,8 +52,8 @@ def failing(message: Message, context: Context) -> Message:
     """Client 0 quotes its data in an exception."""
     with pytest.MonkeyPatch.context() as patch:
         if message.metadata.message_type == "train" and context.node_config["partition-id"] == 0:
-            patch.setattr(simulations.client.app, "answer", confess)
-        return simulations.client.app.app(message, context)
+            patch.setattr(fedlsg.simulations.client.app, "answer", confess)
+        return fedlsg.simulations.client.app.app(message, context)
 
 
 def confess(*_: Any, **__: Any) -> bytes:
@@ -107,7 +107,7 @@ def test_a_secret_that_is_written_like_the_rest_is_found(module, tmp_path, monke
     def plainly(path: Path, *content: bytes, private: bool = False, **how: Any) -> None:
         write(path, *content, **how)
 
-    monkeypatch.setattr(f"simulations.rundir.{module}.write_atomically", plainly)
+    monkeypatch.setattr(f"fedlsg.simulations.rundir.{module}.write_atomically", plainly)
     # closed as a whole: no epsilon covers the run
     monkeypatch.setattr(owner_only, "is_closed", lambda folder: False)
     run = run_local(tmp_path / "run", rounds=1, **SETTINGS)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from simulations.rundir.lock import create
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import read_frame, round_folder
-from simulations.settings.settings import Settings
+from fedlsg.simulations.rundir.lock import create
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.updates import read_frame, round_folder
+from fedlsg.simulations.settings.settings import Settings
 from tests.places import REPOSITORY
 
 SETTINGS = Settings(workload="digits", method="lsg", noise_multiplier=1.25, parameters={"rank": 4})
@@ -97,7 +97,7 @@ def test_an_existing_directory_is_never_overwritten(tmp_path):
 
 HOLD = """
 import sys, time
-from simulations.engines.watchers import scratch
+from fedlsg.simulations.engines.watchers import scratch
 with scratch() as folder:
     (folder / "secret").write_text("x")
     print(folder, flush=True)

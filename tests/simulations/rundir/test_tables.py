@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedlsg.payload.layout import HEADER
-from simulations.rundir.journal import EVENTS as FILE
-from simulations.rundir.journal import Line, read_lines
+from fedlsg.simulations.rundir.journal import EVENTS as FILE
+from fedlsg.simulations.rundir.journal import Line, read_lines
 from tests.simulations.support.runs import Run, resume_local
 
 LEVELS = ("values_bytes", "payload_bytes", "wire_bytes")

@@ -7,9 +7,9 @@ import torch
 
 import fedlsg
 from fedlsg import user_code
-from simulations.rundir.results import read_run
-from simulations.rundir.rundir import RunDir
-from simulations.server.named_callbacks import named
+from fedlsg.simulations.rundir.results import read_run
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.server.named_callbacks import named
 from tests.simulations.support.own import quick
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from simulations.server.evaluate import evaluate
-from simulations.workloads import Split
+from fedlsg.simulations.server.evaluate import evaluate
+from fedlsg.simulations.workloads import Split
 from tests.simulations.support.runs import run_local
 
 

@@ -9,14 +9,14 @@ import pytest
 from flwr.app import Context, Message
 from torch import Tensor
 
+import fedlsg.simulations.client.train
 import fedlsg.training.client
-import simulations.client.train
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy import Entry, Ledger, RunLedger
-from simulations.client.account import GivenAccount
-from simulations.client.app import app
-from simulations.engines import local
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.client.account import GivenAccount
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.engines import local
+from fedlsg.simulations.rundir.rundir import RunDir
 from tests.simulations.support.broken_runs import Tape
 from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
@@ -51,7 +51,10 @@ def draws_of_a_client_that_trains_twice(
     """How often noise was drawn, and how many steps the ledger has: planted is a second draw for
     one attempt.
     """
-    add_noise, client_step = fedlsg.training.client.add_noise, simulations.client.train.client_step
+    add_noise, client_step = (
+        fedlsg.training.client.add_noise,
+        fedlsg.simulations.client.train.client_step,
+    )
     drawn = []
 
     def watched(*args: object) -> Tensor:
@@ -63,7 +66,7 @@ def draws_of_a_client_that_trains_twice(
         return client_step(*args, **kwargs)
 
     monkeypatch.setattr(fedlsg.training.client, "add_noise", watched)
-    monkeypatch.setattr(simulations.client.train, "client_step", twice)
+    monkeypatch.setattr(fedlsg.simulations.client.train, "client_step", twice)
     found = run_local(run, rounds=1)
     return len(drawn), sum(entry.steps for client in range(2) for entry in found.entries(client))
 
@@ -157,17 +160,17 @@ def test_an_answered_round_is_answered_again_with_the_same_bytes_and_no_charge(t
 
 def interrupted_once(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Run:
     """A run that was interrupted between client 0's noise and its payload in round 2, continued."""
-    pack = simulations.client.train.pack
+    pack = fedlsg.simulations.client.train.pack
 
     def interrupted(*args: object, round: int, **kwargs: object) -> bytes:
         if round == 2:
             raise KeyboardInterrupt
         return pack(*args, round=round, **kwargs)
 
-    monkeypatch.setattr(simulations.client.train, "pack", interrupted)
+    monkeypatch.setattr(fedlsg.simulations.client.train, "pack", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_local(folder, reproducible=False, **settings)
-    monkeypatch.setattr(simulations.client.train, "pack", pack)
+    monkeypatch.setattr(fedlsg.simulations.client.train, "pack", pack)
     return resume_local(folder)
 
 
@@ -206,7 +209,7 @@ def test_a_payload_stored_for_another_question_is_caught(tmp_path, monkeypatch):
     """Negative control: every round asks the same question; the ledger lacks the round that the
     payload answers.
     """
-    monkeypatch.setattr("simulations.engines.accounts.question_of", lambda *given: "0" * 64)
+    monkeypatch.setattr("fedlsg.simulations.engines.accounts.question_of", lambda *given: "0" * 64)
     run = run_local(tmp_path / "run")
     assert [row.rejected for row in run.rows] == ["", "0 1"]
     assert "lost the entry of round 2, whose payload is stored" in run.rows[1].reasons

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedlsg.participation import Participation
-from simulations.plan.plan import make_plan
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 CLIENTS = 20
@@ -131,7 +131,7 @@ def test_the_clock_uses_expected_examples_and_never_a_drawn_batch(hard):
 
 
 def _factors(run: Run) -> list[float]:
-    from simulations.settings.participation import speed_factors
+    from fedlsg.simulations.settings.participation import speed_factors
 
     return speed_factors(CLIENTS, 0.8, seed=0)
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedlsg
-import simulations.server.ready
+import fedlsg.simulations.server.ready
 from fedlsg.privacy import RunLedger
 from tests.simulations.support.own import CLASSES, TEST, TRAIN, quick, refused
 
@@ -217,7 +217,7 @@ def traces(folder: Path, changes: dict[str, Any]) -> tuple[Any, ...]:
 def is_untouched(folder: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> bool:
     with_it = traces(folder / "with", changes)
     with monkeypatch.context() as patch:
-        patch.setattr(simulations.server.ready, "rehearse", lambda plan, terms: None)
+        patch.setattr(fedlsg.simulations.server.ready, "rehearse", lambda plan, terms: None)
         return traces(folder / "without", changes) == with_it
 
 

@@ -14,9 +14,9 @@ from flwr.app import Context, Message, MessageType
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_entry import encode_line
 from fedlsg.setting.selection import UNIFORM
-from simulations.client.app import app
-from simulations.engines import local
-from simulations.rundir.tables import Row
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.engines import local
+from fedlsg.simulations.rundir.tables import Row
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from simulations import workloads
-from simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from simulations.plan.plan import make_plan
-from simulations.plan.prepare import prepare
-from simulations.rundir.rundir import RunDir
-from simulations.settings.automatic import device_of
-from simulations.settings.resolve import fill
-from simulations.settings.settings import from_mapping, values_of
-from simulations.workloads.text_sets import DEFAULTS
+from fedlsg.simulations import workloads
+from fedlsg.simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
+from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.settings.automatic import device_of
+from fedlsg.simulations.settings.resolve import fill
+from fedlsg.simulations.settings.settings import from_mapping, values_of
+from fedlsg.simulations.workloads.text_sets import DEFAULTS
 from tests.simulations.support.own import quick, workload
 from tests.simulations.support.runs import SMALL
 

@@ -5,15 +5,15 @@ import re
 
 import pytest
 
-import strategies
+from fedlsg import strategies
 from fedlsg.secure_sum.discrete import most_log_ratio
-from simulations.compare.command import accepted
-from simulations.compare.grid import Entry, Grid
-from simulations.compare.grid_file import check_cells
-from simulations.plan.plan import events_of, make_plan
-from simulations.plan.prepare import prepare
-from simulations.settings.checks import WORDS, all_rules
-from simulations.settings.settings import all_settings, from_mapping, names_given
+from fedlsg.simulations.compare.command import accepted
+from fedlsg.simulations.compare.grid import Entry, Grid
+from fedlsg.simulations.compare.grid_file import check_cells
+from fedlsg.simulations.plan.plan import events_of, make_plan
+from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.settings.checks import WORDS, all_rules
+from fedlsg.simulations.settings.settings import all_settings, from_mapping, names_given
 from tests.simulations.support.runs import SMALL
 
 QUIET, FACTORS = {"sgd", "topk", "powersgd"}, {"dp-powersgd"}

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import strategies
+from fedlsg import strategies
 from fedlsg.payload.layout import COMPACT
-from simulations.cli.app import app as cli
-from simulations.settings.resolve import build_method, uplink_codec
+from fedlsg.simulations.cli.app import app as cli
+from fedlsg.simulations.settings.resolve import build_method, uplink_codec
 from tests.fedlsg.support.coarse_codec import planted
 from tests.simulations.support.runs import Run
 
@@ -50,7 +50,7 @@ def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (folder / "wide.py").write_text(WIDE)
     monkeypatch.setattr(strategies.recipes, "__path__", [*strategies.recipes.__path__, str(folder)])
     yield
-    sys.modules.pop("strategies.recipes.wide", None)
+    sys.modules.pop("fedlsg.strategies.recipes.wide", None)
 
 
 @pytest.mark.usefixtures("wide")

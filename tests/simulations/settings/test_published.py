@@ -8,9 +8,9 @@ import pytest
 
 from docs._sphinx.settings import presets_page
 from fedlsg.accounting.bounds import epsilon as epsilon_of
-from simulations.settings.published import Published, find, presets, resolve
-from simulations.settings.resolve import build_method
-from simulations.settings.settings import Settings, values_of
+from fedlsg.simulations.settings.published import Published, find, presets, resolve
+from fedlsg.simulations.settings.resolve import build_method
+from fedlsg.simulations.settings.settings import Settings, values_of
 from tests.places import REPOSITORY
 
 ALL = presets()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from docs._sphinx.settings import settings_page
 from fedlsg.setting import Declared
-from simulations.settings.published import FREE_FORM, from_run_config
-from simulations.settings.settings import (
+from fedlsg.simulations.settings.published import FREE_FORM, from_run_config
+from fedlsg.simulations.settings.settings import (
     KNOWN,
     PRESET,
     RUN,

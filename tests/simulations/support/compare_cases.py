@@ -5,11 +5,11 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from simulations.compare.grid import Grid
-from simulations.compare.grid_file import from_toml
-from simulations.compare.worker import Job, Outcome
-from simulations.rundir.results import Result
-from simulations.rundir.tables import Row
+from fedlsg.simulations.compare.grid import Grid
+from fedlsg.simulations.compare.grid_file import from_toml
+from fedlsg.simulations.compare.worker import Job, Outcome
+from fedlsg.simulations.rundir.results import Result
+from fedlsg.simulations.rundir.tables import Row
 
 CHANCE = {"num_classes": 10, "majority_share": 0.1, "test_examples": 400.0}
 

@@ -9,32 +9,32 @@ from pathlib import Path
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from simulations.attack import attack_one
-from simulations.attack.membership import page as membership_page
-from simulations.attack.membership.findings import Report
-from simulations.attack.membership.measure import Limit, attack, by_epsilon
-from simulations.attack.membership.shadows import Trained
-from simulations.attack.observations import open_record
-from simulations.attack.report import write as write_attack
-from simulations.attack.target import Options
-from simulations.audit.command import audit_command
-from simulations.compare.bytes_axis import View
-from simulations.compare.grid_file import from_toml
-from simulations.compare.output import Comparison
-from simulations.compare.output import page as compare_page
-from simulations.compare.plots import figures
-from simulations.compare.runner import Folder
-from simulations.compare.search.output import Found
-from simulations.compare.search.output import figures as search_figures
-from simulations.compare.search.output import page as search_page
-from simulations.compare.search.privacy import Rows
-from simulations.compare.search.space import Choices, Span
-from simulations.compare.search.trials import Arm, Job, Trial
-from simulations.inspection.command import inspect_command
-from simulations.inspection.partition import partition_command
-from simulations.report.run_page import run_page
-from simulations.rundir.results import Result
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.attack import attack_one
+from fedlsg.simulations.attack.membership import page as membership_page
+from fedlsg.simulations.attack.membership.findings import Report
+from fedlsg.simulations.attack.membership.measure import Limit, attack, by_epsilon
+from fedlsg.simulations.attack.membership.shadows import Trained
+from fedlsg.simulations.attack.observations import open_record
+from fedlsg.simulations.attack.report import write as write_attack
+from fedlsg.simulations.attack.target import Options
+from fedlsg.simulations.audit.command import audit_command
+from fedlsg.simulations.compare.bytes_axis import View
+from fedlsg.simulations.compare.grid_file import from_toml
+from fedlsg.simulations.compare.output import Comparison
+from fedlsg.simulations.compare.output import page as compare_page
+from fedlsg.simulations.compare.plots import figures
+from fedlsg.simulations.compare.runner import Folder
+from fedlsg.simulations.compare.search.output import Found
+from fedlsg.simulations.compare.search.output import figures as search_figures
+from fedlsg.simulations.compare.search.output import page as search_page
+from fedlsg.simulations.compare.search.privacy import Rows
+from fedlsg.simulations.compare.search.space import Choices, Span
+from fedlsg.simulations.compare.search.trials import Arm, Job, Trial
+from fedlsg.simulations.inspection.command import inspect_command
+from fedlsg.simulations.inspection.partition import partition_command
+from fedlsg.simulations.report.run_page import run_page
+from fedlsg.simulations.rundir.results import Result
+from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import SMALL, Run, run_local
 

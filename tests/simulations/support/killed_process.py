@@ -20,7 +20,11 @@ def start(run: Path, kill_at: int = 0) -> BaseProcess:
     is in ``said``.
     """
     CONTEXT.set_forkserver_preload(
-        ["simulations.run.commands", "simulations.engines.local", "simulations.report.run_page"]
+        [
+            "fedlsg.simulations.run.commands",
+            "fedlsg.simulations.engines.local",
+            "fedlsg.simulations.report.run_page",
+        ]
     )
     process = CONTEXT.Process(target=_resume, args=(str(run), kill_at))
     process.start()
@@ -35,8 +39,8 @@ def said(run: Path) -> str:
 def _resume(run: str, kill_at: int) -> None:
     from rich.console import Console
 
-    import simulations.report.run_page
-    from simulations.run.commands import resume_command
+    import fedlsg.simulations.report.run_page
+    from fedlsg.simulations.run.commands import resume_command
 
     count = 0
 
@@ -51,7 +55,7 @@ def _resume(run: str, kill_at: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(die)
-    simulations.report.run_page.write_run_page = lambda run: None
+    fedlsg.simulations.report.run_page.write_run_page = lambda run: None
     words = Path(f"{run}.said")
     try:
         with open(os.devnull, "w") as nowhere:

@@ -5,7 +5,7 @@ before it asks them.
 import pytest
 
 from fedlsg.privacy import Entry, RunLedger
-from simulations.engines.accounts import Accounts
+from fedlsg.simulations.engines.accounts import Accounts
 
 
 def charge_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,9 @@ import pytest
 from torch import nn
 
 import fedlsg
-import strategies
-from fedlsg import user_code
-from simulations import workloads
-from simulations.workloads.base import LoadedWorkload, Options, Request, silent
+from fedlsg import strategies, user_code
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Request, silent
 from tests.places import REPOSITORY
 
 WIDTH, CLASSES = 8, 3

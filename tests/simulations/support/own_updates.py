@@ -14,10 +14,10 @@ from torch import nn
 import fedlsg
 import fedlsg.flower
 from fedlsg.privacy import Ledger
-from simulations.client.virtual import FIRST_NODE
-from simulations.engines.local import LocalGrid, task_identity
-from strategies.federation.stages import KEYS, SHARES
-from strategies.federation.wire import over_the_wire, stage_of
+from fedlsg.simulations.client.virtual import FIRST_NODE
+from fedlsg.simulations.engines.local import LocalGrid, task_identity
+from fedlsg.strategies.federation.stages import KEYS, SHARES
+from fedlsg.strategies.federation.wire import over_the_wire, stage_of
 
 ROWS, CLIENTS = 30, 5
 

@@ -7,11 +7,11 @@ Importable on its own: the SuperNodes' processes find it through PYTHONPATH.
 from dataclasses import replace
 
 from fedlsg.privacy.ledger import Entry
-from simulations.client import deployed
-from simulations.client.app import app
-from simulations.client.deployed import NodeAccount
-from simulations.client.node.terms import Terms
-from simulations.settings.settings import Settings
+from fedlsg.simulations.client import deployed
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.deployed import NodeAccount
+from fedlsg.simulations.client.node.terms import Terms
+from fedlsg.simulations.settings.settings import Settings
 
 __all__ = ["app"]
 

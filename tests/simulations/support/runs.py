@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from fedlsg.privacy import SERVER, Entry
-from simulations.client.app import app
-from simulations.client.virtual import ClientFunction
-from simulations.engines import local
-from simulations.plan.plan import Plan, make_plan
-from simulations.report import run_page
-from simulations.report.run_page import write_run_page
-from simulations.rundir.lock import create
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.tables import Row
-from simulations.settings.settings import from_mapping
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.virtual import ClientFunction
+from fedlsg.simulations.engines import local
+from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.report import run_page
+from fedlsg.simulations.report.run_page import write_run_page
+from fedlsg.simulations.rundir.lock import create
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.settings.settings import from_mapping
 
 SMALL: dict[str, Any] = {
     "engine": "local",

@@ -13,13 +13,13 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from torch import Tensor
 
 from fedlsg.secure_sum.discrete import Release
-from simulations.client.account import RECORD as ACCOUNT
-from simulations.client.app import app as honest
-from simulations.rundir import files
-from simulations.rundir.rundir import RunDir
-from simulations.rundir.updates import sum_file
-from strategies.federation.stages import Stage, read_stage, write_stage
-from strategies.federation.wire import read_update, stage_of
+from fedlsg.simulations.client.account import RECORD as ACCOUNT
+from fedlsg.simulations.client.app import app as honest
+from fedlsg.simulations.rundir import files
+from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.rundir.updates import sum_file
+from fedlsg.strategies.federation.stages import Stage, read_stage, write_stage
+from fedlsg.strategies.federation.wire import read_update, stage_of
 from tests.simulations.support.runs import Run, run_local
 
 FIVE: dict[str, Any] = {

@@ -30,7 +30,7 @@ class Terminal:
         self.raw = b""
         self.resize(columns)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "simulations", *arguments],
+            [sys.executable, "-m", "fedlsg", *arguments],
             cwd=cwd,
             env=environment(env),
             stdin=self.slave,

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from simulations.workloads import Split, fetcher
-from simulations.workloads.images.augment import (
+from fedlsg.simulations.workloads import Split, fetcher
+from fedlsg.simulations.workloads.images.augment import (
     PAD,
     Shift,
     copies,

@@ -12,14 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from simulations import workloads
-from simulations.client.drawing import batches
-from simulations.plan.plan import prepare
-from simulations.settings.settings import from_mapping
-from simulations.workloads import LoadedWorkload, Options
-from simulations.workloads.images import IMAGE_SETS
-from simulations.workloads.images.augment import flip_crop
-from simulations.workloads.rows.hub import find_folder
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.drawing import batches
+from fedlsg.simulations.plan.plan import prepare
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads import LoadedWorkload, Options
+from fedlsg.simulations.workloads.images import IMAGE_SETS
+from fedlsg.simulations.workloads.images.augment import flip_crop
+from fedlsg.simulations.workloads.rows.hub import find_folder
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 from tests.simulations.support.runs import run_local
 

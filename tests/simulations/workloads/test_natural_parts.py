@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.plan.prepare import prepare
-from simulations.settings.settings import from_mapping
-from simulations.workloads import give
-from simulations.workloads.partition import check_disjoint, partition
+from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads import give
+from fedlsg.simulations.workloads.partition import check_disjoint, partition
 from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 
 N = len(TRAIN[0])

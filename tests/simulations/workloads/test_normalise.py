@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from simulations import workloads
-from simulations.workloads import Split
-from simulations.workloads.base import normalised
-from simulations.workloads.base.split import Chance, chance_of
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads import Split
+from fedlsg.simulations.workloads.base import normalised
+from fedlsg.simulations.workloads.base.split import Chance, chance_of
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import TEST, TRAIN, load, quick, workload
 

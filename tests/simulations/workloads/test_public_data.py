@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 from fedlsg.carriers.probe.synthetic import dead_leaves, pink
-from simulations import workloads
-from simulations.workloads import Options
-from simulations.workloads.base import LoadedWorkload
-from simulations.workloads.public_data import probe_source
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads import Options
+from fedlsg.simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.public_data import probe_source
 from tests.simulations.support.made_texts import make_bert, sentences, write_split, write_sst2
 from tests.simulations.support.own import load, workload
 

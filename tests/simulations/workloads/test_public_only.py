@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from simulations import workloads
-from simulations.workloads import Options, public_rows
-from simulations.workloads.base import LoadedWorkload
-from simulations.workloads.base.split import NoRows
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads import Options, public_rows
+from fedlsg.simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.base.split import NoRows
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.made_texts import make_bert, write_sst2
 

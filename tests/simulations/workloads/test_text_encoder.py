@@ -17,8 +17,8 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.supported import check_supported, trainable
 from fedlsg.method import Method, Schedule, make_frame
-from simulations.models.encoder import TextClassifier, build_encoder
-from simulations.models.encoder_source import find_encoder
+from fedlsg.simulations.models.encoder import TextClassifier, build_encoder
+from fedlsg.simulations.models.encoder_source import find_encoder
 from tests.simulations.support.made_texts import make_bert
 
 pytest.importorskip("transformers", reason="text models need the text extra")

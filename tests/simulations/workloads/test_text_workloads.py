@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from simulations import workloads
-from simulations.workloads import LoadedWorkload, Options
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads import LoadedWorkload, Options
 from tests.simulations.support.made_texts import make_bert, sentences, write_pairs, write_split
 
 pytest.importorskip("transformers", reason="text models need the text extra")
@@ -104,7 +104,7 @@ def test_rows_that_do_not_belong_are_named(mirror, bert, columns, message):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The tiny BERT has 32 positions."""
-    monkeypatch.setattr("simulations.workloads.texts.MAX_LENGTH", 32)
+    monkeypatch.setattr("fedlsg.simulations.workloads.texts.MAX_LENGTH", 32)
 
 
 def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, bert):

@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations import workloads
-from simulations.workloads import LoadedWorkload, Split
-from simulations.workloads import images as image_sets
-from simulations.workloads.base import silent
-from simulations.workloads.images import IMAGE_SETS
-from simulations.workloads.images import digits as digits_module
+from fedlsg.simulations import workloads
+from fedlsg.simulations.workloads import LoadedWorkload, Split
+from fedlsg.simulations.workloads import images as image_sets
+from fedlsg.simulations.workloads.base import silent
+from fedlsg.simulations.workloads.images import IMAGE_SETS
+from fedlsg.simulations.workloads.images import digits as digits_module
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
 
 
@@ -227,7 +227,7 @@ def test_damaged_data_is_named_and_leaves_no_cache(mirror, plant, error, message
 def test_processes_at_once_agree(tmp_path):
     make_mirror(tmp_path / "data")
     program = (
-        "import sys; from simulations.workloads import load\n"
+        "import sys; from fedlsg.simulations.workloads import load\n"
         "w = load('cifar10', data_dir=sys.argv[1], cache_dir=sys.argv[2])\n"
         "print(int(w.train.inputs.sum()), len(w.test))"
     )

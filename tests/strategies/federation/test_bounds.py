@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from simulations.engines.local import task_identity
-from strategies.federation.expectations import (
+from fedlsg.simulations.engines.local import task_identity
+from fedlsg.strategies.federation.expectations import (
     CONTENT_BYTES,
     REASON_LENGTH,
     BoundError,
@@ -16,8 +16,8 @@ from strategies.federation.expectations import (
     reason_of,
     shortened,
 )
-from strategies.federation.proofs import News, news_record
-from strategies.federation.wire import identity, update
+from fedlsg.strategies.federation.proofs import News, news_record
+from fedlsg.strategies.federation.wire import identity, update
 
 
 @pytest.fixture(autouse=True)

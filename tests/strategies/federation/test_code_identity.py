@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-import strategies.federation.proofs
-from simulations.client.app import app
-from simulations.engines.local import LocalGrid, task_identity
-from simulations.settings.settings import as_config, from_mapping
-from strategies.federation.nodes import Roster
-from strategies.federation.proofs import (
+import fedlsg.strategies.federation.proofs
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.engines.local import LocalGrid, task_identity
+from fedlsg.simulations.settings.settings import as_config, from_mapping
+from fedlsg.strategies.federation.nodes import Roster
+from fedlsg.strategies.federation.proofs import (
     CODE,
-    PACKAGES,
+    PARTS,
     CodeIdentity,
     OtherCodeError,
     check_same_code,
@@ -24,19 +24,20 @@ from strategies.federation.proofs import (
     digest_of,
     own_identity,
 )
-from strategies.federation.wire import identity
+from fedlsg.strategies.federation.wire import identity
 from tests.places import REPOSITORY
-
-
-def packages_at(root: Path) -> list[Path]:
-    return [root / name for name in PACKAGES]
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for name in PACKAGES:
+    """As a Flower bundle has it: without links."""
+    for name in ("fedlsg", *PARTS):
         shutil.copytree(
-            REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+            REPOSITORY / name,
+            tmp_path / name,
+            ignore=lambda folder, names: (
+                {"__pycache__", *PARTS} if folder.endswith("fedlsg") else {"__pycache__"}
+            ),
         )
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     return tmp_path
@@ -59,7 +60,20 @@ def test_every_change_of_a_file_that_runs_is_another_digest(name, change, copy):
         file.with_name("another.py").touch()
     else:
         file.rename(file.with_suffix(".txt" if change == "removed" else ".old.py"))
-    assert digest_of(packages_at(copy)) != own_identity().digest
+    assert digest_of(copy / "fedlsg") != own_identity().digest
+
+
+def test_a_clone_a_bundle_and_a_wheel_of_one_source_are_the_same_code(copy):
+    """Planted mistake: a file of a wheel that is another."""
+    assert digest_of(copy / "fedlsg") == own_identity().digest
+    for name in PARTS:
+        (copy / name).rename(copy / "fedlsg" / name)
+    # what another distribution may have installed next to a wheel
+    (copy / "strategies").mkdir()
+    (copy / "strategies" / "__init__.py").touch()
+    assert digest_of(copy / "fedlsg") == own_identity().digest
+    (copy / "fedlsg" / "strategies" / "more.py").touch()
+    assert digest_of(copy / "fedlsg") != own_identity().digest
 
 
 @pytest.mark.parametrize(
@@ -89,7 +103,7 @@ class Clients(LocalGrid):
     ) -> None:
         def client(message: Message, context: object) -> Message:
             with monkeypatch.context() as patch:
-                patch.setattr(strategies.federation.proofs, "own_identity", lambda: code)
+                patch.setattr(fedlsg.strategies.federation.proofs, "own_identity", lambda: code)
                 return Message(identity(0, 5), reply_to=message) if blind else app(message, context)  # type: ignore
 
         settings = from_mapping({"clients": 1, "rounds": 1, "noise_multiplier": 2.0})

@@ -19,15 +19,15 @@ from fedlsg.method import largest
 from fedlsg.payload import Codec, find_codec
 from fedlsg.state.server_state import ServerState
 from fedlsg.state.server_update import Step, StepError, extra_vectors, read_steps, replay, restart
-from strategies.federation.downlink import (
+from fedlsg.strategies.federation.downlink import (
     Downlink,
     digest_of,
     read_missed,
     read_reference,
     read_state,
 )
-from strategies.federation.sparse_downlink import SparseDownlink
-from strategies.federation.wire import array_bytes, read_weights
+from fedlsg.strategies.federation.sparse_downlink import SparseDownlink
+from fedlsg.strategies.federation.wire import array_bytes, read_weights
 from tests.strategies.small_federation import StepsInMemory, server_state, values_for
 
 METHODS: dict[str, dict[str, Any]] = {

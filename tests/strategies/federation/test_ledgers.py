@@ -11,11 +11,11 @@ from fedlsg.method import LocalTraining
 from fedlsg.participation import Participation
 from fedlsg.payload import find_codec
 from fedlsg.privacy import Entry, Ledger, LedgerError, ledger_path
-from strategies.federation.expectations import Expectations
-from strategies.federation.proofs import LedgerCopies
-from strategies.federation.report import RoundReport, Sent, SimulatedClock, traffic_of
-from strategies.federation.wire import OVER_BUDGET
-from strategies.strategy import BudgetSpentError, FederationSettings, Patience
+from fedlsg.strategies.federation.expectations import Expectations
+from fedlsg.strategies.federation.proofs import LedgerCopies
+from fedlsg.strategies.federation.report import RoundReport, Sent, SimulatedClock, traffic_of
+from fedlsg.strategies.federation.wire import OVER_BUDGET
+from fedlsg.strategies.strategy import BudgetSpentError, FederationSettings, Patience
 from tests.strategies.small_federation import public_terms, server_state
 
 ENTRY = Entry(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message
 
-import strategies.federation.nodes
-from simulations.client.virtual import FIRST_NODE
-from simulations.engines.local import LocalGrid
-from strategies.federation.nodes import Roster
-from strategies.federation.wire import failure, identity
+import fedlsg.strategies.federation.nodes
+from fedlsg.simulations.client.virtual import FIRST_NODE
+from fedlsg.simulations.engines.local import LocalGrid
+from fedlsg.strategies.federation.nodes import Roster
+from fedlsg.strategies.federation.wire import failure, identity
 
 Node = tuple[int, int] | str
 """Partition and number of examples, or an error."""
@@ -44,8 +44,8 @@ class Nodes(LocalGrid):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
-    monkeypatch.setattr(strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.0)
 
 
 def found(roster: Roster, clients: int) -> list[int | None]:

@@ -5,11 +5,11 @@ away.
 import pytest
 from flwr.app import Context, Message
 
-from simulations.client.app import app as honest
-from simulations.client.node.refusals import FrameDiffersError
-from strategies.federation.nodes import Roster
-from strategies.federation.report import AWAY
-from strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, update
+from fedlsg.simulations.client.app import app as honest
+from fedlsg.simulations.client.node.refusals import FrameDiffersError
+from fedlsg.strategies.federation.nodes import Roster
+from fedlsg.strategies.federation.report import AWAY
+from fedlsg.strategies.federation.wire import FRAME_DIFFERS, TOO_SLOW, failure, update
 from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import FIVE, charged_clients, run_five, stage_in
 

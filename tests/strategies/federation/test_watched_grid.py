@@ -9,10 +9,10 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from fedlsg.participation import ClientLimit
-from simulations.client.virtual import FIRST_NODE, VirtualGrid, give_id
-from strategies.federation import watched_grid
-from strategies.federation.expectations import BoundError
-from strategies.federation.watched_grid import NODE_GONE, Limits, WatchedGrid
+from fedlsg.simulations.client.virtual import FIRST_NODE, VirtualGrid, give_id
+from fedlsg.strategies.federation import watched_grid
+from fedlsg.strategies.federation.expectations import BoundError
+from fedlsg.strategies.federation.watched_grid import NODE_GONE, Limits, WatchedGrid
 
 
 class SuperLink(VirtualGrid):
@@ -68,7 +68,7 @@ def quick(monkeypatch, _identified):
 
 @pytest.fixture
 def _identified():
-    from simulations.engines.local import task_identity
+    from fedlsg.simulations.engines.local import task_identity
 
     with task_identity():
         yield

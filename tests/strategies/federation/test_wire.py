@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
 from fedlsg.frame import Frame
-from strategies.federation import wire
-from strategies.federation.report import Sizes, wire_size
-from strategies.federation.wire import Announcement, over_the_wire
+from fedlsg.strategies.federation import wire
+from fedlsg.strategies.federation.report import Sizes, wire_size
+from fedlsg.strategies.federation.wire import Announcement, over_the_wire
 from tests.strategies.small_federation import announcement, server_state
 
 ANNOUNCED = Announcement(

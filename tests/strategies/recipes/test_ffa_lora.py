@@ -15,7 +15,7 @@ from fedlsg.method import LocalTraining, Method, Schedule, client_step
 from fedlsg.randomness import reproducible_stream
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from strategies import recipe
+from fedlsg.strategies import recipe
 from tests.strategies.contract import Data, cnn, data_set, mlp, weighted_loss
 
 CLIENTS, RANK, RATE = 3, 2, 0.5

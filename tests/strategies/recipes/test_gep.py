@@ -14,8 +14,8 @@ from fedlsg.gradients import trainable
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
+from fedlsg.strategies import recipe
 from fedlsg.training import per_unit
-from strategies import recipe
 from tests.strategies.contract import cnn, mlp
 from tests.strategies.own_loop import INPUTS, TARGETS
 from tests.strategies.small_federation import model, server_state

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import strategies
+from fedlsg import strategies
 from fedlsg.carriers import Dense, Factors, Lora, LowRank, LowRankChange, RandomCarriers
 from fedlsg.masks.mask import Mask
 from fedlsg.masks.pruning import Prune
 from fedlsg.method import Compression, Method
 from fedlsg.privacy.mechanism import Mechanism
-from strategies import _build, names, own_settings, recipe
+from fedlsg.strategies import _build, names, own_settings, recipe
 from tests.places import REPOSITORY
 
 FOLDER = Path(strategies.recipes.__path__[0])
@@ -145,13 +145,13 @@ def folder(tmp_path, monkeypatch):
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if name.startswith("strategies.recipes."):
+        if name.startswith("fedlsg.strategies.recipes."):
             del sys.modules[name]
 
 
 def test_a_new_file_is_a_new_method(folder):
     (folder / "bottom_lsg.py").write_text(
-        "from strategies.recipes import lsg\n"
+        "from fedlsg.strategies.recipes import lsg\n"
         "def recipe(*, rank=3, mechanism, server):\n"
         "    return lsg.recipe(rank=rank, direction='bottom', mechanism=mechanism, server=server)\n"
     )

@@ -24,7 +24,7 @@ from fedlsg.payload import (
     unpack,
 )
 from fedlsg.payload.codecs.sign import CODEC
-from strategies import recipe
+from fedlsg.strategies import recipe
 from tests.fedlsg.support.coarse_codec import COARSE, planted
 from tests.fedlsg.support.compact_oracle import MODES, compact
 from tests.places import REPOSITORY

@@ -11,10 +11,10 @@ import pytest
 
 from fedlsg.accounting.bounds import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
-from simulations.client.deployed import NodeAccount
-from simulations.client.node.folder import Budget, NodeFolder
-from simulations.client.node.refusals import OverBudgetError
-from simulations.client.node.terms import read_terms
+from fedlsg.simulations.client.deployed import NodeAccount
+from fedlsg.simulations.client.node.folder import Budget, NodeFolder
+from fedlsg.simulations.client.node.refusals import OverBudgetError
+from fedlsg.simulations.client.node.terms import read_terms
 from tests.simulations.support.deployed import (
     Server,
     digits_file,

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fedlsg.privacy.ledger import LedgerError
-from simulations import workloads
-from simulations.client.node import conditions
-from simulations.client.node.folder import NodeFolder
-from simulations.client.node.refusals import TermsError
-from simulations.client.node.terms import read_terms
-from simulations.plan.continuity import data_digest
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.node import conditions
+from fedlsg.simulations.client.node.folder import NodeFolder
+from fedlsg.simulations.client.node.refusals import TermsError
+from fedlsg.simulations.client.node.terms import read_terms
+from fedlsg.simulations.plan.continuity import data_digest
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
 from tests.simulations.support.deployed import (
     Server,
@@ -128,7 +128,9 @@ def test_n_k_is_fixed_within_a_run(spent, tmp_path):
 
 def test_a_digest_that_does_not_see_the_rows_lets_them_change(spent, tmp_path, monkeypatch):
     """Negative control."""
-    monkeypatch.setattr("simulations.client.deployed.data_digest", lambda split, key: "0" * 64)
+    monkeypatch.setattr(
+        "fedlsg.simulations.client.deployed.data_digest", lambda split, key: "0" * 64
+    )
     record = json.loads((tmp_path / "node/data.json").read_text()) | {"digest": "0" * 64}
     (tmp_path / "node/data.json").write_text(json.dumps(record))
     change(tmp_path / "rows.npz", first_pixel)

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedlsg
-import simulations.client.deployed
-from simulations.client.deployed import check_own_rows, node_process
-from simulations.client.node.refusals import OwnDataError, SettingsError
-from simulations.client.node.terms import read_terms
-from simulations.flower.client import OWN_CODE, code_digest
-from simulations.plan.base import Own
-from simulations.plan.prepare import prepare
-from simulations.settings.settings import from_mapping
-from simulations.workloads import give
+import fedlsg.simulations.client.deployed
+from fedlsg.simulations.client.deployed import check_own_rows, node_process
+from fedlsg.simulations.client.node.refusals import OwnDataError, SettingsError
+from fedlsg.simulations.client.node.terms import read_terms
+from fedlsg.simulations.flower.client import OWN_CODE, code_digest
+from fedlsg.simulations.plan.base import Own
+from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads import give
 from tests.simulations.flower.test_flower_app import build, reply, rows
 from tests.simulations.support.deployed import RUN, new_process, terms
 from tests.simulations.support.own import CLASSES, TRAIN, fresh, load, workload
@@ -180,5 +180,7 @@ def refused_before_any_ledger(folder: Path) -> bool:
 def test_a_round_on_public_rows_comes_before_the_first_charge(tmp_path, monkeypatch):
     with fresh():
         assert refused_before_any_ledger(tmp_path)
-        monkeypatch.setattr(simulations.client.deployed, "rehearse", lambda base, terms: None)
+        monkeypatch.setattr(
+            fedlsg.simulations.client.deployed, "rehearse", lambda base, terms: None
+        )
         assert not refused_before_any_ledger(tmp_path)  # a negative control

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedlsg import user_code
-from simulations.models.pretrained import digest_of
+from fedlsg.simulations.models.pretrained import digest_of
 from tests.simulations.support.deployed import Server, entries, examples, payload, refusal, terms
 from tests.simulations.support.own import MINE, write
 
@@ -109,7 +109,7 @@ NAMES = [
     "evil:{what}",
     "os:system",
     "{file}",
-    "simulations.workloads.images.digits:load",
+    "fedlsg.simulations.workloads.images.digits:load",
 ]
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
+import fedlsg.simulations.client.deployed
+import fedlsg.simulations.client.train
 import fedlsg.training.client
-import simulations.client.deployed
-import simulations.client.train
-from simulations.client.app import app
-from simulations.engines import local
-from strategies.federation.wire import IN_RUN_LOG, NO_REASON, over_the_wire
+from fedlsg.simulations.client.app import app
+from fedlsg.simulations.engines import local
+from fedlsg.strategies.federation.wire import IN_RUN_LOG, NO_REASON, over_the_wire
 from tests.simulations.support.deployed import (
     Server,
     digits_file,
@@ -52,13 +52,13 @@ def unrehearsed(monkeypatch):
     """The round on public rows, which comes before the charge, would find what these tests
     plant.
     """
-    monkeypatch.setattr(simulations.client.deployed, "rehearse", lambda base, terms: None)
+    monkeypatch.setattr(fedlsg.simulations.client.deployed, "rehearse", lambda base, terms: None)
 
 
 PLACES = {
     "the clip": (fedlsg.training.client, "clipped_sum"),
-    "the batch": (simulations.client.train, "batches"),
-    "packing": (simulations.client.train, "pack"),
+    "the batch": (fedlsg.simulations.client.train, "batches"),
+    "packing": (fedlsg.simulations.client.train, "pack"),
 }
 
 
@@ -104,7 +104,7 @@ def test_a_client_whose_training_fails_after_the_charge_stays_charged(place, tmp
 
 def test_a_simulated_client_stays_charged_too_and_its_user_finds_out_why(tmp_path, monkeypatch):
     plan, directory = plan_at(tmp_path / "run", reproducible=False)
-    pack, failed = simulations.client.train.pack, []
+    pack, failed = fedlsg.simulations.client.train.pack, []
 
     def once(*args: Any, **kwargs: Any) -> bytes:
         if not failed:
@@ -112,7 +112,7 @@ def test_a_simulated_client_stays_charged_too_and_its_user_finds_out_why(tmp_pat
             raise MemoryError("batch of 123")
         return pack(*args, **kwargs)
 
-    monkeypatch.setattr(simulations.client.train, "pack", once)
+    monkeypatch.setattr(fedlsg.simulations.client.train, "pack", once)
     run = Run(directory.path, plan, local.run(plan, directory, on_round=ignore))
     assert run.rows[0].reasons == f"0: [1001] {IN_RUN_LOG}"
     assert "MemoryError: batch of 123" in run.log

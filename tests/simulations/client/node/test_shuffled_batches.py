@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import simulations.client.deployed
+import fedlsg.simulations.client.deployed
 from fedlsg.privacy import Ledger, ShuffledBatches
-from simulations.client.node.folder import NodeFolder
+from fedlsg.simulations.client.node.folder import NodeFolder
 from tests.simulations.support.deployed import (
     Server,
     digits_file,
@@ -87,7 +87,7 @@ def test_a_key_that_is_not_bound_lets_rows_in_twice(change, tmp_path, drawn, mon
     part twice.
     """
     monkeypatch.setattr(
-        simulations.client.deployed, "batch_key", lambda folder, entry, **bound: b"k" * 32
+        fedlsg.simulations.client.deployed, "batch_key", lambda folder, entry, **bound: b"k" * 32
     )
     monkeypatch.setattr(NodeFolder, "admitted", lambda folder: "")
     rows = digits_file(tmp_path / "rows.npz")

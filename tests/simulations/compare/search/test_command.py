@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 
 from fedlsg.accounting import Event, compose
-from simulations.compare.grid_file import from_toml
-from simulations.compare.search import make_job, output, search_command, trials
-from simulations.compare.search.trials import FIRST_SEED
-from simulations.compare.worker import Job as CellJob
-from simulations.compare.worker import Outcome
-from simulations.report.words import epsilon_words
+from fedlsg.simulations.compare.grid_file import from_toml
+from fedlsg.simulations.compare.search import make_job, output, search_command, trials
+from fedlsg.simulations.compare.search.trials import FIRST_SEED
+from fedlsg.simulations.compare.worker import Job as CellJob
+from fedlsg.simulations.compare.worker import Outcome
+from fedlsg.simulations.report.words import epsilon_words
 from tests.simulations.support.compare_cases import fake
 from tests.simulations.support.search_cases import SPENT, accuracy_of, finish
 

@@ -11,8 +11,8 @@ from dp_accounting.pld import PLDAccountant
 
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy import Entry, Ledger
-from simulations.compare.search.privacy import PARTITION, Trial, epsilon_of, read_trials
-from simulations.rundir.rundir import RunDir
+from fedlsg.simulations.compare.search.privacy import PARTITION, Trial, epsilon_of, read_trials
+from fedlsg.simulations.rundir.rundir import RunDir
 
 DELTA = 1e-5
 

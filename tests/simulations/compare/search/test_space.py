@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulations.compare.search.space import Choices, Span
+from fedlsg.simulations.compare.search.space import Choices, Span
 
 
 @pytest.mark.parametrize(

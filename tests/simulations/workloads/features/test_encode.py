@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from simulations import workloads
-from simulations.models.small import heads
-from simulations.workloads import build_model
-from simulations.workloads.base.split import Split
-from simulations.workloads.features import encode
-from simulations.workloads.features.encode import (
+from fedlsg.simulations import workloads
+from fedlsg.simulations.models.small import heads
+from fedlsg.simulations.workloads import build_model
+from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.simulations.workloads.features import encode
+from fedlsg.simulations.workloads.features.encode import (
     ALONE,
     DAMPING,
     POWER,
@@ -22,7 +22,7 @@ from simulations.workloads.features.encode import (
     grouped,
     statistics,
 )
-from simulations.workloads.features.encoders import image_encoder
+from fedlsg.simulations.workloads.features.encoders import image_encoder
 
 ROWS = 6
 

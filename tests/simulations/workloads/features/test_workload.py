@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import fedlsg
-from simulations import workloads
-from simulations.client.node.terms import form_of
-from simulations.rundir.updates import write_model
-from simulations.settings.settings import from_mapping
-from simulations.workloads import Options
-from simulations.workloads.images import digits
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.node.terms import form_of
+from fedlsg.simulations.rundir.updates import write_model
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads import Options
+from fedlsg.simulations.workloads.images import digits
 from tests.simulations.support.own import refused
 from tests.simulations.support.runs import run_local
 
@@ -115,7 +115,7 @@ def test_other_features_are_another_form_of_a_clients_rows(few_digits):
 
 def written_network(folder: Path, *, channels: int = 1, classes: int = 4, **facts: object) -> Path:
     """A folder as every run leaves it: a ``cnn`` of images (channels, 8, 8)."""
-    from simulations.models import vision
+    from fedlsg.simulations.models import vision
 
     torch.manual_seed(3)
     model = vision(channels, 8, classes)["cnn"]()
@@ -129,7 +129,7 @@ def test_other_weights_at_the_same_place_are_other_features(tmp_path, own_cache)
     workloads.give("bright", own_images())
     workloads.load("bright", options=Options(features=str(folder)))
     torch.manual_seed(4)
-    from simulations.models import vision
+    from fedlsg.simulations.models import vision
 
     write_model(folder, vision(1, 8, 4)["cnn"]().state_dict(), {"fedlsg": "0", "model": "cnn"})
     workloads.load("bright", options=Options(features=str(folder)))

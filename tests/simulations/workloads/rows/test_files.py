@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 import torch
 
-from simulations import workloads
-from simulations.client.drawing import batches
-from simulations.plan.base import Own
-from simulations.plan.continuity import data_digest
-from simulations.plan.plan import Base, prepare
-from simulations.settings.settings import from_mapping
-from simulations.workloads import LoadedWorkload, Options
-from simulations.workloads.rows import files
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.drawing import batches
+from fedlsg.simulations.plan.base import Own
+from fedlsg.simulations.plan.continuity import data_digest
+from fedlsg.simulations.plan.plan import Base, prepare
+from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.workloads import LoadedWorkload, Options
+from fedlsg.simulations.workloads.rows import files
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import refused
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.base import LoadedWorkload
 from tests.simulations.support.own import load, refused, workload
 
 N = 6

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from simulations.workloads import rows as form
-from simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads import rows as form
+from fedlsg.simulations.workloads.base import LoadedWorkload
 from tests.simulations.support.own import QUICK, load, quick, refused, workload
 
 N = 12
@@ -244,7 +244,7 @@ def test_training_rows_say_nothing_of_the_classes(monkeypatch):
     assert loaded(TEXTS[TEXTS.label != "owl"], TEXTS).num_classes == 3
     real = form.as_targets  # negative control: classes of the training rows
     monkeypatch.setattr(
-        "simulations.workloads.rows.read.as_targets",
+        "fedlsg.simulations.workloads.rows.read.as_targets",
         lambda found, columns, what: real(found, form.replace(columns, like=None), what),
     )
     with refused("train has the classes ('cat', 'dog'), test has ('cat', 'dog', 'owl')"):

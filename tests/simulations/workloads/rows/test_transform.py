@@ -11,8 +11,8 @@ from torch.utils.data import ConcatDataset, Subset
 
 import fedlsg
 from fedlsg.rows import seeds_replaced
-from simulations.workloads.base import Options, Request, silent
-from simulations.workloads.rows import transform
+from fedlsg.simulations.workloads.base import Options, Request, silent
+from fedlsg.simulations.workloads.rows import transform
 from tests.fedlsg.support.batch_zoo import HONEST_TRANSFORMS, MIXING_TRANSFORMS, X, Y
 from tests.simulations.support.own import QUICK, build, load, refused, workload
 
@@ -318,7 +318,9 @@ def test_texts_that_look_like_numbers_are_texts_where_the_transform_takes_texts(
         numbers.train.batch(torch.arange(3))[0].tolist() == (torch.arange(3)[:, None] / 10).tolist()
     )
     # negative control
-    monkeypatch.setattr("simulations.workloads.rows.read.prefers_texts", lambda *given: False)
+    monkeypatch.setattr(
+        "fedlsg.simulations.workloads.rows.read.prefers_texts", lambda *given: False
+    )
     if count is len:
         assert (
             load(workload(**given, transform=change)).train.batch(torch.arange(30))[0].tolist()
