@@ -2,11 +2,14 @@
 
 A step is charged for what was checked. ``fingerprint`` reads what a user can change between two
 steps, and no value of a parameter, of a buffer or of a batch:
-    structure    modules, their classes, modes (train, eval) and forwards; hooks around calls, of
-                 gradients, and those of all modules of the process; parameters (object, type,
-                 shape, ``requires_grad``); which module is where; which buffers there are
+    structure    modules, their classes, modes (train, eval) and forwards; functions that forwards
+                 name (``F.linear``); hooks around calls, of gradients, and those of all modules of
+                 the process; modes of torch, and hooks on saved tensors, that are on; parameters
+                 (object, type, shape, ``requires_grad``); which module is where; which buffers
+                 there are
     numbers      numbers and words that modules and the loss keep
-    objects      everything else that they keep, buffers, and methods of their classes, by identity
+    objects      everything else that they keep, and buffers, by identity; methods of their classes,
+                 by their code: cloudpickle makes them anew
 Numbers and objects may be written by a forward pass itself, which is no change from outside:
 ``Followed`` tells them apart. Not covered: what is inside lists and other objects, global variables
 and closures of a forward, and code in C++.
@@ -16,11 +19,18 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all_modules
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from fedlsg.user_code.digest import filled_cells
+from fedlsg.user_code.objects import names_of
 
 PLAIN = frozenset({bool, int, float, str, type(None)})
 """Types of attributes that are read by value."""
@@ -63,6 +73,13 @@ def fingerprint(model: nn.Module, loss: Any = None) -> Fingerprint:
         walk.follow(loss)
     walk.classes()
     walk.structure.append(("hooks of all modules", walk.hooks(vars(of_all_modules), GLOBAL_HOOKS)))
+    around = (
+        *_get_current_function_mode_stack(),
+        *_get_current_dispatch_mode_stack(),
+        *(torch._C._autograd._top_saved_tensors_default_hooks(False) or ()),
+    )
+    walk.structure.append(("modes", *map(id, around)))
+    walk.held += around
     return walk.found
 
 
@@ -174,19 +191,54 @@ class _Walk:
         """What the classes define that were met."""
         for kind in self._kinds:
             forward = getattr(kind, "forward", None)
-            self.structure.append((kind, id(getattr(forward, "__code__", forward))))
-            self.held.append(forward)
+            named = [space.get(name) for space, name in _named_by(forward)]
+            self.structure.append((kind, _code_of(forward), *map(_code_of, named)))
+            self.held += (forward, *named)
         bases = dict.fromkeys(base for kind in self._kinds for base in kind.__mro__)
         for base in bases:
             if base is nn.Module:
                 self.values([(name, getattr(base, name)) for name in CALLS])
             elif base.__module__ != "builtins":
-                self.values([item for item in vars(base).items() if _is_code(*item)])
+                code = [item for item in vars(base).items() if _is_code(*item)]
+                self.objects += [(name, _code_of(value)) for name, value in code]
+                self.held += [value for _, value in code]
 
 
 def _is_code(name: str, value: object) -> bool:
     """Whether an attribute of a class may be code that runs in a call."""
     return type(value) not in PLAIN and (name[:2] != "__" or name in CALLS)
+
+
+def _code_of(value: Any) -> Hashable:
+    """A function by its code and what it holds; anything else by identity."""
+    function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+    if not isinstance(function, FunctionType):
+        return id(value)
+    inside = [cell.cell_contents for cell in filled_cells(function)]
+    codes = [held.__code__ for held in inside if isinstance(held, FunctionType)]
+    return (function.__code__, *map(str, function.__defaults__ or ()), *codes)
+
+
+def _named_by(forward: Any) -> list[tuple[dict[str, Any], str]]:
+    """The functions that a forward names: its global ones, and those of modules such as ``F``."""
+    if not isinstance(forward, FunctionType):
+        return []
+    found = _named.get(forward)
+    if found is None:
+        space, names = forward.__globals__, names_of(forward.__code__)
+        spaces = [space, *(vars(v) for n in names if isinstance(v := space.get(n), ModuleType))]
+        found = [
+            (space, name)
+            for space in spaces
+            for name in names
+            if callable(value := space.get(name)) or isinstance(value, ModuleType)
+        ]
+        _named[forward] = found
+    return found
+
+
+_named: "WeakKeyDictionary[FunctionType, list[tuple[dict[str, Any], str]]]" = WeakKeyDictionary()
+"""What forwards name, for as long as they live."""
 
 
 def _own(space: dict[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -2,8 +2,10 @@
 other: they add up.
 
 Rows are known by their origin. That is the memory of tensors and arrays, of which slices and views
-are a part; the object of a Dataset or a table; or the path of a file. Wrappers (``Subset``,
-``ConcatDataset``, functions of positions) are seen through. Copies have another origin.
+are a part; the object of a Dataset or a table; the first and the last row of a list; or the path of
+a file. Wrappers (``Subset``, ``ConcatDataset``, functions of positions) are seen through. Copies
+have another origin. Memory that a tensor or an array has borrowed (``torch.from_numpy``) counts as
+the same until the process ends, for nobody says when it is used for something else.
 """
 
 import math
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
+from numbers import Number
 from pathlib import Path
 from threading import Lock
 from types import FunctionType
@@ -84,9 +87,9 @@ class DataRun:
         others = [run for run in known if run.warns]
         if self.warns and len(others) == 1 and self.ledger not in {run.ledger for run in known}:
             warnings.warn(
-                "another private run of this process was on the same rows: each epsilon is of one "
-                "run alone. fedlsg.epsilon_of_data(data) is that of all of them; "
-                "PrivateStep(ledger=PATH) with one file for each data set counts them together",
+                "another private run of this process was on the same rows, or on others of the "
+                "same data: each epsilon is of one run alone. fedlsg.epsilon_of_data(data) is that "
+                "of all of them; ledger=PATH, one file for each data set, counts them together",
                 SpentTogetherWarning,
                 stacklevel=callers + 1,
             )
@@ -156,7 +159,8 @@ def places_of(data: Any, rows: int = 0) -> list[Place]:
     start = [data]
     if isinstance(data, FunctionType):
         start += map(data.__globals__.get, constants_and_names(data.__code__)[1])
-    things = [thing for thing in walk(start, set()) if thing is data or _is_data(thing, rows)]
+    whole = None if isinstance(data, tuple | dict) else data  # their members count
+    things = [thing for thing in walk(start, set()) if thing is whole or _is_data(thing, rows)]
     return list(chain(*map(_places_of, things)))
 
 
@@ -166,27 +170,47 @@ def _is_data(thing: Any, rows: int) -> bool:
     """
     if isinstance(thing, Tensor | np.ndarray):
         return thing.ndim > 0 and len(thing) * LEAST >= rows and not isinstance(thing, nn.Parameter)
+    if isinstance(thing, list | tuple | dict):
+        return 0 < rows <= len(thing) * LEAST
     return isinstance(thing, Dataset) or hasattr(type(thing), "iloc")
+
+
+def _places_of_row(row: Any) -> Iterator[Place]:
+    """Of a row: its tensors and arrays; an object without any is kept, so that no other gets its
+    id.
+    """
+    memory = [part for part in walk([row], set()) if isinstance(part, Tensor | np.ndarray)]
+    yield from chain(*map(_places_of, memory))
+    if not memory and not isinstance(row, Number | None):
+        yield Place("object", id(row), id(row) + 1, lambda: row)
 
 
 def _places_of(thing: Any) -> Iterator[Place]:
     """The place of a thing: of memory, all that was allocated with it; of a table, those of its
-    columns, too.
+    columns, too; of a list of rows, those of its ends.
     """
+    if isinstance(thing, np.memmap) and thing.filename is not None:
+        yield from places_of(thing.filename)
+    if isinstance(thing, list | tuple | dict):
+        rows = list(thing.values() if isinstance(thing, dict) else thing)
+        yield from chain(*map(_places_of_row, (*rows[:1], *rows[-1:])))
+        return
     while isinstance(thing, np.ndarray) and isinstance(thing.base, np.ndarray | Tensor):
         thing = thing.base
     if isinstance(thing, Tensor) and thing.layout is torch.strided:
         storage = thing.untyped_storage()
         known, start = StorageWeakRef(storage), storage.data_ptr()
+        storage_ends = storage.resizable()  # else the memory is that of an array or a buffer
         yield Place(
             str(thing.device),
             start,
             start + storage.nbytes(),
-            lambda: None if known.expired() else known,
+            lambda: None if storage_ends and known.expired() else known,
         )
     elif isinstance(thing, np.ndarray):
         start = thing.ctypes.data
-        yield Place("cpu", start, start + thing.nbytes, weakref.ref(thing))
+        life = weakref.ref(thing) if thing.flags.owndata else (lambda: True)
+        yield Place("cpu", start, start + thing.nbytes, life)
     else:
         with suppress(TypeError):  # a pair, a dict or a number: their members count
             yield Place("object", id(thing), id(thing) + 1, weakref.ref(thing))

@@ -57,6 +57,7 @@ class Writer:
         self.lasting, self.fresh_data = lasting, fresh_data
         self._before: dict[str, bytes] = {}
         self._left: dict[str, tuple[int, int]] = {}
+        self._noted: dict[str, bytes] = {}
 
     def begin(self, trained: Mapping[str, Tensor], most: int = KEPT) -> None:
         """Remember what ``most`` of the tensors are before they are trained: what does not move is
@@ -72,7 +73,11 @@ class Writer:
         Two that both have lasting ledgers may have one file, or files of two data sets: that is
         their owner's word.
         """
-        if self.fresh_data or self._left == _versions(dict(model.named_parameters())):
+        parameters = dict(model.named_parameters())
+        same = self._left == _versions(parameters) and all(
+            digest_of(parameters[name]) == digest for name, digest in self._noted.items()
+        )  # numbers that were written through .data or numpy have no new version
+        if self.fresh_data or same:
             return
         for name, p in model.named_parameters():
             writers = {_PARAMETERS.get(p), _DIGESTS.get(digest_of(p))} - {None, self}
@@ -98,6 +103,7 @@ class Writer:
                 _DIGESTS.pop(digest, None)  # it becomes the newest
                 _DIGESTS[digest] = self
         self._left = _versions(written)
+        self._noted = {name: digest_of(written[name]) for name in self._before.keys() & written}
         while len(_DIGESTS) > KEPT:
             del _DIGESTS[next(iter(_DIGESTS))]
 

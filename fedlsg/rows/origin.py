@@ -11,16 +11,19 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
+PLAIN = (str, bytes, int, float, type(None))
+"""Rows of a list that may be one object and several people's."""
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def check_distinct(data: Any, what: str) -> None:
-    """Raise ValueError for data that hold a row more than once, as far as the classes of torch say.
+    """Raise ValueError for data that hold a row more than once, as far as the classes of torch,
+    and lists of objects say.
 
     ``what`` names the data in the message. Copies of values and repetition inside other classes are
     not seen.
     """
-    if not isinstance(data, Subset | ConcatDataset | StackDataset | TensorDataset):
+    if not isinstance(data, list | Subset | ConcatDataset | StackDataset | TensorDataset):
         return
     origins, counts = np.unique(origins_of(data, np.arange(len(data))), return_counts=True)
     if len(origins) == len(data):
@@ -50,6 +53,10 @@ def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
             own = owners == owner
             origins[own] = origins_of(part, places[own] - (ends[owner - 1] if owner else 0))
         return origins
+    if isinstance(data, list):
+        rows = [data[place] for place in places]
+        own = np.asarray([-1 if isinstance(row, PLAIN) else id(row) for row in rows])
+        return _mixed(own, np.where(own < 0, places, 0))
     parts = _parts_of(data)
     if not parts:
         return _mixed(np.full(len(places), id(data)), places)

@@ -10,20 +10,25 @@ are of no use. Intercepted are the methods of C types in which every way to seed
              and the bit generators seed themselves; the ``state`` of bit generators
 
 Not intercepted: generators that were seeded before, and sources of the operating system
-(``os.urandom``). The types belong to the whole process; seeds of other threads stay as they are.
+(``os.urandom``). The types belong to the whole process. In other threads, which user code may have
+started, all seeds are intercepted but those that fedlsg itself sets.
 """
 
 import _random
 import ctypes
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import FrameType
 from typing import Any
 
 import torch
 from numpy.random import MT19937, PCG64, PCG64DXSM, SFC64, Philox, bit_generator
+
+from fedlsg.user_code.failure import OWN, is_users
 
 Replace = Callable[[Any, tuple[Any, ...]], int | None]
 """From a generator, and the seed or state that it is given, to 63 bits in its place; None leaves it
@@ -43,6 +48,8 @@ class _Deciding(threading.local):
 
 
 _deciding = _Deciding()
+_all_deciding: list[Replace] = []
+"""Who decides in any thread; the last one also in threads without one."""
 _installing, _inside = threading.Lock(), [0]
 """How many are inside, in all threads: with the first one methods are replaced, and put back with
 the last.
@@ -57,11 +64,13 @@ def seeds_replaced(replace: Replace) -> Iterator[None]:
     microseconds.
     """
     before, _deciding.replace = _deciding.replace, replace
+    _all_deciding.append(replace)
     _enter(1)
     try:
         yield
     finally:
         _enter(-1)
+        _all_deciding.remove(replace)
         _deciding.replace = before
 
 
@@ -83,7 +92,21 @@ def _install(*, now: bool) -> None:
 
 def _decided(generator: Any, *given: Any) -> int | None:
     replace = _deciding.replace
+    if replace is None and _all_deciding and not _is_ours(sys._getframe(2)):
+        replace = _all_deciding[-1]
     return None if replace is None else replace(generator, given)
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether fedlsg seeds, and not code of a user: the nearest of both in the calls."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(OWN) and file != __file__:
+            return True
+        if is_users(file):
+            return False
+        frame = frame.f_back
+    return False
 
 
 @cache

@@ -4,7 +4,7 @@
     classes      of every module, tensor and object: all functions of the class and its bases
     instances    hooks, and functions and objects in attributes, ``forward`` among them
     names        global functions next to these: a patched ``F.relu``, or one in an edited file
-    the process  hooks for all modules, and modes of torch that see every call
+    the process  hooks for all modules, modes of torch that see every call, hooks on saved tensors
 
 Library code is a function that runs from a file of ``LIBRARIES`` which the RECORD of its
 distribution lists with an equal SHA-256, in the module of that file; code of fedlsg; and Python's.
@@ -21,6 +21,7 @@ import base64
 import csv
 import functools
 import hashlib
+import operator
 import os
 import sys
 import types
@@ -62,6 +63,10 @@ HOLDERS: Mapping[type, tuple[str, ...]] = {
 }
 
 
+BY_VALUE = {"relu", "gelu", "silu", "elu", "celu", "selu", "leaky_relu", "hardtanh", "softplus"}
+"""Compiled functions that change each number by itself, whatever their arguments are."""
+
+
 class Origin(IntEnum):
     """Whose a function is, from the nearest to a library's."""
 
@@ -80,6 +85,7 @@ def own_code(thing: Any) -> str | None:
     """
     of_all = [getattr(of_all_modules, f"_global{name}") for name in HOOKS]
     of_all += [_get_current_function_mode_stack(), _get_current_dispatch_mode_stack()]
+    of_all.append(torch._C._autograd._top_saved_tensors_default_hooks(False))
     due: deque[Part] = deque(
         [("", thing, Origin.LIBRARY), ("for all modules", of_all, Origin.LIBRARY)]
     )
@@ -102,6 +108,14 @@ def _refusal(thing: Any, most: Origin) -> str | None:
     if isinstance(thing, FunctionType):
         origin, where = origin_of(thing)
         return f"{thing.__qualname__} is {where}" if origin > most else None
+    if isinstance(thing, functools.partial | operator.methodcaller):
+        # compiled code with arguments may go over the examples, as torch.renorm(dim=1) does
+        function = getattr(thing, "func", None)
+        by_value = getattr(function, "__name__", "") in BY_VALUE
+        compiled = not hasattr(function, "__code__") and not isinstance(function, type)
+        return "compiled code with arguments" if compiled and not by_value else None
+    if isinstance(thing, torch._ops.OpOverloadPacket) and not str(thing).startswith("aten."):
+        return f"operator {thing}"
     if isinstance(thing, Tensor) and (thing._backward_hooks or thing._post_accumulate_grad_hooks):
         return "a hook on the tensor"
     return "code that torch.jit compiled" if isinstance(thing, torch.jit.ScriptModule) else None

@@ -1,11 +1,12 @@
 """What a user's objects hold: all of it is restored after a rehearsal, and numbers in their code
 are read.
 
-A rehearsal leaves no trace (``restored``): objects and random generators are afterwards, bit for
-bit, what they were
-before. Walked from the given objects: attributes, containers, tensors and arrays (their numbers),
-generators of torch, numpy and python, and what functions hold in closures. Not walked: modules of
-Python, classes, and global variables.
+A rehearsal leaves no trace (``restored``), and no pass leaves one for the next (``put_back``):
+objects are afterwards, bit for bit, what they were before. Walked from the given objects:
+attributes, containers, tensors and arrays (their numbers), generators of torch, numpy and python,
+what functions hold in closures and defaults, and classes and global variables that a user's own
+code names. Not walked: other objects that global variables hold, such as a logger; what is outside
+of Python's objects (files, environment, context variables).
 
 Made-up rows contain numbers in a user's code (``written``), because they may stand for something or
 be thresholds: -999 or -1 for a missing value, the id of padding, 1e11 between seconds and
@@ -19,14 +20,22 @@ are read.
 import dis
 import inspect
 import math
+import operator
 import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from numbers import Real
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -54,7 +63,12 @@ PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 """Weak references whose object may be gone: then asking for their class fails."""
 MANY = 10_000
 """Items of a container above which they are not walked, such as the rows of a data set."""
-Undo = Callable[[], object]
+PLAIN_KINDS = frozenset(PLAIN) - {type}
+ABSENT = object()
+SPACES = (Tensor, np.ndarray, dict, list, set, deque, SimpleNamespace, FunctionType, partial)
+"""Global variables that are walked, besides objects of a user's classes."""
+Undo = Callable[[], bool]
+"""Puts an object back, and says whether it was another one."""
 
 
 @contextmanager
@@ -65,10 +79,10 @@ def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
     ``generators_of``: an object of which only the generators are restored, such as a function that
     reads data.
     """
-    undo: list[Undo] = [*_of_process()]
+    undo: list[Callable[[], object]] = [*_of_process()]
     seen: set[int] = set()
-    undo += filter(None, (_of_generator(thing) or _of(thing) for thing in walk(objects, seen)))
-    undo += filter(None, map(_of_generator, walk((generators_of,), seen)))
+    undo += filter(None, (state_of(thing) or _of(thing) for thing in walk(objects, seen)))
+    undo += filter(None, map(state_of, walk((generators_of,), seen)))
     try:
         yield
     finally:
@@ -78,10 +92,40 @@ def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
 
 def generators_in(*objects: object) -> list[Any]:
     """The random generators of torch, numpy and python that the objects hold."""
-    return [thing for thing in walk(objects, set()) if _of_generator(thing) is not None]
+    return [thing for thing in walk(objects, set()) if state_of(thing) is not None]
 
 
-def _of_process() -> Iterator[Undo]:
+def put_back(things: Iterable[object]) -> Undo:
+    """A function that puts back what these things are now; random generators go on.
+
+    To be called as often as one likes.
+    """
+    undo = [how for how in map(_of, things) if how]
+    return lambda: any([how() for how in reversed(undo)])
+
+
+def put_back_spaces(spaces: list[dict[str, Any]]) -> Undo:
+    """As ``put_back``, for many dicts at once: which names they have, and which objects these
+    are.
+    """
+    names = [name for space in spaces for name in space]
+    values = [value for space in spaces for value in space.values()]
+    before = [dict(space) for space in spaces]
+
+    def undo() -> bool:
+        same = names == [name for space in spaces for name in space] and all(
+            map(operator.is_, values, [value for space in spaces for value in space.values()])
+        )
+        if not same:
+            for space, held in zip(spaces, before, strict=True):
+                space.clear()
+                space.update(held)
+        return not same
+
+    return undo
+
+
+def _of_process() -> Iterator[Callable[[], object]]:
     """The global generators of torch, numpy and python."""
     yield partial(torch.set_rng_state, torch.get_rng_state())
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -95,7 +139,10 @@ def walk(start: Iterable[object], seen: set[int]) -> Iterator[Any]:
     due: list[Any] = list(start)
     while due:
         thing = due.pop()
-        if id(thing) in seen or type(thing) in PROXIES or isinstance(thing, PLAIN):
+        kind = type(thing)
+        if kind in PLAIN_KINDS or id(thing) in seen or kind in PROXIES:
+            continue
+        if isinstance(thing, PLAIN) and not (isinstance(thing, type) and is_own(thing)):
             continue
         seen.add(id(thing))
         yield thing
@@ -103,9 +150,16 @@ def walk(start: Iterable[object], seen: set[int]) -> Iterator[Any]:
 
 
 def _inside(thing: Any) -> list[Any]:
+    if isinstance(thing, type):
+        return [*map(_function_of, vars(thing).values()), *thing.__bases__]
     found: list[Any] = list((_attributes(thing) or {}).values())
+    if is_own(type(thing)):
+        found.append(type(thing))
     if isinstance(thing, FunctionType):
-        return [*found, *(cell.cell_contents for cell in filled_cells(thing))]
+        named = [space[name] for space, name in _named(thing) if name in space]
+        defaults = [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+        cells = [cell.cell_contents for cell in filled_cells(thing)]
+        return [*found, *cells, *defaults, *filter(_is_state, named)]
     if isinstance(thing, MethodType):
         return [thing.__self__, thing.__func__]
     if isinstance(thing, partial):
@@ -117,6 +171,25 @@ def _inside(thing: Any) -> list[Any]:
     return [*found, *_members(thing)]
 
 
+def _named(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
+    """The global variables that a user's function names, its own and those of modules of theirs."""
+    if not is_users(function.__code__.co_filename):
+        return []
+    names, space = names_of(function.__code__), function.__globals__
+    modules = [space[name] for name in names if isinstance(space.get(name), ModuleType)]
+    spaces = [vars(m) for m in modules if is_users(getattr(m, "__file__", None) or "<frozen")]
+    return [(space, name) for space in (space, *spaces) for name in names]
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, SPACES) or is_own(value if isinstance(value, type) else type(value))
+
+
+def _function_of(value: Any) -> Any:
+    """The function of a class's attribute."""
+    return getattr(value, "fget", None) or getattr(value, "__func__", value)
+
+
 def _attributes(thing: Any) -> dict[str, Any] | None:
     found = getattr(thing, "__dict__", None)  # None with slots
     return found if isinstance(found, dict) else None
@@ -126,7 +199,8 @@ def _members(thing: Any) -> list[Any]:
     return [*thing, *(thing.values() if isinstance(thing, dict) else ())]
 
 
-def _of_generator(thing: Any) -> Undo | None:
+def state_of(thing: Any) -> Callable[[], object] | None:
+    """Puts a random generator back; None for anything else."""
     if isinstance(thing, torch.Generator):
         return partial(thing.set_state, thing.get_state())
     if isinstance(thing, random.Random):
@@ -143,35 +217,81 @@ def _of(thing: Any) -> Undo | None:
     if isinstance(thing, Tensor):
         return _of_tensor(thing)
     if isinstance(thing, np.ndarray):
-        return (
-            partial(np.copyto, thing, thing.copy())
-            if thing.flags.writeable and thing.dtype != object
-            else None
-        )
+        writeable = thing.flags.writeable and thing.dtype != object
+        return _of_array(thing) if writeable else None
+    if isinstance(thing, type):
+        return _of_class(thing)
     if isinstance(thing, FunctionType):
-        cells = [(cell, cell.cell_contents) for cell in filled_cells(thing)]
-
-        def refill() -> None:
-            for cell, value in cells:
-                cell.cell_contents = value
-
-        return refill
+        return _of_function(thing)
     attributes = _attributes(thing)
     ways = [] if attributes is None else [_of_items(attributes, attributes.update)]
     if isinstance(thing, dict | set):
         ways.append(_of_items(thing, thing.update))
     elif isinstance(thing, list | deque):
         ways.append(_of_items(thing, thing.extend))
-    return (lambda: [way() for way in ways]) if ways else None
+    return (lambda: any([way() for way in ways])) if ways else None
 
 
 def _of_items(now: Any, refill: Callable[[Any], object]) -> Undo:
     before: Any = dict(now) if isinstance(now, dict) else list(now)
 
-    def undo() -> None:
-        if not _identical(_members(now), _members(before)):
+    def undo() -> bool:
+        changed = not _identical(_members(now), _members(before))
+        if changed:
             now.clear()
             refill(before)
+        return changed
+
+    return undo
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> Undo:
+    before = array.copy()
+
+    def undo() -> bool:
+        changed = array.tobytes() != before.tobytes()
+        np.copyto(array, before)
+        return changed
+
+    return undo
+
+
+def _of_class(kind: type) -> Undo:
+    before = _attributes_of_class(kind)
+
+    def undo() -> bool:
+        now = _attributes_of_class(kind)
+        changed = {n for n in before | now if now.get(n, ABSENT) is not before.get(n, ABSENT)}
+        for name in changed:
+            if name in before:
+                setattr(kind, name, before[name])
+            else:
+                delattr(kind, name)
+        return bool(changed)
+
+    return undo
+
+
+def _attributes_of_class(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+
+
+def _of_function(function: FunctionType) -> Undo:
+    """Its cells, and the global variables that it names."""
+    cells = [(cell, cell.cell_contents) for cell in filled_cells(function)]
+    named = [(space, name, space.get(name, ABSENT)) for space, name in _named(function)]
+
+    def undo() -> bool:
+        other_cells = [(c, value) for c, value in cells if c.cell_contents is not value]
+        for cell, value in other_cells:
+            cell.cell_contents = value
+        rebound = [part for part in named if part[0].get(part[1], ABSENT) is not part[2]]
+        for space, name, value in rebound:
+            if value is ABSENT:
+                del space[name]
+            else:
+                space[name] = value
+        return bool(other_cells or rebound)
 
     return undo
 
@@ -195,16 +315,22 @@ def _of_tensor(t: Tensor) -> Undo | None:
     ):
         return None
     before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None
+    kept = _attributes(t)
+    attributes = (lambda: False) if kept is None else _of_items(kept, kept.update)
 
     @torch.no_grad()
-    def undo() -> None:
+    def undo() -> bool:
         if t.shape != before.shape or t.dtype != before.dtype or t.device != before.device:
             t.data = before
-        elif not torch.equal(t, before):  # NaN is copied again
-            t.copy_(before)
+            return True
+        # A GPU would be waited for. NaN is copied again.
+        changed = t.device.type == "cpu" and not torch.equal(t, before)
+        if changed or t.device.type != "cpu":
+            t.data.copy_(before)  # no new version: a graph of this pass may hold the tensor
         if t.is_leaf:
             t.grad = grad
             t.requires_grad_(needs)
+        return attributes() or changed
 
     return undo
 
@@ -253,7 +379,7 @@ def _parts(thing: Any) -> list[Any]:
     attributes.
     """
     if isinstance(thing, FunctionType):
-        return _of_function(thing)
+        return _read_function(thing)
     if isinstance(thing, MethodType):
         return [thing.__func__, thing.__self__]
     if isinstance(thing, partial):
@@ -266,7 +392,7 @@ def _parts(thing: Any) -> list[Any]:
     return [] if isinstance(thing, ModuleType) else _of_object(thing)
 
 
-def _of_function(function: FunctionType) -> list[Any]:
+def _read_function(function: FunctionType) -> list[Any]:
     """Of a user's function: constants, defaults, what it names. Of a decorator of a library: what
     it wraps.
     """
@@ -291,6 +417,12 @@ def _of_function(function: FunctionType) -> list[Any]:
     ]
 
 
+@lru_cache(maxsize=4096)
+def names_of(code: CodeType) -> tuple[str, ...]:
+    """What a function and the functions inside it name."""
+    return tuple(dict.fromkeys(constants_and_names(code)[1]))
+
+
 def constants_and_names(code: CodeType) -> tuple[list[Any], list[str]]:
     """Constants and names of a function and of the functions inside it."""
     constants, names = [], []
@@ -313,7 +445,7 @@ def _of_object(thing: Any) -> list[Any]:
         for name, value in (_attributes(thing) or {}).items()
         if name not in OF_TORCH
     }
-    if _is_own(type(thing)):
+    if is_own(type(thing)):
         return [*values.values(), *_methods(type(thing))]
     marks = [value for name, value in values.items() if any(mark in name.lower() for mark in MARKS)]
     return [value for value in marks if isinstance(value, Real)] + [
@@ -321,12 +453,17 @@ def _of_object(thing: Any) -> list[Any]:
     ]
 
 
-def _is_own(kind: type) -> bool:
+def is_own(kind: Any) -> bool:
     """Whether a class is a user's: its file is, or it has none because a notebook made it."""
+    return _is_own(kind)
+
+
+@lru_cache(maxsize=4096)
+def _is_own(kind: Any) -> bool:
     try:
         return is_users(inspect.getsourcefile(kind) or "<frozen")
     except (TypeError, OSError):
-        return kind.__module__ == "__main__"
+        return bool(kind.__module__ == "__main__")
 
 
 def _methods(kind: type) -> list[Any]:
@@ -336,11 +473,7 @@ def _methods(kind: type) -> list[Any]:
     found = (
         part for base in kind.__mro__ for name, part in vars(base).items() if name != "__init__"
     )
-    return [
-        getattr(part, "fget", None) or getattr(part, "__func__", part)
-        for part in found
-        if _has_code(part)
-    ]
+    return [_function_of(part) for part in found if _has_code(part)]
 
 
 def _has_code(part: Any) -> bool:

@@ -20,6 +20,7 @@ rows that are not tried.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from types import FunctionType
@@ -42,8 +43,8 @@ SPREAD = 64
 """Positions from all over the data among which they are."""
 LARGEST = 512
 """Rows of the largest batch that is tried."""
-KEYS = [bytes([number] * 16) for number in range(1, 5)]
-"""Of draws: public, because the rows that are made with them are compared and thrown away."""
+KEYS = 4
+"""Draws under which rows are compared. They are secret: code may keep what it has drawn."""
 
 
 def check_batches(batch: Batch, num_examples: int, device: str) -> None:
@@ -67,8 +68,9 @@ def _check_state(batch: OneByOne, chosen: torch.Tensor) -> list[Row]:
     """The rows, made with one key and made again the other way round."""
     batch.rows(chosen[:1])
     batch.find_generators()  # those that the first row made as well
-    rows = batch.rows(chosen, KEYS[0])
-    again = batch.rows(chosen.flip(0), KEYS[0])[::-1]
+    key = os.urandom(16)
+    rows = batch.rows(chosen, key)
+    again = batch.rows(chosen.flip(0), key)[::-1]
     if not all(map(same_row, rows, again)):
         raise ValueError(
             f"{batch.name} mixes examples: a row is another one when it is made again after "
@@ -84,8 +86,8 @@ def _check_positions(batch: OneByOne, chosen: torch.Tensor) -> None:
     choose.
     """
     firsts = []
-    for key in KEYS:
-        rows = batch.rows(chosen, key)
+    for _ in range(KEYS):
+        rows = batch.rows(chosen, os.urandom(16))
         if len(rows) < 2 or not all(same_row(rows[0], row) for row in rows[1:]):
             return
         firsts.append(rows[0])
@@ -102,7 +104,7 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
     time.
     """
     try:
-        made = [batch.under(key, lambda: batch.source(chosen)) for key in KEYS[:2]]
+        made = [batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(2)]
     except Exception:  # it takes one position alone
         return
     if batch_size(*made[0]) == 1:  # it reads the first position alone

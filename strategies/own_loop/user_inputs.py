@@ -81,6 +81,12 @@ def batches_of(
     size = batch_size(inputs, targets)
     _check_size(size if rows is None else len(rows), num_examples)
     check_distinct(data, type(data).__name__)
+    parts = [t for _, t in (*named("inputs", inputs), *named("targets", targets))]
+    if size > 1 and all(t.layout == torch.strided and not t.stride(0) for t in parts):
+        raise ValueError(
+            "expected one row for each example, got one row that is expanded: epsilon holds for a "
+            "row that comes once; give each row once"
+        )
     check(*((inputs, targets) if rows is None else (rows_of(inputs, rows), rows_of(targets, rows))))
     return Stored(inputs, targets, device, rows)
 
@@ -217,7 +223,7 @@ def _tensors(part: Any, dtype: torch.dtype, what: str) -> Any:
 
 def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     if isinstance(value, Tensor):
-        return value
+        return plain(value)
     try:
         array = np.asarray(value)
         found = torch.as_tensor(
@@ -267,9 +273,15 @@ def guarded(batch: Callable[[Positions], Any]) -> Batch:
     def of(positions: Positions) -> tuple[Inputs, Any]:
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
-        return check_batch(batch(positions), len(positions))
+        made = check_batch(batch(positions), len(positions))
+        return each(made[0], plain), each(made[1], plain)
 
     return of
+
+
+def plain(t: Tensor) -> Tensor:
+    """As a tensor of torch: a class with functions of its own would see the batch."""
+    return t.as_subclass(Tensor)
 
 
 def check_batch(given: Any, count: int) -> tuple[Inputs, Any]:

@@ -1,5 +1,6 @@
 """The pass of each example by itself: whatever a model and a loss do, they do it to one example."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,28 +21,29 @@ def gradients_of_rows(given: Given) -> list[Tensor]:
     """
     frame, parameters, like = given.frame, given.parameters, given.like
     blocks = [like.new_zeros(given.batch, block.kept) for block in frame.blocks]
-    for row in range(given.batch):
-        inputs, targets = (
-            each(part, partial(row_of, number=row)) for part in (given.inputs, given.targets)
-        )
-        with forgetting(given.model), torch.enable_grad():
+    with forgetting(given.model, given.loss_fn) as put_back, torch.enable_grad():
+        for row in range(given.batch):
+            inputs, targets = (
+                each(part, partial(row_of, number=row)) for part in (given.inputs, given.targets)
+            )
             losses = losses_of(
                 given.model, given.loss_fn, inputs, targets, given.precision, batch=1, like=like
             )
-            if not losses.requires_grad:
-                continue
-            gradients = torch.autograd.grad(
-                losses.sum(), list(parameters.values()), allow_unused=True
-            )
-        of = dict(zip(parameters, gradients, strict=True))
-        for coordinates in frame.coordinates:
-            if (gradient := of[coordinates.name]) is None:
-                continue
-            for position, kept in kept_of_whole(frame, coordinates, gradient.unsqueeze(0)):
-                blocks[position][row] = kept.flatten()
+            gradients: Sequence[Tensor | None] = [None] * len(parameters)
+            if losses.requires_grad:
+                gradients = torch.autograd.grad(
+                    losses.sum(), list(parameters.values()), allow_unused=True
+                )
+            put_back()
+            of = dict(zip(parameters, gradients, strict=True))
+            for coordinates in frame.coordinates:
+                if (gradient := of[coordinates.name]) is None:
+                    continue
+                for position, kept in kept_of_whole(frame, coordinates, gradient.unsqueeze(0)):
+                    blocks[position][row] = kept.flatten()
     return blocks
 
 
 def row_of(batch: Any, number: int) -> Any:
-    """A row of a tensor, as a batch of one."""
-    return batch[number : number + 1]
+    """A row of a tensor, as a batch of one, in memory of its own."""
+    return batch[number : number + 1].clone()

@@ -5,17 +5,18 @@ names of torch's ``functorch`` are not public: ``tests/fedlsg/gradients/isolatio
 version of torch changes them.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
-from unittest.mock import patch
+from typing import Any, NoReturn
 
-from torch import Tensor
+import torch
+from torch import Tensor, overrides
 from torch._C import _functorch
-from torch._functorch import autograd_function
+from torch._functorch import autograd_function, eager_transforms
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.func import vmap
+from torch.utils import _python_dispatch
 
 from fedlsg.user_code.library import own_code
 
@@ -24,31 +25,80 @@ def for_each_example(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of a batch that calls ``function`` on the tensors of one example; random draws
     differ.
 
-    Raises RuntimeError where torch has no rule for its code under ``vmap``, and for a rule of a
-    user's own, the ``vmap`` of an ``autograd.Function``: it would get the tensors of the batch.
+    Raises RuntimeError where torch has no rule for its code under ``vmap``, and for what would get
+    the tensors of the batch: a rule for vmap of a user's own (of an ``autograd.Function``, or of an
+    operator), a mode, hooks on saved tensors, ``torch.func.debug_unwrap``.
     """
-    mapped, by_rule = (
-        vmap(function, randomness="different"),
-        autograd_function.custom_function_call_vmap_helper,
-    )
-
-    def by_own_rule(
-        interpreter: Any, rule: Callable[..., Any], operator: Any, *given: Any, **named: Any
-    ) -> Any:
-        if own := _own_code(rule):
-            raise RuntimeError(f"a rule for vmap of one's own sees all examples: {own}")
-        return by_rule(interpreter, rule, operator, *given, **named)
+    mapped = vmap(function, randomness="different")
 
     def of_batch(*given: Any) -> Any:
-        with patch.object(autograd_function, "custom_function_call_vmap_helper", by_own_rule):
+        saved = [(module, name, getattr(module, name)) for module, name, _ in WAYS_OUT]
+        for module, name, refusing in WAYS_OUT:
+            setattr(module, name, refusing)
+        try:
             return mapped(*given)
+        finally:
+            for module, name, original in saved:
+                setattr(module, name, original)
 
     return of_batch
 
 
-@lru_cache(maxsize=64)
-def _own_code(rule: Callable[..., Any]) -> str | None:
-    return own_code(rule)
+def _refuse_own(*things: Any) -> None:
+    for thing in things:
+        if own := own_code(thing):
+            raise RuntimeError(f"under vmap this would see all examples: {own}")
+
+
+def _rule(**given: Any) -> Any:
+    """In place of what torch tells a rule for vmap, just before it calls it."""
+    _refuse_own(sys._getframe(1).f_locals["vmap_function"])
+    return VMAP_INFO(**given)
+
+
+def _mode(push: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def refusing(mode: Any) -> Any:
+        _refuse_own(mode)
+        return push(mode)
+
+    return refusing
+
+
+def _hooks(pack: Any, unpack: Any) -> Any:
+    _refuse_own(pack, unpack)
+    return PUSH_HOOKS(pack, unpack)
+
+
+def _unwrap(tensor: Tensor) -> NoReturn:
+    raise RuntimeError("torch.func.debug_unwrap would give all examples")
+
+
+VMAP_INFO = autograd_function.VmapInfo
+PUSH_HOOKS = torch._C._autograd._push_saved_tensors_default_hooks
+WAYS_OUT: tuple[tuple[Any, str, Any], ...] = (
+    (autograd_function, "VmapInfo", _rule),
+    (_python_dispatch, "_push_mode", _mode(_python_dispatch._push_mode)),
+    (overrides, "_push_mode", _mode(overrides._push_mode)),
+    (torch._C._autograd, "_push_saved_tensors_default_hooks", _hooks),
+    (eager_transforms, "get_unwrapped", _unwrap),
+)
+"""What leads from inside of ``vmap`` to the tensors of the batch: module, name, what refuses it."""
+
+
+def refuse_modes() -> None:
+    """Raise ValueError for a user's mode, or hooks on saved tensors, around the pass."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    around = [
+        *overrides._get_current_function_mode_stack(),
+        *_python_dispatch._get_current_dispatch_mode_stack(),
+        *(hooks or ()),
+    ]
+    for thing in around:
+        if own := own_code(thing):
+            raise ValueError(
+                f"{own} is on around the step, and would see all examples at once: leave it before "
+                "the step, or set isolation='rows'"
+            )
 
 
 def examples_alone(x: Tensor) -> bool:

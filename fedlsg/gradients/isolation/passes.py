@@ -1,10 +1,11 @@
 """The gradient of each example at a level of isolation, in the coordinates of a frame."""
 
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from jaxtyping import Float
@@ -17,8 +18,10 @@ from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.hooks import Pass
 from fedlsg.gradients.isolation import vmapped
 from fedlsg.gradients.isolation.alone import gradients_of_rows
+from fedlsg.gradients.isolation.batched import refuse_modes
 from fedlsg.gradients.isolation.draws import own_seeds_refused
 from fedlsg.gradients.isolation.levels import Isolation
+from fedlsg.gradients.isolation.state import forgetting
 from fedlsg.gradients.isolation.whole import kept_of_whole
 from fedlsg.gradients.known import Prepared, check, known, prepare
 from fedlsg.gradients.per_example import Batch, Given, LossFunction, rounding, run, run_pass
@@ -45,8 +48,9 @@ def per_example_gradients(
     ``inputs`` is a tensor or a dict of keyword tensors, batch first. ``loss_fn(outputs, targets)``
     must give one loss an example, shape (B,): a mean would scale every gradient by 1 / B.
     Guarantee: row i is a function of example i alone. At ``isolated`` and ``rows`` for every model
-    and loss; left to the one check (``independence``) are traces in global variables, closures and
-    objects of other classes. At ``checked`` for a model and a loss that treat examples
+    and loss, as far as what they keep is an object of Python that ``state.forgetting`` reaches;
+    left to the one check (``independence``) are traces in files, in the environment and in
+    generators. At ``checked`` for a model and a loss that treat examples
     independently, which that check tries. The (m, n) gradient of a carried weight is never formed.
     No parameter's ``.grad`` or ``requires_grad`` changes, even if an error is raised. A layer that
     the forward pass does not reach gives zeros. An empty batch gives tensors of shape (0, kept),
@@ -103,6 +107,8 @@ def block_gradients(
         precision=precision,
         ghost=ghost,
     )
+    if isolation == "isolated":
+        refuse_modes()
     with own_seeds_refused():
         if frame.embedded is None:
             return _at_level(given, isolation)
@@ -112,13 +118,46 @@ def block_gradients(
 
 def _at_level(given: Given, isolation: Isolation) -> list[Any]:
     if isolation == "checked":
-        return run(given)
+        return _of_library(given) if library_with_state(given.model) else run(given)
     if isolation == "rows":
         with force_eager():
             return gradients_of_rows(given)
     if own_model(given.model):
         return run(given, passed=run_isolated, copies=True)
     return run(given, passed=run_on_batch)
+
+
+def _of_library(given: Given) -> list[Any]:
+    """A pass over the batch; where the model wrote to itself, such as the scale of a rotary
+    embedding that follows the longest text, of one example after the other.
+    """
+    with forgetting(given.model, parameters=False) as put_back:
+        blocks = run(given)
+        wrote = put_back()
+    if not wrote:
+        return blocks
+    if given.model not in _told:
+        _told.add(given.model)
+        logging.getLogger("fedlsg").warning(
+            "%s writes to itself in a pass, so one example could change another one's: such "
+            "batches run example by example, which takes longer",
+            type(given.model).__name__,
+        )
+    with force_eager():
+        return gradients_of_rows(given)
+
+
+_told: WeakSet[nn.Module] = WeakSet()
+"""Models about which that was said."""
+
+
+def library_with_state(model: nn.Module) -> bool:
+    """Whether a model of libraries has modules that may write to themselves: torch's own do not."""
+    answers = known(model).answers
+    if "with state" not in answers:
+        foreign = any(type(m).__module__.partition(".")[0] != "torch" for m in model.modules())
+        answers["with state"] = foreign and not own_model(model)
+    return bool(answers["with state"])
 
 
 def own_model(model: nn.Module) -> bool:

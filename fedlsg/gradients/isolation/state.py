@@ -1,65 +1,84 @@
-"""What a forward pass writes into a model is put back after the pass: no example can read another
+"""What a pass writes into a model and a loss is put back after it: no example can read another
 one's trace.
 """
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-CONTAINERS = (list, dict, set, deque)
+from fedlsg.rows.draws import seed_generator
+from fedlsg.rows.seeds import seeds_replaced
+from fedlsg.user_code.objects import PLAIN_KINDS, put_back, put_back_spaces, state_of, walk
+
 TABLES = ("_parameters", "_buffers", "_modules")
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module: those in ``TABLES``, hooks, and the mode."""
+OURS = "fedlsg.gradients."
+"""The pass itself: forwards that it replaces, which hold what it collects."""
 
 
 @contextmanager
-def forgetting(model: nn.Module) -> Iterator[None]:
-    """Inside, forward passes may write to the model; afterwards its attributes and buffers are as
-    they were.
+def forgetting(*used: object, parameters: bool = True) -> Iterator[Callable[[], bool]]:
+    """Inside, passes may write to the model and the loss that they use; afterwards these hold what
+    they held before.
 
-    Put back are attributes of all modules, the members of lists, dicts and sets that are
-    attributes, and the values of buffers. Not put back: what forward writes to global variables,
-    closures and objects of other classes.
+    Gives a function that puts all of it back at once, and says whether anything had changed; it is
+    called at the end in any case. Put back is what ``walk`` reaches: attributes, containers, other
+    objects, numbers of tensors and arrays, closures, classes of the user, and global variables that
+    the user's code names. ``parameters=False`` leaves the numbers of parameters out.
+    Random generators that they keep or name draw from secret seeds inside. Not put back: what is
+    outside of Python's objects, such as files, environment and context variables; and hooks.
     """
-    spaces = [(vars(module), dict(vars(module))) for module in model.modules()]
-    members = [(c, list(c.items() if isinstance(c, dict) else c)) for c in _containers(spaces)]
-    values = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
+    modules = [m for thing in used if isinstance(thing, nn.Module) for m in thing.modules()]
+    spaces = [space for module in modules for space in (vars(module), *_tables(module))]
+    others = _others(used, modules, parameters)
+    undo = put_back_spaces(spaces), put_back(others)
+    with _secret_draws(others):
+        try:
+            yield lambda: any([how() for how in undo])
+        finally:
+            for how in undo:
+                how()
+
+
+@contextmanager
+def _secret_draws(things: list[Any]) -> Iterator[None]:
+    """Seed the generators among these things from torch's own, which each step seeds in secret."""
+    states = [(thing, how) for thing in things if (how := state_of(thing)) is not None]
+    if states:
+        with seeds_replaced(lambda generator, given: None):
+            for generator, _ in states:
+                seed_generator(generator, int(torch.randint(2**62, ())))
     try:
         yield
     finally:
-        for space, before in spaces:
-            if len(space) != len(before) or any(
-                space.get(k, space) is not v for k, v in before.items()
-            ):
-                space.clear()
-                space.update(before)
-        for container, held in members:
-            _refill(container, held)
-        with torch.no_grad():
-            for buffer, version, value in values:
-                if buffer._version != version:
-                    buffer.copy_(value)
+        if states:
+            with seeds_replaced(lambda generator, given: None):
+                for _, put_state_back in states:
+                    put_state_back()
 
 
-def _containers(spaces: list[tuple[dict[str, Any], dict[str, Any]]]) -> Iterator[Any]:
-    """Containers that are attributes: of torch's own only the tables, which a forward may fill."""
-    for _, space in spaces:
-        for name, value in space.items():
-            if isinstance(value, CONTAINERS) and (name in TABLES or not name.startswith("_")):
-                yield value
+def _tables(module: nn.Module) -> list[dict[str, Any]]:
+    return [vars(module)[name] for name in TABLES]
 
 
-def _refill(container: Any, before: list[Any]) -> None:
-    now = list(container.items() if isinstance(container, dict) else container)
-    if len(now) == len(before) and all(_same(a, b) for a, b in zip(now, before, strict=True)):
-        return
-    container.clear()
-    (container.update if isinstance(container, dict | set) else container.extend)(before)
+def _others(used: tuple[object, ...], modules: list[nn.Module], parameters: bool) -> list[Any]:
+    """What the modules hold besides: numbers of tensors, objects, the user's code; and the loss."""
+    start = [thing for thing in used if not isinstance(thing, nn.Module)]
+    for module in modules:
+        start += [type(module), *module._buffers.values()]
+        if parameters:
+            start += module._parameters.values()
+        start += [
+            value
+            for name, value in vars(module).items()
+            if name not in OF_TORCH and type(value) not in PLAIN_KINDS and not _is_ours(value)
+        ]
+    return list(walk(start, {id(module) for module in modules}))
 
 
-def _same(now: Any, before: Any) -> bool:
-    if isinstance(now, tuple) and isinstance(before, tuple) and not isinstance(now, Tensor):
-        return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
-    return now is before
+def _is_ours(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).startswith(OURS)

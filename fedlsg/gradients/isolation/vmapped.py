@@ -245,7 +245,8 @@ def isolated_losses(
         return made
 
     detached = each(given.inputs, Tensor.detach)
-    with forgetting(model), sdpa_kernel(SDPBackend.MATH):
+    used = (model, loss_fn) if own_loss else (model,)
+    with forgetting(*used, parameters=False), sdpa_kernel(SDPBackend.MATH):
         made: Tensor = for_each_example(of_one)(dict(copies), detached, given.targets)
     if not whole[0]:
         return made
@@ -291,15 +292,18 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
         parts = [next(filled) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return _one_loss(loss_fn, tree_unflatten(parts, spec), y)
 
-    if loss_fn not in _by_rows:
-        alone = [t.unsqueeze(1) for t in tensors], each(targets, lambda t: t.unsqueeze(1))
-        try:
-            made: Tensor = for_each_example(of_one)(*alone)
-            return made
-        except RuntimeError:
-            _by_rows.add(loss_fn)
-    rows = [
-        ([row_of(t, b) for t in tensors], each(targets, partial(row_of, number=b)))
-        for b in range(count)
-    ]
-    return torch.stack([of_one(*row) for row in rows])
+    losses = []
+    with forgetting(loss_fn) as put_back:
+        if loss_fn not in _by_rows:
+            alone = [t.unsqueeze(1) for t in tensors], each(targets, lambda t: t.unsqueeze(1))
+            try:
+                made: Tensor = for_each_example(of_one)(*alone)
+                return made
+            except RuntimeError:
+                _by_rows.add(loss_fn)
+                put_back()
+        for b in range(count):
+            target = each(targets, partial(row_of, number=b))
+            losses.append(of_one([row_of(t, b) for t in tensors], target))
+            put_back()
+    return torch.stack(losses)

@@ -4,6 +4,7 @@ secret.
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import seed as seed_of_python
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.random import PCG64, RandomState, default_rng
 from numpy.random import seed as seed_of_numpy
 from torch import manual_seed
 
-from fedlsg.randomness import reproducible_stream
+from fedlsg.randomness import public_generator, reproducible_stream
 from fedlsg.rows import RowDraws, seeds_replaced
 
 ONE, TWO = bytes([1] * 16), bytes([2] * 16)
@@ -146,15 +147,16 @@ def test_everything_is_afterwards_as_it_was():
     assert type(vars(np.random.PCG64)["state"]).__name__ == "getset_descriptor"
 
 
-def test_seeds_of_other_threads_stay_as_they_are():
-    from concurrent.futures import ThreadPoolExecutor
-
+def test_seeds_of_a_users_threads_are_secret_and_those_of_fedlsg_stay_as_they_are():
     with ThreadPoolExecutor(1) as pool:
-        known = pool.submit(lambda: default_rng(0).random()).result()
+        known = default_rng(0).random()
+        public = public_generator(0, "test").initial_seed()
         draws = RowDraws()
         with draws.making():
             draws.begin(ONE)
-            assert pool.submit(lambda: default_rng(0).random()).result() == known
+            assert pool.submit(lambda: default_rng(0).random()).result() != known
+            assert pool.submit(public_generator, 0, "test").result().initial_seed() == public
+        assert pool.submit(lambda: default_rng(0).random()).result() == known
 
 
 def test_rows_have_keys_of_their_own_and_a_stream_repeats_them():

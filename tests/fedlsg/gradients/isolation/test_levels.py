@@ -390,7 +390,7 @@ def test_one_example_moves_the_clipped_sum_by_the_clip_norm(name, level):
 
 
 def test_negative_control_a_rule_of_ones_own_would_see_all_examples(monkeypatch):
-    monkeypatch.setattr(batched, "_own_code", lambda rule: None)
+    monkeypatch.setattr(batched, "own_code", lambda rule: None)
     assert moved("a function with a rule of its own", "isolated") > 1.01
 
 
@@ -414,8 +414,8 @@ def test_negative_control_the_batch_at_once_mixes(name):
 
 def test_negative_control_attributes_that_stay_are_a_way(monkeypatch):
     @contextmanager
-    def nothing(model):
-        yield
+    def nothing(*used):
+        yield lambda: False
 
     monkeypatch.setattr(alone, "forgetting", nothing)
     assert moved("attribute", "rows") > 1.1
