@@ -138,12 +138,14 @@ def alone() -> Iterator[None]:
     """Inside, no other thread of this process builds a model, takes a private step or runs a
     federation.
 
-    Waits until the other thread is done, and says so in this package's log.
+    Waits until the other thread is done, and says so in this package's log. Inference mode, in
+    which autograd records nothing, is left.
     """
     if not _TURN.acquire(blocking=False):
         logging.getLogger("fedlsg").warning(WAITING)
         _TURN.acquire()
     try:
-        yield
+        with torch.inference_mode(False):
+            yield
     finally:
         _TURN.release()

@@ -20,6 +20,9 @@ from torch import Tensor
 
 Fields = Tensor | Mapping[str, Tensor]
 """A batch: a tensor, or tensors by name, examples on the first dimension."""
+BY_NAME = (
+    "several inputs are a dict by the names of forward's arguments, several targets a dict, too"
+)
 
 
 def each(batch: Fields, change: Callable[[Tensor], Any]) -> Any:

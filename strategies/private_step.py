@@ -395,6 +395,12 @@ class PrivateStep:
             return batch
         if isinstance(self._rows, OneByOne) and self._rows.source is batch:
             return self._rows
+        if not callable(batch):
+            raise ValueError(
+                f"expected what step.batches(data) gives, or a function of positions, got a "
+                f"{type(batch).__name__}: write step.step(step.batches(data)) with the whole data "
+                "set (inputs, targets) or a Dataset, of which each step draws a Poisson batch"
+            )
         return of_function(batch, device=self._rounds.device, own_lengths=False)
 
     @property

@@ -77,7 +77,7 @@ def once(check: Callable[..., Any]) -> Callable[..., Any]:
     return asked
 
 
-TRIALS = ("check_model", "level_of_own_code", "slowdown")
+TRIALS = ("check_model", "level_of_own_code", "word_on")
 
 
 def check_once(patch: pytest.MonkeyPatch, *places: Any) -> None:

@@ -108,17 +108,16 @@ def refuse_parameters(loss: Any, model: nn.Module | None = None) -> None:
     """
     own = set() if model is None else {id(p) for p in model.parameters()}
     if names := [name for name, t in held_tensors(loss) if t.requires_grad and id(t) not in own]:
-        raise ValueError(untrained(names))
+        raise ValueError(
+            f"the loss has trainable parameters ({few(names)}), which no private step trains: move "
+            "them into the model, whose forward applies them to its outputs, or freeze them with "
+            "requires_grad_(False)"
+        )
 
 
-def untrained(names: list[str]) -> str:
-    """The message for trainable parameters of a loss."""
-    shown = ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
-    return (
-        f"the loss has trainable parameters ({shown}), which no private step trains: move them "
-        "into the model, whose forward applies them to its outputs, or freeze them with "
-        "requires_grad_(False)"
-    )
+def few(names: list[str]) -> str:
+    """The first names, for a message."""
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
 
 
 def follow(loss: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
@@ -165,20 +164,44 @@ def fits(t: Tensor, like: Tensor, *, strict: bool) -> bool:
     return t.device == like.device and not other
 
 
-def other_leaves(losses: Tensor, model: nn.Module) -> list[str]:
-    """Trainable parameters from which losses are computed, and that are not the model's, by their
-    shapes.
+def untrained_leaves(losses: Tensor, model: nn.Module, original: nn.Module) -> str | None:
+    """The message for leaves from which losses are computed and that no private step trains; None
+    without any. ``model``: a copy of the ``original``, which has run.
     """
     own = {id(p) for p in model.parameters()}
-    found: list[str] = []
+    others = {id(leaf): leaf for leaf in _leaves(losses) if id(leaf) not in own}
+    if not others:
+        return None
+    if read := [name for name, p in original.named_parameters() if id(p) in others]:
+        return (
+            f"the loss reads the model's parameters ({few(read)}): a penalty on them is no loss of "
+            "an example; give weight_decay, or return the penalty from forward next to the outputs"
+        )
+    names = {id(t): name for name, t in held_tensors(model) if id(t) in others}
+    shapes = {
+        key: f"one of shape {tuple(p.shape)}"
+        for key, p in others.items()
+        if isinstance(p, nn.Parameter)
+    }
+    if not (found := list((shapes | names).values())):
+        return None  # inputs of which the model takes a derivative
+    return (
+        f"the losses depend on trainable parameters that the model has not registered "
+        f"({few(found)}), as of layers in a python list, a dict or a global variable, and no "
+        "private step trains them: hold layers in nn.ModuleList or nn.ModuleDict, and parameters "
+        "in nn.ParameterList, or freeze them with requires_grad_(False)"
+    )
+
+
+def _leaves(losses: Tensor) -> Iterator[Tensor]:
+    """The leaves of the graph of losses."""
     due, seen = [losses.grad_fn], set()
     while due:
         node = due.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)  # the end of the graph at a leaf
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
-            found.append(f"one of shape {tuple(leaf.shape)}")
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
         due += [before for before, _ in node.next_functions]
-    return found

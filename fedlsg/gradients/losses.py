@@ -253,10 +253,15 @@ class PerExampleLoss:
             return outputs
         if self.name not in CLASSES:
             if outputs.shape != targets.shape and self.name not in OTHER_SHAPES:
+                way = (
+                    "such as targets[:, None]"
+                    if outputs.ndim
+                    else "by squeeze(-1) in forward: squeeze() also takes the batch of one example"
+                )
                 raise ValueError(
                     f"expected outputs and targets of one shape for {self.name}, got "
                     f"{tuple(outputs.shape)} and {tuple(targets.shape)}: reshape one of the two, "
-                    "such as targets[:, None]"
+                    f"{way}"
                 )
             return outputs
         if outputs.ndim != 3 or targets.is_floating_point() or outputs.shape[:2] != targets.shape:

@@ -44,6 +44,7 @@ from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.supported import Checked, UnsupportedLayerError
 from fedlsg.gradients.uses import Uses
+from fedlsg.tensors import BY_NAME
 
 Batch = Tensor | Mapping[str, Tensor]
 """A tensor or a dict of keyword tensors, examples on the first dimension."""
@@ -295,7 +296,8 @@ def batch_size(inputs: Batch, targets: Batch) -> int:
     if size is None:
         shapes = [tuple(t.shape) for t in tensors]
         raise ValueError(
-            f"expected inputs and targets that share their first dimension, the batch, got {shapes}"
+            f"expected inputs and targets that share their first dimension, the batch, got "
+            f"{shapes}; {BY_NAME}"
         )
     return size
 

@@ -216,6 +216,9 @@ def check_initialized(model: nn.Module) -> None:
                 "its parameters have no shapes before its first call: run model(x) once on a row "
                 "or on zeros of its shape, where the model is built",
             )
+        if any(p.is_inference() for p in module._parameters.values() if p is not None):
+            reason = "made inside torch.inference_mode(), so that it cannot be trained"
+            raise unsupported(path, module, f"{reason}: build the model outside of it")
 
 
 def check_sharing(model: nn.Module) -> None:

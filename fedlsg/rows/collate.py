@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from fedlsg.tensors import BY_NAME
+
 NUMBERS = (Tensor, bool, int, float)
 FUNCTION = "an own function of positions that returns (inputs, targets)"
 
@@ -17,20 +19,18 @@ def check_row(row: Any, what: str) -> tuple[Any, Any]:
     """The pair. Raises ValueError, naming the data by ``what``, for what is none."""
     if not isinstance(row, tuple | list) or len(row) != 2:
         raise ValueError(
-            f"expected items (inputs, targets) from {what}, got {type(row).__name__}; give "
-            f"{FUNCTION}"
+            f"expected items (inputs, targets) from {what}, got {type(row).__name__}: {BY_NAME}; "
+            f"give such items, or {FUNCTION}"
         )
     for name, part in zip(("inputs", "targets"), row, strict=True):
-        if isinstance(part, NUMBERS) or hasattr(part, "__array__"):
-            continue
-        if not isinstance(part, Mapping) or not all(
-            isinstance(value, NUMBERS) or hasattr(value, "__array__") for value in part.values()
-        ):
-            raise ValueError(
-                f"the {name} of {what} are of type {type(part).__name__}: give a tensor, an array "
-                "or a number for each example, or a dict of them (texts by a tokenizer, lists by "
-                "torch.tensor)"
-            )
+        for key, value in part.items() if isinstance(part, Mapping) else [("", part)]:
+            if not isinstance(value, NUMBERS) and not hasattr(value, "__array__"):
+                raise ValueError(
+                    f"the {name}{key and f' {key!r}'} of {what} are of type "
+                    f"{type(value).__name__}: give a tensor, an array or a number for each "
+                    "example, or a dict of them (texts by a tokenizer, lists by torch.tensor; "
+                    f"leave out what the model does not read); {BY_NAME}"
+                )
     return row[0], row[1]
 
 

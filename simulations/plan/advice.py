@@ -21,8 +21,7 @@ from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import measure
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.isolation.levels import slow_word
-from fedlsg.gradients.isolation.trial import slowdown
+from fedlsg.gradients.isolation.trial import word_on
 from fedlsg.privacy import rho
 from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import plan_release
@@ -187,18 +186,16 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
 
 
 def isolation_line(plan: Plan, public: PublicState) -> str | None:
-    """The level at which passes run own code, and what it costs above twice the time; None for
+    """The level at which passes run own code, and what it costs; None for
     library code alone.
     """
     own = own_code(public.model) or own_code(plan.workload.loss)
     if own is None:
         return None
     level, loss = plan.local.isolation, plan.workload.loss
+    most = min(round(plan.local.expected_batch), plan.local.microbatch_size)
     with own_draws(plan.device), restored(loss):
-        factor = slowdown(
-            public.model, loss, *plan.tried_rows(), level, round(plan.local.expected_batch)
-        )
-    slow = slow_word(level, factor or 1.0)
+        slow = word_on(public.model, loss, *plan.tried_rows(), level, most)
     return f"isolation {level}: own code, {own}{slow and '; '}{slow}"
 
 

@@ -20,9 +20,9 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size, trainable
 from fedlsg.gradients.fingerprint import Fingerprint, Followed
-from fedlsg.gradients.isolation.levels import Isolation, resolve, slow_word
+from fedlsg.gradients.isolation.levels import Isolation, resolve
 from fedlsg.gradients.isolation.passes import forget_loss
-from fedlsg.gradients.isolation.trial import level_of_own_code, slowdown
+from fedlsg.gradients.isolation.trial import level_of_own_code, word_on
 from fedlsg.gradients.known import forget
 from fedlsg.gradients.supported import UnsupportedLayerError
 from fedlsg.method import Batch, LocalTraining, Positions, client_step
@@ -56,6 +56,10 @@ from fedlsg.user_code.objects import restored
 
 MOST_STATES = 16
 """States of a model and forms of the data that are remembered as rehearsed."""
+SHAPES = (
+    "rows have several shapes, and each shape takes a pass of its own: where lengths differ, "
+    "step.batches(data, pad=0, mask=NAME) makes few of them"
+)
 Watcher = Callable[[RoundPlan, Positions, Tensor], None]
 """Called with the plan of a round, the positions of its batch and the payload's values, after noise
 was added.
@@ -133,7 +137,8 @@ def check_trained(start: Mapping[str, tuple[nn.Parameter, torch.Size]], model: n
             f"the trainable parameters are not those that PrivateStep was made with ({said}): its "
             "optimizer and carriers have the old ones, so the new ones would be charged for and "
             "not trained. Nothing was charged: undo the change, or make a new PrivateStep on the "
-            "same ledger (ledger=PATH)"
+            "same ledger (ledger=PATH). A ledger without a path ends with its PrivateStep: give "
+            "ledger=PATH from the start if you will unfreeze later"
         )
 
 
@@ -158,8 +163,8 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
         name, dtype = other[0]
         own = ", ".join(sorted(map(str, types)))
         cause = (
-            f"{name} are {dtype} and the model's weights {own}: give both one type, such as "
-            f"inputs.float() ({cause})"
+            f"{name} are {dtype} and the model's weights {own}: give both one type, "
+            f"inputs.to({own}) or model.to({dtype}) ({cause})"
         )
     if scattered := [name for name, value in given if not value.is_contiguous()]:
         cause += (
@@ -385,6 +390,9 @@ class Rehearsals:
             runs_of(first, groups, Shape(size=len(first)))
             form = (now, *map(form_of, rows))
             if form not in self._done:
+                as_they_are = groups is together and getattr(batch, "_padding", None) is None
+                if as_they_are and batch_size(*rows) < len(first):
+                    logging.getLogger("fedlsg").warning(SHAPES)
                 self._rehearse(rows, terms)
                 self._done.add(form)
         self._followed.accept(now)
@@ -451,10 +459,8 @@ class Rehearsals:
         release = self._release
         given = release.state.model, release.loss, inputs, targets
         level = level_of_own_code(*given)
-        factor = slowdown(
-            *given, level, round(release.local.sample_rate * release.spending.num_examples)
-        )
-        if factor is not None and (said := slow_word(level, factor)):
+        most = min(round(release.local.expected_batch), release.local.microbatch_size)
+        if said := word_on(*given, level, most):
             logging.getLogger("fedlsg").warning("isolation=%s: %s", level, said)
         return level
 

@@ -22,7 +22,7 @@ from fedlsg.gradients import batch_size, trainable
 from fedlsg.randomness import SecretStream
 from fedlsg.rows import OneByOne, Padding, RowDraws, check_distinct
 from fedlsg.rows.one_by_one import first_row
-from fedlsg.tensors import each, fields_of, of_fields, rows_of
+from fedlsg.tensors import BY_NAME, each, fields_of, of_fields, rows_of
 from fedlsg.training import Batch, Positions
 from fedlsg.user_code.objects import generators_in
 
@@ -72,7 +72,8 @@ def batches_of(
     given, rows = tensors
     if len(given) != 2:
         raise ValueError(
-            f"expected a {type(data).__name__} of inputs and targets, got one of {len(given)}"
+            f"expected a {type(data).__name__} of inputs and targets, got one of {len(given)}: "
+            f"{BY_NAME}, as in step.batches((inputs, targets))"
         )
     inputs, targets = (
         _tensors(given[0], dtype, "inputs"),
@@ -225,7 +226,7 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return plain(value)
     try:
-        array = np.asarray(value)
+        array = np.require(np.asarray(value), requirements="W")  # torch warns of others
         found = torch.as_tensor(
             array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         )

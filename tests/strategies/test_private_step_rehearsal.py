@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedlsg.gradients import trainable
 from fedlsg.privacy import LedgerError
@@ -161,6 +161,10 @@ class Raw(Pairs):
     [
         (lambda x, y: (x.tolist(), y), "the inputs of Raw are of type list: give a tensor"),
         (lambda x, y: (x, "cat"), "the targets of Raw are of type str: give a tensor"),
+        (lambda x, y: ({"x": x, "name": "a"}, y), "the inputs 'name' of Raw are of type str"),
+        (lambda x, y: ({"x": x, "m": None}, y), "the inputs 'm' of Raw are of type NoneType"),
+        (lambda x, y: ((x, x), y), "of type tuple.*a dict by the names of forward's arguments"),
+        (lambda x, y: (x, x, y), "items .inputs, targets.*a dict by the names of forward's"),
     ],
 )
 def test_items_that_are_no_tensors_are_named(make, message):
@@ -215,6 +219,83 @@ def test_tensors_of_another_type_than_the_model_are_refused_free(data):
         data,
         r"^inputs are torch.float64 and the model's weights torch.float32: give",
     )
+
+
+def test_a_model_in_float64_names_the_change_of_the_inputs_that_trains():
+    step = private_step(model().double(), method="dpsgd")
+    refused_free(
+        step, (INPUTS, TARGETS), r"inputs.to\(torch.float64\) or model.to\(torch.float32\)"
+    )
+    step.step(step.batches((INPUTS.to(torch.float64), TARGETS)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(INPUTS, TARGETS), TensorDataset(INPUTS, TARGETS), DataLoader(TensorDataset(INPUTS, TARGETS))],
+)
+def test_data_in_place_of_a_batch_function_point_to_batches(data):
+    step = private_step(method="dpsgd")
+    with pytest.raises(ValueError, match=rf"a {type(data).__name__}: write step.*step.batches"):
+        step.step(data)
+    assert free(step)
+
+
+def test_a_step_leaves_inference_mode_and_a_model_made_in_it_is_named():
+    with torch.inference_mode():
+        inside = model()
+        with pytest.raises(ValueError, match=r"made inside torch.inference_mode"):
+            private_step(inside, method="dpsgd")
+    step = private_step(method="dpsgd")
+    before = next(step.model.parameters()).detach().clone()
+    with torch.inference_mode():
+        step.step(step.batches((INPUTS, TARGETS)))
+        assert torch.is_inference_mode_enabled()
+    assert not torch.equal(next(step.model.parameters()), before)
+
+
+def test_an_array_that_may_not_be_written_is_copied():
+    """torch would warn of it, once in a process; a frame of pandas 3 gives such arrays."""
+    array = INPUTS.numpy().copy()
+    array.flags.writeable = False
+    rows = private_step(method="dpsgd").batches((array, TARGETS))
+    rows.inputs.add_(1)
+    assert np.array_equal(array, INPUTS.numpy())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ((INPUTS, INPUTS), TARGETS),
+        (INPUTS, (TARGETS, TARGETS)),
+        TensorDataset(INPUTS, INPUTS, TARGETS),
+    ],
+)
+def test_several_inputs_in_a_tuple_point_to_a_dict(data):
+    refused_free(private_step(method="dpsgd"), data, "a dict by the names of forward's arguments")
+
+
+class Ragged(Dataset):
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, number):
+        return torch.ones(4 + number % 40, 12), TARGETS[number]
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.classifier(x.mean(1))
+
+
+@pytest.mark.parametrize("pad", [None, 0])
+def test_rows_of_many_lengths_are_told_of_pad(pad, caplog):
+    step = private_step(Mean(), method="dpsgd")
+    step.step(step.batches(Ragged(), pad=pad))
+    assert ("step.batches(data, pad=0" in caplog.text) == (pad is None)
 
 
 class TwoTypes(nn.Module):

@@ -100,7 +100,11 @@ NAMED = 4
 """Rows of a batch in which the second pass looks for the layer."""
 FIX = (
     "compute every example from itself alone, without a sum, mean, sort, softmax or recurrence "
-    f"over dimension 0, the batch, and without a memory of earlier batches; {NO_SEEDS}"
+    "over dimension 0, the batch, and without numbers that a generator of its own gives by place"
+)
+NO_MEMORY = (
+    "write to no buffer or attribute in forward (a count or a moving average), and draw from no "
+    "generator of its own; what changes from step to step, change after the step"
 )
 WRONG = (
     "a step takes another {} of one example than torch.autograd: correct the function that "
@@ -293,6 +297,7 @@ class Check:
         noise = ROUNDINGS * torch.tensor([row.rounding for row in alone], dtype=torch.float64)
 
         def wrong(now: Tensor, own: Tensor, tolerance: float) -> list[int]:
+            now, own = finite(now), finite(own)
             lengths, gaps = own.norm(dim=1).clamp(min=self.floor), (now - own).norm(dim=1)
             right = gaps <= tolerance * lengths + noise * own.shape[1] ** 0.5
             places: list[int] = (~right).nonzero().flatten().tolist()
@@ -318,7 +323,7 @@ class Check:
 
     def apart(self, tolerance: float, now: Tensor, own: Tensor) -> bool:
         """Whether a tensor of an example differs from its tensor alone."""
-        now, own = (t.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0) for t in (now, own))
+        now, own = finite(now), finite(own)
         noise = ROUNDINGS * max(row.rounding for row in self.alone.values()) * own.numel() ** 0.5
         return bool(
             float((now - own).norm()) > tolerance * max(float(own.norm()), self.floor) + noise
@@ -370,9 +375,11 @@ class Check:
 
     def fail(self, path: str | None, message: str) -> NoReturn:
         """Raise for the module at a path, or for the loss function."""
+        drawn = f"{FIX}; {NO_SEEDS}" if self.subject.draws.common else FIX
+        message = f"{message}; {NO_MEMORY if 'earlier batches' in message else drawn}"
         if path is None:
-            raise UnsupportedLayerError(f"the loss function: {message}; {FIX}")
-        raise unsupported(path, self.subject.model.get_submodule(path), f"{message}; {FIX}")
+            raise UnsupportedLayerError(f"the loss function: {message}")
+        raise unsupported(path, self.subject.model.get_submodule(path), message)
 
     def refuse(self, members: Sequence[int], error: Exception) -> NoReturn:
         """Raise the error of a pass, with the layer that raised it, which a second pass finds."""
@@ -394,6 +401,11 @@ class Check:
 def ones(count: int) -> Tensor:
     """Weights of a plain sum."""
     return torch.ones(count, dtype=torch.float64)
+
+
+def finite(t: Tensor) -> Tensor:
+    """A tensor whose infinities and NaN are equal to themselves: masked classes have them."""
+    return t.nan_to_num(nan=3.0, posinf=5.0, neginf=-7.0)
 
 
 def final(error: Exception) -> bool:

@@ -96,9 +96,10 @@ class Draws(TorchDispatchMode):
         drawn = func(*args, **kwargs)
         if depends_on_data(func):
             raise UncoupledDrawError(
-                f"draws random numbers that depend on a tensor ({func}), which cannot be repeated "
-                "by example; draw them by dropout or torch.rand and compare, or freeze what draws "
-                "them in eval() mode"
+                f"a draw whose distribution depends on a tensor ({func}), which cannot be repeated "
+                "by example; draw first and use the tensor then (mu + std * torch.randn_like(mu) "
+                "for torch.normal, torch.rand_like(p) < p for torch.bernoulli), or freeze what "
+                "draws by eval()"
             )
         again = self._again(drawn)
         return args[0].copy_(again) if func._schema.is_mutable else again

@@ -22,7 +22,7 @@ from fedlsg.gradients.calls.torch_func import tensors_in
 from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.isolation.passes import per_example_gradients
-from fedlsg.gradients.loss_contents import other_leaves, untrained
+from fedlsg.gradients.loss_contents import untrained_leaves
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, losses_of
 from fedlsg.gradients.plan import force_eager
@@ -63,6 +63,7 @@ class Subject:
     """A copy of a model and the rows of all families. Those of the last have large numbers."""
 
     model: nn.Module
+    original: nn.Module
     loss_fn: LossFunction
     inputs: Batch
     targets: Batch
@@ -121,8 +122,8 @@ class Subject:
 
     def _gradient(self, losses: Tensor, weights: Tensor) -> Tensor:
         """The gradient of a weighted sum in the coordinates of the frame."""
-        if others := other_leaves(losses, self.model):
-            raise UnsupportedLayerError(untrained(others))
+        if others := untrained_leaves(losses, self.model, self.original):
+            raise UnsupportedLayerError(others)
         own = trainable(self.model)
         gradients: dict[str, Tensor | None] = dict.fromkeys(own)
         if losses.requires_grad:
@@ -180,6 +181,7 @@ def prepare(
     place, ends = next(copied.parameters()).device, accumulate(counts)
     return Subject(
         model=copied,
+        original=model,
         loss_fn=loss_fn,
         inputs=each(inputs, lambda t: smaller(t, draw).to(place)),
         targets=each(targets, lambda t: t.to(place)),
@@ -228,7 +230,10 @@ def copy_of(model: nn.Module) -> nn.Module:
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 reason = f"its attribute {name} was computed from parameters and has no copy"
-                fix = f"store {name}.detach(), or compute it in forward"
+                fix = (
+                    f"return {name} from forward next to the outputs, if the loss reads it, or "
+                    f"store {name}.detach()"
+                )
                 raise unsupported(path, module, f"{reason}; {fix}")
     around = nn.ModuleList([copy.deepcopy(model)])
     for module in list(around.modules()):

@@ -34,11 +34,15 @@ def resolve(
     return CHECKED if library else trial()
 
 
-def slow_word(level: Isolation, factor: float) -> str:
-    """What to say of a pass that a level makes ``factor`` times as slow; empty up to twice."""
-    if factor <= SLOW:
-        return ""
-    return (
-        f"{factor:.1f} times the time of a pass at isolation=checked, which trusts your own code "
-        "as far as one check on made-up rows goes"
-    )
+def slow_word(level: Isolation, factor: float | None, reason: str = "") -> str:
+    """What to say of a pass that a level makes ``factor`` times as slow (None: not known).
+
+    At ``rows`` always, with the reason; else nothing up to twice.
+    """
+    said = ["one pass for each example"] if level == "rows" else []
+    if factor is not None and factor > SLOW:
+        said.append(
+            f"{factor:.1f} times the time of a pass at isolation=checked, which trusts your own "
+            "code as far as one check on made-up rows goes"
+        )
+    return "; ".join(filter(None, [", ".join(said), reason]))

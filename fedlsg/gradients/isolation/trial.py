@@ -4,6 +4,7 @@ made-up rows.
 
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,19 +13,40 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.frame import Coordinates, Frame, Keep, make_blocks
-from fedlsg.gradients.isolation.levels import Isolation
+from fedlsg.gradients.isolation.levels import Isolation, slow_word
 from fedlsg.gradients.isolation.passes import block_gradients, per_example_gradients
 from fedlsg.gradients.per_example import LossFunction, batch_size
 from fedlsg.gradients.supported import trainable
-from fedlsg.tensors import each as each_field
-from fedlsg.tensors import spaced
+from fedlsg.tensors import rows_of, spaced
+from fedlsg.user_code.failure import describe
 
 COMPARED = 4096
 """Coordinates of a parameter that are compared."""
-LONG, GROWS = 0.02, 4
+LONG, GROWS = 0.05, 4
 """Seconds of a pass that say enough, and by how much a batch grows below them."""
-MOST_PASSES, ENOUGH = 5, 0.2
-"""Passes that are timed, at most, and seconds after which there is no other one."""
+MOST_PASSES, ENOUGH = 5, 0.1
+"""Passes that are timed, at most, and seconds after which there is no third one."""
+RULE = (
+    "give the autograd.Function forward(x), setup_context and generate_vmap_rule = True, and no "
+    "vmap of its own"
+)
+FILLED = "make what is filled in place from an input: x.new_zeros(...)"
+BRANCH = "in code of yours, choose by torch.where, without if, item() or an index by values"
+WAYS = {
+    "setup_context": RULE,
+    "generate_vmap_rule": RULE,
+    "a rule for vmap": RULE,
+    "inplace arithmetic": FILLED,
+    "broadcast shape": FILLED,
+    "inplace randomness": "draw by torch.randn_like(x) or torch.rand_like(x)",
+    ".item()": BRANCH,
+    "data-dependent": BRANCH,
+    "dynamic shape": BRANCH,
+    "requires_grad_()": "take derivatives by inputs with torch.func.vmap(torch.func.jacrev(f))(x)",
+    "interpreter must not": "switch activation checkpointing off",
+    "lstm_cell": "take nn.LSTM over the whole sequence",
+}
+"""Words in an error of torch under ``vmap``, and what to write instead."""
 CLOSE = 5e-3
 """Largest difference of two gradients of a row, in float32, relative to their length: a ReLU may
 flip.
@@ -39,47 +61,84 @@ def level_of_own_code(
     ``inputs``, ``targets``: made-up or public rows. Draws of the model are not compared, only made.
     Raises what model and loss raise on rows alone.
     """
+    return "rows" if why_rows(model, loss_fn, inputs, targets) else "isolated"
+
+
+def why_rows(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> str:
+    """Why own code cannot be isolated, and the way out where one is known; empty where it can."""
     frame = dense_frame(model, kept=COMPARED)
     gradients = partial(per_example_gradients, model, loss_fn, inputs, targets, frame)
     before = _generators()
     alone = torch.cat(gradients(isolation="rows"), 1)
     try:
         isolated = torch.cat(gradients(isolation="isolated"), 1)
-    except Exception:  # torch has no rule for it under vmap
-        return "rows"
+    except Exception as error:  # torch has no rule for it under vmap
+        way = next((way for word, way in WAYS.items() if word in str(error)), "")
+        return f"not isolated, because under vmap: {first_words(error)}" + (way and f"; {way}")
     length = alone.norm(dim=1)
     close = ((isolated - alone).norm(dim=1) <= CLOSE * length + 1e-6) | ~length.isfinite()
-    return "isolated" if before != _generators() or bool(close.all()) else "rows"
+    if before != _generators() or bool(close.all()):
+        return ""
+    return "not isolated, because under vmap its gradients are not those of each example alone"
+
+
+def first_words(error: Exception) -> str:
+    """Type and first sentence of an error, and the line of the user's code that raised it."""
+    first = RuntimeError(str(error).partition(". ")[0]).with_traceback(error.__traceback__)
+    return describe(first).replace("RuntimeError", type(error).__name__, 1)
+
+
+def word_on(
+    model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, level: Isolation, most: int
+) -> str:
+    """What to say of own code at a level (``slow_word``), by passes over made-up or public rows."""
+    given, reason = (model, loss_fn, inputs, targets), ""
+    if level == "rows":
+        try:
+            reason = why_rows(*given)
+        except Exception as error:
+            reason = f"it fails on the rows that are tried: {first_words(error)}"
+    return slow_word(level, slowdown(*given, level, most), reason)
 
 
 def slowdown(
     model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, level: Isolation, most: int
 ) -> float | None:
-    """The time of a pass at a level over that of one over the batch; None where the batch cannot be
-    passed at once.
-
-    Of these rows, repeated until a pass takes ``LONG`` or has ``most`` examples.
+    """The time of a pass at a level over that of one over the batch, both of ``most`` examples, of
+    these rows, repeated. None where the batch cannot be passed at once.
     """
-    frame = dense_frame(model)
-    while True:
-        given = model, loss_fn, inputs, targets, frame
-        try:
-            at_level, at_once = (_seconds(*given, each) for each in (level, "checked"))
-        except Exception:  # of the pass over the batch: a model that only runs on one example
-            return None
-        if at_once >= LONG or batch_size(inputs, targets) >= most:
-            return at_level / at_once
-        inputs, targets = (
-            each_field(part, lambda t: torch.cat([t] * GROWS)[:most]) for part in (inputs, targets)
+    frame, count = dense_frame(model), batch_size(inputs, targets)
+
+    def seconds(level: Isolation, size: int) -> float:
+        rows = torch.arange(size) % count
+        return _seconds(model, loss_fn, rows_of(inputs, rows), rows_of(targets, rows), frame, level)
+
+    try:
+        return seconds_at(partial(seconds, level), most) / seconds_at(
+            partial(seconds, "checked"), most
         )
+    except Exception:  # a model that runs on one example only
+        return None
+
+
+def seconds_at(seconds: Callable[[int], float], most: int) -> float:
+    """The time of a pass over ``most`` examples: measured, or, where fewer take ``LONG``, on the
+    line through the last two sizes.
+    """
+    size, found, slope = 1, seconds(1), 0.0
+    while size < most and (found < LONG or size == 1):
+        fewer, before, size = size, found, min(GROWS * size, most)
+        found = seconds(size)
+        slope = max(0.0, found - before) / (size - fewer)
+    return found + slope * max(0, most - size)
 
 
 def _seconds(
     model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any, frame: Frame, level: Any
 ) -> float:
-    """The shortest of some passes: others of the machine make them longer, never shorter."""
+    """The shortest of some passes: others of the machine make them longer, or a compiler."""
     spent: list[float] = []
-    while len(spent) < MOST_PASSES and sum(spent) < ENOUGH:
+    while len(spent) < 2 or (len(spent) < MOST_PASSES and sum(spent) < ENOUGH):
         start = time.perf_counter()
         block_gradients(model, loss_fn, inputs, targets, frame, isolation=level)
         spent.append(time.perf_counter() - start)

@@ -17,7 +17,7 @@ from fedlsg.lowrank import flatten_kernel
 def kept_of_whole(
     frame: Frame, coordinates: Coordinates, gradients: Float[Tensor, "batch *shape"]
 ) -> Iterator[tuple[int, Float[Tensor, "batch *kept"]]]:
-    """Position in the frame and kept values of each block of a parameter."""
+    """Position in the frame and kept values of each block of a parameter, (B, 1) of shape ()."""
     c, count = coordinates, len(gradients)
     parts: dict[str, Tensor] = {"dense": gradients}
     if c.L is not None and c.R is not None:
@@ -28,4 +28,5 @@ def kept_of_whole(
         }
     for position, block in enumerate(frame.blocks):
         if block.parameter == c.name:
-            yield position, kept_values(parts[block.part].reshape(count, *block.shape), block.keep)
+            found = parts[block.part].reshape(count, *(block.shape or (1,)))
+            yield position, kept_values(found, block.keep)

@@ -151,7 +151,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
         found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{what}: expected an array or a tensor, got {type(value).__name__} ({error})"
+            f"{what}: expected an array or a tensor, got {type(value).__name__} ({error}); several "
+            "targets of an example are columns of one tensor, which the loss takes apart"
         ) from None
     if found.ndim == 0:
         raise ValueError(f"{what}: expected one row an example, got a single number")

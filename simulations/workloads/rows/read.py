@@ -439,7 +439,8 @@ class Items:
             ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise ValueError(
-                f"{self.what}[{number}] is {type(item).__name__}: expected a pair (input, target)"
+                f"{self.what}[{number}] is {type(item).__name__}: expected a pair (input, target); "
+                "several inputs are a dict by the names of forward's arguments"
             )
         return item
 

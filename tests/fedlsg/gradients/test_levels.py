@@ -46,7 +46,8 @@ def test_library_code_is_checked_and_own_code_is_tried(tried: Isolation) -> None
 
 
 def test_a_slow_level_names_the_word_that_avoids_it() -> None:
-    assert slow_word("rows", 2.0) == ""
+    assert slow_word("isolated", 2.0) == slow_word("isolated", None) == ""
+    assert slow_word("rows", None, "because") == "one pass for each example; because"
     assert "33.1 times" in slow_word("rows", 33.1)
     assert "isolation=checked" in slow_word("rows", 33.1)
 

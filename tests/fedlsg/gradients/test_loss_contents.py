@@ -268,5 +268,82 @@ def test_frozen_parameters_and_those_of_the_model_are_no_fault():
 
 def test_a_parameter_that_only_the_graph_shows_is_refused():
     loss = per_example_loss(lambda o, t: F.cross_entropy(o * ELSEWHERE.scale, t, reduction="none"))
-    with pytest.raises(UnsupportedLayerError, match=r"trainable parameters \(one of shape \(\)\)"):
+    with pytest.raises(
+        UnsupportedLayerError, match=r"trainable parameters .*\(one of shape \(\)\)"
+    ):
         check_model(model(), loss, [(X, Y)])
+
+
+def penalised(net: nn.Module) -> Any:
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        size = sum(p.square().sum() for p in net.parameters())
+        return F.cross_entropy(outputs, targets, reduction="none") + size
+
+    return loss
+
+
+def test_a_penalty_on_the_model_is_named_and_passes_if_forward_returns_it():
+    net = model()
+    with pytest.raises(
+        UnsupportedLayerError, match=r"reads the model's parameters \(0.weight.*weight_decay"
+    ):
+        check_model(net, penalised(net), [(X, Y)])
+
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+            return self.net(x), sum(p.square().sum() for p in self.parameters())
+
+    check_model(
+        Returns(),
+        lambda o, t: F.cross_entropy(o[0], t, reduction="none") + o[1],
+        [(X, Y)],
+        level="isolated",
+    )
+
+
+REST = nn.Linear(4, 4)
+
+
+class Unregistered(nn.Module):
+    """Layers that torch does not see, in three ways, and a tensor."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        layer = nn.Linear(4, 4)
+        self.way, self.last = way, nn.Linear(4, 3)
+        self.held: Any = {
+            "list": [layer],
+            "dict": {"a": layer},
+            "tensor": torch.ones(4, requires_grad=True),
+            "module list": nn.ModuleList([layer]),
+        }.get(way)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "tensor":
+            return self.last(x * self.held)
+        layer = REST if self.way == "global" else self.held["a" if self.way == "dict" else 0]
+        return self.last(layer(x))
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ("list", "held.0.weight"),
+        ("dict", "held.a.weight"),
+        ("tensor", "held"),
+        ("global", "REST.weight"),
+    ],
+)
+def test_layers_that_the_model_has_not_registered_are_named(way: str, name: str) -> None:
+    loss = per_example_loss(nn.CrossEntropyLoss())
+    with pytest.raises(UnsupportedLayerError, match=rf"\({name}[,)].*nn.ModuleList"):
+        check_model(Unregistered(way), loss, [(X, Y)], level="rows")
+
+
+def test_registered_layers_pass() -> None:
+    loss = per_example_loss(nn.CrossEntropyLoss())
+    check_model(Unregistered("module list"), loss, [(X, Y)], level="rows")

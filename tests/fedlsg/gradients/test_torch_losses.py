@@ -349,3 +349,13 @@ def test_a_loss_that_averages_over_the_batch_is_refused(loss):
 def test_targets_that_torch_would_broadcast_over_the_batch_are_refused(loss, targets):
     with pytest.raises(ValueError, match=r"one shape for \w+, got \(5, 1\) and \(5,\)"):
         per_example_loss(loss)(number_targets(ROWS, 1), targets)
+
+
+def test_outputs_without_a_dimension_name_squeeze_of_the_last_one():
+    """A batch of one loses its batch by squeeze()."""
+    loss = per_example_loss(nn.MSELoss())
+    with pytest.raises(ValueError, match=r"got \(\) and \(1,\).*squeeze\(-1\)"):
+        loss(torch.ones(1, 1).squeeze(), torch.ones(1))
+    assert loss(torch.ones(1, 1).squeeze(-1), torch.ones(1)).shape == (1,)
+    with pytest.raises(ValueError, match=r"targets\[:, None\]"):
+        loss(torch.ones(2, 1), torch.ones(2))

@@ -359,3 +359,97 @@ def test_the_mixers_are_accepted_without_the_comparison(monkeypatch):
     monkeypatch.setattr(independence.Check, "run", lambda check: None)
     for make, _ in MIXERS.values():
         check(made(make))
+
+
+class Masked(nn.Module):
+    """Gives a class no chance; ``mixed``: where the example before says so."""
+
+    def __init__(self, mixed):
+        super().__init__()
+        self.last, self.mixed = nn.Linear(4, 3), mixed
+
+    def forward(self, x):
+        other = x.roll(1, 0) if self.mixed else x
+        mask = torch.stack([torch.zeros(len(x)), torch.zeros(len(x)), other[:, 0]], 1) > 0
+        return self.last(x).masked_fill(mask, -torch.inf)
+
+
+def test_equal_infinities_are_no_difference_and_others_are_one():
+    x, y = probes()[0][:, 0, :4], torch.zeros(7, dtype=torch.long)
+    check_model(Masked(mixed=False), cross_entropy, [(x, y)])
+    with pytest.raises(UnsupportedLayerError, match="mixes examples"):
+        check_model(Masked(mixed=True), cross_entropy, [(x, y)])
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return self.last(x)
+
+
+def test_a_count_is_told_to_leave_forward_and_no_seed_is_blamed():
+    x, y = probes()[0][:, 0, :4], torch.zeros(7, dtype=torch.long)
+    with pytest.raises(UnsupportedLayerError, match=r"buffer count.*write to no buffer") as error:
+        check_model(Writes(), cross_entropy, [(x, y)])
+    assert "remove the seed" not in str(error.value)
+
+
+def test_mixing_blames_a_seed_only_where_draws_differ():
+    for layer, drawn in (
+        (MeanMixer(), False),
+        (
+            Apply(
+                lambda x: x + float(np.random.rand()) * x.new_tensor(range(len(x)))[:, None, None]
+            ),
+            True,
+        ),
+    ):
+        with pytest.raises(UnsupportedLayerError, match="mixes examples") as error:
+            check(tokens_model(layer))
+        assert ("remove the seed" in str(error.value)) == drawn
+
+
+class Draws(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.last, self.draw = nn.Linear(4, 3), draw
+
+    def forward(self, x):
+        mu = self.last(x)
+        return self.draw(mu, torch.ones_like(mu))
+
+
+def test_a_draw_that_depends_on_a_tensor_names_the_draw_that_passes():
+    x, y = probes()[0][:, 0, :4], torch.zeros(7, dtype=torch.long)
+    with pytest.raises(
+        UnsupportedLayerError, match=r"fails with a draw whose.*mu \+ std \* torch.randn_like\(mu\)"
+    ):
+        check_model(Draws(torch.normal), cross_entropy, [(x, y)])
+    check_model(Draws(lambda mu, std: mu + std * torch.randn_like(mu)), cross_entropy, [(x, y)])
+
+
+class Keeps(nn.Module):
+    def __init__(self, returned):
+        super().__init__()
+        self.last, self.returned = nn.Linear(4, 3), returned
+
+    def forward(self, x):
+        z = self.last(x)
+        if self.returned:
+            return z, z.square().mean(1)
+        self.kept = z.square().mean(1)
+        return z
+
+
+def test_a_tensor_that_forward_keeps_is_to_be_returned():
+    x, y = probes()[0][:, 0, :4], torch.zeros(7, dtype=torch.long)
+    model = Keeps(returned=False)
+    model(x)
+    with pytest.raises(UnsupportedLayerError, match="return kept from forward"):
+        check_model(model, lambda o, t: cross_entropy(o, t) + model.kept, [(x, y)])
+    check_model(Keeps(returned=True), lambda o, t: cross_entropy(o[0], t) + o[1], [(x, y)])

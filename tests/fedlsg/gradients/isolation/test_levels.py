@@ -2,6 +2,7 @@
 example to another.
 """
 
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -11,10 +12,11 @@ from torch import nn
 
 import fedlsg.gradients.isolation.alone as alone
 import fedlsg.gradients.isolation.passes as passes
+import fedlsg.gradients.isolation.trial as trial
 import fedlsg.gradients.isolation.vmapped as vmapped
 from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.isolation import batched, per_example_gradients
-from fedlsg.gradients.isolation.trial import dense_frame, level_of_own_code, slowdown
+from fedlsg.gradients.isolation.trial import dense_frame, level_of_own_code, slowdown, word_on
 from tests.fedlsg.support.gradient_oracle import error, make_frame, naive
 
 LEVELS = ("isolated", "rows")
@@ -146,6 +148,18 @@ class Penalty(nn.Module):
         return self.net(x) + slope.norm(dim=1, keepdim=True)
 
 
+class Temperature(nn.Module):
+    """Parameters of shape ()."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.5))
+        self.gate = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.last(x * torch.sigmoid(self.gate)) / self.scale.exp()
+
+
 def ids():
     return torch.randint(0, 9, (ROWS, 7))
 
@@ -163,6 +177,7 @@ MODELS = {
     "words": (Words, lambda: torch.randint(0, 20, (ROWS, 4, 6))),
     "odd": (Odd, lambda: numbers(1, 6, 6)),
     "tied": (Tied, ids),
+    "temperature": (Temperature, lambda: numbers(4)),
     "routed": (Routed, lambda: numbers(4)),
     "penalty": (Penalty, lambda: numbers(4)),
 }
@@ -198,7 +213,7 @@ def test_gradients_are_those_of_autograd(name, level, loss):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["pictures", "windows"])
+@pytest.mark.parametrize("name", ["pictures", "windows", "temperature"])
 def test_carried_and_masked_blocks_are_those_of_autograd(name, level):
     model, x, y = problem(name)
     frame = make_frame(model, rank=2, sparsity=0.3)
@@ -483,3 +498,62 @@ def test_a_patched_layer_of_torch_does_not_see_the_batch(monkeypatch):
     assert moved("plain", "isolated") < 1.001
     monkeypatch.setattr(passes, "patched_layers", lambda prepared: set())  # a negative control
     assert moved("plain", "isolated") > 1.1
+
+
+def test_the_time_is_that_of_the_whole_batch_and_not_of_a_few_rows(monkeypatch):
+    """A pass over the batch is long for its first row: at 7 rows the factor would be 6."""
+
+    def seconds(model, loss, x, y, frame, level):
+        return len(y) * 0.02 if level == "rows" else 0.02 + len(y) * 1e-4
+
+    monkeypatch.setattr(trial, "_seconds", seconds)
+    given = *problem("routed")[:1], own, *problem("routed")[1:]
+    for most in (1, 3, 100, 4096):
+        true = seconds(*given[:2], None, range(most), None, "rows") / (0.02 + most * 1e-4)
+        assert slowdown(*given, "rows", most) == pytest.approx(true, rel=1e-6)
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -g
+
+
+def filled(x, zeros):
+    zeros[:] = x
+    return zeros
+
+
+SLOW = {
+    "a function": (Reverse.apply, "generate_vmap_rule = True"),
+    "a buffer": (lambda x: filled(x, torch.zeros(x.shape)), r"x.new_zeros\(...\)"),
+    "a branch": (lambda x: x if x.sum() > 0 else -x, "torch.where"),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_rows_says_its_cause_its_line_and_the_way_out(case, monkeypatch):
+    monkeypatch.setattr(trial, "slowdown", lambda *given: None)  # no comparison is possible
+    model, x, y = problem("temperature")
+    model.register_forward_hook(lambda module, given, out: SLOW[case][0](out))
+    said = word_on(model, own, x, y, "rows", ROWS)
+    assert re.search(
+        rf"^one pass for each example; .*vmap: RuntimeError: .*line \d+: .*{SLOW[case][1]}", said
+    )
+    assert "times" not in said
+
+
+def test_isolated_says_nothing_where_it_cannot_be_compared(monkeypatch):
+    monkeypatch.setattr(trial, "slowdown", lambda *given: None)
+    model, x, y = problem("temperature")
+    assert word_on(model, own, x, y, "isolated", ROWS) == ""
+
+
+def test_the_buffer_of_the_way_out_is_isolated():
+    model, x, y = problem("temperature")
+    model.register_forward_hook(lambda module, given, out: filled(out, out.new_zeros(out.shape)))
+    assert level_of_own_code(model, own, x, y) == "isolated"

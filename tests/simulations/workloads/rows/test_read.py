@@ -247,7 +247,16 @@ NO = {
         lambda: datasets.Dataset.from_pandas(FRAME).to_iterable_dataset(),
         "has no length",
     ),
-    "triples": (lambda: Pairs([(1, 2, 3)]), "train[0] is tuple: expected a pair (input, target)"),
+    "triples": (
+        lambda: Pairs([(1, 2, 3)]),
+        "train[0] is tuple: expected a pair (input, target)",
+        "a dict by the names of forward's arguments",
+    ),
+    "targets in a dict": (
+        lambda: (X, {"a": Y, "b": Y}),
+        "expected an array or a tensor, got dict",
+        "columns of one tensor",
+    ),
     "examples alone": (lambda: Pairs([torch.zeros(3)]), "train[0] is Tensor: expected a pair"),
     "inputs of two shapes": (
         lambda: Pairs([(np.zeros(2), 0), (np.zeros(3), 1)]),
