@@ -15,8 +15,10 @@ import io
 import random
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from torch.nn.utils import parametrize
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import fedlsg
+from benchmarks.privacy import rare_forms
 
 ROWS = 60
 Form = Callable[[], str]
@@ -565,6 +568,77 @@ FORMS: dict[str, dict[str, Form]] = {
     },
 }
 
+
+def large(first: int) -> tuple[Tensor, Tensor]:
+    """Rows of which the first overflows half precision in the first layer."""
+    x, y = tensors()
+    x[0] *= 1e5
+    return x[first:], y[first:]
+
+
+def rare(between: rare_forms.Between) -> Form:
+    """A model whose ``between`` does something to large numbers alone."""
+    return lambda: moved(type("Form", (Net, rare_forms.Writable), {"between": between}), data=large)
+
+
+def from_then_on(enter: Callable[[ExitStack], object]) -> Form:
+    """A model of torch's own; after the first step, something is on or replaced in torch."""
+
+    def form() -> str:
+        with ExitStack() as stack:
+
+            def make() -> nn.Module:
+                stack.close()  # of the run before
+                return layers()
+
+            return moved(make, data=large, later=lambda model: enter(stack) and None)  # type: ignore
+
+    return form
+
+
+def layers() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3))
+
+
+def batchwise(first: int) -> tuple[Tensor, Tensor]:
+    x, y = tensors(first)
+    return x.as_subclass(rare_forms.Batchwise), y
+
+
+def one_object(first: int) -> list[Any]:
+    rows = [(row, int(c)) for row, c in zip(*tensors(), strict=True)]
+    return rows if first else [*rows, *[rows[0]] * 9]
+
+
+def replaced_linear(stack: ExitStack) -> object:
+    linear = F.linear
+    return stack.enter_context(
+        patch.object(F, "linear", lambda *given: rare_forms.fitted(linear(*given)))
+    )
+
+
+FORMS["Behind a condition that made-up rows do not meet"] = {
+    **{name: rare(between) for name, between in rare_forms.WAYS.items()},
+    **{f"a trace in {name}": rare(between) for name, between in rare_forms.STATES.items()},
+    "a loss with a scale of its own": lambda: moved(layers, rare_forms.ScaledLoss(), large),
+    "the same, own model": lambda: moved(Net, rare_forms.ScaledLoss(), large),
+    "a mode around later steps": from_then_on(lambda s: s.enter_context(rare_forms.Scaled())),
+    "a mode of functions": from_then_on(lambda s: s.enter_context(rare_forms.ScaledCalls())),
+    "F.linear replaced later": from_then_on(replaced_linear),
+    "one buffer for all rows": lambda: moved(
+        Net, data=lambda first: rare_forms.OneBuffer(tensors(first))
+    ),
+    "one buffer of numpy": lambda: moved(
+        Net, data=lambda first: rare_forms.OneBuffer(tensors(first), numpy=True)
+    ),
+    "rows of an own class of tensors": lambda: moved(layers, data=batchwise),
+    "one object ten times in a list": lambda: moved(Net, data=one_object),
+    "one row, expanded": lambda: moved(
+        Net, data=lambda first: (torch.ones(1, 4).expand(9, 4), torch.ones(1).long().expand(9))
+    ),
+}
 
 HEADING = "## Form by form"
 """What is below it in the file is written anew."""

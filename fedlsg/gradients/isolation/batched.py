@@ -96,8 +96,8 @@ def refuse_modes() -> None:
     for thing in around:
         if own := own_code(thing):
             raise ValueError(
-                f"{own} is on around the step, and would see all examples at once: leave it before "
-                "the step, or set isolation='rows'"
+                f"{own}: a mode of torch, or hooks on saved tensors, that are on around the step "
+                "see all examples at once; leave them before the step"
             )
 
 

@@ -107,7 +107,7 @@ def block_gradients(
         precision=precision,
         ghost=ghost,
     )
-    if isolation == "isolated":
+    if isolation != "checked":
         refuse_modes()
     with own_seeds_refused():
         if frame.embedded is None:

@@ -4,11 +4,14 @@ example to another.
 
 import re
 from contextlib import contextmanager
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedlsg.gradients.isolation.alone as alone
 import fedlsg.gradients.isolation.passes as passes
@@ -355,7 +358,87 @@ class ByOwnRule(Plain):
         return OwnRule.apply(h)
 
 
+KEPT = {"v": torch.zeros(8)}
+
+
+class Stateful(Plain):
+    """What a forward may write to, in as many places."""
+
+    shared = torch.zeros(8)
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Parameter(torch.zeros(8), requires_grad=False)
+        self.array, self.pair = np.zeros(8, dtype=np.float32), (torch.zeros(8),)
+        self.other, self.nested = SimpleNamespace(v=torch.zeros(8)), {"a": {"b": torch.zeros(8)}}
+        self.frozen.note = torch.zeros(8)
+        type(self).shared = torch.zeros(8)
+        KEPT["v"] = torch.zeros(8)
+
+
+def written(read, write):
+    """A model that subtracts what it has kept of the rows before."""
+
+    class Written(Stateful):
+        def between(self, h):
+            write(self, h.detach().mean(0))
+            return h - read(self)
+
+    return Written
+
+
+def keeping_loss(outputs, y, kept=[]):  # noqa: B006 - this is what is tried
+    kept.append(outputs.detach().mean(0))
+    return F.cross_entropy(outputs - sum(kept), y, reduction="none")
+
+
+STATES = {
+    "a frozen parameter by .data": (lambda m: m.frozen, lambda m, v: m.frozen.data.add_(v)),
+    "a buffer by numpy": (lambda m: m.mean, lambda m, v: m.mean.numpy().__iadd__(v.numpy())),
+    "an array": (lambda m: torch.tensor(m.array), lambda m, v: m.array.__iadd__(v.numpy())),
+    "a tensor in a tuple": (lambda m: m.pair[0], lambda m, v: m.pair[0].add_(v)),
+    "another object": (lambda m: m.other.v, lambda m, v: setattr(m.other, "v", m.other.v + v)),
+    "a nested dict": (lambda m: m.nested["a"]["b"], lambda m, v: m.nested["a"]["b"].add_(v)),
+    "a parameter's attribute": (lambda m: m.frozen.note, lambda m, v: m.frozen.note.add_(v)),
+    "its class": (lambda m: m.shared, lambda m, v: setattr(type(m), "shared", m.shared + v)),
+    "a global variable": (lambda m: KEPT["v"], lambda m, v: KEPT.update(v=KEPT["v"] + v)),
+    "a trained weight": (lambda m: 0.0, lambda m, v: m.first.weight.data.mul_(0.5)),
+}
+
+
+class Doubles(TorchDispatchMode):
+    """Scales by the largest number of a tensor."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        return made / made.abs().max() if function is torch.ops.aten.mul.Tensor else made
+
+
+class InAMode(Plain):
+    def between(self, h):
+        with Doubles():
+            return h * 1.0
+
+
+class Saves(Plain):
+    def between(self, h):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t - t.mean(0) if t.ndim else t, lambda t: t
+        ):
+            return h * h
+
+
+class Unwraps(Plain):
+    def between(self, h):
+        return h - torch.func.debug_unwrap(h).detach().mean(0)
+
+
 FORMS = {
+    **{name: (written(*how), own) for name, how in STATES.items()},
+    "a loss that keeps": (Plain, per_example_loss(keeping_loss)),
+    "a mode": (InAMode, own),
+    "hooks on saved tensors": (Saves, own),
+    "unwrapped": (Unwraps, own),
     "a function": (ByFunction, own),
     "a function with a rule of its own": (ByOwnRule, own),
     "plain": (Plain, own),
@@ -433,8 +516,44 @@ def test_negative_control_attributes_that_stay_are_a_way(monkeypatch):
         yield lambda: False
 
     monkeypatch.setattr(alone, "forgetting", nothing)
-    assert moved("attribute", "rows") > 1.1
-    assert moved("list", "rows") > 1.01
+    for name in ("attribute", "list", "a loss that keeps", *STATES):
+        assert moved(name, "rows") > 1.01, name
+
+
+def test_a_row_alone_has_memory_of_its_own():
+    x = torch.randn(ROWS, 4)
+    assert alone.row_of(x, 2).equal(x[2:3])
+    assert alone.row_of(x, 2).untyped_storage().nbytes() == x[2].nbytes
+    assert x[2:3].untyped_storage().nbytes() == x.nbytes, "negative control: a view leads to others"
+
+
+@pytest.mark.parametrize("name", ["a mode", "hooks on saved tensors", "unwrapped"])
+def test_negative_control_what_leads_out_of_vmap(name, monkeypatch):
+    with pytest.raises(RuntimeError, match=r"all examples"):
+        moved(name, "isolated")
+    monkeypatch.setattr(batched, "WAYS_OUT", ())
+    assert moved(name, "isolated") > 1.01
+
+
+def test_generators_that_a_model_keeps_draw_in_secret_and_are_as_they_were():
+    class Draws(Plain):
+        def __init__(self):
+            super().__init__()
+            self.own = np.random.default_rng(0)
+
+        def between(self, h):
+            return h * (1 + self.own.random()) + 0 * h.max().item()
+
+    model, (_, x, y) = Draws(), problem("tower")
+    x, before = torch.randn(ROWS, 4), model.own.bit_generator.state
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        frame = dense_frame(model)
+        found.append(torch.cat(per_example_gradients(model, own, x, y, frame, isolation="rows"), 1))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert model.own.bit_generator.state == before
 
 
 def test_negative_control_a_known_layer_that_mixes_is_seen(monkeypatch):
