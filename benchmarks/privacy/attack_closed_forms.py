@@ -6,19 +6,22 @@ The models are 64-64-10 with initial weights. Images are drawn from the test spl
 example is clipped (C = 0.1). All results derive from the seeds and are reproducible.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from scipy.special import ndtri
 from torch import Tensor, nn
 
 from benchmarks.privacy import least_squares as theorem
 from benchmarks.privacy.digits_client import cross_entropy, network, payload, report
 from fedlsg import strategies
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.membership import Membership, play, rates
-from fedlsg.attacks.metrics import mean_interval
+from fedlsg.attacks.membership import closed_form_tpr, filter_payload
+from fedlsg.attacks.metrics import Rate, clopper_pearson, mean_interval
 from fedlsg.attacks.observation import Observation
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.method import Schedule
@@ -48,6 +51,63 @@ Closed form: Phi(Phi^-1(0.01) + 1 / sigma), for one example in a batch with thre
 Measured with the clip and noise of runs.""",
 }
 Lines = Iterator[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """Rates measured on fresh payloads at the threshold Phi^-1(1 - FPR), and the closed form of the
+    TPR.
+    """
+
+    fpr: Rate
+    tpr: Rate
+    predicted: float
+
+
+def play(
+    payload: Callable[[bool], Float[Tensor, " kept"]],
+    g: Float[Tensor, " kept"],
+    without: Float[Tensor, " kept"],
+    *,
+    noise_std: float,
+    trials: int,
+) -> tuple[Float[np.ndarray, " trials"], Float[np.ndarray, " trials"]]:
+    """Scores of ``trials`` fresh payloads with the unit, and of as many without.
+
+    ``payload(present)`` is one payload; ``without``: the known sum of the others; ``g``: what the
+    unit adds to it.
+    """
+    g, without = g.double(), without.double()
+    with_it, others = (
+        np.array(
+            [
+                filter_payload(payload(present).double() - without, g, noise_std)
+                for _ in range(trials)
+            ]
+        )
+        for present in (True, False)
+    )
+    return with_it, others
+
+
+def rates(
+    with_it: Float[np.ndarray, " trials"],
+    others: Float[np.ndarray, " trials"],
+    g: Float[Tensor, " kept"],
+    *,
+    noise_std: float,
+    fpr: float,
+    confidence: float = 0.95,
+) -> Membership:
+    """The rates of scores at the threshold of a false positive rate; the prediction is of the
+    unit's clipped norm.
+    """
+    threshold = float(ndtri(1 - fpr))
+    return Membership(
+        fpr=clopper_pearson(int((others > threshold).sum()), len(others), confidence),
+        tpr=clopper_pearson(int((with_it > threshold).sum()), len(with_it), confidence),
+        predicted=closed_form_tpr(fpr, noise_std / float(torch.linalg.vector_norm(g.double()))),
+    )
 
 
 def observe(name: str, model: nn.Module, x: Tensor, y: Tensor, *, seed: int) -> Observation:

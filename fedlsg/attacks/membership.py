@@ -21,7 +21,6 @@ unknown batch is more noise to the adversary: the closed form bounds what is rea
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,60 +186,3 @@ def filter_payload(
             f"expected {noise_std=} > 0 and a gradient that is not zero: the score is not defined"
         )
     return float(values @ g) / (noise_std * length)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """Rates measured on fresh payloads at the threshold Phi^-1(1 - FPR), and the closed form of the
-    TPR.
-    """
-
-    fpr: Rate
-    tpr: Rate
-    predicted: float
-
-
-def play(
-    payload: Callable[[bool], Float[Tensor, " kept"]],
-    g: Float[Tensor, " kept"],
-    without: Float[Tensor, " kept"],
-    *,
-    noise_std: float,
-    trials: int,
-) -> tuple[Float[np.ndarray, " trials"], Float[np.ndarray, " trials"]]:
-    """Scores of ``trials`` fresh payloads with the unit, and of as many without.
-
-    ``payload(present)`` is one payload; ``without``: the known sum of the others; ``g``: what the
-    unit adds to it.
-    """
-    g, without = g.double(), without.double()
-    with_it, others = (
-        np.array(
-            [
-                filter_payload(payload(present).double() - without, g, noise_std)
-                for _ in range(trials)
-            ]
-        )
-        for present in (True, False)
-    )
-    return with_it, others
-
-
-def rates(
-    with_it: Float[np.ndarray, " trials"],
-    others: Float[np.ndarray, " trials"],
-    g: Float[Tensor, " kept"],
-    *,
-    noise_std: float,
-    fpr: float,
-    confidence: float = 0.95,
-) -> Membership:
-    """The rates of scores at the threshold of a false positive rate; the prediction is of the
-    unit's clipped norm.
-    """
-    threshold = float(ndtri(1 - fpr))
-    return Membership(
-        fpr=clopper_pearson(int((others > threshold).sum()), len(others), confidence),
-        tpr=clopper_pearson(int((with_it > threshold).sum()), len(with_it), confidence),
-        predicted=closed_form_tpr(fpr, noise_std / float(torch.linalg.vector_norm(g.double()))),
-    )

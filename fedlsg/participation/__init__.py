@@ -5,10 +5,9 @@ a drawn batch.
 """
 
 from fedlsg.participation.draw import Finish, Participation, Trace, Traffic, read_trace
-from fedlsg.participation.health import ClientLimit, Health
+from fedlsg.participation.health import Health
 
 __all__ = [
-    "ClientLimit",
     "Finish",
     "Health",
     "Participation",

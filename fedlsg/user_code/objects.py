@@ -1,5 +1,4 @@
-"""What a user's objects hold: all of it is restored after a rehearsal, and numbers in their code
-are read.
+"""What a user's objects hold, so that all of it can be put back.
 
 A rehearsal leaves no trace (``restored``), and no pass leaves one for the next (``put_back``):
 objects are afterwards, bit for bit, what they were before. Walked from the given objects:
@@ -7,19 +6,10 @@ attributes, containers, tensors and arrays (their numbers), generators of torch,
 what functions hold in closures and defaults, and classes and global variables that a user's own
 code names. Not walked: other objects that global variables hold, such as a logger; what is outside
 of Python's objects (files, environment, context variables).
-
-Made-up rows contain numbers in a user's code (``written``), because they may stand for something or
-be thresholds: -999 or -1 for a missing value, the id of padding, 1e11 between seconds and
-milliseconds. No range of a type contains them. The search reads constants of the user's functions
-and of the functions and methods that these name, numbers in their closures, defaults and globals,
-and numbers that objects of the user's classes have as attributes. Of objects of other classes it
-reads numbers whose name says that they mark something (``MARKS``). Nothing is called, and no data
-are read.
 """
 
 import dis
 import inspect
-import math
 import operator
 import random
 import weakref
@@ -27,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from numbers import Real
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -40,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fedlsg.user_code.digest import filled_cells
@@ -335,88 +324,6 @@ def _of_tensor(t: Tensor) -> Undo | None:
     return undo
 
 
-MOST = 24
-"""Most numbers that are kept, in the order in which they are found."""
-COMMON = (0, 1)
-"""Numbers that made-up rows have in any case."""
-MARKS = ("pad", "ignore", "missing", "fill", "sentinel", "unk", "mask")
-"""Parts of the names of numbers that count in modules and configurations that are not the user's
-own.
-"""
-OF_TORCH = ("training", "_modules", "_parameters", "_buffers")
-"""Attributes of every module; its submodules are visited by themselves."""
-
-
-def written(*things: Any) -> tuple[float, ...]:
-    """Different finite numbers in the code of functions, modules and partials: at most ``MOST``,
-    without ``COMMON``.
-    """
-    found: dict[float, None] = {}
-    for value in _numbers(deque(things)):
-        if value not in COMMON and abs(value) < math.inf:
-            found[value] = None
-        if len(found) == MOST:
-            break
-    return tuple(found)
-
-
-def _numbers(due: deque[Any]) -> Iterator[float]:
-    """The numbers of things and of what these name, each thing once."""
-    seen: dict[int, Any] = {}  # the things themselves, so that no other one gets their id
-    while due:
-        thing = due.popleft()
-        if id(thing) in seen or isinstance(thing, bool | Tensor | type | str | bytes):
-            continue
-        seen[id(thing)] = thing
-        if isinstance(thing, Real):
-            yield _as_float(thing)
-        else:
-            due += _parts(thing)
-
-
-def _parts(thing: Any) -> list[Any]:
-    """What to read next: constants and names of a function, the members of a small collection,
-    attributes.
-    """
-    if isinstance(thing, FunctionType):
-        return _read_function(thing)
-    if isinstance(thing, MethodType):
-        return [thing.__func__, thing.__self__]
-    if isinstance(thing, partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
-    if type(thing) in (tuple, list, set, frozenset, dict):
-        members = thing.values() if isinstance(thing, dict) else thing
-        return list(members) if len(members) <= MOST else []
-    if isinstance(thing, nn.Module):
-        return [part for module in thing.modules() for part in _of_object(module)]
-    return [] if isinstance(thing, ModuleType) else _of_object(thing)
-
-
-def _read_function(function: FunctionType) -> list[Any]:
-    """Of a user's function: constants, defaults, what it names. Of a decorator of a library: what
-    it wraps.
-    """
-    closure = [cell.cell_contents for cell in filled_cells(function)]
-    if not is_users(function.__code__.co_filename):
-        wrapped = [function.__wrapped__] if hasattr(function, "__wrapped__") else []
-        return [*wrapped, *(part for part in closure if isinstance(part, FunctionType) and wrapped)]
-    constants, names = constants_and_names(function.__code__)
-    named = [function.__globals__[name] for name in names if name in function.__globals__]
-    modules = [
-        vars(part)
-        for part in named
-        if isinstance(part, ModuleType) and is_users(getattr(part, "__file__", None) or "<frozen")
-    ]
-    named += [values[name] for values in modules for name in names if name in values]
-    return [
-        *constants,
-        *(function.__defaults__ or ()),
-        *(function.__kwdefaults__ or {}).values(),
-        *closure,
-        *named,
-    ]
-
-
 @lru_cache(maxsize=4096)
 def names_of(code: CodeType) -> tuple[str, ...]:
     """What a function and the functions inside it name."""
@@ -438,21 +345,6 @@ def constants_and_names(code: CodeType) -> tuple[list[Any], list[str]]:
     return constants, names
 
 
-def _of_object(thing: Any) -> list[Any]:
-    """Attributes and methods of an object of a user's class; marks and functions of another one."""
-    values = {
-        str(name): value
-        for name, value in (_attributes(thing) or {}).items()
-        if name not in OF_TORCH
-    }
-    if is_own(type(thing)):
-        return [*values.values(), *_methods(type(thing))]
-    marks = [value for name, value in values.items() if any(mark in name.lower() for mark in MARKS)]
-    return [value for value in marks if isinstance(value, Real)] + [
-        value for name, value in values.items() if callable(value) and not name.startswith("_")
-    ]
-
-
 def is_own(kind: Any) -> bool:
     """Whether a class is a user's: its file is, or it has none because a notebook made it."""
     return _is_own(kind)
@@ -464,24 +356,3 @@ def _is_own(kind: Any) -> bool:
         return is_users(inspect.getsourcefile(kind) or "<frozen")
     except (TypeError, OSError):
         return bool(kind.__module__ == "__main__")
-
-
-def _methods(kind: type) -> list[Any]:
-    """All but ``__init__``: of its numbers, most are sizes of layers, and the others are
-    attributes.
-    """
-    found = (
-        part for base in kind.__mro__ for name, part in vars(base).items() if name != "__init__"
-    )
-    return [_function_of(part) for part in found if _has_code(part)]
-
-
-def _has_code(part: Any) -> bool:
-    return isinstance(part, FunctionType | property | staticmethod | classmethod)
-
-
-def _as_float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

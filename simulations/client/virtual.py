@@ -25,17 +25,12 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedlsg.participation import ClientLimit
 from fedlsg.simulations.client.node.refusals import log_failure
-from fedlsg.simulations.client.piles import Task
-from fedlsg.simulations.settings.run import Settings
-from fedlsg.strategies.federation.stages import MASKED
 from fedlsg.strategies.federation.wire import (
     FAILED,
     IN_RUN_LOG,
     TOO_SLOW,
     failure,
-    stage_of,
 )
 from fedlsg.user_code.failure import OwnEnd
 
@@ -173,27 +168,10 @@ def task_identity() -> Iterator[None]:
         TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
 
 
-def limit_by(s: Settings) -> ClientLimit:
-    """Given by a setting, or learnt."""
-    return ClientLimit(s.client_timeout, learns=s.trust != "server")
-
-
-def limit_of(limit: ClientLimit, task: Task) -> float:
-    """Seconds that the client may take for a task; infinite for a query, which may load data."""
-    if task.message.metadata.message_type != MessageType.TRAIN:
-        return math.inf
-    return limit.seconds(
-        task.message.metadata.dst_node_id, work=task.work, kind=kind_of(task.message)
-    )
-
-
-def learn(limit: ClientLimit, task: Task, reply: Message | None, seconds: float) -> None:
-    """A client took so long; a failure says nothing of the time that the work takes."""
-    trains = task.message.metadata.message_type == MessageType.TRAIN
-    if trains and reply is not None and not reply.has_error():
-        limit.took(
-            task.message.metadata.dst_node_id, seconds, work=task.work, kind=kind_of(task.message)
-        )
+def limit_of(message: Message, client_timeout: float | None) -> float:
+    """Seconds that a client may take for a message; infinite for a query, which may load data."""
+    trains = message.metadata.message_type == MessageType.TRAIN
+    return math.inf if client_timeout is None or not trains else client_timeout
 
 
 def too_slow(message: Message, seconds: float) -> Message:
@@ -203,12 +181,6 @@ def too_slow(message: Message, seconds: float) -> Message:
         TOO_SLOW,
         message,
     )
-
-
-def kind_of(message: Message) -> str:
-    """Training, with or without a secure sum, or a stage of one that trains nothing."""
-    stage = stage_of(message.content)
-    return "" if stage in (None, MASKED) else str(stage)
 
 
 T = TypeVar("T")

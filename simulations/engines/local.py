@@ -15,7 +15,6 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
-from fedlsg.participation import ClientLimit
 from fedlsg.simulations.client.app import app
 from fedlsg.simulations.client.drawing import kept_draws
 from fedlsg.simulations.client.model import is_served, process, serving
@@ -27,8 +26,6 @@ from fedlsg.simulations.client.virtual import (
     call_client,
     call_until,
     give_id,
-    learn,
-    limit_by,
     limit_of,
     task_identity,
     too_slow,
@@ -61,7 +58,7 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
         num_partitions: int,
         run_config: dict[str, Any],
         *,
-        limit: ClientLimit | None = None,
+        client_timeout: float | None = None,
         accounts: Accounts | None = None,
         device: str = "cpu",
     ) -> None:
@@ -71,7 +68,7 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
             self._pass_on = lambda message: message
         self._device = device
         self.client, self.run_config, self.accounts = client, run_config, accounts
-        self.limit = ClientLimit(learns=False) if limit is None else limit
+        self.client_timeout = client_timeout
         self._states: dict[int, RecordDict] = {}
         self._passes = Passes(client, num_partitions, run_config)
 
@@ -98,9 +95,8 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
             for message in messages:
                 state = self._states.setdefault(message.metadata.dst_node_id, RecordDict())
                 task = Task(message, state)
-                if (
-                    reply := self._call(task, min(limit_of(self.limit, task), most), most)
-                ) is not None:
+                reply = self._call(task, min(self._limit_of(task), most), most)
+                if reply is not None:
                     yield self._pass_on(reply)
             return
         tasks, replies = accounts.ask(messages)
@@ -109,12 +105,12 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
             with kept_draws(self._device):
                 for pile in self._passes.of(tasks):
                     accounts.leaves(pile)
-                    limits = [min(limit_of(self.limit, task), most) for task in pile]
-                    share = self._passes.compute(pile, limits)
+                    limits = [min(self._limit_of(task), most) for task in pile]
+                    self._passes.compute(pile, limits)
                     for task, limit in zip(pile, limits, strict=True):
                         reply = None
                         try:
-                            reply = self._call(task, limit, most, share)
+                            reply = self._call(task, limit, most)
                         # also of a client that was interrupted: its state says whether it drew
                         finally:
                             answered = accounts.settle([task], [(reply, task.state)])
@@ -122,13 +118,12 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
         finally:
             accounts.end()
 
-    def _call(
-        self, task: Task, seconds: float, timeout: float, ahead: float = 0.0
-    ) -> Message | None:
-        """The reply of a client within its limit, for which a pass took so many seconds
-        ``ahead``.
-        """
-        message, began = task.message, time.monotonic()
+    def _limit_of(self, task: Task) -> float:
+        return limit_of(task.message, self.client_timeout)
+
+    def _call(self, task: Task, seconds: float, timeout: float) -> Message | None:
+        """The reply of a client within its limit."""
+        message = task.message
         reply, stopped = call_until(
             time.time() + seconds,
             lambda: call_client(
@@ -144,7 +139,6 @@ class LocalGrid(VirtualGrid, SimulatedGrid):
             log(WARNING, "client %d was stopped after %.3g s", client, seconds)
             process.cache_clear()  # the state of a stopped client's process is unknown
             return None if seconds == timeout else give_id(too_slow(message, seconds))
-        learn(self.limit, task, reply, time.monotonic() - began + ahead)
         return reply
 
 
@@ -162,13 +156,12 @@ def run(
     Tests of bad clients give another ``client``; ``page=False`` leaves report.html out.
     """
     plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
-    limit = limit_by(plan.settings)
     accounts = Accounts(plan, directory, here=True)
     grid = LocalGrid(
         client,
         len(plan.terms),
         dict(as_config(plan.settings)),
-        limit=limit,
+        client_timeout=plan.settings.client_timeout,
         accounts=accounts,
         device=plan.device,
     )

@@ -36,13 +36,10 @@ class Passes:
             else [[task] for task in pile]
         )
 
-    def compute(self, pile: Pile, limits: Sequence[float], until: float = math.inf) -> float:
-        """Compute a pass within the longest of the clients' limits; returns the seconds of each
-        client's share.
-        """
+    def compute(self, pile: Pile, limits: Sequence[float], until: float = math.inf) -> None:
+        """Compute a pass within the longest of the clients' limits."""
         if len(pile) < 2 or not self._on:
-            return 0.0
-        began = time.monotonic()
+            return
         call = partial(compute_ahead, pile, self._partitions, self._run_config)
         _, stopped = call_until(min(time.time() + max(limits), until), call)
         if stopped:
@@ -54,4 +51,3 @@ class Passes:
                 len(pile),
                 max(limits),
             )
-        return (time.monotonic() - began) / len(pile)

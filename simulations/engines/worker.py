@@ -17,9 +17,9 @@ from fedlsg.simulations.engines.process import kept_log
 
 CLIENT = "fedlsg.simulations.client.app:app"
 
-Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool, list[float]]
-"""What ``pack`` makes of the answers, the worker's log, whether it has forgotten what it was sent
-earlier, and the seconds that each client took.
+Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool]
+"""What ``pack`` makes of the answers, the worker's log, and whether it has forgotten what it was
+sent earlier.
 """
 
 
@@ -89,17 +89,13 @@ class Worker:
             forgot = False
             HISTORY.add(*history)
             replies: list[Any] = []
-            seconds: list[float] = []
-            passes, share = {id(pile[0]): pile for pile in self._passes.of(tasks)}, 0.0
+            passes = {id(pile[0]): pile for pile in self._passes.of(tasks)}
             for at, (task, most) in enumerate(zip(tasks, limits, strict=True)):
                 if pile := passes.get(id(task)):
-                    share = self._passes.compute(
+                    self._passes.compute(
                         pile, limits[at : at + len(pile)], math.inf if until is None else until
                     )
-                began, end = (
-                    time.monotonic(),
-                    min(time.time() + most, math.inf if until is None else until),
-                )
+                end = min(time.time() + most, math.inf if until is None else until)
                 reply, stopped = call_until(end, partial(_call, client, job, task))
                 if stopped:
                     process.cache_clear()  # the state of a stopped client's process is unknown
@@ -117,10 +113,9 @@ class Worker:
                         break
                     reply = give_id(too_slow(task.message, most))
                 replies.append(reply)
-                seconds.append(time.monotonic() - began + share)
             replies += [None] * (len(tasks) - len(replies))
             answers = [(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]
-            return *pack(answers), records, forgot, seconds
+            return *pack(answers), records, forgot
 
     def _begin(self, job: Job) -> None:
         """Load the data of a run, and forget what was sent for another one."""

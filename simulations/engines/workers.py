@@ -1,6 +1,5 @@
 """The Ray workers of one run: they answer piles of tasks, and a dead or hanging one is replaced."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from uuid import uuid4
 from flwr.common.logger import log
 
 from fedlsg.simulations.client.piles import Answer, Pace, Pile, divide, pack, unpack
-from fedlsg.simulations.client.virtual import learn, limit_by, limit_of
+from fedlsg.simulations.client.virtual import limit_of
 from fedlsg.simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
 from fedlsg.simulations.engines.process import write_log
 from fedlsg.simulations.engines.shipping import put, shipment
@@ -73,7 +72,6 @@ class Workers:
         self._running: dict[Any, tuple[Any, Pile, float]] = {}
         self._knows: dict[Any, tuple[int, int]] = {}
         self._failed_starts = 0
-        self._limit = limit_by(s)
         self._served = set[Any]()
         self._allowed: dict[Any, float] = {}
 
@@ -148,9 +146,7 @@ class Workers:
         """When (of ``time.monotonic``) a worker is ended that has not stopped its clients at their
         limits itself.
         """
-        worker, pile, began = self._running[ref]
-        if self._allowed.get(ref, math.inf) == math.inf:  # others may have replied since then
-            self._allowed[ref] = sum(limit_of(self._limit, task) for task in pile)
+        worker, _, began = self._running[ref]
         return (
             began
             + (0.0 if worker in self._served else START_SECONDS)
@@ -192,17 +188,13 @@ class Workers:
         if pile is None:
             self._failed_starts = 0
         else:
-            pickled, arrays, records, forgot, seconds = answer
+            pickled, arrays, records, forgot = answer
             self._served.add(worker)
             write_log(records)
             if forgot:
                 self._knows.pop(worker)
             pace.took(sum(task.work for task in pile), time.monotonic() - began)
-            answers = unpack(pickled, arrays)
-            # after a stop there are fewer
-            for task, (reply, _), took in zip(pile, answers, seconds, strict=False):
-                learn(self._limit, task, reply, took)
-            yield pile, answers
+            yield pile, unpack(pickled, arrays)
 
     def _send(
         self, pile: Pile, worker: Any, until: float | None, sent: dict[int, tuple[bytes, Any]]
@@ -224,7 +216,8 @@ class Workers:
         for data in arrays:
             if id(data) not in sent:
                 sent[id(data)] = data, ray.put(data)
-        limits = [limit_of(self._limit, task) for task in pile]
+        most = self._plan.settings.client_timeout
+        limits = [limit_of(task.message, most) for task in pile]
         answer = worker.answer.remote(
             self._job, until, limits, pickled, *(sent[id(data)][1] for data in arrays)
         )

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
 
-from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
 from fedlsg.setting.units import UNITS
-from fedlsg.simulations.client.virtual import kind_of, limit_by
 from fedlsg.simulations.rundir.rundir import RunDir
 from fedlsg.simulations.settings.settings import RUN, Settings
 from fedlsg.strategies.federation.expectations import EXAMPLES, reason_of
@@ -64,14 +62,9 @@ class Deployment:
         self.roster = Roster(self.timeout, accept=self._accept, most_examples=self.most_examples)
 
     def watch(self, grid: Grid, settings: Settings) -> WatchedGrid:
-        """Flower's grid with limits on how long each node may take for its rows."""
-        roster = self.roster
-
-        def work(message: Message) -> tuple[str, float]:
-            client = roster.client_of(message.metadata.dst_node_id)
-            return kind_of(message), 1.0 if client is None else float(roster.sizes[client])
-
-        return WatchedGrid(grid, limit_by(settings), work=work, returned=roster.returned)
+        """Flower's grid with a limit on how long each node may take."""
+        most = math.inf if settings.client_timeout is None else settings.client_timeout
+        return WatchedGrid(grid, most, returned=self.roster.returned)
 
     def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
         """Find the clients' nodes; returns N_k of each, see ``Roster.gather``. By default, every

@@ -306,8 +306,7 @@ class Processes:
     client_timeout: Annotated[
         float | None,
         Setting(
-            "Longest wait for a client; default 10 times what others take, 60 at least; "
-            "engine=auto is ray then.",
+            "Longest wait for a client; engine=auto is ray then.",
             "seconds",
             above=0,
             below=inf,

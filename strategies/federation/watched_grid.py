@@ -14,7 +14,6 @@ come, keeps no other waiting.
 """
 
 import copy
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +29,6 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedlsg.participation import ClientLimit
 from fedlsg.strategies.federation.expectations import BoundError, reason_of
 from fedlsg.strategies.federation.wire import FAILED, TOO_SLOW
 
@@ -94,29 +92,24 @@ class WatchedGrid(WrappedGrid):
     """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has
     left.
 
-    It waits for each node as long as ``limit`` says, and sends nothing to a node that still owes a
-    reply to an earlier training message: it would train for a round that is over. ``work``: kind
-    and amount of a message's work. ``returned`` is called with a node whose reply came too late.
-    ``largest``: bytes of a reply. All but ``send_and_receive`` is the inner grid's.
+    It waits for each node for ``client_timeout`` seconds, and sends nothing to a node that still
+    owes a reply to an earlier training message: it would train for a round that is over.
+    ``returned`` is called with a node whose reply came too late. ``largest``: bytes of a reply. All
+    but ``send_and_receive`` is the inner grid's.
     """
 
     def __init__(
         self,
         inner: Grid,
-        limit: ClientLimit | None = None,
+        client_timeout: float = inf,
         *,
-        work: Callable[[Message], tuple[str, float]] = lambda message: ("", 1.0),
         returned: Callable[[int], None] = lambda node: None,
     ) -> None:
         super().__init__(inner)
-        self.limit, self.work, self.returned = (
-            ClientLimit(learns=False) if limit is None else limit,
-            work,
-            returned,
-        )
+        self.client_timeout, self.returned = client_timeout, returned
         self.largest = PULLED_BYTES
         self._pullers = Pullers(inner)
-        self._owed: dict[str, tuple[Message, float]] = {}
+        self._owed: dict[str, Message] = {}
         self._known: dict[int, str] = {}
 
     def send_and_receive(
@@ -127,7 +120,7 @@ class WatchedGrid(WrappedGrid):
         """
         before = self._activations()
         self._take_late(before)
-        busy = {message.metadata.dst_node_id for message, _ in self._owed.values()}
+        busy = {message.metadata.dst_node_id for message in self._owed.values()}
         asked = list(messages)
         sent = [
             message
@@ -151,40 +144,30 @@ class WatchedGrid(WrappedGrid):
         while open_ and (deadline is None or time.monotonic() < deadline):
             for name, reply in self._pulled(open_):
                 replies.append(reply)
-                self._learn(open_.pop(name, None), reply, began)
+                open_.pop(name, None)
             now = self._activations()
             for name, message in list(open_.items()):
                 if _restarted(message, before, now):
                     replies.append(lost_reply(open_.pop(name)))
-                elif (seconds := self._limit_of(message)) < time.monotonic() - began:
-                    self._owed[name] = open_.pop(name), began
-                    replies.append(
-                        too_slow(
-                            message,
-                            f"no reply within client_timeout, which is {seconds:.0f} s here",
-                        )
-                    )
+                elif _trains(message) and self.client_timeout < time.monotonic() - began:
+                    self._owed[name] = open_.pop(name)
+                    why = f"no reply within client_timeout, {self.client_timeout:g} s"
+                    replies.append(too_slow(message, why))
             if open_:
                 time.sleep(POLL_SECONDS)
-        self._owed |= {
-            name: (message, began) for name, message in open_.items() if _trains(message)
-        }
+        self._owed |= {name: message for name, message in open_.items() if _trains(message)}
         return replies
 
     def _pulled(self, open_: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
         """The replies that are there, each by the name of its message. Late ones are thrown
         away.
         """
-        for name, reply in self._pullers.pull(
-            {name: message for name, (message, _) in self._owed.items()} | dict(open_),
-            self.largest,
-            PATIENCE_SECONDS,
-        ):
+        awaited = self._owed | dict(open_)
+        for name, reply in self._pullers.pull(awaited, self.largest, PATIENCE_SECONDS):
             if name in open_:
                 yield name, reply
                 continue
-            message, began = self._owed.pop(name)
-            self._learn(message, reply, began)
+            message = self._owed.pop(name)
             if not reply.has_error():
                 self.returned(message.metadata.dst_node_id)
                 log(
@@ -197,23 +180,10 @@ class WatchedGrid(WrappedGrid):
         """Take late replies; their nodes, and those that restarted, owe nothing any more."""
         for _ in self._pulled({}):
             pass
-        for name, (message, _) in list(self._owed.items()):
+        for name, message in list(self._owed.items()):
             if _restarted(message, self._known, now):
                 del self._owed[name]
         self._known |= now
-
-    def _learn(self, message: Message | None, reply: Message, began: float) -> None:
-        if message is not None and _trains(message) and not reply.has_error():
-            kind, work = self.work(message)
-            self.limit.took(
-                message.metadata.dst_node_id, time.monotonic() - began, work=work, kind=kind
-            )
-
-    def _limit_of(self, message: Message) -> float:
-        if not _trains(message):
-            return math.inf
-        kind, work = self.work(message)
-        return self.limit.seconds(message.metadata.dst_node_id, work=work, kind=kind)
 
     def _activations(self) -> Mapping[int, str]:
         """When each connected node was last activated."""

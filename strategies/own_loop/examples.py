@@ -28,7 +28,7 @@ from fedlsg.randomness import own_draws, public_generator
 from fedlsg.strategies.own_loop.made_up import Maker, Takes
 from fedlsg.tensors import each, fields_of, of_fields
 from fedlsg.user_code.failure import depends_on_values, describe
-from fedlsg.user_code.objects import restored, written
+from fedlsg.user_code.objects import restored
 
 
 @contextmanager
@@ -219,9 +219,8 @@ def accepted(
     """Plain made-up rows of these shapes and types that model and loss take, each alone; None where
     none is found.
     """
-    code = written(getattr(loss, "loss", loss), model)
     with restored(loss), checked_ctc():
-        rows = Maker(inputs=inputs, targets=targets, takes=takes(model, loss), written=code).rows()
+        rows = Maker(inputs=inputs, targets=targets, takes=takes(model, loss)).rows()
     if rows is None:
         return None
     device = next(model.parameters()).device

@@ -1,10 +1,10 @@
 """Plain made-up rows that a model and a loss take, each alone.
 
 Nothing of the data is read but names, shapes and types. What is tried, in this order: for floats
-normal numbers, numbers in [0, 1] and small whole numbers; for integers 0 and 1, 1 and 2, ones,
-zeros, the whole numbers in the user's code and the next ones; for targets zeros, ones,
-probabilities and normal numbers. Masks are lengths. Trials run on the CPU, where a wrong class
-number is an error; on a GPU it would end the process's use of the device.
+normal numbers, numbers in [0, 1] and small whole numbers; for integers 0 and 1, 1 and 2, ones and
+zeros; for targets zeros, ones, probabilities and normal numbers. Masks are lengths. Trials run on
+the CPU, where a wrong class number is an error; on a GPU it would end the process's use of the
+device.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -80,14 +80,11 @@ TARGETS: tuple[Fill, ...] = (zeros, ones, probabilities, normal)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Maker:
-    """Makes rows of the form of ``inputs`` and ``targets``. ``written``: numbers in the user's
-    code.
-    """
+    """Makes rows of the form of ``inputs`` and ``targets``."""
 
     inputs: Batch
     targets: Batch
     takes: Takes
-    written: tuple[float, ...] = ()
 
     def rows(self) -> tuple[Batch, Batch] | None:
         """Inputs and targets that model and loss take, each row alone; None if nothing is taken."""
@@ -107,20 +104,9 @@ class Maker:
         alike: list[Mapping[str, Fill]] = [dict.fromkeys(names, fill) for fill in INTEGERS]
         for floats, integers, target in product(FLOATS, alike, TARGETS):
             yield floats, integers, target
-        whole = [int(number) for number in self.written if number == int(number)]
-        other: list[Mapping[str, Fill]] = []
-        for number in whole if names else ():
-            near = (
-                partial(flags, start=number),
-                partial(always, number),
-                partial(always, number + 1),
-            )
-            other += [dict.fromkeys(names, fill) for fill in near]
         if 1 < len(names) <= FIELDS:
-            mixed = product(INTEGERS, repeat=len(names))
-            other += [dict(zip(names, fills, strict=True)) for fills in mixed]
-        for integers, target in product(other, TARGETS):
-            yield normal, integers, target
+            for fills, target in product(product(INTEGERS, repeat=len(names)), TARGETS):
+                yield normal, dict(zip(names, fills, strict=True)), target
 
     def _made(self, side: int, floats: Fill, integers: Mapping[str, Fill], target: Fill) -> Any:
         made = {}

@@ -132,12 +132,12 @@ def test_of_a_function_that_reads_data_only_generators_are_restored():
     assert rows.sum() > 0
 
 
-@pytest.mark.parametrize("forgotten", ["_of_process", "_of_generator", "_of_tensor", "_of_items"])
+@pytest.mark.parametrize("forgotten", ["_of_process", "state_of", "_of_tensor", "_of_items"])
 def test_what_is_forgotten_is_noticed(monkeypatch, forgotten):
     """Negative controls: global generators, generators in objects, numbers, attributes, lists."""
     nothing = {
         "_of_process": lambda: iter(()),
-        "_of_generator": lambda thing: None,
+        "state_of": lambda thing: None,
         "_of_tensor": lambda t: None,
     }
     monkeypatch.setattr(

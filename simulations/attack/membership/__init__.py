@@ -4,8 +4,7 @@ run's settings.
 Writes membership.json and membership.html: rates next to guessing and to what the claim allows, and
 assumptions.
 
-shadows  the models      measure  attacks on them      rounds  the game of one round      findings
-         tables and verdict
+shadows  the models      measure  attacks on them      findings  tables and verdict
 """
 
 import time
@@ -30,7 +29,6 @@ from fedlsg.simulations.attack.membership.findings import (
     verdict,
 )
 from fedlsg.simulations.attack.membership.measure import GRID, attack, claimed, over_the_claim
-from fedlsg.simulations.attack.membership.rounds import per_round
 from fedlsg.simulations.attack.membership.shadows import check_shadows, confidences, train_all
 from fedlsg.simulations.attack.report import output_folder
 from fedlsg.simulations.inspection import refuse_settings
@@ -132,7 +130,6 @@ def membership_command(
             found=attack(models, seed=seed),
             claim=None if claim is None else claim[0],
             limits=() if claim is None else claim[1],
-            rounds=per_round(plan, seed=seed),
             own=None if run is None or plan.unit.whole else own_model(run, plan, seed),
             seed=seed,
             seconds=time.monotonic() - began,
@@ -342,7 +339,6 @@ def numbers(report: Report) -> dict[str, Any]:
             "examples": report.own.examples,
             **_roc(report.own.roc),
         },
-        "one_round": [asdict(one) for one in report.rounds],
         "granted": granted(report),
         "verdict": verdict(report),
         "seconds": round(report.seconds, 1),

@@ -17,7 +17,6 @@ from fedlsg.simulations.attack.membership.measure import (
     over_the_claim,
     paired_difference,
 )
-from fedlsg.simulations.attack.membership.rounds import PerRound
 from fedlsg.simulations.attack.membership.shadows import Trained
 from fedlsg.simulations.report.page import Row, RowKind, Table
 from fedlsg.simulations.settings.settings import Settings
@@ -44,19 +43,6 @@ GRANTED_OF_CLIENTS = {
     "sees": "the outputs of the trained model on all examples; no payload and no earlier round",
     "secret": "which clients there were, which were drawn in a round, their batches and the noise",
 }
-KNOWS = {
-    False: "knows every other example that takes part; guessing has a TPR equal to its FPR",
-    True: "knows who else takes part, with which updates; guessing has a TPR equal to its FPR",
-}
-READS = {
-    "client": "one client's payload of one round as it was sent",
-    "aggregate": "the sum of one round's payloads as an ideal secure sum would give it, which "
-    "nobody provides",
-    "secure": "the sum of one round that the server decodes, and the noise of {readers} of its "
-    "clients",
-    "server": "the noisy sum that the server releases of one round",
-}
-"""What the matched filter sees, by trust."""
 ALL = {
     "client": "all payloads of all rounds",
     "aggregate": "the sums of all rounds, and no single payload",
@@ -64,16 +50,6 @@ ALL = {
     "server": "the weights of all rounds, and no update",
 }
 """What an attacker may see that the claim bounds, by trust."""
-PLAYED = {
-    "client": "payloads with and without one {unit} through the clip and the noise of a client",
-    "aggregate": "sums with and without one {unit} through the clip and the noise shares of the "
-    "clients",
-    "secure": "sums with and without one {unit} through the clip, the rotation, the discrete noise "
-    "and the decoding of a secure sum, without its masks, and less the noise of "
-    "{readers} clients",
-    "server": "sums with and without one {unit} through the clip and the noise of the server",
-}
-"""What the game runs, by trust."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,7 +66,6 @@ class Report:
     found: Sequence[Found]
     claim: Claim | None
     limits: tuple[Limit, ...]
-    rounds: Sequence[PerRound]
     own: LossThreshold | None
     seed: int
     seconds: float
@@ -98,7 +73,7 @@ class Report:
 
 
 def tables(report: Report) -> list[Table]:
-    """All models in turn, the target alone, the run's own model, and single rounds."""
+    """All models in turn, the target alone, and the run's own model."""
     members, found, own = int(report.models.inside[0].sum()), report.found, report.own
     made = [
         _rates(
@@ -127,8 +102,6 @@ def tables(report: Report) -> list[Table]:
                 [("loss threshold", own.success, own.roc)],
             )
         )
-    if report.rounds:
-        made.append(_per_round(report.rounds, report.settings))
     return made
 
 
@@ -181,42 +154,6 @@ def _differences(found: Sequence[Found]) -> str:
         f" TPR at {at} less that of the {first.attack}, paired by candidate: {'; '.join(words)}."
         if words
         else ""
-    )
-
-
-def _per_round(rounds: Sequence[PerRound], settings: Settings) -> Table:
-    """What one round shows: a client's payload or, where only sums have the noise, the sum of
-    all.
-    """
-    first = rounds[0]
-    trust, unit = settings.trust, settings.unit
-    payload = "One payload" if trust == "client" else "The sum of the payloads"
-    what = (
-        payload
-        if UNITS[unit].whole or (settings.local_steps or 1) == 1
-        else f"One local step of {payload.lower()}"
-    )
-    unlike = (
-        ""
-        if first.clipped
-        else f" The {unit} of this game is shorter than the clip, so it is found less often."
-    )
-    return Table(
-        title=f"{what} of one round, matched filter, sigma_eff {first.sigma:.4g}",
-        columns=("guessing (FPR)", "TPR, closed form", "FPR, measured", "TPR, measured"),
-        rows=tuple(
-            Row(
-                cells=(
-                    f"{100 * one.fpr:g} %",
-                    f"{100 * one.closed_form:.2f} %",
-                    "too large" if one.played is None else _rate(one.played.fpr),
-                    "too large" if one.played is None else _rate(one.played.tpr),
-                )
-            )
-            for one in rounds
-        ),
-        note=f"Closed form: TPR = Phi(Phi^-1(FPR) + 1 / sigma_eff), for a clipped {unit} that took "
-        f"part. Measured: {_in(settings, PLAYED)}, in the frame of the first round.{unlike}",
     )
 
 
@@ -342,9 +279,7 @@ def _accuracy(report: Report) -> dict[str, str]:
 
 def granted(report: Report) -> dict[str, str]:
     """The assumptions in words."""
-    whole = UNITS[report.settings.unit].whole
-    filter_ = {"matched filter": f"sees {_in(report.settings, READS)}, and {KNOWS[whole]}"}
-    return (GRANTED_OF_CLIENTS if whole else GRANTED) | (filter_ if report.rounds else {})
+    return GRANTED_OF_CLIENTS if UNITS[report.settings.unit].whole else GRANTED
 
 
 def bounded(report: Report) -> str:

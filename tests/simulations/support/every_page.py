@@ -107,7 +107,6 @@ def found_members(models: Trained) -> str:
         found=attack(models, seed=0),
         claim=None,
         limits=(wide,),
-        rounds=[],
         own=None,
         seed=0,
         seconds=1.0,

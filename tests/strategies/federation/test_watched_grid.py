@@ -8,7 +8,6 @@ import httpx
 import pytest
 from flwr.app import Error, Message, RecordDict
 
-from fedlsg.participation import ClientLimit
 from fedlsg.simulations.client.virtual import FIRST_NODE, VirtualGrid, give_id
 from fedlsg.strategies.federation import watched_grid
 from fedlsg.strategies.federation.expectations import BoundError
@@ -113,17 +112,15 @@ def send(grid: WatchedGrid, link: SuperLink, *nodes: int, kind: str = "train") -
 
 def test_nobody_waits_longer_than_the_limit_for_a_node():
     link = SuperLink([1, None])
-    found = send(WatchedGrid(link, ClientLimit(0.1)), link, 0, 1)
+    found = send(WatchedGrid(link, 0.1), link, 0, 1)
     assert found[0] == "reply"
     assert "client_timeout" in found[1]
-    assert WatchedGrid(link).limit.seconds(0) == float("inf"), (
-        "negative control: it has no limit of its own"
-    )
+    assert WatchedGrid(link).client_timeout == float("inf"), "it has no limit of its own"
 
 
 def test_a_node_that_owes_a_reply_gets_no_message_until_it_came_and_that_one_is_not_used():
     link, back = SuperLink([1, None]), list[int]()
-    grid = WatchedGrid(link, ClientLimit(0.1), returned=back.append)
+    grid = WatchedGrid(link, 0.1, returned=back.append)
     send(grid, link, 0, 1)
     late = [name for name, m in link.waiting.items() if m.metadata.dst_node_id == FIRST_NODE + 1]
     assert send(grid, link, 0, 1) == {0: "reply", 1: "it still works on an earlier round"}
@@ -140,7 +137,7 @@ def test_a_node_that_owes_a_reply_gets_no_message_until_it_came_and_that_one_is_
 
 def test_a_node_that_restarted_owes_nothing():
     link = SuperLink([1, None])
-    grid = WatchedGrid(link, ClientLimit(0.1))
+    grid = WatchedGrid(link, 0.1)
     send(grid, link, 0, 1)
     link.activated[1], link.after[1] = "10:05", None
     link.waiting.clear()  # Flower delivers it to nobody
