@@ -5,6 +5,7 @@ dicts of them.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -32,6 +33,18 @@ def check_row(row: Any, what: str) -> tuple[Any, Any]:
                     f"leave out what the model does not read); {BY_NAME}"
                 )
     return row[0], row[1]
+
+
+def in_own_memory(part: Any) -> Any:
+    """A part of a row in memory of its own: code may fill one buffer for all rows.
+
+    A tensor is a plain one, for a class with functions of its own would see the batch.
+    """
+    if isinstance(part, Mapping):
+        return {name: in_own_memory(value) for name, value in part.items()}
+    if isinstance(part, Tensor):
+        return part.as_subclass(Tensor).clone()
+    return part.copy() if isinstance(part, np.ndarray) else part
 
 
 def form_of(part: Any) -> Any:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from fedlsg.randomness import SecretStream
-from fedlsg.rows.collate import check_row, collate, form_of, tensors_of
+from fedlsg.rows.collate import check_row, collate, form_of, in_own_memory, tensors_of
 from fedlsg.rows.draws import RowDraws
 from fedlsg.rows.padding import Padding
 from fedlsg.tensors import each, fields_of
@@ -129,21 +128,10 @@ class OneByOne:
                 self._keys[place] = self._draws.next_key()
             key = self._keys[place]
         self._draws.begin(key)
-        inputs, targets = map(_copied, check_row(self._make(place), self.name))
+        inputs, targets = map(in_own_memory, check_row(self._make(place), self.name))
         if self._padding is None:
             return inputs, targets
         return self._padding.of_row(inputs, targets, self._dtype)
-
-
-def _copied(part: Any) -> Any:
-    """In memory of its own, for code that fills one buffer for all rows; a plain tensor, for a
-    class with functions of its own would see the batch.
-    """
-    if isinstance(part, Mapping):
-        return {name: _copied(value) for name, value in part.items()}
-    if isinstance(part, Tensor):
-        return part.as_subclass(Tensor).clone()
-    return part.copy() if isinstance(part, np.ndarray) else part
 
 
 def _bytes_of(part: Any) -> int:

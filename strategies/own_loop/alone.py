@@ -37,6 +37,8 @@ from fedlsg.tensors import fields_of, rows_of, spaced
 from fedlsg.training import Batch
 from fedlsg.user_code.digest import filled_cells
 
+MANY_KEYS = 16
+"""Draws under which it shows that a function draws a coin, but for one time in 32,768."""
 ALONE = 8
 """Rows that are made alone."""
 SPREAD = 64
@@ -104,13 +106,13 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
     time.
     """
     try:
-        made = [batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(2)]
+        made = [batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(MANY_KEYS)]
     except Exception:  # it takes one position alone
         return
     if batch_size(*made[0]) == 1:  # it reads the first position alone
         return
-    company, other = (rows_in(given, len(chosen)) for given in made)
-    if not all(map(same_row, company, other)):
+    company, *others = (rows_in(given, len(chosen)) for given in made)
+    if not all(all(map(same_row, company, other)) for other in others):
         return  # it draws, and other places have other draws
     if all(map(same_row, rows, company)):
         if len(rows) > 1:

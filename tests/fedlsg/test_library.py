@@ -9,6 +9,8 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +195,12 @@ PLANTED: dict[str, Model] = {
         lambda m: parametrize.register_parametrization(m[0], "weight", OwnWeight())
     ),
     "an activation": lambda: nn.TransformerEncoderLayer(8, 2, activation=mixing),
+    "compiled code with arguments": lambda: nn.TransformerEncoderLayer(
+        8, 2, activation=partial(torch.renorm, p=2, dim=0, maxnorm=1.0)
+    ),
+    "a method by its name": lambda: nn.TransformerEncoderLayer(
+        8, 2, activation=methodcaller("renorm", 2, 0, 1.0)
+    ),
     "a function in a list": changed(lambda m: setattr(m[0], "held", [1, {"a": mixing}])),
     "a bound method": changed(lambda m: setattr(m[0], "held", OwnLinear(2, 2).forward)),
     "a module that is no child": changed(lambda m: m[0].__dict__.update(held=OwnLinear(2, 2))),
@@ -209,6 +217,11 @@ PLANTED: dict[str, Model] = {
 @pytest.mark.filterwarnings("ignore")
 def test_own_code_is_found(name: str) -> None:
     assert own_code(PLANTED[name]())
+
+
+def test_an_activation_with_arguments_that_changes_each_number_is_library_code() -> None:
+    gelu = partial(F.gelu, approximate="tanh")
+    assert own_code(nn.TransformerEncoderLayer(8, 2, activation=gelu)) is None
 
 
 def test_the_text_names_place_kind_and_file() -> None:

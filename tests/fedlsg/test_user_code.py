@@ -21,6 +21,7 @@ def allowed(monkeypatch, tmp_path):
     monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
     monkeypatch.setattr(user_code, "_FILES", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another file of tests
     monkeypatch.chdir(tmp_path)
     user_code.offered.cache_clear()
     yield

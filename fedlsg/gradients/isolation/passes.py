@@ -117,8 +117,10 @@ def block_gradients(
 
 
 def _at_level(given: Given, isolation: Isolation) -> list[Any]:
+    if library_with_state(given.model) and isolation != "rows":
+        return _of_library(given, isolation)
     if isolation == "checked":
-        return _of_library(given) if library_with_state(given.model) else run(given)
+        return run(given)
     if isolation == "rows":
         with force_eager():
             return gradients_of_rows(given)
@@ -127,12 +129,12 @@ def _at_level(given: Given, isolation: Isolation) -> list[Any]:
     return run(given, passed=run_on_batch)
 
 
-def _of_library(given: Given) -> list[Any]:
+def _of_library(given: Given, isolation: Isolation) -> list[Any]:
     """A pass over the batch; where the model wrote to itself, such as the scale of a rotary
     embedding that follows the longest text, of one example after the other.
     """
     with forgetting(given.model, parameters=False) as put_back:
-        blocks = run(given)
+        blocks = run(given, passed=run_on_batch if isolation == "isolated" else run_pass)
         wrote = put_back()
     if not wrote:
         return blocks

@@ -246,7 +246,7 @@ def isolated_losses(
 
     detached = each(given.inputs, Tensor.detach)
     used = (model, loss_fn) if own_loss else (model,)
-    with forgetting(*used, parameters=False), sdpa_kernel(SDPBackend.MATH):
+    with forgetting(*used), sdpa_kernel(SDPBackend.MATH):
         made: Tensor = for_each_example(of_one)(dict(copies), detached, given.targets)
     if not whole[0]:
         return made

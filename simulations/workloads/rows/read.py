@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.rows import RowDraws, check_distinct
+from fedlsg.rows.collate import in_own_memory
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.rows import (
     Columns,
@@ -442,7 +443,7 @@ class Items:
                 f"{self.what}[{number}] is {type(item).__name__}: expected a pair (input, target); "
                 "several inputs are a dict by the names of forward's arguments"
             )
-        return item
+        return in_own_memory(item[0]), in_own_memory(item[1])
 
 
 def _has(item: Any, first: Mapping[Any, Any]) -> bool:

@@ -5,12 +5,15 @@ else.
 import copy
 import time
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlsg.gradients import fingerprint as module
 from fedlsg.gradients import per_example_loss
@@ -123,6 +126,36 @@ def test_it_changes_with_hooks_of_all_modules():
     handle = register_module_forward_hook(ignore)
     assert fingerprint(model) != before
     handle.remove()
+    assert fingerprint(model) == before
+
+
+def test_it_changes_with_functions_that_forwards_name(monkeypatch):
+    model = net()
+    before = fingerprint(model)
+    monkeypatch.setattr(nn.functional, "linear", lambda x, W, b=None: x @ W.T)
+    assert fingerprint(model) != before
+    monkeypatch.undo()
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize(
+    "around", [TorchDispatchMode, lambda: saved_tensors_hooks(lambda t: t, lambda t: t)]
+)
+def test_it_changes_with_modes_and_hooks_on_saved_tensors(around):
+    model = net()
+    before = fingerprint(model)
+    with around():
+        assert fingerprint(model) != before
+    assert fingerprint(model) == before
+
+
+def test_a_class_whose_methods_are_made_anew_from_the_same_code_is_no_change():
+    """As cloudpickle makes those of a script or a notebook for each message of Flower."""
+    model = net()
+    before = fingerprint(model)
+    for name in ("forward", "helper"):
+        if (method := vars(Activation).get(name)) is not None:
+            setattr(Activation, name, FunctionType(method.__code__, method.__globals__))
     assert fingerprint(model) == before
 
 

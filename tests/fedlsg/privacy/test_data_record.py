@@ -97,6 +97,23 @@ ARRAY = np.random.default_rng(0).normal(size=(40, 3))
 FRAME = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40), "c": ["text"] * 40})
 SETS = TensorDataset(X, Y)
 OWN = Own(X)
+
+
+class OwnList(Dataset):
+    """Rows of a list or a dict."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, place):
+        return self.rows[place]
+
+
+ROWS = [(torch.randn(2), place) for place in range(40)]
+TEXTS = {place: f"text {place}" for place in range(40)}
 SAME = {
     "itself": ((X, Y), (X, Y)),
     "inputs with other targets": ((X, Y), (X, Y.clone())),
@@ -121,6 +138,8 @@ SAME = {
     "rows of a table": (FRAME, FRAME.iloc[10:]),
     "a table and its targets": (FRAME, (FRAME[:20], FRAME["b"][:20])),
     "a path": ("rows.csv", "./rows.csv"),
+    "a new Dataset of one list of rows": (OwnList(ROWS), OwnList(ROWS)),
+    "a new Dataset of one dict of texts": (OwnList(TEXTS), OwnList(TEXTS)),
     "a function of globals": (function_of_positions, (MANY, MANY)),
     "a function that names them inside": (
         lambda positions: torch.stack([MANY[i] for i in positions]),
@@ -185,6 +204,18 @@ def test_data_are_held_weakly_and_memory_that_is_used_again_is_new(make):
     gc.collect()
     assert run not in runs_on(places)
     assert len(data_record._READ) <= before
+
+
+@pytest.mark.parametrize(
+    "borrowed",
+    [torch.from_numpy, torch.as_tensor, lambda array: torch.frombuffer(array, dtype=torch.float32)],
+)
+def test_borrowed_memory_is_the_same_when_the_tensor_is_gone(borrowed):
+    array = np.zeros(40, dtype=np.float32)
+    run = reads((borrowed(array), 0))
+    gc.collect()
+    assert run in runs_on(places_of((borrowed(array), 0)))
+    assert run in runs_on(places_of((array, 0)))
 
 
 def test_epsilons_of_equal_rows_are_composed():

@@ -139,6 +139,23 @@ def test_a_writer_goes_on_from_its_own_and_sees_others_that_come_between():
         writer.check(model, "")
 
 
+@pytest.mark.parametrize("through", ["data", "numpy"])
+def test_numbers_that_come_without_a_new_version_are_seen(through):
+    model, writer, other = net(), Writer(), trained()
+    writer.begin(dict(model.named_parameters()))
+    moved(model)
+    writer.note(dict(model.named_parameters()))
+    versions = [p._version for p in model.parameters()]
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        if through == "data":
+            p.data.copy_(q)
+        else:
+            p.detach().numpy()[...] = q.detach().numpy()
+    assert versions == [p._version for p in model.parameters()]
+    with pytest.raises(ValueError, match="was trained by an earlier private step"):
+        writer.check(model, "")
+
+
 def test_digests_are_of_numbers_wherever_they_lie():
     weight = torch.randn(64, 128)
     assert digest_of(weight) == digest_of(weight.T.contiguous().T) == digest_of(weight.double())

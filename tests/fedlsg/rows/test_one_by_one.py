@@ -32,6 +32,39 @@ def test_rows_of_one_shape_share_a_group_and_no_pad_depends_on_the_company():
     assert targets.tolist() == [1, 4]
 
 
+@pytest.mark.parametrize("of", [lambda t: t, lambda t: t.numpy(), lambda t: {"x": t[:]}])
+def test_one_buffer_may_serve_all_rows(of):
+    buffer = torch.zeros(1)
+
+    def make(place):
+        return of(buffer.fill_(place)), place
+
+    inputs, _ = batch(make)(torch.arange(3))
+    assert (inputs["x"] if isinstance(inputs, dict) else inputs).flatten().tolist() == [0, 1, 2]
+    assert [float(made) for made in [make(place)[0] for place in range(3)] if made is buffer] in (
+        [],
+        [2.0] * 3,
+    ), "negative control: without a copy all rows are the last one"
+
+
+class Centred(torch.Tensor):
+    """Sees the batch in each function that it is given to."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        made = super().__torch_function__(function, types, args, kwargs or {})
+        return made - made.mean(0) if function is torch.exp else made
+
+
+def test_rows_are_plain_tensors():
+    def make(place):
+        return torch.tensor([float(place)]).as_subclass(Centred), place
+
+    inputs, _ = batch(make)(torch.arange(3))
+    assert type(inputs) is torch.Tensor
+    assert type(torch.stack([make(place)[0] for place in range(3)])) is Centred, "negative control"
+
+
 def test_groups_of_the_users_own_are_cut_by_shape():
     halves = batch(lambda place: (TEXTS[place], place)).within(lambda positions: positions.split(6))
     assert [group.tolist() for group in halves(torch.arange(12))] == [

@@ -31,6 +31,7 @@ class Listed(Dataset):
 
 
 ITEMS = Listed()
+OBJECTS = [(torch.ones(2), 0), (torch.ones(2), 0)]
 REPEATED = {
     "subset": (Subset(ITEMS, [0, 0, 1]), "1 row more than once (one of them 2 times)"),
     "oversampled": (Subset(DATA, [0] * 10 + list(range(20))), "(one of them 11 times)"),
@@ -45,10 +46,13 @@ REPEATED = {
         ConcatDataset([TensorDataset(X, Y), TensorDataset(X[:5], Y[:5])]),
         "5 rows",
     ),
+    "one object in a list": ([*OBJECTS, OBJECTS[0]], "1 row more than once"),
     "negative": (Subset(DATA, [-1, 19]), "1 row more than once"),
     "stack": (StackDataset(Subset(ITEMS, [0, 0]), Subset(DATA, [1, 1])), "1 row more than once"),
 }
 DISTINCT = {
+    "a list of equal words": ["a", "b", "a", 1, 1, None, None],
+    "a list of equal rows": OBJECTS,
     "items": ITEMS,
     "tensors": DATA,
     "parts": ConcatDataset([Subset(ITEMS, range(10)), Subset(ITEMS, range(10, 20))]),

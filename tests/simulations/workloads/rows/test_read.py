@@ -95,6 +95,16 @@ def test_numbers_in_another_order_of_bytes_and_as_objects_are_numbers():
     assert given.train.labels.tolist() == given.test.labels.tolist() == Y.tolist()
 
 
+def test_one_buffer_may_serve_all_rows():
+    class OneBuffer(Pairs):
+        def __getitem__(self, number):
+            return buffer.fill_(number), number % 2
+
+    buffer = torch.zeros(2)
+    rows = whole(OneBuffer([None] * 4))[0]
+    assert rows[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_a_dict_of_splits_is_refused_by_their_names():
     table = pd.DataFrame({"a": X[:, 0], "label": Y})
     with refused("test has the splits train, test", "data['train']"):
