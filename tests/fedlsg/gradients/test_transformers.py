@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.isolation import per_example_gradients
+from fedlsg.gradients.isolation.trial import dense_frame
 from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.gradient_oracle import make_frame
 
@@ -129,3 +130,51 @@ def test_every_parameter_has_the_gradients_of_autograd(name, size):
     got = per_example_gradients(model, loss, inputs, targets, dense_frame(model))
     for (parameter, _), a, b in zip(model.named_parameters(), got, wanted, strict=True):
         assert (a - b).norm() <= 1e-12 * (1e-3 + b.norm()), parameter
+
+
+def test_a_library_model_that_writes_to_itself_runs_example_by_example(monkeypatch, caplog):
+    """The scale of this rotary embedding follows the farthest position of the batch."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=16,
+        rope_scaling={"rope_type": "dynamic", "factor": 4.0},
+        initializer_range=0.7,
+        num_labels=3,
+        pad_token_id=0,
+        use_cache=False,
+    )
+    model = transformers.LlamaForSequenceClassification(config)
+    frame, rows = dense_frame(model), torch.randint(1, WORDS, (3, LENGTH))
+    near = torch.arange(LENGTH).repeat(3, 1)
+    far = torch.cat([near[:2], 90 * near[2:]])
+    inverse = model.model.rotary_emb.inv_freq.clone()
+
+    def moved() -> float:
+        """How far the positions of the last row move the gradients of the others."""
+        found = [
+            torch.cat(
+                per_example_gradients(
+                    model,
+                    lambda out, y: F.cross_entropy(out.logits, y, reduction="none"),
+                    {"input_ids": rows, "position_ids": positions},
+                    torch.tensor([0, 1, 2]),
+                    frame,
+                ),
+                dim=1,
+            )[:2]
+            for positions in (near, far)
+        ]
+        return float((found[0] - found[1]).norm() / found[0].norm())
+
+    assert moved() < 1e-4
+    assert torch.equal(model.model.rotary_emb.inv_freq, inverse)
+    assert "example by example" in caplog.text
+    monkeypatch.setattr("fedlsg.gradients.isolation.passes.library_with_state", lambda model: False)
+    assert moved() > 1e-3, "negative control: over the batch"
