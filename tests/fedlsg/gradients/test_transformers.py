@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from fedlsg.frame import Frame
 from fedlsg.gradients.isolation import per_example_gradients
-from fedlsg.gradients.isolation.trial import dense_frame
 from fedlsg.gradients.supported import trainable
 from tests.fedlsg.support.gradient_oracle import make_frame
 
