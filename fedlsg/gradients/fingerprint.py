@@ -210,13 +210,14 @@ def _is_code(name: str, value: object) -> bool:
 
 
 def _code_of(value: Any) -> Hashable:
-    """A function by its code and what it holds; anything else by identity."""
+    """A function by its code, plain defaults and the functions it holds; else by identity."""
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
     if not isinstance(function, FunctionType):
         return id(value)
     inside = [cell.cell_contents for cell in filled_cells(function)]
     codes = [held.__code__ for held in inside if isinstance(held, FunctionType)]
-    return (function.__code__, *map(str, function.__defaults__ or ()), *codes)
+    defaults = [d if type(d) in PLAIN else type(d) for d in function.__defaults__ or ()]
+    return (function.__code__, *defaults, *codes)
 
 
 def _named_by(forward: Any) -> list[tuple[dict[str, Any], str]]:

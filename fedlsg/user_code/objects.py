@@ -4,8 +4,8 @@ A rehearsal leaves no trace (``restored``), and no pass leaves one for the next 
 objects are afterwards, bit for bit, what they were before. Walked from the given objects:
 attributes, containers, tensors and arrays (their numbers), generators of torch, numpy and python,
 what functions hold in closures and defaults, and classes and global variables that a user's own
-code names. Not walked: other objects that global variables hold, such as a logger; what is outside
-of Python's objects (files, environment, context variables).
+code names. Not walked: other objects that global variables hold, such as a logger; iterators, whose
+place cannot be set; what is outside of Python's objects (files, environment, context variables).
 """
 
 import dis
@@ -303,6 +303,7 @@ def _of_tensor(t: Tensor) -> Undo | None:
         or t.is_inference()
     ):
         return None
+    version = t._version
     before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None
     kept = _attributes(t)
     attributes = (lambda: False) if kept is None else _of_items(kept, kept.update)
@@ -312,9 +313,11 @@ def _of_tensor(t: Tensor) -> Undo | None:
         if t.shape != before.shape or t.dtype != before.dtype or t.device != before.device:
             t.data = before
             return True
-        # A GPU would be waited for. NaN is copied again.
-        changed = t.device.type == "cpu" and not torch.equal(t, before)
-        if changed or t.device.type != "cpu":
+        # Comparing numbers would wait for a GPU: there, a write that a version shows is a change,
+        # and all numbers are copied. NaN is copied again.
+        on_cpu = t.device.type == "cpu"
+        changed = not torch.equal(t, before) if on_cpu else t._version != version
+        if changed or not on_cpu:
             t.data.copy_(before)  # no new version: a graph of this pass may hold the tensor
         if t.is_leaf:
             t.grad = grad

@@ -34,7 +34,7 @@ RARE = ("rank", "sparsity", "rho", "over_linear_probe", "transfer_seconds")
 DULL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(RARE, "--")
 """A page leaves out a column that says this of every line, by its key."""
 CROWDED = 2
-"""Columns that are optional beyond this place are so only beside settings that are varied."""
+"""Columns beyond this place are optional only where settings are varied."""
 
 
 _rho, _delta = methodcaller("mean_of", "rho"), methodcaller("setting", "delta")

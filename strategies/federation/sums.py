@@ -144,8 +144,8 @@ class SecureExchange(Exchange):
         return super().worth_repeating and not self._deliveries
 
     def _received(self, total: Total) -> Received:
-        """The sum in the units of the values. Whose masked values came is in it, whoever was silent
-        afterwards.
+        """The sum in the units of the values. A client whose masked values came is in it, also if
+        it was silent afterwards.
         """
         clients = sorted(total.survivors)
         for client in clients:

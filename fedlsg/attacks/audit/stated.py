@@ -2,7 +2,7 @@
 code of its own.
 
 Nothing here comes from the plan that is audited: no accountant, mechanism or ledger is imported.
-Whoever plans noise for the wrong number of clients, or at the wrong epsilon, is contradicted here.
+A plan with noise for the wrong number of clients, or at the wrong epsilon, is contradicted here.
 
 Symbols: K clients in a round, m the fewest in a sum, t clients that read along with the server, h =
 m - t, q the Poisson rate, T steps, sigma noise over the distance by which one unit moves an output,
@@ -95,7 +95,7 @@ class Stated:
 
     @property
     def noise_multiplier(self) -> float:
-        """The least sigma at which the claim is true, whoever adds the noise."""
+        """The least sigma at which the claim is true, for noise of clients or of the server."""
         return least_noise(self.epsilon, self.delta, self.sample_rate, self.steps)
 
     @property

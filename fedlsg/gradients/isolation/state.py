@@ -29,8 +29,9 @@ def forgetting(*used: object, parameters: bool = True) -> Iterator[Callable[[], 
     called at the end in any case. Put back is what ``walk`` reaches: attributes, containers, other
     objects, numbers of tensors and arrays, closures, classes of the user, and global variables that
     the user's code names. ``parameters=False`` leaves the numbers of parameters out.
-    Random generators that they keep or name draw from secret seeds inside. Not put back: what is
-    outside of Python's objects, such as files, environment and context variables; and hooks.
+    Random generators that they keep or name draw from secret seeds inside. Not put back:
+    iterators and generator functions, hooks, and what is outside of Python's objects, such as
+    files, environment and context variables.
     """
     modules = [m for thing in used if isinstance(thing, nn.Module) for m in thing.modules()]
     spaces = [space for module in modules for space in (vars(module), *_tables(module))]

@@ -24,7 +24,7 @@ Build = Callable[[], Any]
 
 
 def fresh(build: Build) -> Any:
-    """What ``build`` makes, copied, so that whoever keeps the original finds it unchanged; no
+    """What ``build`` makes, copied, so that the original stays unchanged; no
     module: as it is.
 
     What cannot be copied faithfully (a function in it holds the module itself) is built a second
