@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from fedlsg.simulations.cli.app import main as fedlsg
+from fedlsg.simulations.cli.command_line import main as fedlsg
 
 BASE = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedlsg", "strategies", "simulations")

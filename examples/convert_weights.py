@@ -31,7 +31,7 @@ from torch import Tensor
 from fedlsg.simulations.models import vision
 from fedlsg.simulations.models.pretrained import SUFFIXES, check_fit, file_digest, read_weights
 from fedlsg.simulations.models.resnet import wide_resnet
-from fedlsg.simulations.rundir.updates import write_model
+from fedlsg.simulations.storage.updates import write_model
 from fedlsg.user_code import DATA
 from fedlsg.user_code.digest import version
 

@@ -21,6 +21,7 @@ if not Path(__file__).with_name("strategies").exists():
 if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
     from fedlsg.carriers import Carrier, OwnCarriers
+    from fedlsg.config import Setting
     from fedlsg.frame.public import Public
     from fedlsg.gradients.calls import register_layer
     from fedlsg.gradients.replacements import make_supported
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fedlsg.payload import pack, unpack
     from fedlsg.privacy import Mechanism
     from fedlsg.privacy.data_record import epsilon_of_data
-    from fedlsg.setting import Setting
     from fedlsg.simulations.run.finished import Run, load_run
     from fedlsg.simulations.run.simulate import simulate
     from fedlsg.simulations.server.callbacks import Callback, StopRun
@@ -106,7 +106,7 @@ _PLACES = {
     "register_layer": "fedlsg.gradients.calls",
     "Run": "fedlsg.simulations.run.finished",
     "ServerOptimizer": "fedlsg.training",
-    "Setting": "fedlsg.setting",
+    "Setting": "fedlsg.config",
     "simulate": "fedlsg.simulations.run.simulate",
     "StopRun": "fedlsg.simulations.server.callbacks",
     "unpack": "fedlsg.payload",

@@ -8,10 +8,10 @@ a PrivateStep, and ``PrivateUpdates`` around its strategy. ``record`` keeps what
 ``fedlsg attack``.
 """
 
-from fedlsg.simulations.flower.client import client_app
-from fedlsg.simulations.flower.private_update import private_update, reply
-from fedlsg.simulations.flower.private_updates import PrivateUpdates
-from fedlsg.simulations.flower.record import record
-from fedlsg.simulations.flower.server import Strategy
+from fedlsg.simulations.flower_apps.client import client_app
+from fedlsg.simulations.flower_apps.private_update import private_update, reply
+from fedlsg.simulations.flower_apps.private_updates import PrivateUpdates
+from fedlsg.simulations.flower_apps.record import record
+from fedlsg.simulations.flower_apps.server import Strategy
 
 __all__ = ["PrivateUpdates", "Strategy", "client_app", "private_update", "record", "reply"]

@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from fedlsg.carriers import Carrier, Dense, carried_sizes
 from fedlsg.carriers.personal import personal_names
 from fedlsg.carriers.probe import Basis
+from fedlsg.config import Setting, check_declared
 from fedlsg.frame import Block, Frame, group_of, make_blocks
 from fedlsg.frame.forms import CORE
 from fedlsg.frame.public import Public, RoundTime
 from fedlsg.masks import Mask, Prune, smallest
 from fedlsg.masks.mask import apply_mask, split_kept
 from fedlsg.privacy import Mechanism, check_sample_rate
-from fedlsg.setting import Setting, check_declared
 from fedlsg.training import (
     Batch,
     LocalTraining,
@@ -47,7 +47,7 @@ from fedlsg.training import (
     norm_bound,
     server_step,
 )
-from fedlsg.training.local import Count
+from fedlsg.training.local_training import Count
 
 __all__ = [
     "Batch",

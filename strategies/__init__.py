@@ -7,7 +7,7 @@ A recipe is one file of ``fedlsg.strategies.recipes`` with a function
 a function elsewhere:
 ``recipe("mine.py:recipe")``, one that ``give`` gave a name, or one that an installed package offers
 as an entry point in ``fedlsg.methods``. The keywords of the function are its settings: type, range
-and sentence of each are its annotation (``fedlsg.setting``), and every run accepts them.
+and sentence of each are its annotation (``fedlsg.config``), and every run accepts them.
 """
 
 if __name__ != "fedlsg.strategies":
@@ -23,12 +23,12 @@ from pkgutil import iter_modules
 from typing import Any, Unpack
 
 from fedlsg import user_code
+from fedlsg.config import Declared, agreed, declared, suggestion, summary_of
+from fedlsg.config.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import Declared, agreed, declared, suggestion, summary_of
-from fedlsg.setting.choices import did_you_mean
 from fedlsg.strategies import recipes
-from fedlsg.strategies.settings_typed import MethodSettings
+from fedlsg.strategies.method_settings_typed import MethodSettings
 from fedlsg.training import ServerOptimizer
 
 GROUP = "fedlsg.methods"

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from fedlsg.carriers.probe.carrier import Draw
+from fedlsg.config.isolation import CHECKED, Isolation, Wanted
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.isolation.levels import resolve
@@ -33,11 +34,17 @@ from fedlsg.privacy.trained_weights import NOTED
 from fedlsg.randomness import alone
 from fedlsg.rows import OneByOne, Padding
 from fedlsg.rows.padding import Fill
-from fedlsg.setting.isolation import CHECKED, Isolation, Wanted
 from fedlsg.state import ClientTerms
-from fedlsg.strategies.own_loop.account import WAY, Account, Spending, check_spending, terms_of
+from fedlsg.strategies.method_settings_typed import StepSettings
 from fedlsg.strategies.own_loop.examples import check_start
-from fedlsg.strategies.own_loop.release import Rehearsals, Release, Watcher
+from fedlsg.strategies.own_loop.loop_account import (
+    WAY,
+    LoopAccount,
+    Spending,
+    check_spending,
+    terms_of,
+)
+from fedlsg.strategies.own_loop.one_round import Rehearsals, Release, Watcher
 from fedlsg.strategies.own_loop.row_checks import check_rows
 from fedlsg.strategies.own_loop.user_inputs import (
     Data,
@@ -48,7 +55,6 @@ from fedlsg.strategies.own_loop.user_inputs import (
     guarded,
     of_function,
 )
-from fedlsg.strategies.settings_typed import StepSettings
 from fedlsg.strategies.step_method import (
     AUTO,
     is_regression,
@@ -58,7 +64,7 @@ from fedlsg.strategies.step_method import (
     state_of,
 )
 from fedlsg.training import Groups, together
-from fedlsg.training.server import widest
+from fedlsg.training.server_round import widest
 
 
 class PrivateStep:
@@ -198,7 +204,7 @@ class PrivateStep:
             precision=Precision(precision=precision),
             isolation=self._first_level(isolation),
         )
-        self._account = Account(
+        self._account = LoopAccount(
             ledger,
             num_examples=num_examples,
             delta=delta,

@@ -12,15 +12,15 @@ from torch import nn
 from fedlsg import user_code
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.probe.carrier import Draw
+from fedlsg.config import check_real, declared
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.method import Method, Schedule
-from fedlsg.setting import check_real, declared
 from fedlsg.state import PublicState, ServerState
 from fedlsg.strategies import common_settings, give, own_settings, recipe, with_own
-from fedlsg.strategies.own_loop.account import Spending
 from fedlsg.strategies.own_loop.examples import own_source
+from fedlsg.strategies.own_loop.loop_account import Spending
 from fedlsg.strategies.own_loop.user_inputs import Optimizers, make_own
 from fedlsg.tensors import each
 from fedlsg.training import ServerOptimizer

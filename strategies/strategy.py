@@ -19,14 +19,14 @@ from fedlsg.gradients import trainable
 from fedlsg.participation import Participation
 from fedlsg.privacy import BudgetError
 from fedlsg.state import ServerState, sizes_of
-from fedlsg.strategies.federation.downlink import Downlink
-from fedlsg.strategies.federation.exchange import Exchange
-from fedlsg.strategies.federation.expectations import Expectations, FederationSettings
-from fedlsg.strategies.federation.nodes import Roster
-from fedlsg.strategies.federation.proofs import LedgerCopies
-from fedlsg.strategies.federation.report import RoundReport, SimulatedClock
-from fedlsg.strategies.federation.sums import SecureExchange, ServerNoiseExchange
-from fedlsg.strategies.federation.wire import flat_record
+from fedlsg.strategies.protocol.downlink import Downlink
+from fedlsg.strategies.protocol.exchange import Exchange
+from fedlsg.strategies.protocol.expectations import Expectations, FederationSettings
+from fedlsg.strategies.protocol.nodes import Roster
+from fedlsg.strategies.protocol.proofs import LedgerCopies
+from fedlsg.strategies.protocol.round_report import RoundReport, SimulatedClock
+from fedlsg.strategies.protocol.sums import SecureExchange, ServerNoiseExchange
+from fedlsg.strategies.protocol.wire import flat_record
 
 __all__ = ["BudgetSpentError", "DivergedError", "FedLSG", "FederationSettings"]
 

@@ -20,7 +20,7 @@ LAYERS = (
     "fedlsg.owner_only",
     "fedlsg.tensors",
     "fedlsg.noise",
-    "fedlsg.setting",
+    "fedlsg.config",
     "fedlsg.user_code",
     "fedlsg.rows",
     "fedlsg.lowrank",
@@ -38,17 +38,17 @@ LAYERS = (
     "fedlsg.state",
     "fedlsg.attacks",
     "fedlsg.strategies.own_loop",
-    "fedlsg.strategies.settings_typed",
+    "fedlsg.strategies.method_settings_typed",
     "fedlsg.strategies.recipes",
     "fedlsg.strategies",
     "fedlsg.strategies.private_step",
-    "fedlsg.strategies.federation",
+    "fedlsg.strategies.protocol",
     "fedlsg.strategies.strategy",
     "fedlsg.simulations.models",
     "fedlsg.simulations.workloads",
     "fedlsg.simulations.settings",
-    "fedlsg.simulations.rundir",
-    "fedlsg.simulations.plan",
+    "fedlsg.simulations.storage",
+    "fedlsg.simulations.planning",
     "fedlsg.simulations.client",
     "fedlsg.simulations.report",
     "fedlsg.simulations.server",
@@ -56,9 +56,9 @@ LAYERS = (
     "fedlsg.simulations.run",
     "fedlsg.simulations.compare",
     "fedlsg.simulations.inspection",
-    "fedlsg.simulations.attack",
-    "fedlsg.simulations.audit",
-    "fedlsg.simulations.flower",
+    "fedlsg.simulations.attacks",
+    "fedlsg.simulations.attacks.audit",
+    "fedlsg.simulations.flower_apps",
     "fedlsg.simulations.cli",
     "fedlsg.__main__",
 )
@@ -231,22 +231,22 @@ def test_a_planted_import_of_the_face_is_found():
 
 
 def test_a_planted_circle_of_files_is_found():
-    planted = {**without_face(graph()), "fedlsg.masks.rules": {"fedlsg.masks.mask"}}
-    assert set(circle(planted)) == {"fedlsg.masks.rules", "fedlsg.masks.mask"}
+    planted = {**without_face(graph()), "fedlsg.masks.freezing": {"fedlsg.masks.mask"}}
+    assert set(circle(planted)) == {"fedlsg.masks.freezing", "fedlsg.masks.mask"}
 
 
 def test_imports_inside_functions_and_for_type_checkers_are_seen():
     source = (
         "import numpy.linalg as n\n"
         "def f():\n    from flwr.app import Message\n"
-        "if TYPE_CHECKING:\n    from fedlsg.masks import Mask, rules\n"
+        "if TYPE_CHECKING:\n    from fedlsg.masks import Mask, freezing\n"
     )
-    assert imported(source, files()) == {"numpy", "flwr", "fedlsg.masks", "fedlsg.masks.rules"}
+    assert imported(source, files()) == {"numpy", "flwr", "fedlsg.masks", "fedlsg.masks.freezing"}
 
 
 def test_imports_by_a_string_are_seen():
-    source = 'import importlib\nimportlib.import_module("fedlsg.simulations.cli.app")\n__import__("flwr")\n'
-    assert imported(source, files()) == {"importlib", "fedlsg.simulations.cli.app", "flwr"}
+    source = 'import importlib\nimportlib.import_module("fedlsg.simulations.cli.command_line")\n__import__("flwr")\n'
+    assert imported(source, files()) == {"importlib", "fedlsg.simulations.cli.command_line", "flwr"}
 
 
 @pytest.mark.parametrize("name", ["strategies", "simulations.settings", "fedlsg.fedlsg"])

@@ -16,7 +16,7 @@ from flwr.cli.build import build_fab_from_disk
 import build_backend
 from fedlsg.simulations.cli.docs import pages_of
 from fedlsg.simulations.report.template import LIBRARIES
-from fedlsg.strategies.federation.proofs import OUTSIDE, PARTS, identity_of, own_identity
+from fedlsg.strategies.protocol.proofs import OUTSIDE, PARTS, identity_of, own_identity
 from tests.places import REPOSITORY
 
 ROOT = REPOSITORY
@@ -35,7 +35,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
 def outside(path: Path) -> bool:
     """Attacks and audit: they read what runs leave, and no run imports them."""
     parents = {str(parent) for parent in path.parents}
-    return bool(parents & {"fedlsg/attacks", "simulations/attack", "simulations/audit"})
+    return bool(parents & {"fedlsg/attacks", "simulations/attacks", "simulations/attacks/audit"})
 
 
 def test_the_flower_bundle_holds_the_packages_and_nothing_else(bundle):
@@ -80,8 +80,8 @@ def test_the_bundle_is_the_same_code_as_the_clone(bundle):
 def test_the_bundle_is_imported_from_where_it_lies(bundle):
     _, folder = bundle
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import fedlsg.simulations.server.app as a; "
-        "import fedlsg.simulations.client.app; "
+        "import sys; sys.path.insert(0, sys.argv[1]); import fedlsg.simulations.server.server_app as a; "
+        "import fedlsg.simulations.client.client_app; "
         "print(fedlsg.__file__, fedlsg.strategies.__file__, a.__file__, sep='\\n')"
     )
     command = [sys.executable, "-c", code, str(folder)]

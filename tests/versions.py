@@ -17,7 +17,7 @@ import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedlsg.setting import summary_of
+from fedlsg.config import summary_of
 from tests.places import REPOSITORY
 
 SETS: Mapping[str, tuple[str, ...]] = {

@@ -22,11 +22,11 @@ from typing import Any
 from benchmarks.flower.flower_app import CLIENT_APP, free_port, private_flower, write_app
 from benchmarks.flower.socket_proxy import CountingProxy, counting
 from benchmarks.flower.socket_traffic import count_moved
-from fedlsg.simulations.plan.plan import Plan, make_plan
-from fedlsg.simulations.rundir.journal import read_lines
-from fedlsg.simulations.rundir.lock import create
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.journal import read_lines
+from fedlsg.simulations.storage.lock import create
+from fedlsg.simulations.storage.run_directory import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from fedlsg.payload import pack
 from fedlsg.privacy import Entry
 from fedlsg.privacy.ledger_entry import GENESIS, encode_entry, encode_header, encode_line, sha256
-from fedlsg.simulations.plan.plan import Plan
-from fedlsg.strategies.federation.proofs import RECORD, News, news_record, read_held
-from fedlsg.strategies.federation.wire import identity, read_round, read_update, update
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.strategies.protocol.proofs import RECORD, News, news_record, read_held
+from fedlsg.strategies.protocol.wire import identity, read_round, read_update, update
 
 ODD_NUMBERS = (
     -1,

@@ -24,10 +24,13 @@ import tomli_w
 
 from benchmarks.flower.flower_processes import end_all
 from fedlsg.simulations.engines.cluster import short_base
-from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.settings import as_config
 
-SERVER_APP, CLIENT_APP = "fedlsg.simulations.server.app:app", "fedlsg.simulations.client.app:app"
+SERVER_APP, CLIENT_APP = (
+    "fedlsg.simulations.server.server_app:app",
+    "fedlsg.simulations.client.client_app:app",
+)
 PATIENCE = 120.0
 ENVIRONMENT = {
     # else Flower builds an environment before every run

@@ -44,11 +44,11 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from benchmarks.flower.false_node import FalseNode
 from benchmarks.flower.flower_app import Flower, private_flower, write_app
 from benchmarks.flower.flower_processes import carrying
-from fedlsg.simulations.plan.plan import make_plan
-from fedlsg.simulations.rundir.lock import create
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.lock import create
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
 
 GARBAGE = 0.05
 """Share of replies that are no message at all."""

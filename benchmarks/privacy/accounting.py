@@ -17,9 +17,9 @@ from typing import Any
 
 from benchmarks.pairs import parser, write
 from fedlsg.accounting import ACCOUNTANTS, Event, Events, displayed, spread
-from fedlsg.accounting.bounds import upper_or_inf
+from fedlsg.accounting.certified import upper_or_inf
 from fedlsg.accounting.population import CHEAP, front
-from fedlsg.setting.selection import UNIFORM
+from fedlsg.config.selection import UNIFORM
 
 DELTA, ROUNDS, BATCH = 1e-5, 200, 10
 

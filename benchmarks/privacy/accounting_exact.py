@@ -26,9 +26,9 @@ from benchmarks.privacy.exact_epsilon import full_batch, inverted, one_step
 from fedlsg.accounting import (
     AccountingError,
     Event,
-    bounds,
     calibrate,
     calibrate_noise_multiplier,
+    certified,
     epsilon,
     pld,
     prv,
@@ -107,8 +107,10 @@ def search(q: float, steps: int) -> dict[str, Any]:
         pld.interval.cache_clear()
         pld.chernoff.cache_clear()
         return calibrate.smallest_sigma(
-            lambda sigma: bounds.rough([replace(event, noise_multiplier=sigma)], DELTA),
-            lambda sigma: bounds.certified_or_inf([replace(event, noise_multiplier=sigma)], DELTA),
+            lambda sigma: certified.rough([replace(event, noise_multiplier=sigma)], DELTA),
+            lambda sigma: certified.certified_or_inf(
+                [replace(event, noise_multiplier=sigma)], DELTA
+            ),
             TARGET,
         )
 

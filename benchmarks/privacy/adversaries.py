@@ -19,7 +19,7 @@ from fedlsg.simulations.models.encoder import build_encoder
 from fedlsg.simulations.models.encoder_source import find_encoder
 from fedlsg.simulations.workloads.base import LoadedWorkload
 from fedlsg.simulations.workloads.base.split import Split
-from fedlsg.simulations.workloads.texts import Tokens
+from fedlsg.simulations.workloads.text_workload import Tokens
 
 Case = tuple[list[int], int]
 """Rows of the training split in the order in which a client holds them, and the place of the one
@@ -168,7 +168,8 @@ def padded_to_the_longest() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(
             patch(
-                "fedlsg.simulations.workloads.texts.PADDED_LENGTHS", tuple(range(2, MAX_LENGTH * 8))
+                "fedlsg.simulations.workloads.text_workload.PADDED_LENGTHS",
+                tuple(range(2, MAX_LENGTH * 8)),
             )
         )
         stack.enter_context(
@@ -191,13 +192,13 @@ def summed_in(dtype: torch.dtype) -> AbstractContextManager[object]:
         factors = clip_factors(norms, mechanism.clip_norm, dtype, sum(g[0].numel() for g in blocks))
         return torch.cat([factors @ g.flatten(1).nan_to_num().to(dtype) for g in blocks])
 
-    return patch("fedlsg.training.client.clipped_sum", plant)
+    return patch("fedlsg.training.client_round.clipped_sum", plant)
 
 
 def float32_over_microbatches() -> AbstractContextManager[object]:
     """No float64 anywhere."""
     return patch(
-        "fedlsg.training.client.clipped_sum",
+        "fedlsg.training.client_round.clipped_sum",
         lambda gradients, mechanism, **_: clipped_sum(gradients, mechanism),
     )
 

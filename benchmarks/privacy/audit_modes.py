@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.privacy.digits_client import report
-from fedlsg.attacks.audit.checks import unit_checks
+from fedlsg.attacks.audit.noise_checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import silent_rounds
 from fedlsg.attacks.audit.unit_mode import record
 from fedlsg.attacks.audit.verdict import Verdict, judge
-from fedlsg.simulations.audit import Audited, audited_settings
+from fedlsg.simulations.attacks.audit import Audited, audited_settings
 
 SHORT = {"method": "lsg", "epsilon": 8.0, "rounds": 8}
 CLIENTS = SHORT | {"unit": "client", "batch_size": 20, "local_steps": 3, "clip_norm": 1.0}

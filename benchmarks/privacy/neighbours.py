@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fedlsg.training.client
+import fedlsg.training.client_round
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients, LossFunction, Precision
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism, clipped_sum
 from fedlsg.randomness import SecretStream, reproducible_stream
 from fedlsg.simulations.client.drawing import batches, groups
-from fedlsg.simulations.plan.plan import Base
+from fedlsg.simulations.planning.plan import Base
 from fedlsg.simulations.settings.resolve import build_method, fill
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload
@@ -157,7 +157,7 @@ def _sum(subject: Subject, rows: Tensor, watched: int | None) -> tuple[Tensor, T
             positions[:] = some.tolist()
             return batch(some)
 
-        fedlsg.training.client.client_step(
+        fedlsg.training.client_round.client_step(
             subject.model,
             draw,
             subject.loss_fn,
@@ -181,7 +181,10 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
     totals: list[Tensor] = []
     own: list[Tensor] = []
     positions: list[int] = []
-    add_noise, summed = fedlsg.training.client.add_noise, fedlsg.training.client.clipped_sum
+    add_noise, summed = (
+        fedlsg.training.client_round.add_noise,
+        fedlsg.training.client_round.clipped_sum,
+    )
 
     def keep(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
         totals.append(total.clone())
@@ -200,7 +203,7 @@ def caught(watched: int | None) -> Iterator[tuple[list[Tensor], list[Tensor], li
         return summed(gradients, mechanism, **options)
 
     with (
-        patch("fedlsg.training.client.add_noise", keep),
-        patch("fedlsg.training.client.clipped_sum", watch),
+        patch("fedlsg.training.client_round.add_noise", keep),
+        patch("fedlsg.training.client_round.clipped_sum", watch),
     ):
         yield totals, own, positions

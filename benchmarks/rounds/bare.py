@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.rounds import jobs
+from fedlsg.config.selection import UNIFORM
 from fedlsg.gradients import trainable
 from fedlsg.method import aggregate, client_step, server_step
 from fedlsg.noise import add_gaussian
 from fedlsg.randomness import secret_stream
-from fedlsg.setting.selection import UNIFORM
-from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.state import PublicState, ServerState
 
 Round = Callable[[int], object]

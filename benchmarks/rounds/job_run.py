@@ -13,12 +13,12 @@ import torch
 from benchmarks.flower.flower_app import simulate, write_project
 from benchmarks.rounds import bare, jobs, pfl_job
 from benchmarks.rounds.gate import Gate
-from fedlsg.simulations.engines import local, passes, ray
-from fedlsg.simulations.plan.plan import Plan, make_plan
-from fedlsg.simulations.rundir.lock import create
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.engines import local, ray, shared_passes
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.lock import create
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
 
 ENGINES = ("bare", "local", "alone", "ray", "fedavg", "pfl", "opacus", "fedavg-dp", "pfl-dp")
 
@@ -41,7 +41,7 @@ def run(engine: str, model: str, method: str, rounds: int) -> None:
             bare_loop((bare.plain if method == "sgd" else bare.private)(plan), rounds)
         else:
             if engine == "alone":
-                passes.passes = lambda pile, *_: [[task] for task in pile]
+                shared_passes.passes = lambda pile, *_: [[task] for task in pile]
             in_directory(plan, on_ray if engine == "ray" else local.run)
 
 

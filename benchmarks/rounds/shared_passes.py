@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.pairs import estimate, parser, write
 from benchmarks.rounds import bare, jobs
-from fedlsg.simulations.engines import local, passes
-from fedlsg.simulations.plan.plan import make_plan
-from fedlsg.simulations.rundir.lock import create
-from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.engines import local, shared_passes
+from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.lock import create
+from fedlsg.simulations.storage.round_tables import Row
 
 
 def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
         }
     arms = ("passes", "alone", *others)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    shared, mark = passes.passes, time.process_time()
+    shared, mark = shared_passes.passes, time.process_time()
 
     def on_round(row: Row) -> None:
         nonlocal mark
@@ -48,7 +48,9 @@ def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
         arm = "passes" if row.round % 2 else "alone"
         if row.round > 2:
             seconds[arm].append(took)
-        passes.passes = (lambda pile, *_: [[task] for task in pile]) if row.round % 2 else shared
+        shared_passes.passes = (
+            (lambda pile, *_: [[task] for task in pile]) if row.round % 2 else shared
+        )
         for name, one in others.items() if row.round % 2 == 0 else ():
             mark = time.process_time()
             one(row.round)
@@ -62,7 +64,7 @@ def measure(model: str, method: str, *, pairs: int) -> dict[str, Any]:
         directory.write_config(plan.settings)
         local.run(plan, directory, on_round=on_round)
     finally:
-        passes.passes = shared
+        shared_passes.passes = shared
         shutil.rmtree(folder)
     found: dict[str, Any] = {name: statistics.median(own) for name, own in seconds.items()}
     for name in arms[1:]:

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from fedlsg.payload import DEFAULT_CODEC, pack
-from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.published import resolve
 from fedlsg.state import PublicState, mean_frame
 

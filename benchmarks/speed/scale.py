@@ -89,9 +89,9 @@ def register() -> None:
 def measure(clients: int, rounds: int, folder: str) -> dict[str, Any]:
     """A run: CPU seconds of its parts, and of each round."""
     from fedlsg.simulations.engines import local
-    from fedlsg.simulations.rundir.lock import create
     from fedlsg.simulations.server.ready import ready_plan
     from fedlsg.simulations.settings.settings import from_mapping
+    from fedlsg.simulations.storage.lock import create
 
     register()
     given = {
@@ -140,8 +140,8 @@ def after(folder: str) -> dict[str, float]:
     """Seconds that a finished run of ``measure`` takes to be resumed, and to be reported."""
     from fedlsg.simulations.engines import local
     from fedlsg.simulations.report.run_page import write_run_page
-    from fedlsg.simulations.rundir.rundir import RunDir
     from fedlsg.simulations.server.ready import ready_plan
+    from fedlsg.simulations.storage.run_directory import RunDir
 
     register()
     run = RunDir.open(f"{folder}/run")

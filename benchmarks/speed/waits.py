@@ -35,7 +35,7 @@ MANY = (1_000, 10_000, 100_000)
 
 def plan(name: str) -> dict[str, float]:
     """Seconds of a plan after its data are there."""
-    from fedlsg.simulations.plan import plan as plans
+    from fedlsg.simulations.planning import plan as plans
     from fedlsg.simulations.settings.published import resolve
 
     base = plans.prepare(resolve({"workload": "digits", **FEDERATIONS[name]}))

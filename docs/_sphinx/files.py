@@ -1,6 +1,6 @@
 """``python -m docs._sphinx.files``: the tables of docs/files.md, from the declaration of all files.
 
-``tests/simulations/rundir/test_declared_files.py`` compares the page with what this makes.
+``tests/simulations/storage/test_declared_files.py`` compares the page with what this makes.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from fedlsg.simulations.rundir.declared import COMMANDS, NODE, RUN, Declared
+from fedlsg.simulations.storage.declared import COMMANDS, NODE, RUN, Declared
 
 PAGE = Path(__file__).resolve().parents[1] / "files.md"
 HEAD = "| file | class | what it is | who writes it |\n|---|---|---|---|\n"

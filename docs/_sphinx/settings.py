@@ -12,16 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg import strategies
+from fedlsg.config.mechanisms import DP
+from fedlsg.config.rules import Facts, Rule, example, spell
+from fedlsg.config.units import UNITS
 from fedlsg.payload import DEFAULT_CODEC
-from fedlsg.setting.mechanisms import DP
-from fedlsg.setting.rules import Facts, Rule, example, spell
-from fedlsg.setting.units import UNITS
-from fedlsg.simulations.settings.checks import SHARE, WORDS, all_rules, method_facts, unit_facts
+from fedlsg.simulations.settings.any_run import Settings
 from fedlsg.simulations.settings.published import Published, presets
-from fedlsg.simulations.settings.published.show import COLUMNS, numbered, row
-from fedlsg.simulations.settings.run import Settings
+from fedlsg.simulations.settings.published.show_presets import COLUMNS, numbered, row
+from fedlsg.simulations.settings.rule_checker import (
+    SHARE,
+    WORDS,
+    all_rules,
+    method_facts,
+    unit_facts,
+)
 from fedlsg.simulations.settings.settings import all_settings
-from fedlsg.simulations.settings.show import (
+from fedlsg.simulations.settings.show_settings import (
     by_group,
     by_value,
     default_of,

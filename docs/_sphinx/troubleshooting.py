@@ -258,7 +258,7 @@ def prepare(folder: Path) -> None:
 
 def say(command: str) -> str:
     """What fedlsg prints to stderr for a command, in the working directory."""
-    from fedlsg.simulations.cli.app import main
+    from fedlsg.simulations.cli.command_line import main
 
     # no Ray is started
     words = shlex.split(command) + (["--engine", "local"] if command.startswith("run ") else [])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg import strategies
-from fedlsg.setting import Declared
+from fedlsg.config import Declared
 from fedlsg.simulations.run.simulate import MORE, simulate
 from fedlsg.simulations.settings.settings import AUTOMATIC, all_settings
 from fedlsg.simulations.workloads import Workload
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MADE = "Made by ``python -m docs._sphinx.typed``: do not edit."
 INTERNAL = ("auto", "from_preset", "run_dir", "settings")
 """Settings that a run writes and nobody gives."""
-STRATEGIES, API = "strategies/settings_typed.py", "simulations/run/settings_typed.py"
+STRATEGIES, API = "strategies/method_settings_typed.py", "simulations/run/run_settings_typed.py"
 SHARES = ("noise_share", "colluders")
 
 
@@ -75,7 +75,7 @@ def _of_runs() -> str:
         "from typing import Any, Literal",
         "",
         "from fedlsg.carriers.probe.carrier import Draw",
-        "from fedlsg.strategies.settings_typed import MethodSettings",
+        "from fedlsg.strategies.method_settings_typed import MethodSettings",
         "",
         "",
     ]

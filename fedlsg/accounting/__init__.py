@@ -1,7 +1,7 @@
 """Epsilon of Poisson-subsampled Gaussian steps, certified and witnessed, and its inverses."""
 
-from fedlsg.accounting.bounds import ACCOUNTANTS, compose, epsilon
 from fedlsg.accounting.calibrate import calibrate_each, calibrate_noise_multiplier, max_steps
+from fedlsg.accounting.certified import ACCOUNTANTS, compose, epsilon
 from fedlsg.accounting.closed_forms import surely_within
 from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, check_delta
 from fedlsg.accounting.population import Events, Spread, displayed, shared_rates, spread

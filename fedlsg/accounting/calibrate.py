@@ -12,7 +12,7 @@ from dataclasses import astuple
 from functools import lru_cache
 
 from fedlsg.accounting import hints
-from fedlsg.accounting.bounds import certified_or_inf, compose, rough
+from fedlsg.accounting.certified import certified_or_inf, compose, rough
 from fedlsg.accounting.events import (
     AccountingError,
     Event,

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fedlsg.setting import check_real
+from fedlsg.config import check_real
 
 LEAST_RATE, MOST_NOISE = 1e-30, 1e30
 """An event beyond them is counted as one at them, which loses more."""

@@ -42,7 +42,16 @@ import numpy as np
 
 from fedlsg.accounting.events import AccountingError, Event, Interval
 from fedlsg.accounting.step import MASS_ROUNDING
-from fedlsg.accounting.tilt import MAX_WINDOW, TIGHTNESS, Curve, Plan, Sum, plan, solve, tilted
+from fedlsg.accounting.tilt import (
+    MAX_WINDOW,
+    TIGHTNESS,
+    Curve,
+    Sum,
+    TiltedGrid,
+    plan,
+    solve,
+    tilted,
+)
 
 # of many different events, points of the grid times events: about ten seconds
 MANY, MOST_WORK = 16, 2**24
@@ -136,7 +145,7 @@ def _saddle(total: Sum, delta: float) -> tuple[float, float]:
     return theta, (k - log_delta - math.log1p(theta)) / theta + math.log(theta / (1 + theta))
 
 
-def _added(total: Sum, grid: Plan, fall: float) -> float:
+def _added(total: Sum, grid: TiltedGrid, fall: float) -> float:
     """About how much rounding to the grid adds to epsilon, where log delta falls by ``fall`` for
     each unit of it.
     """
@@ -148,7 +157,7 @@ def _added(total: Sum, grid: Plan, fall: float) -> float:
     )
 
 
-def _composed(total: Sum, grid: Plan, delta: float) -> tuple[Interval, float]:
+def _composed(total: Sum, grid: TiltedGrid, delta: float) -> tuple[Interval, float]:
     """Epsilon where the composed delta, with all errors added, is ``delta``; and about how much of
     it is the grid's.
     """
@@ -171,7 +180,7 @@ def _composed(total: Sum, grid: Plan, delta: float) -> tuple[Interval, float]:
     ), added
 
 
-def _lower(total: Sum, grid: Plan, curve: Curve, delta: float) -> float:
+def _lower(total: Sum, grid: TiltedGrid, curve: Curve, delta: float) -> float:
     """Certified lower bound: S on the grid exceeds S by more than ``moved`` with a probability of a
     hundredth of delta.
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedlsg.accounting.bounds import ACCOUNTANTS, SMALLEST_NOISE, upper_or_inf
+from fedlsg.accounting.certified import ACCOUNTANTS, SMALLEST_NOISE, upper_or_inf
 from fedlsg.accounting.events import (
     AccountingError,
     Event,

@@ -132,7 +132,7 @@ class Sum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TiltedGrid:
     """How a sum is composed: the tilt, the grid's width, and a window [bottom, bottom + cells) in
     widths.
 
@@ -162,7 +162,7 @@ class Plan:
         return 2 * (math.exp(first) + math.exp(-self.theta * period))
 
 
-def plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
+def plan(total: Sum, delta: float, theta: float, scale: float) -> TiltedGrid:
     """Width and window for an epsilon near ``scale``."""
     steps = total.steps
     width = max(
@@ -201,7 +201,7 @@ def plan(total: Sum, delta: float, theta: float, scale: float) -> Plan:
     cells = next_fast_len(max(math.ceil(length / width), 64), real=True)
     start = math.floor(bottom / width)
     above = math.exp(min(k_high + 1e-8 * steps - high * (start + cells - 1) * width, 0.0))
-    return Plan(
+    return TiltedGrid(
         theta=theta, width=width, bottom=start, cells=cells, above=above, chernoff=(far, k_far)
     )
 
@@ -226,7 +226,7 @@ def unit(dtype: type[np.floating[Any]]) -> float:
     return float(np.finfo(dtype).eps) / 2
 
 
-def tilted(total: Sum, plan: Plan, dtype: type[np.floating[Any]]) -> "Curve":
+def tilted(total: Sum, plan: TiltedGrid, dtype: type[np.floating[Any]]) -> "Curve":
     """The tilted masses in the window; transforms and powers in ``dtype``, whose unit bounds their
     errors.
     """
@@ -275,7 +275,7 @@ class Curve:
     log_front: float
     tilted: Vector
     error: float
-    plan: Plan
+    plan: TiltedGrid
 
     @cached_property
     def weights(self) -> Vector:

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from fedlsg.config import check_declared
 from fedlsg.frame import Coordinates, Frame
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import check_declared
 from fedlsg.training import LocalTraining
 
 View = Literal["client", "aggregate"]

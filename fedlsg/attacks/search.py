@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedlsg.attacks.observation import Observation
 from fedlsg.attacks.replay import Compare, Distance, unexplained
+from fedlsg.config import Setting, check_declared
 from fedlsg.gradients import Batch
-from fedlsg.setting import Setting, check_declared
 
 Energy = Callable[[Tensor], Tensor]
 GoOn = Callable[[int, float], bool]

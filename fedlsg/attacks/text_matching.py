@@ -29,7 +29,7 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 from fedlsg.attacks.replay import Distance, objective
 from fedlsg.attacks.search import Box, Count, Progress, Search, Watch, Weight, adam, search
 from fedlsg.attacks.tokens import TextPrior
-from fedlsg.setting import Setting
+from fedlsg.config import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

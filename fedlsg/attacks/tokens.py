@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.attacks.search import Count
+from fedlsg.config import check_declared
 from fedlsg.gradients import trainable
-from fedlsg.setting import check_declared
 
 NUMBERS_AT_ONCE = 2**19
 """Embedded numbers of one chunk: small enough to stay in a processor's cache."""

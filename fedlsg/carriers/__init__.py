@@ -17,7 +17,6 @@ from fedlsg.carriers.base import (
     of_pairs,
     prepare_model,
 )
-from fedlsg.carriers.layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.lora import (
     Adapted,
     Lora,
@@ -39,7 +38,8 @@ from fedlsg.carriers.low_rank import (
     Warmup,
     step_carrier,
 )
-from fedlsg.carriers.own import OutRank, OwnCarriers
+from fedlsg.carriers.own_carriers import OutRank, OwnCarriers
+from fedlsg.carriers.parameter_layout import LayerRow, group_layers, layer_table, totals
 from fedlsg.carriers.powersgd import Factors
 
 __all__ = [

@@ -22,6 +22,8 @@ from typing import Annotated, Any, ClassVar, cast
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
+from fedlsg.config import Setting, check_declared
+from fedlsg.config.rules import idle_unless
 from fedlsg.frame import Block, Coordinates
 from fedlsg.frame.forms import CORE, TANGENT, Form, Part, Sizes
 from fedlsg.frame.public import Public
@@ -30,8 +32,6 @@ from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.formulas.layers import can_be_carried
 from fedlsg.masks import Mask
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import Setting, check_declared
-from fedlsg.setting.rules import idle_unless
 
 Rank = Annotated[
     int,

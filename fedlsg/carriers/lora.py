@@ -27,13 +27,13 @@ from fedlsg.carriers.base import (
     weights_that_pay,
 )
 from fedlsg.carriers.low_rank import LowRank, freeze_all_but
+from fedlsg.config import Setting
 from fedlsg.frame import Block, Keep, Part
 from fedlsg.frame.public import Public
 from fedlsg.gradients.formulas.layers import TransposedLinear, is_turned
 from fedlsg.lowrank import decompose, orthonormal_rows
 from fedlsg.masks import Mask, keep_units_of_each, unit_importance
 from fedlsg.randomness import public_generator
-from fedlsg.setting import Setting
 
 DOWN, CORE, UP, BASE = ".down.weight", ".core.weight", ".up.weight", ".base.weight"
 

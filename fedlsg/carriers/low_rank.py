@@ -14,13 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, check_rank, of_pairs
-from fedlsg.carriers.own import OwnCarriers, unit_vectors
+from fedlsg.carriers.own_carriers import OwnCarriers, unit_vectors
+from fedlsg.config import Setting
 from fedlsg.frame import Coordinates, Part
 from fedlsg.frame.public import Public
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
-from fedlsg.setting import Setting
 
 BIAS = ".bias"
 

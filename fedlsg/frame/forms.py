@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.config.choices import did_you_mean
 from fedlsg.lowrank import (
     add_core,
     add_reconstruction,
@@ -30,7 +31,6 @@ from fedlsg.lowrank import (
     project_core,
     reconstruct,
 )
-from fedlsg.setting.choices import did_you_mean
 
 Part = Literal["L", "R", "core", "rest", "dense"]
 FormName = Literal["tangent", "core", "preconditioned", "embedding", "embedding-only"]

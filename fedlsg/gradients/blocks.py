@@ -30,6 +30,7 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import ActivationStorage, Rematerialized
 from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import unsupported
+from fedlsg.gradients.formulas.embedding_rows import product
 from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
 from fedlsg.gradients.formulas.layers import (
     CarriedGradients,
@@ -39,7 +40,6 @@ from fedlsg.gradients.formulas.layers import (
     units,
 )
 from fedlsg.gradients.formulas.norm import NormGradients, Statistics
-from fedlsg.gradients.formulas.rows import product
 from fedlsg.gradients.formulas.standardized import (
     OutputNote,
     finish_core,
@@ -47,7 +47,7 @@ from fedlsg.gradients.formulas.standardized import (
     finish_right,
     note_output,
 )
-from fedlsg.gradients.plan import Layer, Slot
+from fedlsg.gradients.hooked_layers import Layer, Slot
 
 
 @dataclass(kw_only=True, eq=False, slots=True)

@@ -23,9 +23,9 @@ from fedlsg.gradients.calls import Kind, kind_of, unsupported
 from fedlsg.gradients.calls.registry import Ways
 from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
+from fedlsg.gradients.formulas.embedding_rows import Lazy, ProductGradients, RowGradients
 from fedlsg.gradients.formulas.layers import kept_values
-from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients
-from fedlsg.gradients.plan import Slot
+from fedlsg.gradients.hooked_layers import Slot
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.user_code.failure import describe
 

@@ -41,8 +41,8 @@ from fedlsg.gradients.calls.registry import BUILT_IN, BY_LAYERS, ReadElsewhereEr
 from fedlsg.gradients.calls.survey import Axis, Survey, examples_first
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.formulas.layers import Factors
+from fedlsg.gradients.hooked_layers import Layer, place
 from fedlsg.gradients.known import Prepared
-from fedlsg.gradients.plan import Layer, place
 from fedlsg.gradients.precision import Precision, without_autocast
 from fedlsg.gradients.sources import (
     axis_of,

@@ -23,7 +23,14 @@ from fedlsg.gradients.activation_storage import NORMS
 from fedlsg.gradients.called import CallLayer, call_layers
 from fedlsg.gradients.calls.registry import BY_LAYERS, Ways, registered_layers, ways_of
 from fedlsg.gradients.fingerprint import Fingerprint, fingerprint_of_modules
-from fedlsg.gradients.plan import Layer, Slot, make_layers, make_slots, modules_of, through_outputs
+from fedlsg.gradients.hooked_layers import (
+    Layer,
+    Slot,
+    make_layers,
+    make_slots,
+    modules_of,
+    through_outputs,
+)
 from fedlsg.gradients.precision import Precision
 from fedlsg.gradients.supported import Checked, check_frame, check_supported, trainable
 

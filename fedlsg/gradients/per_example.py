@@ -38,9 +38,9 @@ from fedlsg.gradients.calls.registry import ReadElsewhereError
 from fedlsg.gradients.calls.survey import Survey, copies_of, survey
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.formulas.layers import Factors
+from fedlsg.gradients.hooked_layers import force_eager
 from fedlsg.gradients.hooks import Pass, hook_layers
 from fedlsg.gradients.known import check, prepare
-from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.supported import Checked, UnsupportedLayerError
 from fedlsg.gradients.uses import Uses

@@ -17,9 +17,15 @@ from fedlsg.gradients.called import CallLayer, Graph, in_type, set_blocks, settl
 from fedlsg.gradients.calls import unsupported
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.survey import FLAT, Axis
+from fedlsg.gradients.formulas.embedding_rows import (
+    Lazy,
+    ProductGradients,
+    RowGradients,
+    TiedGradients,
+    tied,
+)
 from fedlsg.gradients.formulas.layers import is_turned
-from fedlsg.gradients.formulas.rows import Lazy, ProductGradients, RowGradients, TiedGradients, tied
-from fedlsg.gradients.plan import Layer, Slot
+from fedlsg.gradients.hooked_layers import Layer, Slot
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.gradients.unbatched import Unbatched, plain
 from fedlsg.gradients.uses import Uses

@@ -13,7 +13,7 @@ from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls import UnsupportedLayerError
 from fedlsg.gradients.calls.survey import UNKNOWN, repeats_of
 from fedlsg.gradients.calls.torch_func import tensors_in
-from fedlsg.gradients.formulas.rows import Lazy
+from fedlsg.gradients.formulas.embedding_rows import Lazy
 
 ELEMENTWISE = {
     "add",

@@ -34,7 +34,7 @@ from fedlsg.gradients.called import Graph
 from fedlsg.gradients.calls.registry import ReadElsewhereError, UnsupportedLayerError
 from fedlsg.gradients.calls.survey import is_row_numbers
 from fedlsg.gradients.calls.torch_func import map_tensors, tensors_in
-from fedlsg.gradients.formulas.rows import Lazy, RowGradients, product
+from fedlsg.gradients.formulas.embedding_rows import Lazy, RowGradients, product
 from fedlsg.gradients.unbatched import (
     ELEMENTWISE,
     FIX,

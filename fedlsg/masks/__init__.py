@@ -2,6 +2,17 @@
 before training.
 """
 
+from fedlsg.masks.freezing import (
+    Direction,
+    Memory,
+    frozen_count,
+    keep_units,
+    keep_units_of_each,
+    noisy_everywhere,
+    smallest,
+    uniform,
+    unit_importance,
+)
 from fedlsg.masks.kinds import carrier_importance, keep_chosen, not_pruned
 from fedlsg.masks.mask import Mask, Sparsity, SparsityFrom
 from fedlsg.masks.pruning import (
@@ -13,17 +24,6 @@ from fedlsg.masks.pruning import (
     pruning_mechanism,
     saliency_frame,
     saliency_scale,
-)
-from fedlsg.masks.rules import (
-    Direction,
-    Memory,
-    frozen_count,
-    keep_units,
-    keep_units_of_each,
-    noisy_everywhere,
-    smallest,
-    uniform,
-    unit_importance,
 )
 from fedlsg.masks.synflow import keep_public
 

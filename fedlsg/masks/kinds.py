@@ -13,8 +13,14 @@ from torch import Tensor
 
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Keep
 from fedlsg.frame.public import Public, call, name_of
+from fedlsg.masks.freezing import (
+    frozen_count,
+    keep_units_of_each,
+    smallest,
+    uniform,
+    unit_importance,
+)
 from fedlsg.masks.mask import Choose, Mask, split_kept
-from fedlsg.masks.rules import frozen_count, keep_units_of_each, smallest, uniform, unit_importance
 
 
 class Units(Mask, kind="units"):

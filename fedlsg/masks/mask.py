@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from fedlsg.config import Setting, check_declared
+from fedlsg.config.rules import idle_unless
 from fedlsg.frame import EVERYTHING, Block, Keep
 from fedlsg.frame.public import Public, RoundTime
-from fedlsg.masks.rules import WHERE_FROZEN, Direction, gradual_cooling
-from fedlsg.setting import Setting, check_declared
-from fedlsg.setting.rules import idle_unless
+from fedlsg.masks.freezing import WHERE_FROZEN, Direction, gradual_cooling
 
 Choose = Callable[[Block, Public], Bool[Tensor, "*shape"]]
 """``choose(block, public)``: True at each coordinate of the block that is kept, in

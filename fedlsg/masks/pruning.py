@@ -34,12 +34,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from fedlsg.config import Setting, check_declared
+from fedlsg.config.rules import idle_unless
 from fedlsg.frame import EVERYTHING, Block, Coordinates, Frame, Keep, make_blocks
-from fedlsg.masks.rules import check_sparsity, frozen_count, smallest
+from fedlsg.masks.freezing import check_sparsity, frozen_count, smallest
 from fedlsg.privacy import Mechanism
 from fedlsg.randomness import public_generator
-from fedlsg.setting import Setting, check_declared
-from fedlsg.setting.rules import idle_unless
 
 PruneKind = Annotated[
     Literal["none", "random", "synflow", "dp-snip"],

@@ -31,8 +31,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedlsg.config.selection import UNIFORM, Selection
 from fedlsg.randomness import public_generator
-from fedlsg.setting.selection import UNIFORM, Selection
 
 COLUMNS = ["client", "from", "to"]
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedlsg.accounting.bounds import SMALLEST_NOISE
+from fedlsg.accounting.certified import SMALLEST_NOISE
 from fedlsg.accounting.events import AccountingError, canonical, split
 from fedlsg.privacy.ledger_entry import GENESIS, Entry, LedgerError, lines_with_hashes
 from fedlsg.privacy.ledger_file import (

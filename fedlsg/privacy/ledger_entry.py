@@ -26,10 +26,10 @@ from fedlsg.accounting.events import (
     checked_sample_rate,
     checked_steps,
 )
+from fedlsg.config.isolation import CHECKED, LEVELS
+from fedlsg.config.mechanisms import KINDS
+from fedlsg.config.units import EXAMPLE, UNITS
 from fedlsg.privacy.sampling import ZERO_OUT
-from fedlsg.setting.isolation import CHECKED, LEVELS
-from fedlsg.setting.mechanisms import KINDS
-from fedlsg.setting.units import EXAMPLE, UNITS
 
 ADJACENCY = "add/remove"
 SERVER = -1
@@ -86,7 +86,7 @@ class Entry:
     where each payload has all of it. ``noise_multiplier`` is then that of m - t shares, which
     protects against t of the sum's clients.
 
-    ``isolation``: the level at which the code of users ran (``fedlsg.setting.isolation``).
+    ``isolation``: the level at which the code of users ran (``fedlsg.config.isolation``).
     ``batched``: a function of the user made rows of several positions in one call, at the user's
     word. Neither changes what the entry costs: they say what its epsilon rests on.
     """

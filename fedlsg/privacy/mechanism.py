@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.config import Setting, check_declared, check_real
+from fedlsg.config.mechanisms import DP, KINDS, Kind
+from fedlsg.config.rules import idle_unless
 from fedlsg.frame import Group
 from fedlsg.noise import check_std
 from fedlsg.randomness import SecretStream
-from fedlsg.setting import Setting, check_declared, check_real
-from fedlsg.setting.mechanisms import DP, KINDS, Kind
-from fedlsg.setting.rules import idle_unless
 
 ClipKind = Literal["joint", "per-block"]
 

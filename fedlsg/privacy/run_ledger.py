@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedlsg.config.choices import REMOVED
 from fedlsg.privacy.ledger import Charges, Ledger
 from fedlsg.privacy.ledger_entry import (
     ADJACENCY,
@@ -47,7 +48,6 @@ from fedlsg.privacy.ledger_file import (
     write_all,
 )
 from fedlsg.privacy.totals import Totals
-from fedlsg.setting.choices import REMOVED
 
 RUN = "run"
 """Name of the run's ledger among the ledgers of a checkpoint, and of its file."""

@@ -45,9 +45,9 @@ shares are made by polynomials over a prime field; the digest of all terms is in
 of the whole roster in the keys that seal shares.
 """
 
-from fedlsg.secure_sum.client import Client
+from fedlsg.secure_sum.client_attempt import Client
 from fedlsg.secure_sum.keys import reproducible_root, secret_root
-from fedlsg.secure_sum.server import Server, Total
+from fedlsg.secure_sum.server_attempt import Server, Total
 from fedlsg.secure_sum.terms import GivenUp, GraphPlan, SecureSumError, Terms, plan_graph
 
 __all__ = [

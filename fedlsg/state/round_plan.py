@@ -16,13 +16,13 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.config.units import EXAMPLE, Unit
 from fedlsg.frame import Frame
 from fedlsg.masks import pruning_mechanism, saliency_scale
 from fedlsg.method import LocalTraining, Method
 from fedlsg.privacy import Mechanism
 from fedlsg.privacy.sampling import batches_of_epoch
-from fedlsg.secure_sum.discrete.release import Release, SumTerms, plan_release
-from fedlsg.setting.units import EXAMPLE, Unit
+from fedlsg.secure_sum.discrete.sum_release import Release, SumTerms, plan_release
 from fedlsg.training import accumulated_noise
 
 PRUNING_ROUND = 0

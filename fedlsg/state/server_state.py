@@ -17,18 +17,18 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fedlsg.carriers import frozen_bases
 from fedlsg.carriers.probe import Basis, flatten, refresh_of, unflatten
+from fedlsg.config.units import EXAMPLE, Unit
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
 from fedlsg.masks import Memory, keep_public, keep_snip, noisy_everywhere, prune_in_place
 from fedlsg.method import LocalTraining, aggregate, server_step
 from fedlsg.randomness import public_generator
-from fedlsg.secure_sum.discrete.release import SumTerms
-from fedlsg.setting.units import EXAMPLE, Unit
+from fedlsg.secure_sum.discrete.sum_release import SumTerms
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.tensors import to_device
 from fedlsg.training import make_optimizer
-from fedlsg.training.server import widest
+from fedlsg.training.server_round import widest
 
 
 class ServerState:

@@ -1,7 +1,7 @@
 """A client's private steps in one frame, and the server's step on their sum."""
 
-from fedlsg.training.client import client_step, per_unit
-from fedlsg.training.local import (
+from fedlsg.training.client_round import client_step, per_unit
+from fedlsg.training.local_training import (
     Batch,
     Groups,
     LocalTraining,
@@ -10,7 +10,7 @@ from fedlsg.training.local import (
     norm_bound,
     together,
 )
-from fedlsg.training.server import ServerOptimizer, aggregate, make_optimizer, server_step
+from fedlsg.training.server_round import ServerOptimizer, aggregate, make_optimizer, server_step
 
 __all__ = [
     "Batch",

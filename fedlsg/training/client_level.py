@@ -33,6 +33,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from fedlsg.config.mechanisms import gaussian
 from fedlsg.frame import Frame
 from fedlsg.gradients import LossFunction
 from fedlsg.privacy import Ledger
@@ -40,9 +41,8 @@ from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, Mechanism, add_noise
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.randomness import SecretStream
-from fedlsg.setting.mechanisms import gaussian
 from fedlsg.training import Batch, LocalTraining
-from fedlsg.training.client import AddNoise, client_step
+from fedlsg.training.client_round import AddNoise, client_step
 
 HALF = 0.5
 """How far one client moves the centred count: b - 1/2 is -1/2 or 1/2, and 0 without the client."""

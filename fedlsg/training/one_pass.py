@@ -27,8 +27,15 @@ from torch import Tensor
 
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.privacy.clip import clipped_sums
-from fedlsg.training.client import clipped_batch_sum, units_of
-from fedlsg.training.local import ROWS_ON_CPU, Drawn, LocalTraining, StepInputs, fill, shape_of
+from fedlsg.training.client_round import clipped_batch_sum, units_of
+from fedlsg.training.local_training import (
+    ROWS_ON_CPU,
+    Drawn,
+    LocalTraining,
+    StepInputs,
+    fill,
+    shape_of,
+)
 from fedlsg.user_code.failure import without_exit
 
 DEVIATIONS = 2.0

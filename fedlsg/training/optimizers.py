@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fedlsg.setting.choices import REMOVED, did_you_mean
+from fedlsg.config.choices import REMOVED, did_you_mean
 
 GONE = ("dp-adambc", "doppler")
 """Names of earlier versions."""

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-from fedlsg.setting.choices import did_you_mean
+from fedlsg.config.choices import did_you_mean
 from fedlsg.user_code.digest import OURS
 from fedlsg.user_code.failure import without_exit
 

@@ -108,7 +108,7 @@ def compare(
     axes |= {"seeds": seeds, "vary": vary}
     with starting():
         from fedlsg.simulations.compare.bytes_axis import make_view
-        from fedlsg.simulations.compare.command import compare_command, make_grid
+        from fedlsg.simulations.compare.compare_command import compare_command, make_grid
         from fedlsg.simulations.engines import use_cluster
 
     engine = engine or (None if ray_address is None else "ray")
@@ -160,7 +160,7 @@ def report(
     """
     with starting():
         from fedlsg.simulations.compare.bytes_axis import make_view
-        from fedlsg.simulations.compare.command import report_command
+        from fedlsg.simulations.compare.compare_command import report_command
 
     report_command(runs, out, console, make_view(axis, link), against)
 

@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.text import Text
 
-from fedlsg.setting.choices import choose, did_you_mean
+from fedlsg.config.choices import choose, did_you_mean
 from fedlsg.simulations.cli.options import console, option
 
 HERE = Path(__file__).resolve().parents[1]
@@ -179,14 +179,14 @@ def list_names(
     """
     choose("list", what, dict.fromkeys(LISTS))
     if what == "presets":  # without torch, which takes a second
-        from fedlsg.simulations.settings.published.show import presets_command
+        from fedlsg.simulations.settings.published.show_presets import presets_command
 
         return presets_command(words or "", json, console)
     if words or json:
         raise ValueError(
             f"fedlsg list {what} takes no other words and no options: they are for presets"
         )
-    from fedlsg.simulations.settings.show import list_command
+    from fedlsg.simulations.settings.show_settings import list_command
 
     list_command(what, console)
 
@@ -199,6 +199,6 @@ def settings(
     """Every setting that -c NAME=VALUE takes, or one whole: meaning, unit, range, default, who uses
     it.
     """
-    from fedlsg.simulations.settings.show import settings_command
+    from fedlsg.simulations.settings.show_settings import settings_command
 
     settings_command(name, console)

@@ -17,7 +17,7 @@ from fedlsg.simulations.cli.options import (
     setting,
     starting,
 )
-from fedlsg.simulations.plan.trust import READS
+from fedlsg.simulations.planning.trust import READS
 from fedlsg.simulations.settings.settings import merge, permit_code
 
 
@@ -70,7 +70,7 @@ def inspect(
     if directory is None and workload is None:
         raise ValueError("expected a run directory, or --workload")
     with starting():
-        from fedlsg.simulations.inspection.command import inspect_command
+        from fedlsg.simulations.inspection.inspect_command import inspect_command
 
         given = let_run([] if directory is None else [directory], given, trust_code)
 
@@ -137,7 +137,7 @@ def audit(
     }
     given = merge({**named, "device": device}, config)
     with starting():
-        from fedlsg.simulations.audit.command import audit_command
+        from fedlsg.simulations.attacks.audit.audit_command import audit_command
 
         given = let_run([] if directory is None else [directory], given, trust_code)
 
@@ -233,7 +233,7 @@ def attack(
     """
     with starting():
         from fedlsg.attacks.observation import ThreatModel
-        from fedlsg.simulations.attack import attack_command
+        from fedlsg.simulations.attacks import attack_command
 
     named = {
         "workload": workload,
@@ -256,7 +256,7 @@ def attack(
     }
     if membership:
         with starting():
-            from fedlsg.simulations.attack.membership import membership_command, only
+            from fedlsg.simulations.attacks.membership import membership_command, only
 
         run = only(runs or [], asked)
         return membership_command(

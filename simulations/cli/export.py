@@ -36,11 +36,16 @@ from fedlsg.simulations.report.figure import (
 from fedlsg.simulations.report.run_page import course
 from fedlsg.simulations.report.terminal import checked, print_line, print_whole
 from fedlsg.simulations.run.finished import left_model, without_adapters
-from fedlsg.simulations.rundir.examined import MODEL
-from fedlsg.simulations.rundir.files import check_writable, seal, write_atomically, writing_to
-from fedlsg.simulations.rundir.updates import WEIGHTS, write_model
 from fedlsg.simulations.server.summary import FinalModel
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.atomic_files import (
+    check_writable,
+    seal,
+    write_atomically,
+    writing_to,
+)
+from fedlsg.simulations.storage.examined import MODEL
+from fedlsg.simulations.storage.updates import WEIGHTS, write_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,11 +19,11 @@ import typer.core
 from click.shell_completion import CompletionItem
 from rich.console import Console
 
-from fedlsg.setting import Declared
-from fedlsg.setting.choices import MEANINGS, nearest, plain
-from fedlsg.setting.foreign import in_our_words
-from fedlsg.simulations.plan.trust import READS, allow_code
-from fedlsg.simulations.settings.run import Device
+from fedlsg.config import Declared
+from fedlsg.config.choices import MEANINGS, nearest, plain
+from fedlsg.config.foreign import in_our_words
+from fedlsg.simulations.planning.trust import READS, allow_code
+from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import GROUPS_OF_RUN, KNOWN, RUN, all_settings, code_in
 
 console = Console()
@@ -292,7 +292,7 @@ def _is_method(text: str) -> bool:
 def _groups(*, whole: bool) -> dict[str, dict[str, str]]:
     """Sentences of settings by name, in groups."""
     if whole:
-        from fedlsg.simulations.settings.show import by_group
+        from fedlsg.simulations.settings.show_settings import by_group
 
         found = all_settings()
         return {

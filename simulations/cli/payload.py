@@ -21,11 +21,11 @@ from fedlsg.frame import Frame
 from fedlsg.owner_only import is_closed
 from fedlsg.payload import Dither, Expected, PayloadError, chosen_positions, unpack
 from fedlsg.simulations.report.terminal import checked, print_whole
-from fedlsg.simulations.rundir.examined import LISTS, SETTINGS
-from fedlsg.simulations.rundir.files import check_writable, write_atomically, writing_to
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.updates import payload_files, read_frame
 from fedlsg.simulations.settings.resolve import uplink_codec
+from fedlsg.simulations.storage.atomic_files import check_writable, write_atomically, writing_to
+from fedlsg.simulations.storage.examined import LISTS, SETTINGS
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.updates import payload_files, read_frame
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fedlsg.setting.choices import choose
-from fedlsg.setting.units import unit_in
+from fedlsg.config.choices import choose
+from fedlsg.config.units import unit_in
 from fedlsg.simulations.compare.collect import CELLS
 from fedlsg.simulations.report.page import Page, Row, Section, Table, Text, json_text
 from fedlsg.simulations.report.run_page import PLACES
@@ -33,12 +33,12 @@ from fedlsg.simulations.report.words import (
     strongest,
 )
 from fedlsg.simulations.run.live_page import open_file
-from fedlsg.simulations.rundir.examined import RESULTS, Say, open_run
-from fedlsg.simulations.rundir.files import write_atomically, writing_to
-from fedlsg.simulations.rundir.journal import EVENTS
-from fedlsg.simulations.rundir.lock import is_held
-from fedlsg.simulations.rundir.results import Result, read_run
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
+from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
+from fedlsg.simulations.storage.journal import EVENTS
+from fedlsg.simulations.storage.lock import is_held
+from fedlsg.simulations.storage.results import Result, read_run
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.user_code import shown
 
 DEPTH = 3

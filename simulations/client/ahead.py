@@ -5,9 +5,9 @@
 from dataclasses import dataclass
 
 from fedlsg.privacy import Entry
-from fedlsg.simulations.client.account import GivenAccount
-from fedlsg.simulations.client.model import Loaded
-from fedlsg.training.local import Drawn
+from fedlsg.simulations.client.client_account import GivenAccount
+from fedlsg.simulations.client.process_state import Loaded
+from fedlsg.training.local_training import Drawn
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

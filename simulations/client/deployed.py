@@ -15,8 +15,7 @@ from flwr.app import RecordDict
 from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.privacy import Entry
 from fedlsg.simulations import workloads
-from fedlsg.simulations.client.account import Account
-from fedlsg.simulations.client.model import Process, assemble, set_up
+from fedlsg.simulations.client.client_account import ClientAccount
 from fedlsg.simulations.client.node.conditions import (
     agreed_level,
     check_base,
@@ -24,6 +23,7 @@ from fedlsg.simulations.client.node.conditions import (
     usable,
 )
 from fedlsg.simulations.client.node.folder import Budget, NodeFolder
+from fedlsg.simulations.client.node.node_config import NodeConfig, form_of, read_terms, reader
 from fedlsg.simulations.client.node.refusals import (
     OverBudgetError,
     OwnDataError,
@@ -32,27 +32,27 @@ from fedlsg.simulations.client.node.refusals import (
     TermsError,
     log_failure,
 )
-from fedlsg.simulations.client.node.terms import Terms, form_of, read_terms, reader
+from fedlsg.simulations.client.process_state import Process, assemble, set_up
 from fedlsg.simulations.client.rehearsal import rehearse
 from fedlsg.simulations.client.secure_sum import answer_stage
 from fedlsg.simulations.client.train import answer_in
-from fedlsg.simulations.plan.base import Base, Own
-from fedlsg.simulations.plan.continuity import data_digest
-from fedlsg.simulations.plan.plan import count_blocks, prepare
-from fedlsg.simulations.plan.rows import check_rows, check_split
-from fedlsg.simulations.rundir.last_payload import batch_key
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.planning.continuity import data_digest
+from fedlsg.simulations.planning.plan import count_blocks, prepare
+from fedlsg.simulations.planning.row_faults import check_rows, check_split
+from fedlsg.simulations.planning.run_base import Base, Own
+from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.last_payload import batch_key
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import ClientTerms
 from fedlsg.state.round_plan import takes_part
-from fedlsg.strategies.federation.proofs import RECORD, news_record, read_held
-from fedlsg.strategies.federation.stages import MASKED
-from fedlsg.strategies.federation.wire import identity, read_round, stage_of, update
+from fedlsg.strategies.protocol.proofs import RECORD, news_record, read_held
+from fedlsg.strategies.protocol.stages import MASKED
+from fedlsg.strategies.protocol.wire import identity, read_round, stage_of, update
 
 
 @dataclass(frozen=True)
-class NodeAccount(Account):
+class NodeAccount(ClientAccount):
     """A deployed client's account in the run ``name``: one ledger over all runs, under its own
     budget and the run's.
 
@@ -124,7 +124,7 @@ class NodeAccount(Account):
 class Deployed:
     """A client under the terms of its node config, with the settings of a run."""
 
-    terms: Terms
+    terms: NodeConfig
     settings: Settings
 
     @classmethod
@@ -267,7 +267,7 @@ def _some_terms(base: Base) -> ClientTerms:
 
 @lru_cache(maxsize=2)
 def node_process(
-    settings: Settings, terms: Terms, expected_batch: float | None, isolation: str | None
+    settings: Settings, terms: NodeConfig, expected_batch: float | None, isolation: str | None
 ) -> NodeProcess:
     """Own data, initial model and W_0, built once a process; the model was checked for independent
     examples.

@@ -19,8 +19,8 @@ from fedlsg.randomness import (
     secret_stream,
     seed_draws,
 )
-from fedlsg.simulations.client.account import Account, batches_of
-from fedlsg.simulations.plan.base import Base, OwnPart
+from fedlsg.simulations.client.client_account import ClientAccount, batches_of
+from fedlsg.simulations.planning.run_base import Base, OwnPart
 from fedlsg.simulations.workloads.base.split import Inputs
 from fedlsg.simulations.workloads.images.augment import draw_round, drawn_copies
 from fedlsg.training import Groups, Positions
@@ -61,7 +61,7 @@ def draws(base: Base, partition: int, round: int) -> Iterator[None]:
         yield
 
 
-def sampler_of(base: Base, account: Account, entry: Entry) -> SecretStream | ShuffledBatches:
+def sampler_of(base: Base, account: ClientAccount, entry: Entry) -> SecretStream | ShuffledBatches:
     """What a charged attempt draws its batches from."""
     if entry.batches:
         return batches_of(

@@ -20,19 +20,19 @@ from fedlsg.carriers.probe import CannotDrawError
 from fedlsg.gradients import check
 from fedlsg.payload import unpack
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.client.account import Account
-from fedlsg.simulations.client.model import Held, Process
+from fedlsg.simulations.client.client_account import ClientAccount
+from fedlsg.simulations.client.process_state import Held, Process
 from fedlsg.simulations.client.train import expected_payload, pack_values, train_round
-from fedlsg.simulations.plan.base import Base
-from fedlsg.simulations.plan.plan import probes
+from fedlsg.simulations.planning.plan import probes
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.workloads import Split
 from fedlsg.simulations.workloads.base.split import NoRows
 from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
-from fedlsg.strategies.federation.wire import Announcement
-from fedlsg.strategies.own_loop.layout import Layout, laid_out, layout_of
-from fedlsg.strategies.own_loop.release import check_moved, in_words, sizes_of
+from fedlsg.strategies.own_loop.one_round import check_moved, in_words, sizes_of
+from fedlsg.strategies.own_loop.row_layout import Layout, laid_out, layout_of
+from fedlsg.strategies.protocol.wire import Announcement
 from fedlsg.tensors import fields_of, of_fields
-from fedlsg.training.local import shape_of
+from fedlsg.training.local_training import shape_of
 from fedlsg.user_code.objects import restored
 
 CLIENT = 0
@@ -40,7 +40,7 @@ STEPS = 2
 """Most local steps of a rehearsal: the second one starts from weights that the first one moved."""
 
 
-class NoAccount(Account):
+class NoAccount(ClientAccount):
     """The account of a rehearsal: nothing is charged, checked or kept."""
 
     client = CLIENT

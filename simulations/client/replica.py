@@ -32,14 +32,14 @@ from fedlsg.simulations.client.node.refusals import (
     ReplicaDiffersError,
     ReplicaMissingError,
 )
-from fedlsg.simulations.plan.plan import Base
-from fedlsg.simulations.rundir.files import load_bytes, save_bytes
-from fedlsg.simulations.rundir.updates import FAR
+from fedlsg.simulations.planning.plan import Base
 from fedlsg.simulations.settings.resolve import downlink_codec
+from fedlsg.simulations.storage.atomic_files import load_bytes, save_bytes
+from fedlsg.simulations.storage.updates import FAR
 from fedlsg.state import PublicState, ServerState, Step, load_weights, replay, restart
 from fedlsg.state.round_plan import PRUNING_ROUND, finished_before
 from fedlsg.state.server_update import read_steps
-from fedlsg.strategies.federation.downlink import (
+from fedlsg.strategies.protocol.downlink import (
     NOWHERE,
     Reference,
     digest_of,
@@ -48,7 +48,7 @@ from fedlsg.strategies.federation.downlink import (
     read_reference,
     read_state,
 )
-from fedlsg.strategies.federation.wire import Announcement, read_weights
+from fedlsg.strategies.protocol.wire import Announcement, read_weights
 
 
 class History(Protocol):

@@ -21,9 +21,9 @@ from fedlsg.secure_sum import Client, Terms, reproducible_root, secret_root
 from fedlsg.secure_sum import SecureSumError as ProtocolError
 from fedlsg.secure_sum.discrete import Release
 from fedlsg.simulations.client.node.refusals import SecureSumRefusedError
-from fedlsg.simulations.plan.base import Base
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.state import RoundPlan
-from fedlsg.strategies.federation.stages import (
+from fedlsg.strategies.protocol.stages import (
     AGREE,
     KEYS,
     MASKED,
@@ -32,7 +32,7 @@ from fedlsg.strategies.federation.stages import (
     Stage,
     read_stage,
 )
-from fedlsg.training.client import AddNoise
+from fedlsg.training.client_round import AddNoise
 
 RECORD = "secure sum"
 Train = Callable[[AddNoise], Tensor]

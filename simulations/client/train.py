@@ -29,29 +29,29 @@ from fedlsg.gradients import Checked, trainable
 from fedlsg.method import client_step, largest
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
-from fedlsg.simulations.client.account import (
+from fedlsg.simulations.client.ahead import AHEAD
+from fedlsg.simulations.client.client_account import (
     RECORD,
-    Account,
     Box,
+    ClientAccount,
     GivenAccount,
     SimulatedAccount,
     entry_of,
     own_directory,
     takes_part_in_secret,
 )
-from fedlsg.simulations.client.ahead import AHEAD
 from fedlsg.simulations.client.drawing import batches, draws, groups, sampler_of, stream_of
-from fedlsg.simulations.client.model import HISTORY, Loaded, Process, load, process
 from fedlsg.simulations.client.node.conditions import check_level
+from fedlsg.simulations.client.process_state import HISTORY, Loaded, Process, load, process
 from fedlsg.simulations.client.secure_sum import asked_stage, masked_values
-from fedlsg.simulations.plan.plan import Base
-from fedlsg.simulations.rundir.last_payload import LastPayload
+from fedlsg.simulations.planning.plan import Base
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.state import ClientTerms, Phase, RoundPlan
-from fedlsg.strategies.federation.expectations import expected_of
-from fedlsg.strategies.federation.wire import Announcement, config_in, read_round, stage_of
-from fedlsg.training.client import AddNoise
+from fedlsg.strategies.protocol.expectations import expected_of
+from fedlsg.strategies.protocol.wire import Announcement, config_in, read_round, stage_of
 from fedlsg.training.client_level import client_update
+from fedlsg.training.client_round import AddNoise
 
 
 def answer(
@@ -69,7 +69,7 @@ def answer(
     Raises as ``answer_in`` does.
     """
     here = process(settings)
-    account: Account | None = given_account(here, settings, content, state)
+    account: ClientAccount | None = given_account(here, settings, content, state)
     if account is None:
         run = own_directory(settings, read_round(content).run_dir)
         account = SimulatedAccount(
@@ -92,7 +92,12 @@ def given_account(
 
 
 def answer_in(
-    here: Process, account: Account, content: RecordDict, state: RecordDict, *, shared: bool = False
+    here: Process,
+    account: ClientAccount,
+    content: RecordDict,
+    state: RecordDict,
+    *,
+    shared: bool = False,
 ) -> bytes:
     """The payload for an announcement, charged to an account. ``state``: of the client's own Flower
     Context.
@@ -125,7 +130,12 @@ def answer_in(
 
 
 def follow(
-    here: Process, account: Account, announced: Announcement, content: RecordDict, *, shared: bool
+    here: Process,
+    account: ClientAccount,
+    announced: Announcement,
+    content: RecordDict,
+    *,
+    shared: bool,
 ) -> Loaded:
     """Bring the process's model to the announced weights, and derive the frame. Raises as
     ``answer_in``.
@@ -215,7 +225,7 @@ def question_of(announced: Announcement, codec: str, weights: bytes) -> str:
     return f"{announced.round}/{announced.updates}/{codec}/{digest}"
 
 
-def stored_payload(account: Account, box: Box, question: str, round: int) -> bytes | None:
+def stored_payload(account: ClientAccount, box: Box, question: str, round: int) -> bytes | None:
     """The payload that answers a question, if it is stored. Raises LedgerError if nobody was
     charged for it.
     """
@@ -235,7 +245,7 @@ def own_terms(announced: Announcement, num_examples: int) -> ClientTerms:
 
 def train_round(
     here: Process,
-    account: Account,
+    account: ClientAccount,
     plan: RoundPlan,
     num_examples: int,
     checked: Checked,

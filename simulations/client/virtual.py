@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedlsg.simulations.client.node.refusals import log_failure
-from fedlsg.strategies.federation.wire import (
+from fedlsg.strategies.protocol.wire import (
     FAILED,
     IN_RUN_LOG,
     TOO_SLOW,

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 
-from fedlsg.setting.choices import choose
+from fedlsg.config.choices import choose
 from fedlsg.simulations.compare.lines import SAME, Line, measured, score_words
 from fedlsg.simulations.report.page import Table
 from fedlsg.simulations.report.table import Column, make_table
 from fedlsg.simulations.report.words import human_bytes
-from fedlsg.simulations.rundir.journal import Link, parse_link
+from fedlsg.simulations.storage.journal import Link, parse_link
 
 AXES = ("epsilon", "bytes")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from fedlsg.simulations.compare.grid import Cell, grouped, word
+from fedlsg.simulations.compare.cells import Cell, grouped, word
 from fedlsg.simulations.compare.runner import Ended, Folder
-from fedlsg.simulations.plan.continuity import HARMLESS
-from fedlsg.simulations.rundir.examined import RESULTS, Say, open_run
-from fedlsg.simulations.rundir.journal import Link
-from fedlsg.simulations.rundir.results import Result, read_run
+from fedlsg.simulations.planning.continuity import HARMLESS
+from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
+from fedlsg.simulations.storage.journal import Link
+from fedlsg.simulations.storage.results import Result, read_run
 
 SHOWN = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings with a column of their own, or that follow from one."""

@@ -26,12 +26,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from fedlsg.setting.choices import choose
-from fedlsg.simulations.compare.grid import AXES, Cell, Entry, Grid, grouped, is_number
-from fedlsg.simulations.plan.base import Base
-from fedlsg.simulations.plan.plan import client_terms, count_blocks
-from fedlsg.simulations.plan.prepare import data_key, prepare
-from fedlsg.simulations.settings.checks import idle
+from fedlsg.config.choices import choose
+from fedlsg.simulations.compare.cells import AXES, Cell, Entry, Grid, grouped, is_number
+from fedlsg.simulations.planning.plan import client_terms, count_blocks
+from fedlsg.simulations.planning.prepare import data_key, prepare
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.settings.rule_checker import idle
 from fedlsg.simulations.settings.settings import (
     RUN,
     Settings,

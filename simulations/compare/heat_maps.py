@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedlsg.simulations.compare.grid import grouped, is_number
+from fedlsg.simulations.compare.cells import grouped, is_number
 from fedlsg.simulations.compare.lines import (
     SAME,
     Line,

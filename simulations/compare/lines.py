@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedlsg.setting.units import Unit, unit_in
-from fedlsg.simulations.compare.grid import grouped
+from fedlsg.config.units import Unit, unit_in
+from fedlsg.simulations.compare.cells import grouped
 from fedlsg.simulations.report.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
-from fedlsg.simulations.rundir.results import Result
+from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import Chance, beats_chance, standard_error
 
 PROBE = "linear-probe"

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from fedlsg.simulations.compare.bytes_axis import PLAIN, View, panels
-from fedlsg.simulations.compare.grid import grouped, is_number
+from fedlsg.simulations.compare.cells import grouped, is_number
 from fedlsg.simulations.compare.heat_maps import heat_maps, value_words_of, values_of, varied_names
 from fedlsg.simulations.compare.lines import Line, in_legend_order, measured, order
 from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing, level, spaced

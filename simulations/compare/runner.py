@@ -22,13 +22,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from fedlsg.simulations.compare.grid import Cell
-from fedlsg.simulations.compare.worker import Job, Outcome, Worker, environment
+from fedlsg.simulations.compare.cell_worker import Job, Outcome, Worker, environment
+from fedlsg.simulations.compare.cells import Cell
 from fedlsg.simulations.engines.cluster import Cluster, fitting, processors, starting
-from fedlsg.simulations.plan.continuity import HARMLESS
-from fedlsg.simulations.rundir.files import write_atomically
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.planning.continuity import HARMLESS
 from fedlsg.simulations.settings.settings import RUN, as_config, parse
+from fedlsg.simulations.storage.atomic_files import write_atomically
+from fedlsg.simulations.storage.run_directory import RunDir
 
 LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
 # a cell may run this share of the budget longer than the budget before it is interrupted

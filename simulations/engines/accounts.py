@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedlsg.privacy import Entry, RunLedger
-from fedlsg.simulations.client.account import (
+from fedlsg.simulations.client.client_account import (
     RECORD,
     SimulatedAccount,
     array_in,
@@ -26,7 +26,7 @@ from fedlsg.simulations.client.account import (
     forget_encoded,
     takes_part_in_secret,
 )
-from fedlsg.simulations.client.app import refusal
+from fedlsg.simulations.client.client_app import refusal
 from fedlsg.simulations.client.piles import Answer, Pile, Task
 from fedlsg.simulations.client.secure_sum import RECORD as SECRETS
 from fedlsg.simulations.client.train import (
@@ -38,13 +38,13 @@ from fedlsg.simulations.client.train import (
     stored_payload,
 )
 from fedlsg.simulations.client.virtual import FIRST_NODE, give_id
-from fedlsg.simulations.plan.plan import Plan
-from fedlsg.simulations.rundir.last_payload import FeedbackBox, LastPayload
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import RoundPlan
-from fedlsg.strategies.federation.downlink import read_reference
-from fedlsg.strategies.federation.stages import MASKED
-from fedlsg.strategies.federation.wire import (
+from fedlsg.strategies.protocol.downlink import read_reference
+from fedlsg.strategies.protocol.stages import MASKED
+from fedlsg.strategies.protocol.wire import (
     config_in,
     flat_bytes,
     read_round,

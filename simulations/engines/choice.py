@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.engines.cluster import processors
 from fedlsg.simulations.engines.door import in_use, joins_cluster
-from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.settings import RUN
 from fedlsg.simulations.workloads import to_device
 from fedlsg.strategies.own_loop.row_checks import model_outputs

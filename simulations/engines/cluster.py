@@ -29,8 +29,8 @@ from fedlsg.simulations.engines.door import (
     token_hint,
 )
 from fedlsg.simulations.engines.process import ignore_interrupts, rearm, sigterm_raises
+from fedlsg.simulations.engines.ray_worker import Worker
 from fedlsg.simulations.engines.watchers import RayLostError, scratch
-from fedlsg.simulations.engines.worker import Worker
 
 if TYPE_CHECKING:
     from ray.job_config import JobConfig

@@ -15,10 +15,10 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.drawing import kept_draws
-from fedlsg.simulations.client.model import is_served, process, serving
 from fedlsg.simulations.client.piles import Task
+from fedlsg.simulations.client.process_state import is_served, process, serving
 from fedlsg.simulations.client.virtual import (
     FIRST_NODE,
     ClientFunction,
@@ -31,17 +31,17 @@ from fedlsg.simulations.client.virtual import (
     too_slow,
 )
 from fedlsg.simulations.engines.accounts import Accounts
-from fedlsg.simulations.engines.passes import Passes
 from fedlsg.simulations.engines.process import logging_to
-from fedlsg.simulations.plan.plan import Plan, prepare
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
-from fedlsg.simulations.server.app import serve
+from fedlsg.simulations.engines.shared_passes import Passes
+from fedlsg.simulations.planning.plan import Plan, prepare
 from fedlsg.simulations.server.callbacks import Callback
+from fedlsg.simulations.server.server_app import serve
 from fedlsg.simulations.settings.settings import as_config
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import RoundPlan
-from fedlsg.strategies.federation.nodes import SimulatedGrid
-from fedlsg.strategies.federation.wire import over_the_wire
+from fedlsg.strategies.protocol.nodes import SimulatedGrid
+from fedlsg.strategies.protocol.wire import over_the_wire
 
 
 class LocalGrid(VirtualGrid, SimulatedGrid):

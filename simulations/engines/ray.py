@@ -17,17 +17,17 @@ from fedlsg.simulations.client.virtual import VirtualGrid, give_id, task_identit
 from fedlsg.simulations.engines.accounts import Accounts
 from fedlsg.simulations.engines.cluster import ready
 from fedlsg.simulations.engines.process import ignore_interrupts, logging_to
+from fedlsg.simulations.engines.ray_worker import CLIENT
 from fedlsg.simulations.engines.watchers import RayLostError
-from fedlsg.simulations.engines.worker import CLIENT
 from fedlsg.simulations.engines.workers import LostError, Outcome, Workers
-from fedlsg.simulations.plan.plan import Plan
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
-from fedlsg.simulations.server.app import serve
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.callbacks import Callback
+from fedlsg.simulations.server.server_app import serve
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.state import RoundPlan
-from fedlsg.strategies.federation.nodes import SimulatedGrid
-from fedlsg.strategies.federation.wire import WORKER_DIED, failure
+from fedlsg.strategies.protocol.nodes import SimulatedGrid
+from fedlsg.strategies.protocol.wire import WORKER_DIED, failure
 
 GRACE_SECONDS = 2 * PILE_SECONDS
 """After an interruption: payloads that come within this time are stored, and sent by ``resume`` for

@@ -19,7 +19,7 @@ from torch import nn
 from fedlsg import strategies, user_code
 from fedlsg.gradients.calls import CallGradients, register_layer, registered_layers
 from fedlsg.simulations import workloads
-from fedlsg.simulations.plan.plan import Plan
+from fedlsg.simulations.planning.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

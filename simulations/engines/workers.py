@@ -14,13 +14,13 @@ from fedlsg.simulations.client.piles import Answer, Pace, Pile, divide, pack, un
 from fedlsg.simulations.client.virtual import limit_of
 from fedlsg.simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
 from fedlsg.simulations.engines.process import write_log
+from fedlsg.simulations.engines.ray_worker import Job
 from fedlsg.simulations.engines.shipping import put, shipment
-from fedlsg.simulations.engines.worker import Job
-from fedlsg.simulations.plan.plan import Plan
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.settings.settings import as_config
-from fedlsg.strategies.federation.expectations import reason_of
-from fedlsg.strategies.federation.proofs import own_identity
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.strategies.protocol.expectations import reason_of
+from fedlsg.strategies.protocol.proofs import own_identity
 
 MARGIN_SECONDS = 10.0
 """Time for the way back before the deadline; at most a tenth of the time that is left."""

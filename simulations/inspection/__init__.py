@@ -25,15 +25,15 @@ from fedlsg.method import Method
 from fedlsg.randomness import own_draws, public_generator, seed_draws
 from fedlsg.simulations import workloads
 from fedlsg.simulations.engines.watchers import scratch
-from fedlsg.simulations.plan.continuity import check_own_code
-from fedlsg.simulations.plan.plan import Base, Plan, count_blocks, prepare
-from fedlsg.simulations.rundir.results import refuse_own_noise
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
-from fedlsg.simulations.settings.checks import refuse_client_level
+from fedlsg.simulations.planning.continuity import check_own_code
+from fedlsg.simulations.planning.plan import Base, Plan, count_blocks, prepare
+from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.published import resolve
-from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.settings.rule_checker import refuse_client_level
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.results import refuse_own_noise
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import Progress, silent, to_device
 from fedlsg.simulations.workloads.base.split import Inputs
 from fedlsg.simulations.workloads.images.augment import draw_round, drawn_copies
@@ -224,7 +224,7 @@ def run_in_scratch(
     """Run a plan on the local engine, with its own rows, in a folder that is deleted: that folder,
     and the summary.
     """
-    from fedlsg.simulations.client.model import serving
+    from fedlsg.simulations.client.process_state import serving
     from fedlsg.simulations.engines import local
 
     with scratch() as folder:

@@ -30,8 +30,8 @@ from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.inspection import Rows, Subject, Weights, batch_gradient
-from fedlsg.simulations.rundir.files import load_array
-from fedlsg.simulations.rundir.updates import round_folder
+from fedlsg.simulations.storage.atomic_files import load_array
+from fedlsg.simulations.storage.updates import round_folder
 from fedlsg.simulations.workloads.public_data import probe_source
 
 DECAY = 0.9

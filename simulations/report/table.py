@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from fedlsg.simulations.report.page import Row, RowKind, Table
-from fedlsg.simulations.rundir.results import as_csv
+from fedlsg.simulations.storage.results import as_csv
 
 Words = Callable[[Any], str]
 """What people read of an item, or of a value."""

@@ -22,10 +22,10 @@ from fedlsg.carriers import LayerRow, group_layers, totals
 from fedlsg.owner_only import make_parents
 from fedlsg.simulations.report.page import Table
 from fedlsg.simulations.report.words import outcome
-from fedlsg.simulations.rundir.examined import open_run
-from fedlsg.simulations.rundir.files import write_atomically, writing_to
-from fedlsg.simulations.rundir.results import Summary
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
+from fedlsg.simulations.storage.examined import open_run
+from fedlsg.simulations.storage.results import Summary
+from fedlsg.simulations.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

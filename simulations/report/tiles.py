@@ -4,7 +4,7 @@ how long.
 
 import math
 
-from fedlsg.setting.units import unit_in
+from fedlsg.config.units import unit_in
 from fedlsg.simulations.report.page import Badge, Tile, Tiles
 from fedlsg.simulations.report.words import (
     NOT_PRIVATE,
@@ -17,7 +17,7 @@ from fedlsg.simulations.report.words import (
     readers_line,
     strongest,
 )
-from fedlsg.simulations.rundir.results import Result, Summary
+from fedlsg.simulations.storage.results import Result, Summary
 
 OUTSIDE = "private only for the outside"
 WAYS = {"sent by clients": "uplink", "sent to clients": "downlink"}

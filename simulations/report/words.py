@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal
 
-from fedlsg.setting.units import unit_in
-from fedlsg.simulations.rundir.journal import LINKS
-from fedlsg.simulations.rundir.results import Result, Summary
+from fedlsg.config.units import unit_in
+from fedlsg.simulations.storage.journal import LINKS
+from fedlsg.simulations.storage.results import Result, Summary
 from fedlsg.simulations.workloads.base.split import beats_chance
 
 NOT_PRIVATE = "NOT PRIVATE"

@@ -20,7 +20,7 @@ from fedlsg.simulations.engines import engine
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.door import limited_memory
 from fedlsg.simulations.engines.watchers import RayLostError, last_word
-from fedlsg.simulations.plan.advice import (
+from fedlsg.simulations.planning.advice import (
     CLAIM,
     advice,
     batches_line,
@@ -31,19 +31,14 @@ from fedlsg.simulations.plan.advice import (
     sum_line,
     torch_func_line,
 )
-from fedlsg.simulations.plan.continuity import begin, check_unchanged
-from fedlsg.simulations.plan.plan import Plan
-from fedlsg.simulations.plan.start import from_root
-from fedlsg.simulations.plan.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
+from fedlsg.simulations.planning.continuity import begin, check_unchanged
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.start_weights import from_root
+from fedlsg.simulations.planning.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
 from fedlsg.simulations.report.progress import lasting, showing, working
 from fedlsg.simulations.report.terminal import layers_shown, print_line, summary_table
 from fedlsg.simulations.report.words import epsilon_words, features_line
 from fedlsg.simulations.run.live import following
-from fedlsg.simulations.rundir.files import resumable
-from fedlsg.simulations.rundir.lock import create, exclusive
-from fedlsg.simulations.rundir.results import refuse_own_noise
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
 from fedlsg.simulations.server.named_callbacks import named
@@ -52,6 +47,11 @@ from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.automatic import method_line, rule_line
 from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.settings import Settings, as_config, names_given
+from fedlsg.simulations.storage.atomic_files import resumable
+from fedlsg.simulations.storage.lock import create, exclusive
+from fedlsg.simulations.storage.results import refuse_own_noise
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown

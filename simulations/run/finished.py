@@ -15,25 +15,25 @@ from fedlsg import strategies, user_code
 from fedlsg.carriers import merge
 from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
-from fedlsg.simulations.plan.base import Base
-from fedlsg.simulations.plan.continuity import check_own_code
-from fedlsg.simulations.plan.prepare import prepare
-from fedlsg.simulations.plan.trust import READS, allow_code
+from fedlsg.simulations.planning.continuity import check_own_code
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.trust import READS, allow_code
 from fedlsg.simulations.report.figure import plot, png
 from fedlsg.simulations.report.run_page import course
 from fedlsg.simulations.report.template import notebook_cell
 from fedlsg.simulations.report.terminal import shown
 from fedlsg.simulations.report.words import outcome
-from fedlsg.simulations.rundir.examined import MODEL, RESULTS, open_run
-from fedlsg.simulations.rundir.journal import read_lines
-from fedlsg.simulations.rundir.results import read_run
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
-from fedlsg.simulations.rundir.updates import read_model
 from fedlsg.simulations.server.summary import FinalModel, final_model
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.examined import MODEL, RESULTS, open_run
+from fedlsg.simulations.storage.journal import read_lines
+from fedlsg.simulations.storage.results import read_run
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.updates import read_model
 from fedlsg.simulations.workloads import Workload, build_model
-from fedlsg.simulations.workloads.own import make
+from fedlsg.simulations.workloads.user_workload import make
 from fedlsg.user_code.failure import without_exit
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from fedlsg.simulations.run.live_page import (
     has_browser,
     open_file,
 )
-from fedlsg.simulations.rundir.files import write_atomically
+from fedlsg.simulations.storage.atomic_files import write_atomically
 
 START_SECONDS = 20.0
 RECENT = 20.0

@@ -133,7 +133,7 @@ class LivePage:
 
     def _html(self, version: str, status: str | None) -> bytes:
         from fedlsg.simulations.report.run_page import run_page
-        from fedlsg.simulations.rundir.results import read_run
+        from fedlsg.simulations.storage.results import read_run
 
         result = read_run(self.folder, status=status)
         ended = OVER.format("report.html") if result.summary else STOPPED.format(self.folder)

@@ -18,13 +18,13 @@ from fedlsg.privacy.data_record import DataRun, Place, epsilon_of_runs, places_o
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
-from fedlsg.simulations.plan.plan import Plan
-from fedlsg.simulations.plan.start import starts_of
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.start_weights import starts_of
 from fedlsg.simulations.report.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.updates import read_model
 from fedlsg.simulations.server.named_callbacks import FOLDER
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.updates import read_model
 
 WAY = (
     "continue the run that did, with out=... and resume=True, or train both times with "

@@ -12,12 +12,11 @@ from fedlsg.method import Method
 from fedlsg.randomness import alone
 from fedlsg.simulations import workloads
 from fedlsg.simulations.engines import ahead
-from fedlsg.simulations.plan.start import from_root
+from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.run.commands import begun, continued, execute
 from fedlsg.simulations.run.finished import Run
 from fedlsg.simulations.run.on_record import on_record, writer_of
-from fedlsg.simulations.run.settings_typed import RunSettings
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.run.run_settings_typed import RunSettings
 from fedlsg.simulations.server.callbacks import Callback, as_callbacks
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
@@ -29,8 +28,9 @@ from fedlsg.simulations.settings.settings import (
     permit_code,
     values_of,
 )
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import Workload
-from fedlsg.simulations.workloads.own import MODEL, make
+from fedlsg.simulations.workloads.user_workload import MODEL, make
 from fedlsg.user_code.failure import without_exit
 
 Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]

@@ -3,7 +3,7 @@ it ends.
 
 A callback sees public values alone: settings, rows of rounds.csv, the model, the summary. What it
 does costs no epsilon. (Under trust=server rows and summary have what
-``fedlsg.simulations.rundir.declared`` lists: no bytes, counts and times.) But a round that was
+``fedlsg.simulations.storage.declared`` lists: no bytes, counts and times.) But a round that was
 chosen by its test accuracy was chosen on the test split: that is too high for new data.
 
 ``named`` has the callbacks of fedlsg, and the setting ``callbacks``.

@@ -15,14 +15,14 @@ from pathlib import Path
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
-from fedlsg.setting.units import UNITS
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.config.units import UNITS
+from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
 from fedlsg.simulations.settings.settings import RUN, Settings
-from fedlsg.strategies.federation.expectations import EXAMPLES, reason_of
-from fedlsg.strategies.federation.nodes import Identity, Roster, wait_for_nodes
-from fedlsg.strategies.federation.proofs import LedgerCopies, News, check_news
-from fedlsg.strategies.federation.watched_grid import WatchedGrid
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.strategies.protocol.expectations import EXAMPLES, reason_of
+from fedlsg.strategies.protocol.nodes import Identity, Roster, wait_for_nodes
+from fedlsg.strategies.protocol.proofs import LedgerCopies, News, check_news
+from fedlsg.strategies.protocol.watched_grid import WatchedGrid
 
 
 def refuse_deployed_run(run: RunDir) -> None:

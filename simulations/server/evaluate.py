@@ -24,10 +24,10 @@ from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.gradients.losses import CLASSES
 from fedlsg.simulations.client.train import own_parameters
-from fedlsg.simulations.plan.base import Base
-from fedlsg.simulations.plan.prepare import parts_of_test
-from fedlsg.simulations.rundir.last_payload import FeedbackBox
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.planning.prepare import parts_of_test
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.storage.last_payload import FeedbackBox
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload, Split, to_device
 from fedlsg.simulations.workloads.base import Metric, cross_entropy
 from fedlsg.state import ServerState

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from fedlsg.setting import Setting, declared, unknown
-from fedlsg.setting.choices import did_you_mean
-from fedlsg.simulations.rundir.files import write_atomically
-from fedlsg.simulations.rundir.tables import scalars_of
+from fedlsg.config import Setting, declared, unknown
+from fedlsg.config.choices import did_you_mean
 from fedlsg.simulations.server.callbacks import Callback, Columns, Function, StopRun, Watched
+from fedlsg.simulations.storage.atomic_files import write_atomically
+from fedlsg.simulations.storage.round_tables import scalars_of
 from fedlsg.user_code import is_reference, load, shown
 
 Monitor = Annotated[str, Setting("Column of rounds.csv that is watched.")]

@@ -25,15 +25,15 @@ from fedlsg.privacy import SERVER, verify_extends
 from fedlsg.randomness import own_draws
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.rehearsal import rehearse
-from fedlsg.simulations.plan.plan import Base, Plan, make_plan
-from fedlsg.simulations.rundir.examined import RESUMED, SETTINGS, examine
-from fedlsg.simulations.rundir.files import DamagedError, load_bytes, write_atomically
-from fedlsg.simulations.rundir.journal import Journal, verify
-from fedlsg.simulations.rundir.last_payload import FeedbackBox, LastPayload
-from fedlsg.simulations.rundir.manifest import reopen
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.planning.plan import Base, Plan, make_plan
 from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.atomic_files import DamagedError, load_bytes, write_atomically
+from fedlsg.simulations.storage.examined import RESUMED, SETTINGS, examine
+from fedlsg.simulations.storage.journal import Journal, verify
+from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload
+from fedlsg.simulations.storage.manifest import reopen
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, Split, silent, to_device
 from fedlsg.state import different_terms
 from fedlsg.strategies.own_loop.row_checks import model_outputs

@@ -11,24 +11,24 @@ from typing import Any
 from fedlsg.carriers.probe import Basis
 from fedlsg.gradients import trainable
 from fedlsg.simulations.client.replica import basis_bytes
-from fedlsg.simulations.plan.advice import rho_of, sum_bits
-from fedlsg.simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from fedlsg.simulations.plan.plan import Plan
-from fedlsg.simulations.rundir.journal import run_seconds
-from fedlsg.simulations.rundir.manifest import Manifest, accept
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row, Tables, Times
-from fedlsg.simulations.rundir.updates import StepFiles, round_folder, write_frame
+from fedlsg.simulations.planning.advice import rho_of, sum_bits
+from fedlsg.simulations.planning.continuity import check_unchanged, fingerprint, keep_data_digest
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.evaluate import ByClient, ClientScores, Evaluation
 from fedlsg.simulations.server.ready import restore
-from fedlsg.simulations.server.spent import Spent, Totals
+from fedlsg.simulations.server.spent import RunTotals, Spent
 from fedlsg.simulations.server.summary import Outcome
+from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.resolve import GRID, downlink_codec
-from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.storage.journal import run_seconds
+from fedlsg.simulations.storage.manifest import Manifest, accept
+from fedlsg.simulations.storage.round_tables import Row, Tables, Times
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.updates import StepFiles, round_folder, write_frame
 from fedlsg.state import RoundPlan, ServerState, different_terms
-from fedlsg.strategies.federation.downlink import Downlink
-from fedlsg.strategies.federation.report import RoundReport, SimulatedClock
-from fedlsg.strategies.federation.sparse_downlink import SparseDownlink
+from fedlsg.strategies.protocol.downlink import Downlink
+from fedlsg.strategies.protocol.round_report import RoundReport, SimulatedClock
+from fedlsg.strategies.protocol.sparse_downlink import SparseDownlink
 
 OnRound = Callable[[Row], object]
 
@@ -71,7 +71,7 @@ class Recorder:
             run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released
         )
         self.manifest = Manifest(run, plan.closed)
-        self.totals = Totals()
+        self.totals = RunTotals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
         self._started = time.monotonic()

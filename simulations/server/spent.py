@@ -13,9 +13,9 @@ from fedlsg.privacy import RUN, SERVER
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.privacy.totals import READERS, WITH_SERVER
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import BYTES, SUMS, Times
-from fedlsg.strategies.federation.report import RoundReport
+from fedlsg.simulations.storage.round_tables import BYTES, SUMS, Times
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.strategies.protocol.round_report import RoundReport
 
 History = tuple[Event, ...] | None
 """What an epsilon is of; None where there is no bound: a mechanism was not private, or its noise is
@@ -213,7 +213,7 @@ CLIENTS = ("asked", "answered", "rejected", "dropped", "late")
 """What a report says of clients."""
 
 
-class Totals:
+class RunTotals:
     """``sums`` of bytes are those of all rounds; of messages, those of training rounds.
 
     ``times``: seconds by what they went into. ``pruning``: of the pruning round. ``clients``:

@@ -20,16 +20,16 @@ from fedlsg.carriers import adapted_layers
 from fedlsg.gradients import trainable
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.simulations.models.encoder import describe
-from fedlsg.simulations.plan.plan import Base, Plan
-from fedlsg.simulations.plan.start import rows_behind, starts_of
-from fedlsg.simulations.rundir.tables import BYTES
+from fedlsg.simulations.planning.plan import Base, Plan
+from fedlsg.simulations.planning.start_weights import rows_behind, starts_of
 from fedlsg.simulations.server.evaluate import ByClient, Score
 from fedlsg.simulations.settings.resolve import codec_summary, downlink_codec
 from fedlsg.simulations.settings.settings import Settings, values_of
+from fedlsg.simulations.storage.round_tables import BYTES
 from fedlsg.simulations.workloads import Options
 from fedlsg.simulations.workloads.base.split import chance_of
 from fedlsg.state import ServerState, different_terms
-from fedlsg.strategies.federation.downlink import NOTHING
+from fedlsg.strategies.protocol.downlink import NOTHING
 from fedlsg.user_code import DATA, shown
 from fedlsg.user_code.digest import version
 

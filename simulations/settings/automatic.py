@@ -24,10 +24,10 @@ import torch
 from fedlsg import strategies
 from fedlsg.carriers import find_classifier, layer_table, prepare_model, totals
 from fedlsg.method import Method
-from fedlsg.simulations.settings.run import Device
+from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
 from fedlsg.simulations.workloads import LoadedWorkload
-from fedlsg.simulations.workloads.base.model import build_model
+from fedlsg.simulations.workloads.base.initial_model import build_model
 from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Literal
 
-from fedlsg.setting import Setting
-from fedlsg.setting.rules import idle_unless, needs
-from fedlsg.setting.selection import SELECTIONS
+from fedlsg.config import Setting
+from fedlsg.config.rules import idle_unless, needs
+from fedlsg.config.selection import SELECTIONS
 
 ONE_STEP = (
     "with one local step a client sends its gradient: leave it out, or give local_steps=2 or more"

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from fedlsg.config.selection import Selection, selection_of
+from fedlsg.config.units import EXAMPLE, UNITS, Unit
 from fedlsg.method import LocalTraining, Method
 from fedlsg.participation import Participation, Trace, read_trace
 from fedlsg.randomness import public_generator
-from fedlsg.setting.selection import Selection, selection_of
-from fedlsg.setting.units import EXAMPLE, UNITS, Unit
-from fedlsg.simulations.settings.run import Resolved, Settings
+from fedlsg.simulations.settings.any_run import Resolved, Settings
 from fedlsg.training.client_level import AdaptiveClip
 
 NAMES = (

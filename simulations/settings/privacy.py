@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Literal
 
-from fedlsg.setting import Setting
-from fedlsg.setting.isolation import Wanted
-from fedlsg.setting.rules import idle_unless, needs
-from fedlsg.setting.units import EXAMPLE, UNITS
+from fedlsg.config import Setting
+from fedlsg.config.isolation import Wanted
+from fedlsg.config.rules import idle_unless, needs
+from fedlsg.config.units import EXAMPLE, UNITS
 
 IN_SECRET = "trust=server and whole and private"
 SUM = "trust=secure|aggregate"

@@ -9,15 +9,15 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from fedlsg import strategies
+from fedlsg.config import Setting
+from fedlsg.config import values_of as declared_values
+from fedlsg.config.mechanisms import is_silent
 from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, find_codec, keeps_memory
-from fedlsg.setting import Setting
-from fedlsg.setting import values_of as declared_values
-from fedlsg.setting.mechanisms import is_silent
+from fedlsg.simulations.settings.any_run import Resolved, void
 from fedlsg.simulations.settings.automatic import choose_method, fill_auto
 from fedlsg.simulations.settings.participation import fill_participation
-from fedlsg.simulations.settings.run import Resolved, void
 from fedlsg.simulations.settings.settings import (
     AUTO,
     RUN,

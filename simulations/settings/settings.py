@@ -14,8 +14,8 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from fedlsg.setting import Declared, declared, summary_of, unknown
-from fedlsg.simulations.settings.run import Settings as Settings
+from fedlsg.config import Declared, declared, summary_of, unknown
+from fedlsg.simulations.settings.any_run import Settings as Settings
 from fedlsg.user_code import absolute, is_code, is_reference, permit
 
 PRESET = "preset"

@@ -18,18 +18,18 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from fedlsg import user_code
+from fedlsg.config import summary_of
+from fedlsg.config.choices import did_you_mean
 from fedlsg.randomness import public_generator
-from fedlsg.setting import summary_of
-from fedlsg.setting.choices import did_you_mean
 from fedlsg.simulations.models.pretrained import with_pretrained
 from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
-from fedlsg.simulations.workloads.base.model import build_model
+from fedlsg.simulations.workloads.base.initial_model import build_model
 from fedlsg.simulations.workloads.base.split import Fetch, Split, fetcher, to_device
 from fedlsg.simulations.workloads.features import with_features
 from fedlsg.simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
-from fedlsg.simulations.workloads.own import Workload, make
 from fedlsg.simulations.workloads.partition import check_disjoint
 from fedlsg.simulations.workloads.text_sets import TASKS, HubTexts
+from fedlsg.simulations.workloads.user_workload import Workload, make
 
 __all__ = [
     "Fetch",

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from fedlsg.setting.choices import choose
+from fedlsg.config.choices import choose
 from fedlsg.simulations.workloads.base import GIVEN, LoadedWorkload
 
 

@@ -26,12 +26,12 @@ from torch.nn import functional
 
 from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw, ProbeSource
-from fedlsg.setting.choices import did_you_mean
+from fedlsg.config.choices import did_you_mean
 from fedlsg.simulations import workloads
 from fedlsg.simulations.workloads import DEFAULT, LoadedWorkload, Options, Progress, Split, silent
 from fedlsg.simulations.workloads.base.cache import cache_folder
+from fedlsg.simulations.workloads.base.public_inputs import CheckedDraw, Pixels, find_pixels
 from fedlsg.simulations.workloads.base.split import NoRows, Stored
-from fedlsg.simulations.workloads.base.synthetic import CheckedDraw, Pixels, find_pixels
 from fedlsg.simulations.workloads.rows import Columns
 from fedlsg.simulations.workloads.rows.read import read_rows
 

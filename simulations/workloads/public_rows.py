@@ -23,11 +23,11 @@ from torch import Tensor
 from fedlsg.randomness import public_generator
 from fedlsg.simulations import workloads
 from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
-from fedlsg.simulations.workloads.base.model import build_model
+from fedlsg.simulations.workloads.base.initial_model import build_model
+from fedlsg.simulations.workloads.base.public_inputs import image_draws
 from fedlsg.simulations.workloads.base.split import Split
-from fedlsg.simulations.workloads.base.synthetic import image_draws
 from fedlsg.simulations.workloads.public_data import MASK, as_stored, probe_source, public_data
-from fedlsg.simulations.workloads.texts import Tokens
+from fedlsg.simulations.workloads.text_workload import Tokens
 from fedlsg.user_code import DATA
 
 SYNTHETIC = "synthetic"

@@ -16,9 +16,9 @@ from types import MappingProxyType
 from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Request, refuse_unused
 from fedlsg.simulations.workloads.rows import describe_data
 from fedlsg.simulations.workloads.rows.decode import TextColumns, check_text_columns
-from fedlsg.simulations.workloads.rows.files import published_of
 from fedlsg.simulations.workloads.rows.hub import find_set
-from fedlsg.simulations.workloads.texts import USED, text_workload
+from fedlsg.simulations.workloads.rows.table_files import published_of
+from fedlsg.simulations.workloads.text_workload import USED, text_workload
 
 HUB_NAME = "nyu-mll/glue"
 

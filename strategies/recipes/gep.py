@@ -12,9 +12,9 @@ from typing import Annotated
 
 from fedlsg.carriers import Rank
 from fedlsg.carriers.probe import CarrierRefresh, Probe, ProbeInputs, Probes, ResidualClip
+from fedlsg.config import Setting
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import Setting
 from fedlsg.training import ServerOptimizer
 
 Biased = Annotated[bool, Setting("Send embeddings alone, without what they leave (B-GEP).")]

@@ -19,16 +19,16 @@ import typer
 from flwr.common.config import parse_config_args
 from torch import nn
 
-import fedlsg.simulations.compare.command
+import fedlsg.simulations.compare.compare_command
 import fedlsg.simulations.compare.search
 import fedlsg.simulations.engines
 import fedlsg.simulations.run.commands
+from fedlsg.config.choices import choose
 from fedlsg.payload import find_codec
-from fedlsg.setting.choices import choose
 from fedlsg.simulations import workloads
-from fedlsg.simulations.attack.images import IMAGE_ATTACKS
-from fedlsg.simulations.attack.texts import TEXT_ATTACKS
-from fedlsg.simulations.cli.app import app
+from fedlsg.simulations.attacks.images_attack import IMAGE_ATTACKS
+from fedlsg.simulations.attacks.texts_attack import TEXT_ATTACKS
+from fedlsg.simulations.cli.command_line import app
 from fedlsg.simulations.cli.options import WithSettings, option_of
 from fedlsg.simulations.inspection import refuse_settings
 from fedlsg.simulations.settings.published import find, from_run_config, matching, resolve
@@ -74,7 +74,7 @@ def without_work() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedlsg.simulations.run.commands, "ready_plan", fill_and_begin)
         patch.setattr(workloads, "load", begin)
-        patch.setattr(fedlsg.simulations.compare.command, "compare_command", begin)
+        patch.setattr(fedlsg.simulations.compare.compare_command, "compare_command", begin)
         patch.setattr(fedlsg.simulations.compare.search, "search_and_runs", begin)
         patch.setattr(fedlsg.simulations.engines, "ahead", lambda *_, **__: nullcontext())
         patch.setattr(fedlsg.simulations.engines, "use_cluster", lambda *_: None)

@@ -15,11 +15,11 @@ import pytest
 
 from docs._sphinx.typed import INTERNAL, SHARES, explicit, files
 from fedlsg import strategies
-from fedlsg.simulations.run.settings_typed import RunSettings
+from fedlsg.simulations.run.run_settings_typed import RunSettings
 from fedlsg.simulations.run.simulate import MORE, simulate
 from fedlsg.simulations.settings.settings import all_settings
+from fedlsg.strategies.method_settings_typed import MethodSettings, StepSettings
 from fedlsg.strategies.private_step import PrivateStep
-from fedlsg.strategies.settings_typed import MethodSettings, StepSettings
 from tests.places import REPOSITORY
 
 SCRIPT = Path(__file__).with_name("strangers_script.py")

@@ -10,7 +10,7 @@ from fedlsg.frame import Frame, group_of
 from fedlsg.method import Method, Schedule, make_frame
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.training.client import per_unit
+from fedlsg.training.client_round import per_unit
 
 SHAPES = {
     "body.weight": (5, 4),

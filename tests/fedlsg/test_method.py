@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedlsg.method import LocalTraining, Schedule, aggregate, norm_bound, server_step
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.training.server import ServerOptimizer, make_optimizer
+from fedlsg.training.server_round import ServerOptimizer, make_optimizer
 from tests.fedlsg.support.step_oracle import (
     EXACT,
     EXAMPLES,

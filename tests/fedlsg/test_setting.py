@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import pytest
 
-from fedlsg.setting import REQUIRED, Setting, check_declared, declared, unknown
-from fedlsg.setting.foreign import NEEDLESS, OURS
-from fedlsg.setting.rules import Rule, check_rules, example, holds, idle_unless, needs, spell
+from fedlsg.config import REQUIRED, Setting, check_declared, declared, unknown
+from fedlsg.config.foreign import NEEDLESS, OURS
+from fedlsg.config.rules import Rule, check_rules, example, holds, idle_unless, needs, spell
 
 Share = Annotated[
     float, Setting("A share.", at_least=0, below=1, why="it is a share", aliases=("s",))

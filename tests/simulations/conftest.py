@@ -11,10 +11,10 @@ import hypothesis
 import pytest
 import torch
 
-from fedlsg.simulations.cli import app as cli
+from fedlsg.simulations.cli import command_line as cli
 from fedlsg.simulations.engines import cluster
-from fedlsg.simulations.plan import advice, base, plan
-from fedlsg.strategies.own_loop import examples, release
+from fedlsg.simulations.planning import advice, plan, run_base
+from fedlsg.strategies.own_loop import examples, one_round
 from tests.checked_once import check_once
 from tests.simulations.support.own import fresh
 from tests.simulations.support.runs import Run, pages, run_local, stopped_after
@@ -44,7 +44,7 @@ def forgotten_code() -> Iterator[None]:
 def checked_once() -> Iterator[None]:
     """The small models of many runs are equal."""
     with pytest.MonkeyPatch.context() as patch:
-        check_once(patch, examples, plan, base, release, advice)
+        check_once(patch, examples, plan, run_base, one_round, advice)
         yield
 
 

@@ -15,11 +15,11 @@ from fedlsg.attacks.inversion.matching import ATTACKS, match
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
 from fedlsg.attacks.replay import unexplained
-from fedlsg.simulations.attack import kind_of
-from fedlsg.simulations.attack.images import image_prior
-from fedlsg.simulations.attack.membership.shadows import accuracy_of, confidences, is_cross_entropy
-from fedlsg.simulations.attack.observations import open_record
-from fedlsg.simulations.attack.target import truth_of
+from fedlsg.simulations.attacks import kind_of
+from fedlsg.simulations.attacks.images_attack import image_prior
+from fedlsg.simulations.attacks.membership.shadows import accuracy_of, confidences, is_cross_entropy
+from fedlsg.simulations.attacks.observations import open_record
+from fedlsg.simulations.attacks.target import truth_of
 from fedlsg.simulations.inspection import batch_gradient, subject_of_settings
 from fedlsg.simulations.inspection.measure import own_clip
 from tests.simulations.support import own_tasks

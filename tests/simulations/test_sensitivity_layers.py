@@ -14,14 +14,14 @@ from fedlsg import strategies
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.carriers.probe.synthetic import dead_leaves
 from fedlsg.frame import Frame
-from fedlsg.gradients.formulas.rows import RowGradients
+from fedlsg.gradients.formulas.embedding_rows import RowGradients
 from fedlsg.gradients.precision import Precision
 from fedlsg.method import Schedule
 from fedlsg.privacy import Mechanism
 from fedlsg.simulations.server.summary import hardware
 from fedlsg.simulations.workloads.base import cross_entropy
 from fedlsg.state import PublicState
-from fedlsg.training import local as microbatches
+from fedlsg.training import local_training as microbatches
 from tests.fedlsg.support.gradient_oracle import make_frame
 from tests.fedlsg.support.layer_zoo import WORDS, ZOO, loss
 
@@ -74,8 +74,10 @@ def test_one_example_moves_the_sum_by_c(case, precision, storage, microbatch):
 @pytest.mark.parametrize("case", ["tied", "bag of words", "parameters, words, positions"])
 def test_one_example_moves_the_sum_by_c_where_nothing_is_formed(case, monkeypatch):
     """Rows and factors, however small the table."""
-    monkeypatch.setattr("fedlsg.gradients.formulas.rows.worth_it", lambda weight: True)
-    monkeypatch.setattr("fedlsg.gradients.formulas.rows.product_is_cheaper", lambda weight, g: True)
+    monkeypatch.setattr("fedlsg.gradients.formulas.embedding_rows.worth_it", lambda weight: True)
+    monkeypatch.setattr(
+        "fedlsg.gradients.formulas.embedding_rows.product_is_cheaper", lambda weight, g: True
+    )
     test_one_example_moves_the_sum_by_c(case, "float32", "float32", 32)
 
 

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 
 from fedlsg.simulations.engines.local import task_identity
-from fedlsg.strategies.own_loop import examples, release
+from fedlsg.strategies.own_loop import examples, one_round
 from tests.checked_once import check_once
 
 hypothesis.settings.register_profile(
@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("deterministic")
 def checked_once() -> Iterator[None]:
     """The small models of many tests are equal."""
     with pytest.MonkeyPatch.context() as patch:
-        check_once(patch, examples, release)
+        check_once(patch, examples, one_round)
         yield
 
 

@@ -29,8 +29,8 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
 from fedlsg.state.server_state import ServerState, load_weights
 from fedlsg.strategies import default_mechanism, own_settings, recipe
-from fedlsg.strategies.federation.downlink import basis_record, read_basis
-from fedlsg.strategies.federation.wire import Announcement, announced_to, kept_record, read_kept
+from fedlsg.strategies.protocol.downlink import basis_record, read_basis
+from fedlsg.strategies.protocol.wire import Announcement, announced_to, kept_record, read_kept
 from tests.noise import no_noise
 
 WIDTH, FEATURES, EXAMPLES, SEED = 48, 20, 7, 3

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import fedlsg.strategies.own_loop.release
+import fedlsg.strategies.own_loop.one_round
 from fedlsg.privacy import Ledger
 from fedlsg.randomness import SecretStream
 from fedlsg.strategies.private_step import PrivateStep
@@ -197,7 +197,7 @@ def charged_before_the_batch_is_drawn(monkeypatch: Any) -> bool:
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            fedlsg.strategies.own_loop.release, "secret_stream", lambda: Stream(bytes(32))
+            fedlsg.strategies.own_loop.one_round, "secret_stream", lambda: Stream(bytes(32))
         )
         step.step(batch)
     return seen[-1:] == [1] and not any(seen[:-1])

@@ -17,8 +17,8 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import ClientTerms
 from fedlsg.state.server_state import ServerState
 from fedlsg.strategies import recipe
-from fedlsg.strategies.federation.report import RoundReport
-from fedlsg.strategies.federation.wire import (
+from fedlsg.strategies.protocol.round_report import RoundReport
+from fedlsg.strategies.protocol.wire import (
     Announcement,
     announced_to,
     flat_record,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import fedlsg.method
-import fedlsg.training.client
+import fedlsg.training.client_round
 from fedlsg.frame import Frame
 from fedlsg.payload import PayloadError
 from fedlsg.privacy.clip import clip_factors, clipped_sum
 from fedlsg.privacy.mechanism import Mechanism, add_noise
-from fedlsg.training.client import per_unit
+from fedlsg.training.client_round import per_unit
 from tests.fedlsg.support.plants import clip_after_sum
 from tests.strategies import contract
 from tests.strategies.contract import (
@@ -30,7 +30,7 @@ from tests.strategies.contract import (
 )
 from tests.strategies.contract_cases import CASES, of
 
-CLIENT = fedlsg.training.client
+CLIENT = fedlsg.training.client_round
 
 
 def gradients_weighted_after_the_clip(gradients, mechanism, **options):

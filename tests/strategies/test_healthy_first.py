@@ -5,9 +5,9 @@ than planned.
 from collections import Counter
 from itertools import pairwise
 
+from fedlsg.config.selection import UNIFORM
 from fedlsg.participation import Participation
-from fedlsg.setting.selection import UNIFORM
-from fedlsg.strategies.federation.wire import TOO_SLOW, failure
+from fedlsg.strategies.protocol.wire import TOO_SLOW, failure
 from tests.strategies.small_federation import Federation, server_state
 
 CLIENTS, PER_ROUND, ROUNDS = 6, 2, 12

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedlsg.gradients import Batch
-from fedlsg.strategies.own_loop import release
-from fedlsg.strategies.own_loop.layout import laid_out, layout_of
+from fedlsg.strategies.own_loop import one_round
+from fedlsg.strategies.own_loop.row_layout import laid_out, layout_of
 from fedlsg.strategies.private_step import PrivateStep
 
 EXAMPLES = 40
@@ -159,7 +159,7 @@ def test_negative_control_dense_made_up_rows_let_a_view_be_charged(monkeypatch):
     def dense(rows: Batch, layout: Any) -> Batch:
         return rows
 
-    monkeypatch.setattr(release, "laid_out", dense)
+    monkeypatch.setattr(one_round, "laid_out", dense)
     step = step_of("inputs")
     with pytest.raises(RuntimeError, match="view"):
         step.step(step.batches((LAYOUTS["channels last"](), TARGETS)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import fedlsg.training.client
+import fedlsg.training.client_round
 from fedlsg.carriers import Carrier, OwnCarriers
 from fedlsg.masks.mask import Mask
 from fedlsg.method import Method, Schedule
@@ -30,7 +30,7 @@ from tests.strategies.contract import (
 )
 from tests.strategies.small_federation import model as small_model
 
-CLIENT = fedlsg.training.client
+CLIENT = fedlsg.training.client_round
 PARTS: dict[str, dict[str, Any]] = {
     "core": {"carrier": CORE},
     "core, own mask": {"carrier": CORE, "mask": OWN_MASK},

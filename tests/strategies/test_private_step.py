@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedlsg
-import fedlsg.strategies.own_loop.release
-import fedlsg.training.client
+import fedlsg.strategies.own_loop.one_round
+import fedlsg.training.client_round
 from fedlsg.carriers import prepare_model
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.method import LocalTraining, Schedule, client_step
@@ -66,7 +66,7 @@ def federation(name: str, rounds: int, pruning_noise: float) -> ServerState:
     local = LocalTraining(
         sample_rate=given["sample_rate"], expected_batch=given["sample_rate"] * EXAMPLES
     )
-    spending = fedlsg.strategies.own_loop.account.Spending(
+    spending = fedlsg.strategies.own_loop.loop_account.Spending(
         num_examples=EXAMPLES,
         sample_rate=0.25,
         steps=8,
@@ -124,7 +124,7 @@ def test_a_charge_after_the_batch_is_found(monkeypatch):
         charge()
         return values
 
-    monkeypatch.setattr(fedlsg.strategies.own_loop.release, "client_step", charge_last)
+    monkeypatch.setattr(fedlsg.strategies.own_loop.one_round, "client_step", charge_last)
     assert not own_loop.charged_before_the_batch_is_drawn(monkeypatch)
 
 
@@ -143,50 +143,50 @@ def test_the_step_is_private(check):
 
 
 def test_halved_noise_is_found(monkeypatch):
-    honest = fedlsg.training.client.add_noise
+    honest = fedlsg.training.client_round.add_noise
     monkeypatch.setattr(
-        fedlsg.training.client, "add_noise", lambda t, m, n: t + (honest(t, m, n) - t) / 2
+        fedlsg.training.client_round, "add_noise", lambda t, m, n: t + (honest(t, m, n) - t) / 2
     )
     assert not own_loop.noise_is_full()
     assert not own_loop.noise_is_full_in_empty_batches()
 
 
 def test_a_skipped_empty_batch_is_found(monkeypatch):
-    honest = fedlsg.training.client.add_noise
+    honest = fedlsg.training.client_round.add_noise
     monkeypatch.setattr(
-        fedlsg.training.client, "add_noise", lambda t, m, n: honest(t, m, n) if t.any() else t
+        fedlsg.training.client_round, "add_noise", lambda t, m, n: honest(t, m, n) if t.any() else t
     )
     assert not own_loop.noise_is_full_in_empty_batches()
 
 
 def test_reused_noise_is_found(monkeypatch):
     monkeypatch.setattr(
-        fedlsg.strategies.own_loop.release, "secret_stream", lambda: SecretStream(bytes(32))
+        fedlsg.strategies.own_loop.one_round, "secret_stream", lambda: SecretStream(bytes(32))
     )
     assert own_loop.noise_is_full()
     assert not own_loop.noise_is_fresh()
 
 
 def test_a_mask_that_differs_from_the_noise_is_found(monkeypatch):
-    honest = fedlsg.strategies.own_loop.release.client_step
+    honest = fedlsg.strategies.own_loop.one_round.client_step
 
     def other_mask(*args, **given):
         values = honest(*args, **given)
         return values * (torch.arange(len(values)) % 2)
 
-    monkeypatch.setattr(fedlsg.strategies.own_loop.release, "client_step", other_mask)
+    monkeypatch.setattr(fedlsg.strategies.own_loop.one_round, "client_step", other_mask)
     assert not own_loop.noise_is_where_the_mask_keeps()
 
 
 def test_a_divisor_from_the_data_is_found(monkeypatch):
-    honest = fedlsg.strategies.own_loop.release.client_step
+    honest = fedlsg.strategies.own_loop.one_round.client_step
 
     def mean(net, batch, *args, **given):
         sizes = []
         values = honest(net, lambda rows: sizes.append(len(rows)) or batch(rows), *args, **given)
         return values * TERMS["sample_rate"] * EXAMPLES / sum(sizes)
 
-    monkeypatch.setattr(fedlsg.strategies.own_loop.release, "client_step", mean)
+    monkeypatch.setattr(fedlsg.strategies.own_loop.one_round, "client_step", mean)
     assert not own_loop.the_divisor_is_public()
 
 

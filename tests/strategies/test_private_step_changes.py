@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fedlsg.gradients.fingerprint
 from fedlsg.gradients.isolation import block_gradients
 from fedlsg.gradients.isolation.passes import own_model
-from fedlsg.strategies.own_loop import release
+from fedlsg.strategies.own_loop import one_round
 from fedlsg.strategies.private_step import PrivateStep
 
 EXAMPLES = 40
@@ -255,13 +255,13 @@ def test_the_level_of_isolation_is_that_of_what_runs_now():
 def count_rehearsals(monkeypatch) -> list[int]:
     """The list gets one more entry with each rehearsal."""
     done: list[int] = []
-    own = release.Release.rehearse
+    own = one_round.Release.rehearse
 
     def counted(self, *args, **given):
         done.append(1)
         return own(self, *args, **given)
 
-    monkeypatch.setattr(release.Release, "rehearse", counted)
+    monkeypatch.setattr(one_round.Release, "rehearse", counted)
     return done
 
 
@@ -304,7 +304,7 @@ def test_negative_control_a_gate_that_forgets_lets_examples_mix(planted, monkeyp
             fedlsg.gradients.fingerprint._Walk, "hooks", lambda self, space, names: ()
         )
     else:
-        monkeypatch.setattr(release.Followed, "now", lambda self: self.checked)
+        monkeypatch.setattr(one_round.Followed, "now", lambda self: self.checked)
     model = net()
     step, rows = started(model)
     assert moved_by_one_example(step, model) < 1e-5
@@ -316,7 +316,7 @@ def test_negative_control_a_gate_that_forgets_lets_examples_mix(planted, monkeyp
 
 
 def test_negative_control_a_head_that_nobody_compares_is_charged_and_not_trained(monkeypatch):
-    monkeypatch.setattr(release, "check_trained", lambda start, model: None)
+    monkeypatch.setattr(one_round, "check_trained", lambda start, model: None)
     model = net()
     step, rows = started(model, optimizer="AdamW", learning_rate=0.01)
     spent = step.epsilon()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlsg.strategies.own_loop import release
+from fedlsg.strategies.own_loop import one_round
 from fedlsg.strategies.own_loop.made_up import Maker
 from fedlsg.strategies.private_step import PrivateStep
 
@@ -170,7 +170,7 @@ def test_a_row_out_of_range_is_named_where_ids_begin_at_1():
 def test_made_up_rows_are_within_what_the_model_takes():
     step = step_of(Three())
     rows = FORMS["three fields"][1]
-    made, _ = release.accepted(step.model, step._loss, rows, TARGETS)
+    made, _ = one_round.accepted(step.model, step._loss, rows, TARGETS)
     assert int(made["ids"].min()) >= 1
     assert int(made["lengths"].min()) >= 1
     assert not made["domain"].any()
@@ -178,7 +178,7 @@ def test_made_up_rows_are_within_what_the_model_takes():
 
 
 def test_negative_control_without_plain_rows_the_rehearsal_fails(monkeypatch):
-    monkeypatch.setattr(release, "accepted", lambda *given: None)
+    monkeypatch.setattr(one_round, "accepted", lambda *given: None)
     step = step_of(Shifted(1))
     with pytest.raises(ValueError, match=r"index out of range|give example="):
         step.step(step.batches((integers(1, 6), TARGETS)))

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedlsg.gradients import trainable
 from fedlsg.privacy import LedgerError
-from fedlsg.strategies.own_loop.release import Release
+from fedlsg.strategies.own_loop.one_round import Release
 from fedlsg.strategies.private_step import PrivateStep
 from tests.strategies.own_loop import (
     EXAMPLES,

@@ -156,7 +156,7 @@ def test_padding_to_the_longest_of_the_batch():
 
 def whole_batches(monkeypatch):
     """Plant the mistake: what user code makes of a whole batch is trained on."""
-    monkeypatch.setattr("fedlsg.strategies.own_loop.release.check_batches", lambda *given: None)
+    monkeypatch.setattr("fedlsg.strategies.own_loop.one_round.check_batches", lambda *given: None)
     monkeypatch.setattr(
         fedlsg.strategies.private_step,
         "of_function",

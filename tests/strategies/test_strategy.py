@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedlsg.payload.message import pack
 from fedlsg.simulations.client.virtual import FIRST_NODE
-from fedlsg.strategies.federation.watched_grid import NODE_GONE
-from fedlsg.strategies.federation.wire import (
+from fedlsg.strategies.protocol.watched_grid import NODE_GONE
+from fedlsg.strategies.protocol.wire import (
     FRAME_DIFFERS,
     IN_RUN_LOG,
     LOST,

@@ -6,7 +6,7 @@ import click
 import typer
 
 from docs._sphinx.reference.markdown import page, table
-from fedlsg.simulations.cli.app import app
+from fedlsg.simulations.cli.command_line import app
 from fedlsg.simulations.cli.options import WithSettings
 
 STATUS = {
@@ -17,7 +17,7 @@ STATUS = {
     "129, 130, 143": "stopped by SIGHUP, Ctrl-C or SIGTERM: 128 and the signal's number. `fedlsg "
     "resume` continues a run",
 }
-"""Exit statuses, as ``fedlsg.simulations.cli.app.main`` returns them."""
+"""Exit statuses, as ``fedlsg.simulations.cli.command_line.main`` returns them."""
 
 
 def commands() -> str:

@@ -25,12 +25,12 @@ Patches = dict[str, Callable[..., Any]]
 Noise = Callable[[Tensor, Any, SecretStream], Tensor]
 """Values, how much noise, the stream -> the values with noise."""
 HOMES = {
-    "add_noise": ("fedlsg.training.client", "fedlsg.training.client_level"),
+    "add_noise": ("fedlsg.training.client_round", "fedlsg.training.client_level"),
     "discrete_gaussian": ("fedlsg.secure_sum.discrete.grid",),
-    "clipped_sum": ("fedlsg.training.client", "fedlsg.training.client_level"),
-    "poisson_batch": ("fedlsg.training.client", "fedlsg.attacks.audit.shipped"),
+    "clipped_sum": ("fedlsg.training.client_round", "fedlsg.training.client_level"),
+    "poisson_batch": ("fedlsg.training.client_round", "fedlsg.attacks.audit.shipped"),
     "plan_release": ("fedlsg.attacks.audit.shipped",),
-    "rotate": ("fedlsg.secure_sum.discrete.release",),
+    "rotate": ("fedlsg.secure_sum.discrete.sum_release",),
 }
 """Where the shipped path looks a function up."""
 
@@ -255,6 +255,6 @@ def planted(name: str | None, *, clients: int = 1) -> Iterator[None]:
             for home in HOMES[function]:
                 stack.enter_context(patch(f"{home}.{function}", mistake))
         stack.enter_context(
-            patch("fedlsg.training.client.allows_ghost_clipping", lambda frame: False)
+            patch("fedlsg.training.client_round.allows_ghost_clipping", lambda frame: False)
         )  # plants work on formed gradients
         yield

@@ -17,13 +17,13 @@ from scipy.special import ndtri
 from torch import nn
 
 from fedlsg.attacks.audit.stated import Stated
+from fedlsg.config.units import EXAMPLE, Unit
 from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism
 from fedlsg.secure_sum.discrete import SumTerms
-from fedlsg.setting.units import EXAMPLE, Unit
 from fedlsg.training import LocalTraining
 from fedlsg.training.client_level import AdaptiveClip
-from fedlsg.training.local import gains
+from fedlsg.training.local_training import gains
 
 ALARM, MISS = 1e-6, 1e-3
 Z = float(-ndtri(ALARM) - ndtri(MISS))

@@ -38,8 +38,8 @@ from fedlsg.randomness import SecretStream
 from fedlsg.secure_sum.discrete import add_modulo, plan_release
 from fedlsg.secure_sum.discrete.grid import decode
 from fedlsg.training import client_step
-from fedlsg.training.client import AddNoise
 from fedlsg.training.client_level import client_update, release_round
+from fedlsg.training.client_round import AddNoise
 
 LENGTH = 10.0
 """Norm of a canary's shortest block over C, so that every clip acts."""
@@ -141,8 +141,8 @@ def injected() -> Iterator[None]:
         return list(inputs.split([b.kept for b in frame.blocks], dim=1))
 
     with (
-        patch("fedlsg.training.client.per_example_gradients", given),
-        patch("fedlsg.training.client.allows_ghost_clipping", lambda frame: False),
+        patch("fedlsg.training.client_round.per_example_gradients", given),
+        patch("fedlsg.training.client_round.allows_ghost_clipping", lambda frame: False),
     ):
         # no ghost clipping: there is no layer whose input and gradient these would be made of
         yield

@@ -19,8 +19,8 @@ from jaxtyping import Float
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, ndtr
 
-from fedlsg.setting import Setting, check_declared
-from fedlsg.setting.units import EXAMPLE, UNITS
+from fedlsg.config import Setting, check_declared
+from fedlsg.config.units import EXAMPLE, UNITS
 
 Trust = Literal["client", "secure", "server", "aggregate"]
 Epsilon = Annotated[float, Setting(above=0, below=math.inf, why="no claim, no audit")]

@@ -26,10 +26,10 @@ from fedlsg.attacks.audit.bounds import (
     one_run_epsilon,
     subsampled,
 )
-from fedlsg.attacks.audit.checks import Check
+from fedlsg.attacks.audit.noise_checks import Check
 from fedlsg.attacks.audit.stated import Delta, Epsilon, SampleRate, Stated, Steps
 from fedlsg.attacks.metrics import Rate, auc
-from fedlsg.setting import Setting, check_declared
+from fedlsg.config import Setting, check_declared
 
 SIGNIFICANCE = 1e-3
 """Of each bound: both are stated at 99.9 % confidence."""

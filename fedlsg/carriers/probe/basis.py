@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.carriers.base import Carrier
-from fedlsg.carriers.own import check_orthonormal
+from fedlsg.carriers.own_carriers import check_orthonormal
 from fedlsg.carriers.probe.carrier import Probe, ProbeSource
 from fedlsg.carriers.probe.eigen import anchor_basis, anchor_gradients, top_eigenvectors
 from fedlsg.carriers.probe.moments import Moments, second_moments

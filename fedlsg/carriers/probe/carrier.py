@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.carriers.base import EVEN, Carrier, Rank, longest, of_pairs
-from fedlsg.carriers.own import OutRank
+from fedlsg.carriers.own_carriers import OutRank
+from fedlsg.config import Setting, check_declared
+from fedlsg.config.rules import idle_unless
 from fedlsg.frame import Block, Coordinates
 from fedlsg.frame.forms import CORE, EMBEDDING, FORMS, PRECONDITIONED, TANGENT, Sizes, find_form
 from fedlsg.frame.public import Public
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.privacy import Mechanism
-from fedlsg.setting import Setting, check_declared
-from fedlsg.setting.rules import idle_unless
 
 Draw = Callable[[int, torch.Generator], Any]
 """``draw(count, generator)``: ``count`` public inputs as the model takes them, or a pair (inputs,

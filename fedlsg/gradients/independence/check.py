@@ -59,9 +59,9 @@ from fedlsg.gradients.calls.registry import STATISTICS
 from fedlsg.gradients.independence.coupled_draws import Draws
 from fedlsg.gradients.independence.subject import Outcome, Subject, forms, prepare
 from fedlsg.gradients.independence.trace import Trace, first_apart
-from fedlsg.gradients.isolation.draws import FIX as NO_SEEDS
-from fedlsg.gradients.isolation.draws import OwnDrawsError
 from fedlsg.gradients.isolation.levels import Isolation
+from fedlsg.gradients.isolation.secret_seeds import FIX as NO_SEEDS
+from fedlsg.gradients.isolation.secret_seeds import OwnDrawsError
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
 from fedlsg.gradients.supported import (
     UnsupportedLayerError,

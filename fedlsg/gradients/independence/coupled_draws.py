@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedlsg.gradients.isolation.draws import own_seeds_refused, refuse
+from fedlsg.gradients.isolation.secret_seeds import own_seeds_refused, refuse
 from fedlsg.randomness import own_draws, seed_draws
 
 FIRST_SEED = 0x6665646C7368

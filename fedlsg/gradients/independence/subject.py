@@ -20,12 +20,12 @@ from fedlsg.gradients.called import in_type
 from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import tensors_in
 from fedlsg.gradients.formulas.layers import can_be_carried
+from fedlsg.gradients.hooked_layers import force_eager
 from fedlsg.gradients.independence.coupled_draws import Draws, couple
 from fedlsg.gradients.isolation.passes import per_example_gradients
 from fedlsg.gradients.loss_contents import untrained_leaves
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size, losses_of
-from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable, unsupported
 from fedlsg.tensors import each, fields_of, of_fields, rows_of

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fedlsg.setting.isolation import CHECKED, LEVELS, Isolation, Wanted
+from fedlsg.config.isolation import CHECKED, LEVELS, Isolation, Wanted
 from fedlsg.user_code.library import own_code
 
 __all__ = ["LEVELS", "Isolation", "resolve", "slow_word"]

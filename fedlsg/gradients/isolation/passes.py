@@ -15,17 +15,17 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.blocks import embed
 from fedlsg.gradients.calls.registry import ReadElsewhereError
 from fedlsg.gradients.formulas.ghost import GhostGradients
+from fedlsg.gradients.hooked_layers import force_eager
 from fedlsg.gradients.hooks import Pass
 from fedlsg.gradients.isolation import vmapped
 from fedlsg.gradients.isolation.alone import gradients_of_rows
 from fedlsg.gradients.isolation.batched import refuse_modes
-from fedlsg.gradients.isolation.draws import own_seeds_refused
 from fedlsg.gradients.isolation.levels import Isolation
+from fedlsg.gradients.isolation.secret_seeds import own_seeds_refused
 from fedlsg.gradients.isolation.state import forgetting
 from fedlsg.gradients.isolation.whole import kept_of_whole
 from fedlsg.gradients.known import Prepared, check, known, prepare
 from fedlsg.gradients.per_example import Batch, Given, LossFunction, rounding, run, run_pass
-from fedlsg.gradients.plan import force_eager
 from fedlsg.gradients.precision import FLOAT32, Precision
 from fedlsg.gradients.supported import Checked
 from fedlsg.user_code.library import own_code

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from fedlsg.gradients.called import CallLayer, watch_call
 from fedlsg.gradients.calls.registry import Place, ReadElsewhereError
 from fedlsg.gradients.calls.torch_func import map_tensors
+from fedlsg.gradients.hooked_layers import Layer
 from fedlsg.gradients.hooks import Pass, freeze
 from fedlsg.gradients.isolation.alone import row_of
 from fedlsg.gradients.isolation.batched import (
@@ -38,7 +39,6 @@ from fedlsg.gradients.isolation.batched import (
 from fedlsg.gradients.isolation.state import forgetting
 from fedlsg.gradients.known import Prepared
 from fedlsg.gradients.per_example import Given
-from fedlsg.gradients.plan import Layer
 from fedlsg.gradients.precision import without_autocast
 from fedlsg.tensors import each, fields_of
 

@@ -28,10 +28,10 @@ from typing import Any, Self, get_type_hints
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.config import Declared, Setting, agreed, check_declared, declared, summary_of
+from fedlsg.config.choices import did_you_mean
 from fedlsg.method import Method
 from fedlsg.payload.codecs.values import Dither
-from fedlsg.setting import Declared, Setting, agreed, check_declared, declared, summary_of
-from fedlsg.setting.choices import did_you_mean
 
 DEFAULT_CODEC = "float32"
 """The codec if none is given."""

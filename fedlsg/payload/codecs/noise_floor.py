@@ -18,11 +18,11 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg.config import Setting
 from fedlsg.method import Method
 from fedlsg.payload.codecs import Codec
 from fedlsg.payload.codecs import values as coding
 from fedlsg.payload.codecs.values import LEVELS, Dither, dequantize, quantize, require_dither
-from fedlsg.setting import Setting
 
 STEP = struct.Struct("<f")
 STEP_TOLERANCE = 1e-6

@@ -4,7 +4,7 @@ rotation, accounting.
 
 from fedlsg.noise.sampler import discrete_gaussian
 from fedlsg.secure_sum.discrete.grid import add_modulo, rotate
-from fedlsg.secure_sum.discrete.release import Release, SumTerms, most_log_ratio, plan_release
+from fedlsg.secure_sum.discrete.sum_release import Release, SumTerms, most_log_ratio, plan_release
 
 __all__ = [
     "Release",

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import cast
 
 from fedlsg import strategies
-from fedlsg.secure_sum.discrete.release import MOST_EXAMPLES
-from fedlsg.setting.isolation import Isolation
-from fedlsg.setting.mechanisms import DP, KINDS
+from fedlsg.config.isolation import Isolation
+from fedlsg.config.mechanisms import DP, KINDS
+from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
+from fedlsg.simulations.client.node.node_config import TRUST, NodeConfig, own_path, with_own_columns
 from fedlsg.simulations.client.node.refusals import SettingsError, TermsError
-from fedlsg.simulations.client.node.terms import TRUST, Terms, own_path, with_own_columns
 from fedlsg.simulations.models.encoder_source import NAMES
 from fedlsg.simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
-from fedlsg.simulations.plan.plan import Base
-from fedlsg.simulations.plan.start import RANDOM
+from fedlsg.simulations.planning.plan import Base
+from fedlsg.simulations.planning.start_weights import RANDOM
 from fedlsg.simulations.settings.settings import AUTO, Settings
 from fedlsg.simulations.workloads.features.encoders import SCATTERING
 from fedlsg.user_code.library import own_code
@@ -29,7 +29,7 @@ meant.
 """
 
 
-def usable(settings: Settings, terms: Terms) -> Settings:
+def usable(settings: Settings, terms: NodeConfig) -> Settings:
     """The run's settings as this client uses them. Nothing is loaded yet.
 
     Raises TermsError for settings that no data could make acceptable, SettingsError for an unknown
@@ -107,7 +107,7 @@ def _refuse_paths(s: Settings) -> None:
         )
 
 
-def _own_weights(s: Settings, terms: Terms) -> Settings:
+def _own_weights(s: Settings, terms: NodeConfig) -> Settings:
     """The settings with this client's own copy of the weights that training starts from.
 
     No file that the server names is opened, nor a folder here that has the name of a hub
@@ -152,7 +152,7 @@ def check_mechanism(kind: str, method: str) -> None:
         )
 
 
-def check_base(base: Base, terms: Terms) -> None:
+def check_base(base: Base, terms: NodeConfig) -> None:
     """Raise TermsError if the resolved settings, or the number of rows, do not fit the terms."""
     check_mechanism(base.method.mechanism.kind, base.method.name)
     _check_privacy(base.settings, terms)
@@ -180,7 +180,7 @@ def check_base(base: Base, terms: Terms) -> None:
             raise TermsError(f"{name}={delta:g} is not below {words} to be published")
 
 
-def agreed_level(base: Base, announced: str | None, terms: Terms) -> Base:
+def agreed_level(base: Base, announced: str | None, terms: NodeConfig) -> Base:
     """The base of a client at the announced level of isolation, where it is no weaker than that of
     the rule here.
 
@@ -206,7 +206,7 @@ def check_level(base: Base, announced: str) -> None:
         )
 
 
-def _check_privacy(s: Settings, terms: Terms) -> None:
+def _check_privacy(s: Settings, terms: NodeConfig) -> None:
     if s.delta is not None and s.delta > terms.delta_max:
         raise TermsError(
             f"the run's delta={s.delta:g} is weaker than this client's "
@@ -220,7 +220,7 @@ def _check_privacy(s: Settings, terms: Terms) -> None:
         )
 
 
-def _with_clients(s: Settings, terms: Terms, *, own: bool) -> Settings:
+def _with_clients(s: Settings, terms: NodeConfig, *, own: bool) -> Settings:
     """The settings with a number of clients.
 
     A client with its own data needs it only if its share of the noise, or its replica, depends on

@@ -24,12 +24,12 @@ from typing import Any
 from fedlsg.owner_only import FOLDER, make_file, make_parents
 from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
+from fedlsg.simulations.client.node.node_config import NodeConfig
 from fedlsg.simulations.client.node.refusals import OverBudgetError, TermsError
-from fedlsg.simulations.client.node.terms import Terms
-from fedlsg.simulations.rundir.files import write_atomically
-from fedlsg.simulations.rundir.lock import locked_folder
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.strategies.federation.proofs import News
+from fedlsg.simulations.storage.atomic_files import write_atomically
+from fedlsg.simulations.storage.lock import locked_folder
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.strategies.protocol.proofs import News
 
 SECRET_BYTES = 32
 ENTRY_BYTES = 1024
@@ -63,10 +63,10 @@ class NodeFolder:
     file.
     """
 
-    terms: Terms
+    terms: NodeConfig
 
     @classmethod
-    def open(cls, terms: Terms) -> "NodeFolder":
+    def open(cls, terms: NodeConfig) -> "NodeFolder":
         """Make the folder if there is none, and check that its ledger is this client's, undamaged
         and writable.
         """

@@ -9,7 +9,7 @@ from logging import ERROR
 
 from flwr.common.logger import log
 
-from fedlsg.strategies.federation.wire import (
+from fedlsg.strategies.protocol.wire import (
     FAILED,
     FRAME_DIFFERS,
     OVER_BUDGET,

@@ -19,15 +19,23 @@ import tomli_w
 from rich.console import Console
 
 from fedlsg import user_code
+from fedlsg.config.choices import choose
 from fedlsg.owner_only import make_parents
-from fedlsg.setting.choices import choose
 from fedlsg.simulations.compare.bytes_axis import View
-from fedlsg.simulations.compare.command import accepted, compare_command, published
-from fedlsg.simulations.compare.grid import Grid, dropped_lines
+from fedlsg.simulations.compare.cells import Grid, dropped_lines
+from fedlsg.simulations.compare.compare_command import accepted, compare_command, published
+from fedlsg.simulations.compare.comparison_table import unfinished
 from fedlsg.simulations.compare.grid_file import as_toml, check_cells
-from fedlsg.simulations.compare.progress import GridDisplay
+from fedlsg.simulations.compare.grid_progress import GridDisplay
 from fedlsg.simulations.compare.runner import Folder, Ray, check_limits, one_ray
-from fedlsg.simulations.compare.search import output
+from fedlsg.simulations.compare.search import search_files
+from fedlsg.simulations.compare.search.cost_of_choosing import (
+    as_many_rows,
+    epsilon_of,
+    read_trials,
+    rows_of,
+    statement,
+)
 from fedlsg.simulations.compare.search.pickers import (
     SAMPLERS,
     GridPicker,
@@ -37,25 +45,17 @@ from fedlsg.simulations.compare.search.pickers import (
     combinations,
     open_storage,
 )
-from fedlsg.simulations.compare.search.privacy import (
-    as_many_rows,
-    epsilon_of,
-    read_trials,
-    rows_of,
-    statement,
-)
 from fedlsg.simulations.compare.search.space import make_spaces, read_spec
 from fedlsg.simulations.compare.search.trials import Arm, Job, Runner, bases
-from fedlsg.simulations.compare.table import unfinished
 from fedlsg.simulations.engines.process import sigterm_raises
-from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.rundir.files import write_atomically, writing_to
-from fedlsg.simulations.rundir.lock import exclusive
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.settings.checks import left_out, refuse_client_level
+from fedlsg.simulations.settings.rule_checker import left_out, refuse_client_level
 from fedlsg.simulations.settings.settings import from_mapping, values_of
+from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
+from fedlsg.simulations.storage.lock import exclusive
+from fedlsg.simulations.storage.run_directory import RunDir
 
 TRIALS = 20
 """Trials of a method, unless ``--trials`` or a grid says otherwise."""
@@ -217,7 +217,7 @@ def _run(
     finally:
         found = describe(job, runner, finished=finished, ended=True)
         if found.trials:
-            output.write(job.folder.path, found)
+            search_files.write(job.folder.path, found)
             conclude(found, job.folder.path, console)
     best = best_grid(job, found) if finished else None
     if best is not None:
@@ -265,7 +265,7 @@ def announce(job: Job, console: Console) -> None:
 def _after(job: Job, runner: Runner, console: Console) -> None:
     """Write the tables; after the first trials, say what choosing will cost in privacy at least."""
     found = describe(job, runner)
-    output.write_tables(job.folder.path, found)
+    search_files.write_tables(job.folder.path, found)
     if job.rows.private and len(found.trials) == 1:
         least = epsilon_of(
             read_trials(job.folder.path / "cells")[:1] * job.planned, delta=job.delta
@@ -279,7 +279,7 @@ def _after(job: Job, runner: Runner, console: Console) -> None:
 
 def describe(
     job: Job, runner: Runner, *, finished: bool = False, ended: bool = False
-) -> output.Found:
+) -> search_files.Found:
     """The search so far. ``ended``: it ends or stops here, so say what choosing has cost."""
     privacy = [job.rows.cost]
     if job.rows.private and ended:
@@ -290,7 +290,7 @@ def describe(
             "Each further run with chosen settings, of any method, adds its own epsilon once more."
         )
     follow = ["fedlsg", "compare", "--grid", str(job.folder.path / BEST), "--seeds", "3"]
-    return output.Found(
+    return search_files.Found(
         job=job,
         trials=runner.trials(),
         finished=finished,
@@ -301,11 +301,11 @@ def describe(
     )
 
 
-def conclude(found: output.Found, folder: Path, console: Console) -> None:
+def conclude(found: search_files.Found, folder: Path, console: Console) -> None:
     """The table, edges, what did not finish, what choosing cost, the page, and the command that
     follows.
     """
-    print_table(output.table(found), console)
+    print_table(search_files.table(found), console)
     for note in found.notes:
         print_note(note, console, style="yellow" if "at the edge" in note else "dim")
     for name, text in unfinished([trial.line for trial in found.trials]).items():
@@ -317,7 +317,7 @@ def conclude(found: output.Found, folder: Path, console: Console) -> None:
         print_whole(f"run it: {found.command}", console)
 
 
-def best_grid(job: Job, found: output.Found) -> Grid | None:
+def best_grid(job: Job, found: search_files.Found) -> Grid | None:
     """The comparison with the best settings of each method, on all training rows; None if no method
     has any.
 

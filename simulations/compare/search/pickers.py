@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedlsg.owner_only import open_file
 from fedlsg.simulations.compare.search.space import Choices, Dimension
-from fedlsg.simulations.rundir.files import write_atomically
+from fedlsg.simulations.storage.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

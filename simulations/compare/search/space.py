@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedlsg import strategies
-from fedlsg.setting import Declared, unknown
-from fedlsg.setting.choices import choose
-from fedlsg.simulations.compare.grid import AXES, Entry, is_number, lacks
+from fedlsg.config import Declared, unknown
+from fedlsg.config.choices import choose
+from fedlsg.simulations.compare.cells import AXES, Entry, is_number, lacks
 from fedlsg.simulations.compare.grid_file import read_toml
-from fedlsg.simulations.plan.continuity import HARMLESS
+from fedlsg.simulations.planning.continuity import HARMLESS
 from fedlsg.simulations.settings.settings import (
     RUN,
     codec_settings,

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedlsg import user_code
+from fedlsg.simulations.compare.cell_worker import Worker
+from fedlsg.simulations.compare.cells import Cell, Grid, word
 from fedlsg.simulations.compare.collect import cell_result
-from fedlsg.simulations.compare.grid import Cell, Grid, word
+from fedlsg.simulations.compare.grid_progress import GridDisplay
 from fedlsg.simulations.compare.lines import Line
-from fedlsg.simulations.compare.progress import GridDisplay
 from fedlsg.simulations.compare.runner import Folder, Ray, check_same_settings, run_cells, share_out
+from fedlsg.simulations.compare.search.cost_of_choosing import Rows
 from fedlsg.simulations.compare.search.pickers import Asked, Picker
-from fedlsg.simulations.compare.search.privacy import Rows
 from fedlsg.simulations.compare.search.space import Dimension, Side, tunable, value_words
-from fedlsg.simulations.compare.worker import Worker
 from fedlsg.simulations.engines.cluster import processors
-from fedlsg.simulations.rundir.results import Result
+from fedlsg.simulations.storage.results import Result
 
 FIRST_SEED = 100
 """Trials have a seed of their own: those of a comparison, from 0, then see settings that were not

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from fedlsg.setting.mechanisms import is_silent
+from fedlsg.config.mechanisms import is_silent
+from fedlsg.simulations.settings.any_run import void
 from fedlsg.simulations.settings.published.preset import GROUP_RATES, Published, rows_of
-from fedlsg.simulations.settings.run import void
 from fedlsg.simulations.settings.settings import (
     AUTO,
     KNOWN,

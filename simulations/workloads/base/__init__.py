@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.gradients import LossFunction
+from fedlsg.simulations.workloads.base.public_inputs import Pixels, image_draws
 from fedlsg.simulations.workloads.base.split import Augment, Inputs, NoRows, Split
-from fedlsg.simulations.workloads.base.synthetic import Pixels, image_draws
 
 Progress = Callable[[str], None]
 

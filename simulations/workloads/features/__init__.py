@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedlsg.carriers.probe.carrier import Draw
-from fedlsg.setting.choices import choose
+from fedlsg.config.choices import choose
 from fedlsg.simulations.models import vision
 from fedlsg.simulations.models.small import WIDTH, heads
 from fedlsg.simulations.workloads.base import (
@@ -26,8 +26,8 @@ from fedlsg.simulations.workloads.base import (
     silent,
 )
 from fedlsg.simulations.workloads.base.cache import cache_folder
+from fedlsg.simulations.workloads.base.public_inputs import LEAST_SIDE, Pixels, image_draws
 from fedlsg.simulations.workloads.base.split import Split
-from fedlsg.simulations.workloads.base.synthetic import LEAST_SIDE, Pixels, image_draws
 from fedlsg.simulations.workloads.features.encode import (
     ALONE,
     Encoder,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.setting.choices import choose
+from fedlsg.config.choices import choose
 from fedlsg.simulations.models import scattering
 from fedlsg.simulations.models.encoder import (
     TextClassifier,

@@ -33,8 +33,8 @@ from fedlsg.simulations.workloads.base import (
     silent,
 )
 from fedlsg.simulations.workloads.base.cache import cache_folder, digest_files, load_or_build
+from fedlsg.simulations.workloads.base.public_inputs import Pixels, image_draws
 from fedlsg.simulations.workloads.base.split import Augment, NoRows, Split, by_channel
-from fedlsg.simulations.workloads.base.synthetic import Pixels, image_draws
 from fedlsg.simulations.workloads.images.augment import PAD, crop, flip_crop
 from fedlsg.simulations.workloads.rows import describe_data
 from fedlsg.simulations.workloads.rows.decode import OwnRows, Shape, decode

@@ -22,8 +22,8 @@ import torch
 
 from fedlsg.simulations import models
 from fedlsg.simulations.workloads.base import LoadedWorkload, Request, refuse_unused
+from fedlsg.simulations.workloads.base.public_inputs import Pixels, image_draws
 from fedlsg.simulations.workloads.base.split import NoRows, Split, rescale
-from fedlsg.simulations.workloads.base.synthetic import Pixels, image_draws
 from fedlsg.simulations.workloads.rows.decode import OwnRows
 
 _TEST_ROWS = (  # one bit a row, in base 85

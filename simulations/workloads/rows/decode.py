@@ -19,7 +19,6 @@ import torch
 
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.base.split import Split
-from fedlsg.simulations.workloads.rows.files import published_of, read_npz
 from fedlsg.simulations.workloads.rows.hub import (
     Part,
     content_of,
@@ -28,7 +27,8 @@ from fedlsg.simulations.workloads.rows.hub import (
     is_image,
     split_names,
 )
-from fedlsg.simulations.workloads.rows.images import open_image, pixels_of
+from fedlsg.simulations.workloads.rows.image_folders import open_image, pixels_of
+from fedlsg.simulations.workloads.rows.table_files import published_of, read_npz
 
 MODES = {1: "L", 3: "RGB"}
 """Pillow's names of greyscale and colours of 8 bits, by their channels."""

@@ -21,7 +21,7 @@ from typing import Any
 from fedlsg.simulations.models.encoder_source import reason_of
 from fedlsg.simulations.workloads.base import Options
 from fedlsg.simulations.workloads.base.cache import digest_files
-from fedlsg.simulations.workloads.rows.files import features_of
+from fedlsg.simulations.workloads.rows.table_files import features_of
 
 DATA_VARIABLE = "FEDLSG_DATA"
 _SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.parquet")

@@ -20,9 +20,7 @@ from fedlsg.simulations.workloads.rows import (
     as_tensor,
     of_stored,
 )
-from fedlsg.simulations.workloads.rows.files import NoFileError, is_table_file, read_npz
-from fedlsg.simulations.workloads.rows.images import read_image_folder, stack
-from fedlsg.simulations.workloads.rows.table import (
+from fedlsg.simulations.workloads.rows.columns import (
     LABEL,
     Table,
     agreed,
@@ -31,6 +29,8 @@ from fedlsg.simulations.workloads.rows.table import (
     is_table,
     text_of,
 )
+from fedlsg.simulations.workloads.rows.image_folders import read_image_folder, stack
+from fedlsg.simulations.workloads.rows.table_files import NoFileError, is_table_file, read_npz
 from fedlsg.simulations.workloads.rows.transform import (
     AT_ONCE,
     PROBES,

@@ -16,7 +16,7 @@ from fedlsg.gradients.independence.same_rows import differing
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.base.split import Inputs, Stored
-from fedlsg.strategies.own_loop.alone import LARGEST
+from fedlsg.strategies.own_loop.function_checks import LARGEST
 from fedlsg.tensors import each
 
 AT_ONCE = 1024

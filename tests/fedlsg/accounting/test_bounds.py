@@ -15,8 +15,8 @@ from benchmarks.privacy.exact_epsilon import full_batch as exact_full_batch
 from benchmarks.privacy.exact_epsilon import one_step as exact_one_step
 from fedlsg.accounting import pld as accountant_pld
 from fedlsg.accounting import prv as accountant_prv
-from fedlsg.accounting.bounds import epsilon, upper_or_inf
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
+from fedlsg.accounting.certified import epsilon, upper_or_inf
 from fedlsg.accounting.events import AccountingError, EpsilonBound, Event, Interval, check_delta
 
 few = settings(max_examples=6, deadline=None, derandomize=True)

@@ -13,9 +13,9 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.accounting import bounds, calibrate, closed_forms, population
-from fedlsg.accounting.bounds import compose, upper_or_inf
+from fedlsg.accounting import calibrate, certified, closed_forms, population
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier, max_steps
+from fedlsg.accounting.certified import compose, upper_or_inf
 from fedlsg.accounting.closed_forms import surely_within
 from fedlsg.accounting.events import AccountingError, Event, canonical, raised, smaller_delta, split
 from fedlsg.accounting.population import displayed, move_to_grid, spread
@@ -78,7 +78,7 @@ def test_lambda_zero_changes_no_bit(sigma, steps, q):
     plain = event(sigma, steps, q=q)
     assert plain == event(sigma, steps, -0.0, q=q)
     assert split([plain]) == ((plain,), 0.0)
-    found = bounds._certified(canonical([plain]), DELTA, {})
+    found = certified._certified(canonical([plain]), DELTA, {})
     assert compose([plain], delta=DELTA, accountants=CHEAP).upper == min(
         bound.upper for bound in found.values()
     )
@@ -112,7 +112,7 @@ def test_a_huge_lambda_is_an_error_and_no_number(log_ratio):
     events = [event(log_ratio=log_ratio), event(3.0, log_ratio=log_ratio)]
     with pytest.raises(AccountingError, match="take a finer grid"):
         compose(events, delta=DELTA)
-    assert upper_or_inf(events, DELTA) == bounds.rough(events, DELTA) == math.inf
+    assert upper_or_inf(events, DELTA) == certified.rough(events, DELTA) == math.inf
     assert spread([events, [event()]], delta=DELTA).median == math.inf
     for many in ([], [[event(2 + k)] for k in range(population.EXACT)]):
         assert displayed([[event()], events, *many], delta=DELTA).largest == math.inf
@@ -159,7 +159,7 @@ def composition_is_charged() -> bool:
 
 
 def rough_value_is_charged() -> bool:
-    return covers(bounds.rough([event(log_ratio=LAMBDA)], DELTA), exact(4.0, 9, LAMBDA))
+    return covers(certified.rough([event(log_ratio=LAMBDA)], DELTA), exact(4.0, 9, LAMBDA))
 
 
 def calibration_is_charged() -> bool:
@@ -248,20 +248,20 @@ def once_lambda(epsilon, log_ratio):
 
 
 PLANTS = {
-    "composition forgets": (composition_is_charged, bounds, "split", forgetful_split),
-    "composition keeps delta": (composition_is_charged, bounds, "smaller_delta", the_same_delta),
-    "composition adds half": (composition_is_charged, bounds, "raised", once_lambda),
-    "rough value forgets": (rough_value_is_charged, bounds, "split", forgetful_split),
-    "rough value keeps delta": (rough_value_is_charged, bounds, "smaller_delta", the_same_delta),
-    "rough value adds half": (rough_value_is_charged, bounds, "raised", once_lambda),
-    "calibration forgets": (calibration_is_charged, bounds, "split", forgetful_split),
+    "composition forgets": (composition_is_charged, certified, "split", forgetful_split),
+    "composition keeps delta": (composition_is_charged, certified, "smaller_delta", the_same_delta),
+    "composition adds half": (composition_is_charged, certified, "raised", once_lambda),
+    "rough value forgets": (rough_value_is_charged, certified, "split", forgetful_split),
+    "rough value keeps delta": (rough_value_is_charged, certified, "smaller_delta", the_same_delta),
+    "rough value adds half": (rough_value_is_charged, certified, "raised", once_lambda),
+    "calibration forgets": (calibration_is_charged, certified, "split", forgetful_split),
     "calibration forgets the others": (
         calibration_is_charged,
-        bounds,
+        certified,
         "split",
         lambda e: (split(e)[0], LAMBDA),
     ),
-    "steps forget": (steps_are_charged, bounds, "split", forgetful_split),
+    "steps forget": (steps_are_charged, certified, "split", forgetful_split),
     "steps have one Lambda": (steps_are_charged, calibrate, "sum_up", lambda parts: LAMBDA / 9),
     "sure without Lambda": (nobody_is_wrongly_sure, closed_forms, "split", forgetful_split),
     "sure with half": (nobody_is_wrongly_sure, closed_forms, "raised", once_lambda),
@@ -307,5 +307,5 @@ def test_a_lambda_of_one_event_for_all_is_caught(monkeypatch):
     events = [event(4.0, 5, 0.4), event(6.0, 5, 0.1)]
     truth = exact((5 / 16 + 5 / 36) ** -0.5, 1, 0.5)
     assert compose(events, delta=DELTA, accountants=CHEAP).upper >= truth
-    monkeypatch.setattr(bounds, "split", split_of_the_last)
+    monkeypatch.setattr(certified, "split", split_of_the_last)
     assert compose(events, delta=DELTA, accountants=CHEAP).upper < truth

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.privacy.exact_epsilon import full_batch as exact_full_batch
 from benchmarks.privacy.exact_epsilon import inverted
-from fedlsg.accounting import Event, bounds, compose, max_steps, pld, surely_within, tilt
+from fedlsg.accounting import Event, certified, compose, max_steps, pld, surely_within, tilt
 from fedlsg.accounting import events as grid
-from fedlsg.accounting.bounds import MOST_SETTINGS, WITNESSED, epsilon, upper_or_inf
 from fedlsg.accounting.calibrate import calibrate_noise_multiplier
+from fedlsg.accounting.certified import MOST_SETTINGS, WITNESSED, epsilon, upper_or_inf
 from fedlsg.accounting.events import AccountingError, canonical, in_words
 from fedlsg.accounting.population import displayed, spread
 from fedlsg.privacy.ledger import Ledger
@@ -154,7 +154,7 @@ def test_more_settings_than_are_composed_one_by_one_give_an_upper_bound(monkeypa
     exact = compose(many, delta=DELTA)
     assert exact.witness == "unwitnessed"
     assert f"more than {WITNESSED}" in exact.failures["prv"]
-    monkeypatch.setattr(bounds, "MOST_SETTINGS", 10)
+    monkeypatch.setattr(certified, "MOST_SETTINGS", 10)
     merged = compose(many, delta=DELTA)
     assert exact.upper <= merged.upper < 1.5 * exact.upper
     assert merged.lower == 0

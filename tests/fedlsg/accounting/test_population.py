@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.accounting import population
-from fedlsg.accounting.bounds import compose, upper_or_inf
+from fedlsg.accounting.certified import compose, upper_or_inf
 from fedlsg.accounting.events import Event, canonical
 from fedlsg.accounting.population import displayed, front, grid_down, grid_up, move_to_grid, spread
 from fedlsg.privacy.ledger import Entry, Ledger

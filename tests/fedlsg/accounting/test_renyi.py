@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlsg.accounting import closed_forms
-from fedlsg.accounting.bounds import compose
+from fedlsg.accounting.certified import compose
 from fedlsg.accounting.closed_forms import INTEGERS, surely_within, upper_bound
 from fedlsg.accounting.events import Event
 

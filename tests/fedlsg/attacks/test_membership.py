@@ -8,7 +8,7 @@ import torch
 from scipy.stats import norm
 
 from benchmarks.privacy.attack_closed_forms import measure
-from fedlsg.accounting.bounds import epsilon as epsilon_of
+from fedlsg.accounting.certified import epsilon as epsilon_of
 from fedlsg.attacks.audit.bounds import subsampled
 from fedlsg.attacks.membership import (
     best_threshold,
@@ -23,7 +23,7 @@ from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.randomness import reproducible_stream
-from fedlsg.training.client import per_unit
+from fedlsg.training.client_round import per_unit
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from fedlsg.attacks.replay import replay
 from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.training.client import LocalTraining
+from fedlsg.training.client_round import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 from tests.fedlsg.support.own_methods import CORE, OWN_MASK
 

@@ -20,8 +20,8 @@ from fedlsg.carriers.lora import (
 from fedlsg.frame import Frame
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.supported import trainable
+from fedlsg.masks.freezing import keep_units, unit_importance
 from fedlsg.masks.mask import Mask
-from fedlsg.masks.rules import keep_units, unit_importance
 from fedlsg.method import Method, Schedule, make_frame
 from tests.fedlsg.support.gradient_oracle import cross_entropy
 

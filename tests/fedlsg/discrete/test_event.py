@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import pytest
 
-from fedlsg.accounting import bounds, compose
+from fedlsg.accounting import certified, compose
 from fedlsg.accounting.events import split
 from fedlsg.secure_sum.discrete.bound import log_ratio, rounding_deviation
 from fedlsg.secure_sum.discrete.grid import DiscreteGrid, plan_grid
-from fedlsg.secure_sum.discrete.release import charge
+from fedlsg.secure_sum.discrete.sum_release import charge
 from tests.fedlsg.support.discrete_laws import hockey_stick, sum_law, total_variation
 
 DELTA = 1e-5
@@ -103,7 +103,7 @@ def a_coarse_release_is_covered() -> bool:
 
 def test_a_composition_that_forgets_the_ratio_is_caught(monkeypatch):
     assert a_coarse_release_is_covered()
-    monkeypatch.setattr(bounds, "split", lambda events: (split(events)[0], 0.0))
+    monkeypatch.setattr(certified, "split", lambda events: (split(events)[0], 0.0))
     assert not a_coarse_release_is_covered()
 
 

@@ -13,7 +13,7 @@ from fedlsg.privacy import Mechanism
 from fedlsg.randomness import reproducible_stream
 from fedlsg.secure_sum.discrete import Release, SumTerms, add_modulo, most_log_ratio, plan_release
 from fedlsg.secure_sum.discrete.bound import log_ratio, rounding_deviation
-from fedlsg.secure_sum.discrete.release import LARGEST_EPSILON, LEAST_STEPS
+from fedlsg.secure_sum.discrete.sum_release import LARGEST_EPSILON, LEAST_STEPS
 
 SIX_SIGMA = 6.0
 VALUES = 3000

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from fedlsg.accounting import compose
+from fedlsg.config.isolation import Isolation, Wanted
 from fedlsg.gradients.isolation.levels import LEVELS, resolve, slow_word
 from fedlsg.privacy import Entry, Ledger
 from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
-from fedlsg.setting.isolation import Isolation, Wanted
 
 
 class OwnNet(nn.Module):

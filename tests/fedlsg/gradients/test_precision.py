@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import fedlsg.privacy.clip
-import fedlsg.training.client
+import fedlsg.training.client_round
 from fedlsg.frame import Frame
 from fedlsg.gradients.formulas.ghost import GhostGradients, keeps_float32_digits
 from fedlsg.gradients.isolation import block_gradients, per_example_gradients
@@ -187,7 +187,9 @@ def test_noise_has_its_deviation_and_all_its_bits(precision, monkeypatch):
     assert abs(deviation - 1) < 0.02
     assert coarse < 0.01
     monkeypatch.setattr(
-        fedlsg.training.client, "add_noise", lambda *given: add_noise(*given).bfloat16().float()
+        fedlsg.training.client_round,
+        "add_noise",
+        lambda *given: add_noise(*given).bfloat16().float(),
     )
     assert deviation_and_rounding(precision)[1] == 1
 

@@ -17,8 +17,14 @@ from fedlsg.frame.forms import FORMS
 from fedlsg.frame.public import Public, RoundTime
 from fedlsg.lowrank import decompose
 from fedlsg.masks import Mask
+from fedlsg.masks.freezing import (
+    frozen_count,
+    gradual_cooling,
+    keep_units,
+    uniform,
+    unit_importance,
+)
 from fedlsg.masks.mask import apply_mask
-from fedlsg.masks.rules import frozen_count, gradual_cooling, keep_units, uniform, unit_importance
 from tests.fedlsg.support.mask_oracle import kept_by, weights
 
 seeds = st.integers(0, 10_000)

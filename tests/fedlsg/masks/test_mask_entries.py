@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fedlsg.carriers import Lora, LowRank, RandomCarriers
 from fedlsg.frame import Frame
 from fedlsg.frame.public import Public, RoundTime
+from fedlsg.masks.freezing import smallest
 from fedlsg.masks.mask import Mask, apply_mask
 from fedlsg.masks.pruning import Prune
-from fedlsg.masks.rules import smallest
 from fedlsg.method import Method
 from fedlsg.privacy.mechanism import Mechanism
 from tests.fedlsg.support.mask_oracle import kept_by, naive, weights

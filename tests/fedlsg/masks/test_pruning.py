@@ -17,7 +17,7 @@ from fedlsg.masks.synflow import flow, keep_synflow, linear_model
 from fedlsg.method import Method, Schedule
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.server_state import ServerState
-from fedlsg.training.server import ServerOptimizer
+from fedlsg.training.server_round import ServerOptimizer
 
 seeds = st.integers(0, 2**32)
 rates = st.floats(0, 0.99)

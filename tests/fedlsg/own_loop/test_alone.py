@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
 from fedlsg.rows import OneByOne
-from fedlsg.strategies.own_loop import alone
-from fedlsg.strategies.own_loop.alone import check_batches, same_function
+from fedlsg.strategies.own_loop import function_checks
 from fedlsg.strategies.own_loop.examples import synthetic
+from fedlsg.strategies.own_loop.function_checks import check_batches, same_function
 from fedlsg.strategies.own_loop.user_inputs import batches_of, of_function
 from tests.fedlsg.support.batch_zoo import (
     HONEST_BATCHES,
@@ -83,7 +83,7 @@ def test_what_is_made_of_a_row_depends_on_no_other_row(case):
     if case in ("memory", "earlier ones"):
         return  # a state between calls is the check's
     one, other = (apart(MIXING_BATCHES[case](), moved=moved) for moved in (True, False))
-    assert all(map(alone.same_row, one, other))
+    assert all(map(function_checks.same_row, one, other))
 
 
 def test_a_batch_of_many_positions_would_mix(monkeypatch):
@@ -136,7 +136,7 @@ def test_batched_functions_are_equal_bit_for_bit_or_refused(case):
 )
 def test_every_mixing_function_is_accepted_without_the_comparison(case, monkeypatch):
     """Negative control."""
-    monkeypatch.setattr(alone, "same_row", lambda one, two: True)
+    monkeypatch.setattr(function_checks, "same_row", lambda one, two: True)
     check_batches(one_by_one(MIXING_BATCHES[case](), batched=True), ROWS, "cpu")
     check_batches(one_by_one(MIXING_BATCHES[case](), own_lengths=False), ROWS, "cpu")
 
@@ -220,7 +220,7 @@ def test_a_data_set_with_a_memory_is_refused(monkeypatch):
     for data in cases:
         with pytest.raises(ValueError, match="it has a memory, or a random generator of its own"):
             check_batches(of(data), ROWS, "cpu")
-    monkeypatch.setattr(alone, "same_row", lambda one, two: True)  # negative control
+    monkeypatch.setattr(function_checks, "same_row", lambda one, two: True)  # negative control
     for data in cases:
         check_batches(of(data), ROWS, "cpu")
 
@@ -229,7 +229,9 @@ def test_a_data_set_that_returns_a_random_item_is_refused(monkeypatch):
     data = Drawing()
     with pytest.raises(ValueError, match="mixes examples: it gives one row for several positions"):
         check_batches(of(data), ROWS, "cpu")
-    monkeypatch.setattr(alone, "_check_positions", lambda *given: None)  # negative control
+    monkeypatch.setattr(
+        function_checks, "_check_positions", lambda *given: None
+    )  # negative control
     check_batches(of(data), ROWS, "cpu")
 
 

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedlsg.config.selection import SELECTIONS, TURNS, UNIFORM, Selection, draw_order
+from fedlsg.config.units import CLIENT
 from fedlsg.participation import Health, Participation, Trace, read_trace
 from fedlsg.participation.health import LONGEST_PAUSE
 from fedlsg.randomness import public_generator
-from fedlsg.setting.selection import SELECTIONS, TURNS, UNIFORM, Selection, draw_order
-from fedlsg.setting.units import CLIENT
 
 
 def conditions(**more: Any) -> Participation:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlsg.accounting.bounds import epsilon
 from fedlsg.accounting.calibrate import max_steps
+from fedlsg.accounting.certified import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger, LedgerError
 from fedlsg.privacy.ledger_entry import BudgetError
 from fedlsg.privacy.ledger_file import ledger_path, merge, read_entries

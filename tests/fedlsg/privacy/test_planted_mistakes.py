@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fedlsg.method
 import fedlsg.privacy.clip
-import fedlsg.training.client
+import fedlsg.training.client_round
 import tests.fedlsg.support.step_oracle
 from fedlsg.masks.mask import Mask
 from fedlsg.method import aggregate
@@ -100,7 +100,7 @@ def factor_rounded_up(norms, clip_norm, dtype, coordinates):
     )
 
 
-CLIENT, METHOD, PRIVATIZE = fedlsg.training.client, fedlsg.method, fedlsg.privacy.clip
+CLIENT, METHOD, PRIVATIZE = fedlsg.training.client_round, fedlsg.method, fedlsg.privacy.clip
 PLANTS = {
     "noise on another mask": (
         noise_lies_where_the_mask_keeps,

@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from fedlsg.secure_sum import Client, Terms, reproducible_root
-from fedlsg.secure_sum import client as client_file
+from fedlsg.secure_sum import client_attempt as client_file
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import AttemptSecrets
 from tests.fedlsg.support import lying_server

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedlsg.secure_sum import SecureSumError, Terms, Total, keys, reproducible_root
-from fedlsg.secure_sum import client as client_file
+from fedlsg.secure_sum import client_attempt as client_file
 from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.keys import (
     TAG_BYTES,

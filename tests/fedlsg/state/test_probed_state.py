@@ -10,7 +10,7 @@ from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState, load_weights
 from fedlsg.state.server_update import extra_vectors, read_steps, replay, restart
-from fedlsg.strategies.federation.sparse_downlink import SparseDownlink
+from fedlsg.strategies.protocol.sparse_downlink import SparseDownlink
 from fedlsg.training.optimizers import names
 from tests.strategies.small_federation import StepsInMemory, model, server_state, values_for
 

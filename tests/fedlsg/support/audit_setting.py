@@ -6,18 +6,18 @@ from typing import Any
 import torch
 
 from fedlsg import strategies
-from fedlsg.accounting.bounds import epsilon as epsilon_of
-from fedlsg.attacks.audit.checks import unit_checks
+from fedlsg.accounting.certified import epsilon as epsilon_of
+from fedlsg.attacks.audit.noise_checks import unit_checks
 from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.audit.unit_mode import Recording, record
 from fedlsg.attacks.audit.verdict import Verdict, judge, stated_claim
+from fedlsg.config.units import CLIENT
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Schedule, make_frame
 from fedlsg.secure_sum.discrete import SumTerms
-from fedlsg.setting.units import CLIENT
-from fedlsg.training.client import LocalTraining
+from fedlsg.training.client_round import LocalTraining
 from tests.fedlsg.support.observed import mlp
 
 DELTA = 1e-5

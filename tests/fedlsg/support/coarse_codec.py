@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedlsg.payload.codecs import Codec
-from fedlsg.setting import Setting
+from fedlsg.config import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from fedlsg.frame import Block, Coordinates, Frame, Keep, make_blocks
 from fedlsg.frame.forms import FORMS
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.lowrank import decompose, flatten_kernel, orthonormal_columns, project, project_core
-from fedlsg.masks.rules import keep_units, uniform, unit_importance
+from fedlsg.masks.freezing import keep_units, uniform, unit_importance
 
 TOLERANCE = 1e-9
 

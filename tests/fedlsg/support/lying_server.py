@@ -29,7 +29,7 @@ from fedlsg.secure_sum.keys import (
     sign,
 )
 from fedlsg.secure_sum.messages import unpack_bits
-from fedlsg.secure_sum.server import Announced
+from fedlsg.secure_sum.server_attempt import Announced
 from tests.fedlsg.support.secure_rounds import body_of, make_clients, random_inputs
 
 Sets = Mapping[int, frozenset[int]]

@@ -18,7 +18,7 @@ from fedlsg.frame.public import Public
 from fedlsg.gradients.supported import trainable
 from fedlsg.method import Method, Schedule, initial_needed, make_frame
 from fedlsg.randomness import reproducible_stream
-from fedlsg.training.client import LocalTraining, client_step
+from fedlsg.training.client_round import LocalTraining, client_step
 
 CLIPPED = {"mechanism": "clip-only", "clip_norm": 0.1}
 """A clip that is active on every example: the noise-free payload of a client that clips."""

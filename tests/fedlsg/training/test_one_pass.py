@@ -15,8 +15,8 @@ from fedlsg.method import LocalTraining
 from fedlsg.privacy import clip
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.training import one_pass
-from fedlsg.training.client import clipped_batch_sum
-from fedlsg.training.local import Drawn, StepInputs, fill
+from fedlsg.training.client_round import clipped_batch_sum
+from fedlsg.training.local_training import Drawn, StepInputs, fill
 from fedlsg.training.one_pass import can_share, slot_of, sums_in_one_pass
 from tests.fedlsg.support.step_oracle import CLIP_ONLY, EXACT, FRAMES, Problem, cnn, mlp, problem
 

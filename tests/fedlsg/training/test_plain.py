@@ -13,8 +13,8 @@ from fedlsg.frame import Coordinates, Frame, make_blocks
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.privacy.sampling import BernoulliDraws, poisson_batch
 from fedlsg.randomness import reproducible_stream
-from fedlsg.training import client
-from fedlsg.training.client import LocalTraining
+from fedlsg.training import client_round
+from fedlsg.training.client_round import LocalTraining
 
 N = 23
 
@@ -57,8 +57,8 @@ def result(step, model, frame, inputs, targets, local, kind, charge=lambda: None
 def general_steps(*arguments, **settings):
     """``client_step`` without the short way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "unprotected", lambda *_: False)
-        return client.client_step(*arguments, **settings)
+        patch.setattr(client_round, "unprotected", lambda *_: False)
+        return client_round.client_step(*arguments, **settings)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -82,7 +82,7 @@ def test_every_bit_is_that_of_the_general_steps(layout, kind, changes):
     before = [p.detach().clone() for p in model.parameters()]
     found, wanted = (
         result(step, model, frame, inputs, targets, local, kind)
-        for step in (client.client_step, general_steps)
+        for step in (client_round.client_step, general_steps)
     )
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)), (
@@ -100,7 +100,7 @@ def test_a_refused_charge_leaves_the_model_as_it_was_and_nothing_to_send():
 
     with pytest.raises(RuntimeError, match="spent"):
         result(
-            client.client_step,
+            client_round.client_step,
             model,
             frame,
             inputs,

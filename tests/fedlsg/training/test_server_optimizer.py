@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedlsg.training.auto import auto_schedule, auto_server, fan_in_factor, size_factor
-from fedlsg.training.server import ServerOptimizer, make_optimizer
+from fedlsg.training.server_round import ServerOptimizer, make_optimizer
 
 
 def server(

@@ -12,7 +12,7 @@ from torch import nn
 
 import fedlsg.gradients.activation_storage
 import fedlsg.gradients.hooks
-import fedlsg.training.server
+import fedlsg.training.server_round
 from benchmarks.speed.arms import plain, private
 from benchmarks.speed.subjects import Encoder, Subject
 from fedlsg.gradients.precision import FLOAT32, Precision

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlsg import strategies
 from fedlsg.gradients import trainable
-from fedlsg.masks import kinds, rules
+from fedlsg.masks import freezing, kinds
 from fedlsg.method import LocalTraining, Schedule, aggregate, client_step, server_step
 from fedlsg.privacy import clip
 from fedlsg.randomness import reproducible_stream
@@ -112,7 +112,7 @@ def test_tensors_go_to_a_device_in_one_copy(monkeypatch):
 
 
 def one_by_one(importances, sparsity, direction):
-    return [rules.keep_units(one.cpu(), sparsity, direction) for one in importances]
+    return [freezing.keep_units(one.cpu(), sparsity, direction) for one in importances]
 
 
 def asked_of_each(gradients, norms, mechanism, *, wide):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.attack.observations import made_on
-from fedlsg.simulations.cli import app as cli
+from fedlsg.simulations.attacks.observations import made_on
+from fedlsg.simulations.cli import command_line as cli
 from fedlsg.simulations.settings.settings import Settings
 from tests.fedlsg.support.pretend_cuda import pretended_cuda
 from tests.places import REPOSITORY

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedlsg.accounting import calibrate_noise_multiplier, epsilon
 from fedlsg.simulations.cli import docs, start
-from fedlsg.simulations.cli.app import app
+from fedlsg.simulations.cli.command_line import app
 from fedlsg.simulations.cli.docs import STEPS
 from tests.places import REPOSITORY
 
@@ -85,10 +85,10 @@ def test_no_command_shows_three_things_to_do_first(fedlsg):
 def test_an_interruption_during_the_import_of_the_command_line_is_one_line(monkeypatch, capsys):
     class Interrupting:
         def find_spec(self, name: str, *_: object) -> None:
-            if name == "fedlsg.simulations.cli.app":
+            if name == "fedlsg.simulations.cli.command_line":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "fedlsg.simulations.cli.app")
+    monkeypatch.delitem(sys.modules, "fedlsg.simulations.cli.command_line")
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     with pytest.raises(SystemExit) as left:
         start.main()
@@ -101,7 +101,7 @@ def test_a_closed_output_is_not_called_an_interruption():
     reader, writer = os.pipe()
     os.close(reader)
     command = (
-        "from fedlsg.simulations.cli.app import main; import sys; sys.argv = ['fedlsg', 'run', '--help']; "
+        "from fedlsg.simulations.cli.command_line import main; import sys; sys.argv = ['fedlsg', 'run', '--help']; "
         "main()"
     )
     try:

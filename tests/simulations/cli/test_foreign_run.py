@@ -13,8 +13,8 @@ import pytest
 import typer.main
 
 import fedlsg as package
-from fedlsg.simulations.cli.app import app
-from fedlsg.simulations.rundir.files import save_checkpoint
+from fedlsg.simulations.cli.command_line import app
+from fedlsg.simulations.storage.atomic_files import save_checkpoint
 from tests.simulations.support.own import MINE, fresh, quick, refused, write
 
 Command = Callable[..., tuple[int, str, str]]
@@ -152,7 +152,7 @@ def test_other_commands_run_nothing_of_it(command, sent, fedlsg: Command, monkey
 
 
 def test_negative_control_where_the_user_is_not_asked_it_runs(sent, fedlsg: Command, monkeypatch):
-    monkeypatch.setattr("fedlsg.simulations.plan.trust.is_known", lambda digest, path: True)
+    monkeypatch.setattr("fedlsg.simulations.planning.trust.is_known", lambda digest, path: True)
     fedlsg(*sent.words("inspect RUN --out x"))
     assert sent.marker.exists()
 
@@ -185,7 +185,7 @@ def test_other_code_than_the_record_is_refused(how, sent, fedlsg: Command, tmp_p
     text = (tmp_path / "copy/config.toml").read_text().replace(str(sent.mine), str(other))
     write(tmp_path / "copy/config.toml", text)
     monkeypatch.setattr(
-        "fedlsg.simulations.plan.trust.is_known", lambda digest, path: how == "known"
+        "fedlsg.simulations.planning.trust.is_known", lambda digest, path: how == "known"
     )
     said = {"named": ["--workload", f"{other}:workload"], "trusted": ["--trust-code"], "known": []}[
         how

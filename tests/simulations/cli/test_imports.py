@@ -78,11 +78,11 @@ def imported(*codes: str) -> list[set[str]]:
 def test_before_a_command_runs_nothing_heavy_is_imported():
     codes = (
         "import fedlsg",
-        "import fedlsg.simulations.cli.app",
+        "import fedlsg.simulations.cli.command_line",
         "import fedlsg.simulations.engines.cluster",
         "from fedlsg.simulations.engines import ahead, engine_of; ahead('local'); engine_of('nowhere')",
         "from fedlsg.simulations.settings import published, settings; published.resolve({})",
-        "import sys; sys.argv = ['fedlsg', '--help']\nfrom fedlsg.simulations.cli.app import app\n"
+        "import sys; sys.argv = ['fedlsg', '--help']\nfrom fedlsg.simulations.cli.command_line import app\n"
         "app(standalone_mode=False)",
     )
     *nothing, planted = imported(*codes, "import scipy.special")
@@ -118,7 +118,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """What one process has imported after each part of a run, in the order of these parts."""
     path = str(tmp_path_factory.mktemp("probed") / "ledger")
     parts = {
-        "a new worker": "import fedlsg.simulations.engines.worker",
+        "a new worker": "import fedlsg.simulations.engines.ray_worker",
         **{app: f"import fedlsg.simulations.{app}" for app in APPS},
         "far from the budget": FIRST_ROUND.format(path=path, steps=1, exceeds=False),
         "a private step": STEP,

@@ -14,8 +14,8 @@ from rich.console import Console
 from fedlsg import strategies, user_code
 from fedlsg.gradients import trainable
 from fedlsg.simulations.cli.payload import find, payload_command, read_payload
-from fedlsg.simulations.rundir.files import DamagedError
-from fedlsg.simulations.rundir.updates import payload_files, read_frame, round_folder
+from fedlsg.simulations.storage.atomic_files import DamagedError
+from fedlsg.simulations.storage.updates import payload_files, read_frame, round_folder
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.places import REPOSITORY
 from tests.simulations.support.outside import outside

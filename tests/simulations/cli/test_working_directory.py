@@ -49,7 +49,7 @@ def command_in(folder: Path) -> list[str]:
     folder.mkdir()
     script = folder / "fedlsg"
     script.write_text(
-        "from fedlsg.simulations.cli.app import main\nif __name__ == '__main__':\n    main()\n"
+        "from fedlsg.simulations.cli.command_line import main\nif __name__ == '__main__':\n    main()\n"
     )
     return [sys.executable, str(script)]
 

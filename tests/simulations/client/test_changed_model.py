@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedlsg
-from fedlsg.simulations.client.model import Process
+from fedlsg.simulations.client.process_state import Process
 from tests.simulations.support.own import CLASSES, TRAIN, quick
 
 COLUMNS = TRAIN[0].shape[1]

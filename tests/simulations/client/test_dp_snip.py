@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Context, Message
 
 from fedlsg.privacy import Entry, Ledger, RunLedger
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.engines import local
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 

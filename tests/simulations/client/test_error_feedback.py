@@ -14,10 +14,10 @@ import fedlsg.simulations.client.train
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
 from fedlsg.simulations.client.train import expected_payload
-from fedlsg.simulations.plan.plan import Base
-from fedlsg.simulations.rundir import last_payload
-from fedlsg.simulations.rundir.last_payload import FeedbackBox
-from fedlsg.strategies.federation.wire import Announcement
+from fedlsg.simulations.planning.plan import Base
+from fedlsg.simulations.storage import last_payload
+from fedlsg.simulations.storage.last_payload import FeedbackBox
+from fedlsg.strategies.protocol.wire import Announcement
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 SILENT: dict[str, Any] = {

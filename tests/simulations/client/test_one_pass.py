@@ -13,14 +13,14 @@ from torch import nn
 
 from fedlsg.privacy import Entry
 from fedlsg.randomness import reproducible_stream
-from fedlsg.simulations.client import drawing, one_pass, train
-from fedlsg.simulations.client.account import RECORD, GivenAccount
+from fedlsg.simulations.client import drawing, pile_pass, train
 from fedlsg.simulations.client.ahead import Ahead, Stash
-from fedlsg.simulations.client.app import simulated_settings
-from fedlsg.simulations.client.model import HISTORY, process
-from fedlsg.simulations.engines import passes
+from fedlsg.simulations.client.client_account import RECORD, GivenAccount
+from fedlsg.simulations.client.client_app import simulated_settings
+from fedlsg.simulations.client.process_state import HISTORY, process
+from fedlsg.simulations.engines import shared_passes
 from fedlsg.simulations.engines.accounts import give
-from fedlsg.training.local import Drawn
+from fedlsg.training.local_training import Drawn
 from tests.simulations.support.runs import Run, run_local
 
 SMALL: dict[str, Any] = {
@@ -61,19 +61,19 @@ def known_draws(monkeypatch):
 @pytest.fixture
 def shared(monkeypatch) -> list[list[int]]:
     """The slots of each pass that was computed."""
-    seen, honest = [], one_pass.sums_in_one_pass
+    seen, honest = [], pile_pass.sums_in_one_pass
 
     def spy(steps, slots):
         seen.append(list(slots))
         return honest(steps, slots)
 
-    monkeypatch.setattr(one_pass, "sums_in_one_pass", spy)
+    monkeypatch.setattr(pile_pass, "sums_in_one_pass", spy)
     return seen
 
 
 def alone(folder, monkeypatch, **settings: Any) -> Run:
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "passes", lambda pile, *_: [[task] for task in pile])
+        patch.setattr(shared_passes, "passes", lambda pile, *_: [[task] for task in pile])
         return run_local(folder, **SMALL | settings)
 
 
@@ -126,7 +126,7 @@ def test_clients_in_one_pass_send_what_they_send_one_by_one(tmp_path, by_itself,
 
 def other_clients_sum(patch):
     """Each client sends the sum of the one before it."""
-    honest = one_pass.sums_in_one_pass
+    honest = pile_pass.sums_in_one_pass
 
     def turned(steps, slots):
         found = honest(steps, slots)
@@ -135,7 +135,7 @@ def other_clients_sum(patch):
             for own, other in zip(found, [*found[-1:], *found[:-1]], strict=True)
         ]
 
-    patch.setattr(one_pass, "sums_in_one_pass", turned)
+    patch.setattr(pile_pass, "sums_in_one_pass", turned)
 
 
 def noise_reused(patch):
@@ -154,7 +154,7 @@ def drawn_again(patch):
 
 def no_charge(patch):
     """A pass that does not use up the charge: a second draw would go unnoticed."""
-    patch.setattr(one_pass, "_drawn", lambda *given: _without_charge(*given))
+    patch.setattr(pile_pass, "_drawn", lambda *given: _without_charge(*given))
 
 
 def _without_charge(here, settings, task):
@@ -163,7 +163,7 @@ def _without_charge(here, settings, task):
     return found
 
 
-_honest_drawn = one_pass._drawn
+_honest_drawn = pile_pass._drawn
 
 
 @pytest.mark.parametrize("plant", [other_clients_sum, noise_reused, drawn_again, no_charge])
@@ -193,7 +193,7 @@ def test_an_empty_client_that_is_skipped_is_caught(tmp_path, monkeypatch):
 def test_a_pass_that_hangs_is_stopped_and_each_client_goes_on_with_its_own_batch(
     tmp_path, by_itself, monkeypatch
 ):
-    monkeypatch.setattr(one_pass, "sums_in_one_pass", lambda *_: time.sleep(60))
+    monkeypatch.setattr(pile_pass, "sums_in_one_pass", lambda *_: time.sleep(60))
     run = run_local(tmp_path / "run", **SMALL, client_timeout=3.0)
     assert run.log.count("a pass of 4 clients was stopped") == 1
     assert_equal(run, by_itself)
@@ -211,7 +211,7 @@ def test_a_client_whose_data_fail_is_named_and_nobody_elses_bits_change(tmp_path
         return failing if partition == 1 else batch
 
     whole = run_local(tmp_path / "whole", **SMALL | {"rounds": 1})
-    monkeypatch.setattr(one_pass, "batches", bad)
+    monkeypatch.setattr(pile_pass, "batches", bad)
     monkeypatch.setattr(train, "batches", bad)
     run = run_local(tmp_path / "run", **SMALL | {"rounds": 1})
     assert len(run.payloads) == 3
@@ -238,24 +238,24 @@ def test_a_model_that_draws_numbers_shares_no_draws(draw, tmp_path, by_itself, m
 
 def other_weights(monkeypatch):
     """Between the pass and the clients' own calls, the process has had other weights."""
-    honest = passes.compute_ahead
+    honest = shared_passes.compute_ahead
 
     def compute(pile, partitions, run_config):
         honest(pile, partitions, run_config)
         process(simulated_settings(run_config, partitions)).loaded = None
 
-    monkeypatch.setattr(passes, "compute_ahead", compute)
+    monkeypatch.setattr(shared_passes, "compute_ahead", compute)
 
 
 def weights_of_its_own(monkeypatch):
     """Each client of the pile is sent other weights than the one before it."""
-    honest = one_pass.follow
+    honest = pile_pass.follow
 
     def follow(here, *given, **named):
         here.loaded = None
         return honest(here, *given, **named)
 
-    monkeypatch.setattr(one_pass, "follow", follow)
+    monkeypatch.setattr(pile_pass, "follow", follow)
 
 
 @pytest.mark.parametrize("other", [other_weights, weights_of_its_own])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlsg.simulations.rundir.last_payload import LastPayload
+from fedlsg.simulations.storage.last_payload import LastPayload
 from tests.simulations.support.runs import run_local
 
 

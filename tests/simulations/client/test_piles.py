@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fedlsg.simulations.client.piles import PILE_SECONDS, Pace, Task, divide, pack, unpack
 from fedlsg.simulations.client.virtual import FIRST_NODE, task_identity
-from fedlsg.strategies.federation.report import wire_size
-from fedlsg.strategies.federation.wire import flat_bytes, raw_array
+from fedlsg.strategies.protocol.round_report import wire_size
+from fedlsg.strategies.protocol.wire import flat_bytes, raw_array
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ leaves.
 import pytest
 import torch
 
-import fedlsg.training.client
+import fedlsg.training.client_round
 from fedlsg.secure_sum.discrete import Release, most_log_ratio
 from fedlsg.simulations.engines import ray
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local
@@ -41,9 +41,9 @@ def test_every_client_is_charged_once_a_round_for_the_planned_event(whole):
 
 def test_the_sum_is_that_under_an_assumed_secure_sum_but_for_the_noise(tmp_path, monkeypatch):
     """The same batches and clips under both; the noise of five shares is there, and no more."""
-    assumed, add_noise = [], fedlsg.training.client.add_noise
+    assumed, add_noise = [], fedlsg.training.client_round.add_noise
     monkeypatch.setattr(
-        fedlsg.training.client,
+        fedlsg.training.client_round,
         "add_noise",
         lambda total, *rest: assumed.append(total) or add_noise(total, *rest),
     )

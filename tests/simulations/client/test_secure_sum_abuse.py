@@ -13,11 +13,11 @@ from fedlsg.secure_sum import messages as wire
 from fedlsg.secure_sum.discrete import Release, SumTerms
 from fedlsg.secure_sum.keys import TAG_BYTES
 from fedlsg.secure_sum.terms import Terms
-from fedlsg.simulations.client.app import app as honest
+from fedlsg.simulations.client.client_app import app as honest
 from fedlsg.simulations.engines import local
-from fedlsg.strategies.federation.stages import MESSAGE, Stage, read_stage, write_stage
-from fedlsg.strategies.federation.wire import IN_RUN_LOG, read_update
-from fedlsg.strategies.federation.wire import STAGE as TERMS
+from fedlsg.strategies.protocol.stages import MESSAGE, Stage, read_stage, write_stage
+from fedlsg.strategies.protocol.wire import IN_RUN_LOG, read_update
+from fedlsg.strategies.protocol.wire import STAGE as TERMS
 from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at
 from tests.simulations.support.secure_clients import (

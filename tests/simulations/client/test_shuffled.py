@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import fedlsg.simulations.client.drawing
 from fedlsg.privacy import Entry, ShuffledBatches
 from fedlsg.randomness import reproducible_stream
-from fedlsg.simulations.audit import audited_settings
-from fedlsg.simulations.cli.app import app
-from fedlsg.simulations.plan.plan import Base, make_plan
-from fedlsg.simulations.rundir import files
+from fedlsg.simulations.attacks.audit import audited_settings
+from fedlsg.simulations.cli.command_line import app
+from fedlsg.simulations.planning.plan import Base, make_plan
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage import atomic_files
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 
 # Clients of 719 and 718 examples: 5 batches an epoch, the last one of 119 or 118.
@@ -31,7 +31,7 @@ SHUFFLE: dict[str, Any] = {
 
 
 def truth_of(path: Path, round: int, client: int) -> torch.Tensor:
-    found = files.load_array(
+    found = atomic_files.load_array(
         path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
     )
     return torch.from_numpy(found)

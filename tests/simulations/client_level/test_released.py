@@ -18,16 +18,16 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-import fedlsg.simulations.plan.base
-import fedlsg.strategies.federation.sums as server_noise
+import fedlsg.simulations.planning.run_base
+import fedlsg.strategies.protocol.sums as server_noise
 from fedlsg.simulations.report.run_page import run_page
 from fedlsg.simulations.run.commands import execute
-from fedlsg.simulations.rundir.declared import AT_SERVER, EVERYTHING, RELEASED, Released
-from fedlsg.simulations.rundir.journal import EVENTS as FILE
-from fedlsg.simulations.rundir.results import read_run, results_csv
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.named_callbacks import metrics_of, names_of, results_of
-from fedlsg.strategies.federation.exchange import Exchange
+from fedlsg.simulations.storage.declared import AT_SERVER, EVERYTHING, RELEASED, Released
+from fedlsg.simulations.storage.journal import EVENTS as FILE
+from fedlsg.simulations.storage.results import read_run, results_csv
+from fedlsg.strategies.protocol.exchange import Exchange
 from fedlsg.training.client_level import release_round
 from tests.simulations.client_level.test_runs import CLIENT_LEVEL
 from tests.simulations.support.runs import plan_at, run_local
@@ -179,8 +179,10 @@ def test_a_name_that_is_let_pass_is_seen(tmp_path, monkeypatch, entry, names, wh
     """Negative control: a name more in the list, and a server that reports all that it knows."""
     before = getattr(AT_SERVER, entry)
     more = replace(AT_SERVER, **{entry: before | set(names.split())})
-    monkeypatch.setattr(fedlsg.simulations.plan.base, "RELEASED", {**RELEASED, "server": more})
-    monkeypatch.setattr("fedlsg.simulations.rundir.tables.AT_SERVER", more)
+    monkeypatch.setattr(
+        fedlsg.simulations.planning.run_base, "RELEASED", {**RELEASED, "server": more}
+    )
+    monkeypatch.setattr("fedlsg.simulations.storage.round_tables.AT_SERVER", more)
     monkeypatch.setattr(Released, "counted", property(lambda self: True))
     monkeypatch.setattr(server_noise.ServerNoiseExchange, "end", Exchange.end)
     assert where <= set(different(tmp_path))

@@ -11,12 +11,12 @@ import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-import fedlsg.strategies.federation.sums
+import fedlsg.strategies.protocol.sums
 from fedlsg.privacy import SERVER, LedgerError
-from fedlsg.simulations.client.app import app
-from fedlsg.simulations.plan.plan import make_plan
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.client.client_app import app
+from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.training.client_level import release_round
 from tests.noise import no_noise
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
@@ -78,7 +78,7 @@ def test_the_planned_epsilon_is_that_of_another_accountant(q, sigma, rounds):
     }
     plan = make_plan(from_mapping(SMALL | settings))
     from fedlsg.accounting import compose
-    from fedlsg.simulations.plan.plan import count_blocks, events_of
+    from fedlsg.simulations.planning.plan import count_blocks, events_of
 
     found = compose(events_of(plan, plan.terms[0], count_blocks(plan)), delta=1e-5).upper
     assert (
@@ -96,13 +96,13 @@ def lonely(out: Path) -> Run:
 @pytest.fixture
 def drawings(monkeypatch) -> list[list[int]]:
     """The clients that a server drew in each round, which nothing of a run tells."""
-    select, found = fedlsg.strategies.federation.sums.ServerNoiseExchange.select, []
+    select, found = fedlsg.strategies.protocol.sums.ServerNoiseExchange.select, []
 
     def watched(self, plan):
         found.append(select(self, plan))
         return found[-1]
 
-    monkeypatch.setattr(fedlsg.strategies.federation.sums.ServerNoiseExchange, "select", watched)
+    monkeypatch.setattr(fedlsg.strategies.protocol.sums.ServerNoiseExchange, "select", watched)
     return found
 
 
@@ -113,13 +113,13 @@ def changes(run: Run, drawings: list[list[int]]) -> bool:
 
 
 def test_a_server_that_skips_empty_rounds_is_seen(tmp_path, monkeypatch, drawings):
-    collect = fedlsg.strategies.federation.sums.ServerNoiseExchange.collect
+    collect = fedlsg.strategies.protocol.sums.ServerNoiseExchange.collect
 
     def planted(self, replies):
         received = collect(self, replies)
         return received if received.clients else type(received)()
 
-    monkeypatch.setattr(fedlsg.strategies.federation.sums.ServerNoiseExchange, "collect", planted)
+    monkeypatch.setattr(fedlsg.strategies.protocol.sums.ServerNoiseExchange, "collect", planted)
     assert not changes(lonely(tmp_path / "run"), drawings)
 
 
@@ -175,7 +175,7 @@ def test_no_update_without_noise_is_kept(tmp_path, monkeypatch):
         seen.append((found[0] - plain[0]).std() / given["mechanism"].clip_norm)
         return found
 
-    monkeypatch.setattr(fedlsg.strategies.federation.sums, "release_round", watched)
+    monkeypatch.setattr(fedlsg.strategies.protocol.sums, "release_round", watched)
     found = at_client_level(tmp_path / "run", record_updates=True)
     assert found.payloads == {}
     assert not list(found.path.glob("checkpoint/outbox/*"))

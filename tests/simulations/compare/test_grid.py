@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedlsg.simulations.cli.runs import listed
-from fedlsg.simulations.compare.command import accepted
+from fedlsg.simulations.compare.compare_command import accepted
+from fedlsg.simulations.compare.comparison_table import sentences
 from fedlsg.simulations.compare.grid_file import check_cells, parse_varied, read_varied
 from fedlsg.simulations.compare.lines import lines
-from fedlsg.simulations.compare.table import sentences
-from fedlsg.simulations.rundir.journal import EVENTS
-from fedlsg.simulations.rundir.results import Result
+from fedlsg.simulations.storage.journal import EVENTS
+from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import grid, result
 
 

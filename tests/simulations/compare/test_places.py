@@ -18,7 +18,7 @@ import pytest
 
 from fedlsg.simulations.compare.runner import share_out
 from fedlsg.simulations.engines.cluster import Cluster
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.storage.run_directory import RunDir
 from tests.places import REPOSITORY
 from tests.simulations.engines.test_cluster import (
     command_of,

@@ -10,8 +10,8 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from fedlsg.simulations.client.node.conditions import usable
+from fedlsg.simulations.client.node.node_config import KEYS, NodeConfig, read_terms
 from fedlsg.simulations.client.node.refusals import OwnDataError, TermsError
-from fedlsg.simulations.client.node.terms import KEYS, Terms, read_terms
 from fedlsg.simulations.settings.published import from_run_config
 from fedlsg.simulations.settings.settings import Settings
 from tests.places import REPOSITORY
@@ -35,7 +35,7 @@ def node_configs() -> list[str]:
     ]
 
 
-def terms() -> Terms:
+def terms() -> NodeConfig:
     """The terms of north."""
     return read_terms(parse_config_args([node_configs()[0]]))
 
@@ -61,7 +61,7 @@ def test_every_node_config_is_valid_and_its_hospital_keeps_its_number():
     assert all(usable(run_settings(), t) for t in found)
 
 
-def other_terms(**changes: object) -> Terms:
+def other_terms(**changes: object) -> NodeConfig:
     config = parse_config_args([node_configs()[0]]) | changes
     return read_terms({key: value for key, value in config.items() if value is not None})
 

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-import fedlsg.strategies.federation.nodes
+import fedlsg.strategies.protocol.nodes
 from benchmarks.flower.false_node import KINDS, FalseNode
 from benchmarks.flower.node_fuzz import fuzz
 from fedlsg.simulations.client.virtual import FIRST_NODE, give_id
 from fedlsg.simulations.engines.local import LocalGrid, task_identity
-from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.report.run_page import read_run, run_page
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
-from fedlsg.simulations.server.app import run_rounds
 from fedlsg.simulations.server.deployment import Deployment
+from fedlsg.simulations.server.server_app import run_rounds
 from fedlsg.simulations.settings.settings import as_config, from_mapping
-from fedlsg.strategies.federation import expectations, watched_grid
-from fedlsg.strategies.federation.proofs import LedgerCopies
-from fedlsg.strategies.federation.wire import over_the_wire
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.strategies.protocol import expectations, watched_grid
+from fedlsg.strategies.protocol.proofs import LedgerCopies
+from fedlsg.strategies.protocol.wire import over_the_wire
 
 HONEST, FALSE, ROUNDS = 5, 4, 15
 SETTINGS: dict[str, Any] = {
@@ -65,8 +65,8 @@ class Nodes(LocalGrid):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "ASK_AGAIN_SECONDS", 0.0)
     monkeypatch.setattr(watched_grid, "POLL_SECONDS", 0.0)
 
 

@@ -9,14 +9,14 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-import fedlsg.simulations.client.model
+import fedlsg.simulations.client.process_state
 import fedlsg.simulations.client.train
 from fedlsg.frame import Frame
 from fedlsg.randomness import reproducible_stream
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.virtual import ClientFunction
 from fedlsg.state.server_state import ServerState
-from fedlsg.strategies.federation.wire import Announcement
+from fedlsg.strategies.protocol.wire import Announcement
 from tests.simulations.support.runs import Run, run_local
 
 N = 1437  # training images of digits
@@ -124,14 +124,14 @@ def test_each_client_adds_its_share_of_the_noise(survivors, failed, tmp_path):
 
 def test_a_sent_frame_that_is_not_the_announced_one_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        fedlsg.simulations.client.model, "read_frame", lambda content, derived: derived
+        fedlsg.simulations.client.process_state, "read_frame", lambda content, derived: derived
     )
-    derived_frame = fedlsg.simulations.client.model.derived_frame
+    derived_frame = fedlsg.simulations.client.process_state.derived_frame
 
     def other(here: object, announced: Announcement, content: object) -> Frame:
         return derived_frame(here, replace(announced, round=announced.round + 100), content)
 
-    monkeypatch.setattr(fedlsg.simulations.client.model, "derived_frame", other)
+    monkeypatch.setattr(fedlsg.simulations.client.process_state, "derived_frame", other)
     run = run_local(tmp_path / "run", rounds=1)
     assert run.rows[0].rejected == "0 1"
     assert run.rows[0].reasons.startswith("0 1: [1002]")

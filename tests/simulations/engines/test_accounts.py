@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedlsg.simulations.client.account import RECORD
+from fedlsg.simulations.client.client_account import RECORD
 from fedlsg.simulations.engines import local, ray
 from fedlsg.simulations.engines.accounts import Accounts, give
 from fedlsg.simulations.server.recorder import Recorder
-from fedlsg.strategies.federation.report import RoundReport
+from fedlsg.strategies.protocol.round_report import RoundReport
 from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedlsg.simulations.engines import choice
 from fedlsg.simulations.engines.choice import multiplications, with_engine
-from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.own import quick
 from tests.simulations.support.runs import SMALL, Run

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import fedlsg.simulations.client.account
+import fedlsg.simulations.client.client_account
 import fedlsg.simulations.client.train
-import fedlsg.training.client
-from fedlsg.accounting.bounds import compose
+import fedlsg.training.client_round
+from fedlsg.accounting.certified import compose
 from fedlsg.accounting.events import Event
 from fedlsg.method import client_step
 from fedlsg.privacy.ledger import Entry
 from fedlsg.privacy.mechanism import Mechanism, add_noise
 from fedlsg.simulations.engines import ray
-from fedlsg.training.client import unprotected
+from fedlsg.training.client_round import unprotected
 from tests.simulations.support.runs import (
     SMALL,
     Run,
@@ -93,8 +93,8 @@ def noisy_run(case: str, out: Path, **changes: Any) -> Noisy:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedlsg.training.client, "add_noise", watched)
-        patch.setattr(fedlsg.training.client, "unprotected", short_way)
+        patch.setattr(fedlsg.training.client_round, "add_noise", watched)
+        patch.setattr(fedlsg.training.client_round, "unprotected", short_way)
         run = run_local(
             out, **(settings_of(case) | {"local_steps": STEPS, "reproducible": False} | changes)
         )
@@ -187,7 +187,7 @@ def nominal(self: Mechanism, blocks: int) -> float:
 @pytest.mark.parametrize(
     ("case", "place", "attribute", "plant"),
     [
-        ("lsg", fedlsg.simulations.client.account, "Entry", one_step),
+        ("lsg", fedlsg.simulations.client.client_account, "Entry", one_step),
         ("lsg", fedlsg.simulations.client.train, "client_step", half_the_noise),
         (
             "dp-ssgd: dp-snip, random",
@@ -196,7 +196,7 @@ def nominal(self: Mechanism, blocks: int) -> float:
             half_the_noise,
         ),
         ("lsg: clip per block", Mechanism, "effective_noise_multiplier", nominal),
-        ("rs: noisy SGD", fedlsg.simulations.client.account, "Entry", private_all_the_same),
+        ("rs: noisy SGD", fedlsg.simulations.client.client_account, "Entry", private_all_the_same),
     ],
 )
 def test_a_ledger_that_is_not_the_mechanism_is_caught(

@@ -9,11 +9,11 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message
 from flwr.common.serde import message_to_proto
 
-from fedlsg.simulations.cli.app import app as cli
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.cli.command_line import app as cli
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.virtual import ClientFunction
 from fedlsg.simulations.engines import local, ray
-from fedlsg.strategies.federation.wire import read_update
+from fedlsg.strategies.protocol.wire import read_update
 from tests.simulations.support import bad_clients
 from tests.simulations.support.bad_clients import HONEST, KINDS
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local

@@ -11,10 +11,10 @@ from flwr.app import Context, Message
 
 from fedlsg.participation import Health
 from fedlsg.privacy import SERVER, RunLedger
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.virtual import ClientFunction
-from fedlsg.strategies.federation import report
-from fedlsg.strategies.federation.sums import ServerNoiseExchange
+from fedlsg.strategies.protocol import round_report
+from fedlsg.strategies.protocol.sums import ServerNoiseExchange
 from tests.simulations.support.runs import Run, resume_local, run_local, stopped_after
 
 HANGS = 1
@@ -89,7 +89,7 @@ def test_under_a_trusted_server_a_client_that_hangs_ends_the_run_and_changes_no_
     }
     with monkeypatch.context() as patch:  # negative control: the mistake would be in the file
         patch.setattr(ServerNoiseExchange, "follows_health", True)
-        patch.setattr(report, "Health", partial(Health, since=1))  # as after a failure
+        patch.setattr(round_report, "Health", partial(Health, since=1))  # as after a failure
         assert run_local(tmp_path / "planted", **settings).checkpoint["health"]["asked"], (
             "who was drawn"
         )

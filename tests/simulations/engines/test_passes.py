@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.client import one_pass
+from fedlsg.simulations.client import pile_pass
 from fedlsg.simulations.client.piles import pack, unpack
 from fedlsg.simulations.client.virtual import task_identity
-from fedlsg.simulations.engines import passes
+from fedlsg.simulations.engines import shared_passes
 from fedlsg.simulations.engines.accounts import Accounts
 from fedlsg.simulations.engines.ray import RayGrid
-from fedlsg.simulations.engines.worker import CLIENT, Job, Worker
-from fedlsg.simulations.server.app import serve
+from fedlsg.simulations.engines.ray_worker import CLIENT, Job, Worker
+from fedlsg.simulations.server.server_app import serve
 from fedlsg.simulations.settings.settings import as_config
-from fedlsg.strategies.federation.proofs import own_identity
+from fedlsg.strategies.protocol.proofs import own_identity
 from tests.simulations.support.runs import Run, ignore, plan_at
 
 SMALL: dict[str, Any] = {
@@ -69,13 +69,13 @@ def run_in_a_worker(folder, limit: float = math.inf) -> Run:
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_pile_shares_a_pass_and_each_client_is_charged_once(hangs, tmp_path, monkeypatch):
-    seen, honest = [], one_pass.sums_in_one_pass
+    seen, honest = [], pile_pass.sums_in_one_pass
 
     def spy(steps, slots):
         seen.append(len(slots))
         return time.sleep(60) if hangs else honest(steps, slots)
 
-    monkeypatch.setattr(one_pass, "sums_in_one_pass", spy)
+    monkeypatch.setattr(pile_pass, "sums_in_one_pass", spy)
     run = run_in_a_worker(tmp_path / "run", limit=5.0 if hangs else math.inf)
     assert seen == [3]
     assert len(run.payloads) == 3
@@ -83,4 +83,4 @@ def test_a_pile_shares_a_pass_and_each_client_is_charged_once(hangs, tmp_path, m
 
 
 def test_other_client_apps_share_no_pass():
-    assert passes.Passes(object(), 2, {}).of([1, 2]) == [[1], [2]]  # type: ignore[list-item]
+    assert shared_passes.Passes(object(), 2, {}).of([1, 2]) == [[1], [2]]  # type: ignore[list-item]

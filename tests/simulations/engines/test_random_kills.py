@@ -42,8 +42,8 @@ DRIVE = """
 import json, sys
 from pathlib import Path
 from fedlsg.simulations.engines import ahead, ray
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.planning.plan import make_plan
 from tests.simulations.support.runs import ignore, plan_at
 with ahead("ray"):
     path = Path(sys.argv[1])

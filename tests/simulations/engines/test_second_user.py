@@ -39,7 +39,7 @@ if sys.argv[1] == "open":
 with cluster.starting(ahead=0) as ray_of_run:
     ray_of_run.wait()
     import ray
-    from fedlsg.simulations.engines.worker import Worker
+    from fedlsg.simulations.engines.ray_worker import Worker
     start = ray.remote(Worker).options(num_cpus=0).remote
     first = start()
     ray.get(first.__ray_ready__.remote())

@@ -21,7 +21,7 @@ from fedlsg.frame import Frame, make_blocks
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.lowrank import project
 from fedlsg.privacy.clip import clipped_sum
-from fedlsg.simulations.cli import app as cli
+from fedlsg.simulations.cli import command_line as cli
 from fedlsg.simulations.cli import examine
 from fedlsg.simulations.inspection import (
     Subject,
@@ -29,7 +29,7 @@ from fedlsg.simulations.inspection import (
     subject_of_run,
     subject_of_settings,
 )
-from fedlsg.simulations.inspection.command import inspect_command
+from fedlsg.simulations.inspection.inspect_command import inspect_command
 from fedlsg.simulations.inspection.measure import inspect, unmasked
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local

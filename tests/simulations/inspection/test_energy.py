@@ -8,8 +8,8 @@ from rich.console import Console
 from fedlsg.lowrank import project, random_carriers, reconstruct
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.inspection import Subject, batch_gradient, subject_of_run
-from fedlsg.simulations.inspection.command import measure_costs
 from fedlsg.simulations.inspection.energy import PRIVATE, KeptRow, kept_rows, weights_at
+from fedlsg.simulations.inspection.inspect_command import measure_costs
 from tests.simulations.inspection.test_command import files_of
 from tests.simulations.support.runs import run_local
 

@@ -16,8 +16,8 @@ from fedlsg.simulations.report.chart import Chart, Series
 from fedlsg.simulations.report.figure import interactive
 from fedlsg.simulations.report.page import Page, sections
 from fedlsg.simulations.report.template import render
-from fedlsg.simulations.rundir.results import read_run
-from tests.simulations.attack.test_membership import made
+from fedlsg.simulations.storage.results import read_run
+from tests.simulations.attacks.test_membership import made
 from tests.simulations.support.every_page import every_page
 from tests.simulations.support.runs import pages, stopped_after
 

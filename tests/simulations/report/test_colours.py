@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from fedlsg.simulations.inspection.partition import COLOURS
+from fedlsg.simulations.inspection.partition_view import COLOURS
 from fedlsg.simulations.report import colours
 from fedlsg.simulations.report.colours import EDGES, GROUND, LOOKS, TEXT, WHITE, contrast
 from fedlsg.simulations.report.style import CSS

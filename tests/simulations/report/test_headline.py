@@ -17,7 +17,7 @@ from fedlsg.simulations.report.facts import (
 )
 from fedlsg.simulations.report.page import Facts, Section, Text
 from fedlsg.simulations.report.words import WITHOUT, epsilon_words, run_headline
-from fedlsg.simulations.rundir.results import Result, read_run
+from fedlsg.simulations.storage.results import Result, read_run
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import run_local
 

@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 import pytest
 
 from fedlsg.simulations.compare.collect import read_runs
-from fedlsg.simulations.compare.output import Comparison, page
+from fedlsg.simulations.compare.comparison_files import Comparison, page
 from fedlsg.simulations.compare.plots import figures
 from fedlsg.simulations.report.run_page import command, run_page
 from fedlsg.simulations.report.tiles import check_against, run_tiles
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.own_scripts import without_scripts
 
@@ -128,7 +128,7 @@ def test_hostile_text_stays_text(small):
 
 
 def test_the_command_of_a_run_makes_the_same_settings(small):
-    from fedlsg.simulations.cli.app import merge
+    from fedlsg.simulations.cli.command_line import merge
     from fedlsg.simulations.settings.settings import from_mapping
 
     said = command(read_runs([small.path])[0]).split()

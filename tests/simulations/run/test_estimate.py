@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedlsg.simulations.plan.plan import make_plan
-from fedlsg.simulations.run.estimate import facts_of
-from fedlsg.simulations.rundir.journal import read_lines
+from fedlsg.simulations.planning.plan import make_plan
+from fedlsg.simulations.run.plan_command import facts_of
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.journal import read_lines
 from tests.simulations.support.runs import SMALL, run_local
 
 SECRET = {**SMALL, "reproducible": False, "rounds": 3}

@@ -20,7 +20,7 @@ from fedlsg.accounting import Event, compose
 from fedlsg.privacy.data_record import SpentTogetherWarning
 from fedlsg.simulations.report.run_page import write_run_page
 from fedlsg.simulations.run import on_record
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.strategies.private_step import PrivateStep
 from tests.simulations.support.own import TEST, TRAIN, WIDTH, build, quick
 

@@ -7,9 +7,9 @@ import torch
 
 import fedlsg
 from fedlsg import user_code
-from fedlsg.simulations.rundir.results import read_run
-from fedlsg.simulations.rundir.rundir import RunDir
 from fedlsg.simulations.server.named_callbacks import named
+from fedlsg.simulations.storage.results import read_run
+from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.own import quick
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlsg.simulations.rundir.updates import read_model
 from fedlsg.simulations.server.evaluate import evaluate
+from fedlsg.simulations.storage.updates import read_model
 from tests.simulations.support.outside import outside
 from tests.simulations.support.runs import Run, run_local
 

@@ -10,13 +10,13 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 import fedlsg.simulations.client.train
-import fedlsg.training.client
-from fedlsg.accounting.bounds import epsilon
+import fedlsg.training.client_round
+from fedlsg.accounting.certified import epsilon
 from fedlsg.privacy import Entry, Ledger, RunLedger
-from fedlsg.simulations.client.account import GivenAccount
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_account import GivenAccount
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.engines import local
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.broken_runs import Tape
 from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
@@ -24,14 +24,14 @@ from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, r
 
 def charged_before_noise(run: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> bool:
     """Whether at every first draw of noise the charge for it was on disk."""
-    add_noise, before = fedlsg.training.client.add_noise, []
+    add_noise, before = fedlsg.training.client_round.add_noise, []
 
     def watched(*args: object) -> Tensor:
         ledger = RunLedger(run / "ledger")
         before.append(sum(len(ledger.of(client).entries) for client in ledger.clients()))
         return add_noise(*args)
 
-    monkeypatch.setattr(fedlsg.training.client, "add_noise", watched)
+    monkeypatch.setattr(fedlsg.training.client_round, "add_noise", watched)
     run_local(run, **settings)
     return before == [2, 2, 4, 4]
 
@@ -52,7 +52,7 @@ def draws_of_a_client_that_trains_twice(
     one attempt.
     """
     add_noise, client_step = (
-        fedlsg.training.client.add_noise,
+        fedlsg.training.client_round.add_noise,
         fedlsg.simulations.client.train.client_step,
     )
     drawn = []
@@ -65,7 +65,7 @@ def draws_of_a_client_that_trains_twice(
         client_step(*args, **kwargs)
         return client_step(*args, **kwargs)
 
-    monkeypatch.setattr(fedlsg.training.client, "add_noise", watched)
+    monkeypatch.setattr(fedlsg.training.client_round, "add_noise", watched)
     monkeypatch.setattr(fedlsg.simulations.client.train, "client_step", twice)
     found = run_local(run, rounds=1)
     return len(drawn), sum(entry.steps for client in range(2) for entry in found.entries(client))

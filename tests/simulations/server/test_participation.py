@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedlsg.participation import Participation
-from fedlsg.simulations.plan.plan import make_plan
+from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.settings.settings import from_mapping
 from tests.simulations.support.runs import SMALL, Run, resume_local, run_local, stopped_after
 

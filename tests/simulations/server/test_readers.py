@@ -19,13 +19,13 @@ from rich.console import Console
 from fedlsg import load_run
 from fedlsg.accounting import compose, epsilon
 from fedlsg.privacy import Entry, Ledger, RunLedger
-from fedlsg.simulations.audit import audited_run
+from fedlsg.simulations.attacks.audit import audited_run
 from fedlsg.simulations.report.run_page import run_page
 from fedlsg.simulations.report.words import outcome
 from fedlsg.simulations.run.commands import continued
-from fedlsg.simulations.rundir.results import read_run
-from fedlsg.simulations.rundir.rundir import RunDir
 from fedlsg.simulations.server.spent import Spent
+from fedlsg.simulations.storage.results import read_run
+from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.runs import Run, reconfigure, run_local, stopped_after
 
 SIGMA, RATE, ROUNDS, DELTA = 2.0, 0.05, 2, 1e-5

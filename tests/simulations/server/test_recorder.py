@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, MessageType
 
+from fedlsg.config.selection import UNIFORM
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.privacy.ledger_entry import encode_line
-from fedlsg.setting.selection import UNIFORM
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.engines import local
-from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.storage.round_tables import Row
 from tests.simulations.support.runs import Run, plan_at, resume_local, run_local
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from flwr.common.config import parse_config_args
 
-from fedlsg.simulations.rundir.examined import Examined
-from fedlsg.simulations.rundir.manifest import Manifest
-from fedlsg.simulations.rundir.rundir import RunDir
 from fedlsg.simulations.server import ready, recorder
 from fedlsg.simulations.server.ready import READ
 from fedlsg.simulations.settings.published import from_run_config
+from fedlsg.simulations.storage.examined import Examined
+from fedlsg.simulations.storage.manifest import Manifest
+from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.broken_runs import (
     KINDS,
     break_run,

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from fedlsg.simulations import workloads
-from fedlsg.simulations.plan.continuity import check_unchanged, fingerprint, keep_data_digest
-from fedlsg.simulations.plan.plan import make_plan
-from fedlsg.simulations.plan.prepare import prepare
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.planning.continuity import check_unchanged, fingerprint, keep_data_digest
+from fedlsg.simulations.planning.plan import make_plan
+from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.settings.automatic import device_of
 from fedlsg.simulations.settings.resolve import fill
 from fedlsg.simulations.settings.settings import from_mapping, values_of
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads.text_sets import DEFAULTS
 from tests.simulations.support.own import quick, workload
 from tests.simulations.support.runs import SMALL

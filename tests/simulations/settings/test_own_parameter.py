@@ -12,7 +12,7 @@ import torch
 
 from fedlsg import strategies
 from fedlsg.payload.layout import COMPACT
-from fedlsg.simulations.cli.app import app as cli
+from fedlsg.simulations.cli.command_line import app as cli
 from fedlsg.simulations.settings.resolve import build_method, uplink_codec
 from tests.fedlsg.support.coarse_codec import planted
 from tests.simulations.support.runs import Run
@@ -21,7 +21,7 @@ WIDE = """
 from typing import Annotated
 from fedlsg.masks import Mask
 from fedlsg.method import Method
-from fedlsg.setting import Setting
+from fedlsg.config import Setting
 
 def recipe(*, width: Annotated[int, Setting("Width of the mask.", "tenths", at_least=1, at_most=9)] = 2,
            mechanism, server):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from docs._sphinx.settings import presets_page
-from fedlsg.accounting.bounds import epsilon as epsilon_of
+from fedlsg.accounting.certified import epsilon as epsilon_of
 from fedlsg.simulations.settings.published import Published, find, presets, resolve
 from fedlsg.simulations.settings.resolve import build_method
 from fedlsg.simulations.settings.settings import Settings, values_of

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs._sphinx.settings import settings_page
-from fedlsg.setting import Declared
+from fedlsg.config import Declared
 from fedlsg.simulations.settings.published import FREE_FORM, from_run_config
 from fedlsg.simulations.settings.settings import (
     KNOWN,

@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedlsg.payload.layout import CHECKSUM_BYTES, HEADER, MAGIC, VERSION
-from fedlsg.simulations.client.app import app as honest
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.strategies.federation.wire import IN_RUN_LOG, read_update, update
+from fedlsg.simulations.client.client_app import app as honest
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.strategies.protocol.wire import IN_RUN_LOG, read_update, update
 
 Payload = Callable[[bytes], bytes]
 

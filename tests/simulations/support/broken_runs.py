@@ -12,11 +12,11 @@ from flwr.app import Context, Message
 from rich.console import Console
 
 from fedlsg.privacy import SERVER, Ledger
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.engines import local
 from fedlsg.simulations.run.commands import resume_command
-from fedlsg.simulations.rundir.journal import read_lines
-from fedlsg.strategies.federation.wire import read_update
+from fedlsg.simulations.storage.journal import read_lines
+from fedlsg.strategies.protocol.wire import read_update
 from tests.simulations.support.runs import Run, ignore, plan_at, run_local
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -5,11 +5,11 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from fedlsg.simulations.compare.grid import Grid
+from fedlsg.simulations.compare.cell_worker import Job, Outcome
+from fedlsg.simulations.compare.cells import Grid
 from fedlsg.simulations.compare.grid_file import from_toml
-from fedlsg.simulations.compare.worker import Job, Outcome
-from fedlsg.simulations.rundir.results import Result
-from fedlsg.simulations.rundir.tables import Row
+from fedlsg.simulations.storage.results import Result
+from fedlsg.simulations.storage.round_tables import Row
 
 CHANCE = {"num_classes": 10, "majority_share": 0.1, "test_examples": 400.0}
 

@@ -17,16 +17,16 @@ from fedlsg.frame import Frame
 from fedlsg.privacy import Entry, read_entries
 from fedlsg.privacy.ledger_copy import extend, head_of
 from fedlsg.simulations import workloads
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.deployed import node_process
-from fedlsg.simulations.client.model import process
+from fedlsg.simulations.client.process_state import process
 from fedlsg.simulations.client.virtual import FIRST_NODE, give_id
 from fedlsg.simulations.engines.local import LocalGrid, task_identity
-from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.settings.settings import as_config, from_mapping
 from fedlsg.state.server_state import ServerState
-from fedlsg.strategies.federation.proofs import CODE, Held, code_record, held_record, read_news
-from fedlsg.strategies.federation.wire import (
+from fedlsg.strategies.protocol.proofs import CODE, Held, code_record, held_record, read_news
+from fedlsg.strategies.protocol.wire import (
     Announcement,
     announced_to,
     flat_record,

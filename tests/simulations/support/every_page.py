@@ -9,32 +9,32 @@ from pathlib import Path
 from rich.console import Console
 
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.simulations.attack import attack_one
-from fedlsg.simulations.attack.membership import page as membership_page
-from fedlsg.simulations.attack.membership.findings import Report
-from fedlsg.simulations.attack.membership.measure import Limit, attack, by_epsilon
-from fedlsg.simulations.attack.membership.shadows import Trained
-from fedlsg.simulations.attack.observations import open_record
-from fedlsg.simulations.attack.report import write as write_attack
-from fedlsg.simulations.attack.target import Options
-from fedlsg.simulations.audit.command import audit_command
+from fedlsg.simulations.attacks import attack_one
+from fedlsg.simulations.attacks.attack_page import write as write_attack
+from fedlsg.simulations.attacks.audit.audit_command import audit_command
+from fedlsg.simulations.attacks.membership import page as membership_page
+from fedlsg.simulations.attacks.membership.loss_and_lira import Limit, attack, by_epsilon
+from fedlsg.simulations.attacks.membership.membership_findings import Report
+from fedlsg.simulations.attacks.membership.shadows import Trained
+from fedlsg.simulations.attacks.observations import open_record
+from fedlsg.simulations.attacks.target import Options
 from fedlsg.simulations.compare.bytes_axis import View
+from fedlsg.simulations.compare.comparison_files import Comparison
+from fedlsg.simulations.compare.comparison_files import page as compare_page
 from fedlsg.simulations.compare.grid_file import from_toml
-from fedlsg.simulations.compare.output import Comparison
-from fedlsg.simulations.compare.output import page as compare_page
 from fedlsg.simulations.compare.plots import figures
 from fedlsg.simulations.compare.runner import Folder
-from fedlsg.simulations.compare.search.output import Found
-from fedlsg.simulations.compare.search.output import figures as search_figures
-from fedlsg.simulations.compare.search.output import page as search_page
-from fedlsg.simulations.compare.search.privacy import Rows
+from fedlsg.simulations.compare.search.cost_of_choosing import Rows
+from fedlsg.simulations.compare.search.search_files import Found
+from fedlsg.simulations.compare.search.search_files import figures as search_figures
+from fedlsg.simulations.compare.search.search_files import page as search_page
 from fedlsg.simulations.compare.search.space import Choices, Span
 from fedlsg.simulations.compare.search.trials import Arm, Job, Trial
-from fedlsg.simulations.inspection.command import inspect_command
-from fedlsg.simulations.inspection.partition import partition_command
+from fedlsg.simulations.inspection.inspect_command import inspect_command
+from fedlsg.simulations.inspection.partition_view import partition_command
 from fedlsg.simulations.report.run_page import run_page
-from fedlsg.simulations.rundir.results import Result
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.results import Result
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.runs import SMALL, Run, run_local
 

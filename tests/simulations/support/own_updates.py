@@ -16,8 +16,8 @@ import fedlsg.flower
 from fedlsg.privacy import Ledger
 from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import LocalGrid, task_identity
-from fedlsg.strategies.federation.stages import KEYS, SHARES
-from fedlsg.strategies.federation.wire import over_the_wire, stage_of
+from fedlsg.strategies.protocol.stages import KEYS, SHARES
+from fedlsg.strategies.protocol.wire import over_the_wire, stage_of
 
 ROWS, CLIENTS = 30, 5
 

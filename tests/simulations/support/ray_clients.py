@@ -14,8 +14,8 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedlsg.simulations.client.app import app as honest
-from fedlsg.strategies.federation.wire import stage_of
+from fedlsg.simulations.client.client_app import app as honest
+from fedlsg.strategies.protocol.wire import stage_of
 from tests.simulations.support.two_nodes import NODE, of_node
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from fedlsg.privacy.ledger import Entry
 from fedlsg.simulations.client import deployed
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.deployed import NodeAccount
-from fedlsg.simulations.client.node.terms import Terms
+from fedlsg.simulations.client.node.node_config import NodeConfig
 from fedlsg.simulations.settings.settings import Settings
 
 __all__ = ["app"]
@@ -18,7 +18,7 @@ __all__ = ["app"]
 _usable = deployed.usable
 
 
-def usable(settings: Settings, terms: Terms) -> Settings:
+def usable(settings: Settings, terms: NodeConfig) -> Settings:
     """As the real one, without its first refusal."""
     return replace(
         _usable(replace(settings, reproducible=False), terms), reproducible=settings.reproducible

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from fedlsg.privacy import SERVER, Entry
-from fedlsg.simulations.client.app import app
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.client.virtual import ClientFunction
 from fedlsg.simulations.engines import local
-from fedlsg.simulations.plan.plan import Plan, make_plan
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.report import run_page
 from fedlsg.simulations.report.run_page import write_run_page
-from fedlsg.simulations.rundir.lock import create
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.tables import Row
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.lock import create
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
 
 SMALL: dict[str, Any] = {
     "engine": "local",

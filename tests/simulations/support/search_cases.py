@@ -6,8 +6,8 @@ from typing import Any
 import tomli_w
 
 from fedlsg.privacy import Entry, Ledger
-from fedlsg.simulations.compare.worker import Job, Outcome
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.compare.cell_worker import Job, Outcome
+from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.compare_cases import CHANCE
 
 SPENT = {"steps": 2, "sample_rate": 0.05, "noise_multiplier": 2.0}

@@ -13,13 +13,13 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from torch import Tensor
 
 from fedlsg.secure_sum.discrete import Release
-from fedlsg.simulations.client.account import RECORD as ACCOUNT
-from fedlsg.simulations.client.app import app as honest
-from fedlsg.simulations.rundir import files
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.rundir.updates import sum_file
-from fedlsg.strategies.federation.stages import Stage, read_stage, write_stage
-from fedlsg.strategies.federation.wire import read_update, stage_of
+from fedlsg.simulations.client.client_account import RECORD as ACCOUNT
+from fedlsg.simulations.client.client_app import app as honest
+from fedlsg.simulations.storage import atomic_files
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.updates import sum_file
+from fedlsg.strategies.protocol.stages import Stage, read_stage, write_stage
+from fedlsg.strategies.protocol.wire import read_update, stage_of
 from tests.simulations.support.runs import Run, run_local
 
 FIVE: dict[str, Any] = {
@@ -138,7 +138,7 @@ def charged_clients(run: Run, round: int = 1) -> list[int]:
 def recorded_sum(run: Run, round: int = 1) -> Tensor | None:
     """What the secure sum of a round revealed, None if it was given up."""
     path = sum_file(run.path, round)
-    return torch.from_numpy(files.load_array(path)) if path.exists() else None
+    return torch.from_numpy(atomic_files.load_array(path)) if path.exists() else None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg.simulations.workloads.base.model import build_model, fresh
+from fedlsg.simulations.workloads.base.initial_model import build_model, fresh
 from tests.simulations.support.own import build, load, quick, workload
 
 

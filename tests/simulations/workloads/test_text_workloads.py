@@ -104,7 +104,7 @@ def test_rows_that_do_not_belong_are_named(mirror, bert, columns, message):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The tiny BERT has 32 positions."""
-    monkeypatch.setattr("fedlsg.simulations.workloads.texts.MAX_LENGTH", 32)
+    monkeypatch.setattr("fedlsg.simulations.workloads.text_workload.MAX_LENGTH", 32)
 
 
 def test_a_group_has_one_padded_length_and_is_padded_or_not_as_a_whole(mirror, bert):

@@ -11,8 +11,8 @@ from fedlsg.gradients.supported import trainable
 from fedlsg.payload.message import pack
 from fedlsg.state.round_plan import PRUNING_ROUND
 from fedlsg.state.server_state import ServerState
-from fedlsg.strategies.federation.report import RoundReport
-from fedlsg.strategies.federation.wire import read_round
+from fedlsg.strategies.protocol.round_report import RoundReport
+from fedlsg.strategies.protocol.wire import read_round
 from tests.strategies.small_federation import Federation, public_terms, server_state, values_for
 
 SNIP = {"prune": "dp-snip", "prune_rate": 0.4, "drop": "none"}

@@ -18,7 +18,7 @@ from fedlsg.attacks.audit.bounds import (
     one_run_epsilon,
     one_run_p_value,
 )
-from fedlsg.attacks.audit.checks import displacement, noise_checks
+from fedlsg.attacks.audit.noise_checks import displacement, noise_checks
 from fedlsg.attacks.audit.setting import RATIO, Setting, canaries, found_ratio, silent_rounds
 from fedlsg.attacks.audit.stated import ERROR, Stated, delta_of, least_noise
 from tests.fedlsg.support.audit_setting import at_client_level, secure, setting

@@ -21,7 +21,7 @@ from fedlsg.attacks.audit.training_mode import (
 )
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.randomness import reproducible_stream
-from fedlsg.training.client import LocalTraining
+from fedlsg.training.client_round import LocalTraining
 from tests.fedlsg.support.audit_setting import setting
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 

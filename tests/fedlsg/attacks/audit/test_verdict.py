@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import fedlsg.training.client
+import fedlsg.training.client_round
 from fedlsg.attacks.audit.plants import PLANTS, planted
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.attacks.audit.unit_mode import record, rounds_of, values_of
@@ -73,11 +73,11 @@ def test_the_auditor_sees_no_coin():
 
 
 def test_plants_leave_the_client_as_it_was():
-    before = dict(vars(fedlsg.training.client))
+    before = dict(vars(fedlsg.training.client_round))
     for name in PLANTS:
         with planted(name):
-            assert dict(vars(fedlsg.training.client)) != before
-    assert dict(vars(fedlsg.training.client)) == before
+            assert dict(vars(fedlsg.training.client_round)) != before
+    assert dict(vars(fedlsg.training.client_round)) == before
     with pytest.raises(ValueError, match="halved-noise"), planted("nothing-known"):
         pass
 

@@ -13,7 +13,7 @@ from fedlsg.attacks.inversion.linear import input_of_linear, label_of_one
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.relu_batch import WIDE, relu_batch, sparse_columns
 from fedlsg.attacks.observation import Knowledge
-from fedlsg.training.client import LocalTraining
+from fedlsg.training.client_round import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8))

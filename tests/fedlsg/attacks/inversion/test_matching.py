@@ -14,7 +14,7 @@ from fedlsg.attacks.inversion.matching import ATTACKS, Matching, match
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import Knowledge, Observation
-from fedlsg.training.client import LocalTraining
+from fedlsg.training.client_round import LocalTraining
 from tests.fedlsg.support.observed import digits, method, mlp, observe
 
 PRIOR = Prior(shape=(1, 8, 8), low=0.0, high=1.0)

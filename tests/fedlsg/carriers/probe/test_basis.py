@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlsg.carriers import Carrier, carried_sizes
-from fedlsg.carriers.own import check_orthonormal
+from fedlsg.carriers.own_carriers import check_orthonormal
 from fedlsg.carriers.probe import Probe, ProbeSource, flatten, probe_basis, unflatten
 from fedlsg.carriers.probe.eigen import is_large, top_eigenvectors
 from fedlsg.carriers.probe.moments import second_moments

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedlsg.gradients.calls import recurrent, registry
 from fedlsg.gradients.calls.registry import BUILT_IN
-from fedlsg.gradients.formulas import rows
+from fedlsg.gradients.formulas import embedding_rows
 from fedlsg.gradients.formulas.ghost import GhostGradients
 from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError, trainable
@@ -46,8 +46,10 @@ def test_masked_blocks(case):
 @zoo
 def test_the_clipped_sum_is_that_of_dense_gradients(case, monkeypatch):
     """Whatever is kept as rows or factors; all of them if ghost clipping always pays."""
-    monkeypatch.setattr("fedlsg.gradients.formulas.rows.worth_it", lambda weight: True)
-    monkeypatch.setattr("fedlsg.gradients.formulas.rows.product_is_cheaper", lambda weight, g: True)
+    monkeypatch.setattr("fedlsg.gradients.formulas.embedding_rows.worth_it", lambda weight: True)
+    monkeypatch.setattr(
+        "fedlsg.gradients.formulas.embedding_rows.product_is_cheaper", lambda weight, g: True
+    )
     model, x, y = ZOO[case].build()
     frame = make_frame(model, rank=1, sparsity=0.0, carry=False)
     mechanism = Mechanism(kind="clip-only", clip_norm=0.5)
@@ -92,7 +94,7 @@ def test_the_same_on_cuda(case):
 
 def test_a_gradient_of_another_example_is_caught(monkeypatch):
     """Negative controls of the oracle."""
-    honest, step = rows.rms_norm, recurrent._step
+    honest, step = embedding_rows.rms_norm, recurrent._step
     monkeypatch.setattr(
         recurrent, "_step", lambda mode, a, u, state: step(mode, a * 1.0001, u, state)
     )

@@ -11,7 +11,7 @@ from fedlsg.gradients.formulas.ghost import GhostGradients, ghost_is_cheaper
 from fedlsg.gradients.isolation import block_gradients, per_example_gradients
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.training.client import allows_ghost_clipping
+from fedlsg.training.client_round import allows_ghost_clipping
 from tests.fedlsg.support.gradient_oracle import cross_entropy, make_frame
 from tests.fedlsg.support.problems import make, wide
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedlsg.gradients.formulas.embedding_rows import RowGradients, TiedGradients, product, tied
 from fedlsg.gradients.formulas.layers import units
-from fedlsg.gradients.formulas.rows import RowGradients, TiedGradients, product, tied
 from fedlsg.gradients.formulas.standardized import StandardizedConv2d
 from fedlsg.privacy import Mechanism, clipped_sum
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedlsg.gradients.hooked_layers as planning
 import fedlsg.gradients.known as known
-import fedlsg.gradients.plan as planning
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.known import prepare
 from fedlsg.gradients.precision import FLOAT32
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism
-from fedlsg.training.server import ServerOptimizer, make_optimizer, server_step
+from fedlsg.training.server_round import ServerOptimizer, make_optimizer, server_step
 from tests.fedlsg.support.gradient_oracle import (
     TOLERANCE,
     error,

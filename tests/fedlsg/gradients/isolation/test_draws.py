@@ -15,8 +15,8 @@ from torch._C import default_generator
 from torch.utils.checkpoint import checkpoint
 
 from fedlsg.gradients.independence import check_model
-from fedlsg.gradients.isolation.draws import OwnDrawsError, own_seeds_refused
 from fedlsg.gradients.isolation.levels import LEVELS
+from fedlsg.gradients.isolation.secret_seeds import OwnDrawsError, own_seeds_refused
 from tests.fedlsg.support.gradient_oracle import cross_entropy
 
 ROWS = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.arange(7) % 3

@@ -151,7 +151,7 @@ def own_file(path: Path, name: str) -> bool:
     """Its own, and types of settings, which are made from declarations."""
     return (
         path == Path(f"fedlsg/payload/codecs/{name.replace('-', '_')}.py")
-        or path.name == "settings_typed.py"
+        or path.name == "method_settings_typed.py"
     )
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fedlsg.accounting.bounds import epsilon
+from fedlsg.accounting.certified import epsilon
 from fedlsg.privacy.ledger import Entry, Ledger
 from fedlsg.simulations.client.deployed import NodeAccount
 from fedlsg.simulations.client.node.folder import Budget, NodeFolder
+from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import OverBudgetError
-from fedlsg.simulations.client.node.terms import read_terms
 from tests.simulations.support.deployed import (
     Server,
     digits_file,

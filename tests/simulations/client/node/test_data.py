@@ -14,9 +14,9 @@ from fedlsg.privacy.ledger import LedgerError
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.node import conditions
 from fedlsg.simulations.client.node.folder import NodeFolder
+from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import TermsError
-from fedlsg.simulations.client.node.terms import read_terms
-from fedlsg.simulations.plan.continuity import data_digest
+from fedlsg.simulations.planning.continuity import data_digest
 from tests.simulations.client.node.test_budget import BUDGET, STEPS
 from tests.simulations.support.deployed import (
     Server,

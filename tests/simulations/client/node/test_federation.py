@@ -11,18 +11,18 @@ import pytest
 from flwr.app import Context, RecordDict
 
 import fedlsg.simulations.client.node.conditions
-import fedlsg.simulations.plan.base
-import fedlsg.simulations.server.app
-import fedlsg.strategies.federation.nodes
-from fedlsg.accounting.bounds import epsilon
+import fedlsg.simulations.planning.run_base
+import fedlsg.simulations.server.server_app
+import fedlsg.strategies.protocol.nodes
+from fedlsg.accounting.certified import epsilon
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
 from fedlsg.simulations.engines.local import task_identity
-from fedlsg.simulations.plan.start import found_source
-from fedlsg.simulations.rundir.rundir import RunDir
-from fedlsg.simulations.server.app import run_rounds
-from fedlsg.simulations.settings.run import Resolved
+from fedlsg.simulations.planning.start_weights import found_source
+from fedlsg.simulations.server.server_app import run_rounds
+from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import as_config, from_mapping
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload
 from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, terms
 
@@ -33,7 +33,7 @@ ROWS = (slice(0, 300), slice(300, 800))
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that refuses is asked again at once."""
-    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "ASK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "ASK_AGAIN_SECONDS", 0.05)
 
 
 def run(
@@ -145,7 +145,7 @@ def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, mo
         found.append(len(workload.train) == 0)
         return found_source(spec, workload, settings)
 
-    monkeypatch.setattr(fedlsg.simulations.plan.base, "found_source", watched)
+    monkeypatch.setattr(fedlsg.simulations.planning.run_base, "found_source", watched)
     settings = {
         "method": "probe",
         "probes": 20,
@@ -191,7 +191,7 @@ def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
 
 def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_path, monkeypatch):
     # a node may change its mind for so long
-    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.15)
     with pytest.raises(
         RuntimeError,
         match="trust=secure: alone, this client's payload would carry too little noise",
@@ -200,7 +200,7 @@ def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_
 
 
 def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.15)
     nodes = {"nodes": SECURE["nodes"] | {"colluders": 2}}
     with pytest.raises(RuntimeError, match=r"colluders=1: the run's noise .* asks for 2"):
         run(tmp_path, "run", **SECURE | nodes)
@@ -231,7 +231,7 @@ NODE = {"unit": "client", "trust": "secure", "num-partitions": 2}
 def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(
     nodes, settings, why, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.15)
     with pytest.raises(RuntimeError, match=why):
         run(tmp_path, "run", nodes, **settings)
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
@@ -241,7 +241,7 @@ def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp
     """It checks this itself: a server that does not would let rounding move sums further than the
     noise's margin.
     """
-    monkeypatch.setattr(fedlsg.strategies.federation.nodes, "CONNECT_SECONDS", 0.15)
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.15)
     monkeypatch.setattr(fedlsg.simulations.client.node.conditions, "MOST_EXAMPLES", 400)
     with pytest.raises(
         RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 import fedlsg
 import fedlsg.simulations.client.deployed
 from fedlsg.simulations.client.deployed import check_own_rows, node_process
+from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import OwnDataError, SettingsError
-from fedlsg.simulations.client.node.terms import read_terms
-from fedlsg.simulations.flower.client import OWN_CODE, code_digest
-from fedlsg.simulations.plan.base import Own
-from fedlsg.simulations.plan.prepare import prepare
+from fedlsg.simulations.flower_apps.client import OWN_CODE, code_digest
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.run_base import Own
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import give
-from tests.simulations.flower.test_flower_app import build, reply, rows
+from tests.simulations.flower_apps.test_flower_app import build, reply, rows
 from tests.simulations.support.deployed import RUN, new_process, terms
 from tests.simulations.support.own import CLASSES, TRAIN, fresh, load, workload
 

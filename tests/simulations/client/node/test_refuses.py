@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from fedlsg.simulations.client.node.node_config import read_terms
 from fedlsg.simulations.client.node.refusals import TermsError
-from fedlsg.simulations.client.node.terms import read_terms
-from fedlsg.strategies.federation.proofs import Held
+from fedlsg.strategies.protocol.proofs import Held
 from tests.simulations.support.deployed import (
     Server,
     digits_file,
@@ -246,7 +246,7 @@ def own_code(monkeypatch):
     def start(folder, **node):
         server = Server.start(terms(folder / "node", **node), folder / "copy")
         rule = lambda model, loss, wanted, trial: "isolated" if wanted == "auto" else wanted  # noqa: E731
-        monkeypatch.setattr("fedlsg.simulations.plan.base.resolve", rule)
+        monkeypatch.setattr("fedlsg.simulations.planning.run_base.resolve", rule)
         return server
 
     return start

@@ -12,10 +12,10 @@ from flwr.app import Context, Message
 
 import fedlsg.simulations.client.deployed
 import fedlsg.simulations.client.train
-import fedlsg.training.client
-from fedlsg.simulations.client.app import app
+import fedlsg.training.client_round
+from fedlsg.simulations.client.client_app import app
 from fedlsg.simulations.engines import local
-from fedlsg.strategies.federation.wire import IN_RUN_LOG, NO_REASON, over_the_wire
+from fedlsg.strategies.protocol.wire import IN_RUN_LOG, NO_REASON, over_the_wire
 from tests.simulations.support.deployed import (
     Server,
     digits_file,
@@ -56,7 +56,7 @@ def unrehearsed(monkeypatch):
 
 
 PLACES = {
-    "the clip": (fedlsg.training.client, "clipped_sum"),
+    "the clip": (fedlsg.training.client_round, "clipped_sum"),
     "the batch": (fedlsg.simulations.client.train, "batches"),
     "packing": (fedlsg.simulations.client.train, "pack"),
 }

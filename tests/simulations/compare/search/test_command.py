@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from fedlsg.accounting import Event, compose
+from fedlsg.simulations.compare.cell_worker import Job as CellJob
+from fedlsg.simulations.compare.cell_worker import Outcome
 from fedlsg.simulations.compare.grid_file import from_toml
-from fedlsg.simulations.compare.search import make_job, output, search_command, trials
+from fedlsg.simulations.compare.search import make_job, search_command, search_files, trials
 from fedlsg.simulations.compare.search.trials import FIRST_SEED
-from fedlsg.simulations.compare.worker import Job as CellJob
-from fedlsg.simulations.compare.worker import Outcome
 from fedlsg.simulations.report.words import epsilon_words
 from tests.simulations.support.compare_cases import fake
 from tests.simulations.support.search_cases import SPENT, accuracy_of, finish
@@ -41,7 +41,7 @@ def search(
         new_worker, log = fake(outcomes)
         monkeypatch.setattr(trials, "Worker", new_worker)
         if not options.pop("draw", False):  # figures take seconds
-            monkeypatch.setattr(output, "write", output.write_tables)
+            monkeypatch.setattr(search_files, "write", search_files.write_tables)
         settings = TINY | options.pop("settings", {})
         methods = {name: {} for name in options.pop("methods", ("dpsgd", "lsg"))}
         grid = from_toml(

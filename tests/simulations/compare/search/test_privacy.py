@@ -11,8 +11,13 @@ from dp_accounting.pld import PLDAccountant
 
 from fedlsg.accounting import Event, compose
 from fedlsg.privacy import Entry, Ledger
-from fedlsg.simulations.compare.search.privacy import PARTITION, Trial, epsilon_of, read_trials
-from fedlsg.simulations.rundir.rundir import RunDir
+from fedlsg.simulations.compare.search.cost_of_choosing import (
+    PARTITION,
+    Trial,
+    epsilon_of,
+    read_trials,
+)
+from fedlsg.simulations.storage.run_directory import RunDir
 
 DELTA = 1e-5
 

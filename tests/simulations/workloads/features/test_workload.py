@@ -12,9 +12,9 @@ from torch import nn
 
 import fedlsg
 from fedlsg.simulations import workloads
-from fedlsg.simulations.client.node.terms import form_of
-from fedlsg.simulations.rundir.updates import write_model
+from fedlsg.simulations.client.node.node_config import form_of
 from fedlsg.simulations.settings.settings import from_mapping
+from fedlsg.simulations.storage.updates import write_model
 from fedlsg.simulations.workloads import Options
 from fedlsg.simulations.workloads.images import digits
 from tests.simulations.support.own import refused

@@ -11,12 +11,12 @@ import torch
 
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.drawing import batches
-from fedlsg.simulations.plan.base import Own
-from fedlsg.simulations.plan.continuity import data_digest
-from fedlsg.simulations.plan.plan import Base, prepare
+from fedlsg.simulations.planning.continuity import data_digest
+from fedlsg.simulations.planning.plan import Base, prepare
+from fedlsg.simulations.planning.run_base import Own
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import LoadedWorkload, Options
-from fedlsg.simulations.workloads.rows import files
+from fedlsg.simulations.workloads.rows import table_files
 from tests.simulations.support.made_images import write_cifar10
 from tests.simulations.support.own import refused
 
@@ -49,7 +49,7 @@ def written(place: Path, name: str, data: bytes) -> Path:
 
 @pytest.mark.parametrize("case", FORMS)
 def test_files_are_read_as_they_are_written(case, tmp_path):
-    found = files.read_file(written(tmp_path, *FORMS[case]), "train").to_pydict()
+    found = table_files.read_file(written(tmp_path, *FORMS[case]), "train").to_pydict()
     assert found == FRAME.to_dict("list")
 
 
@@ -66,15 +66,18 @@ def test_line_breaks_in_quotes_at_any_size(block, tmp_path, monkeypatch):
     frame = pd.DataFrame({"text": texts, "label": np.arange(len(texts)) % 3})
     if block is not None:
         frame = frame[-2001:-1]
-        monkeypatch.setattr(files, "BLOCK", block)
+        monkeypatch.setattr(table_files, "BLOCK", block)
     frame.to_csv(tmp_path / "a.csv", index=False)
-    assert files.read_file(tmp_path / "a.csv", "train")["text"].to_pylist() == frame.text.tolist()
+    assert (
+        table_files.read_file(tmp_path / "a.csv", "train")["text"].to_pylist()
+        == frame.text.tolist()
+    )
 
 
 @pytest.mark.parametrize("text", ["größe,label\n1,x\n", "a,label\n" + "1,x\n" * 9000 + "2,ü\n"])
 def test_another_encoding_is_named_with_the_fix(text, tmp_path):
     with refused("train='", "is not in UTF-8", "Latin-1", "iconv -f latin1 -t utf-8"):
-        files.read_file(written(tmp_path, "a.csv", text.encode("latin-1")), "train")
+        table_files.read_file(written(tmp_path, "a.csv", text.encode("latin-1")), "train")
 
 
 @pytest.mark.parametrize(
@@ -88,16 +91,19 @@ def test_another_encoding_is_named_with_the_fix(text, tmp_path):
 )
 def test_a_damaged_file_is_named(data, words, tmp_path):
     with refused("a.csv' cannot be read", words):
-        files.read_file(written(tmp_path, "a.csv", data), "train")
+        table_files.read_file(written(tmp_path, "a.csv", data), "train")
     with refused("b.parquet' cannot be read"):
-        files.read_file(written(tmp_path, "b.parquet", data), "train")
+        table_files.read_file(written(tmp_path, "b.parquet", data), "train")
     with refused("train='", "c.csv': there is no such file"):
-        files.read_file(tmp_path / "c.csv", "train")
+        table_files.read_file(tmp_path / "c.csv", "train")
 
 
 def test_a_column_may_be_read_as_text(tmp_path):
     path = written(tmp_path, "a.csv", b"a,b\n007,1\n8,2\n")
-    assert files.read_file(path, "train", ["a"]).to_pydict() == {"a": ["007", "8"], "b": [1, 2]}
+    assert table_files.read_file(path, "train", ["a"]).to_pydict() == {
+        "a": ["007", "8"],
+        "b": [1, 2],
+    }
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlsg.simulations.workloads.rows import images as rule
+from fedlsg.simulations.workloads.rows import image_folders as rule
 from tests.simulations.support.own import load, refused, workload
 
 GREY = np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8)

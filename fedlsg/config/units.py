@@ -1,0 +1,183 @@
+"""What an epsilon protects: one object for each unit of privacy, found by its name.
+
+A new unit is one ``Unit`` in ``UNITS``. The setting, the plan of the noise, the ledger's entries,
+who clips and adds noise, the audit, nodes and reports ask it: none of them knows a name. Nothing
+here imports torch.
+
+Symbols: q the Poisson rate of an example, C the clip norm, sigma noise over C, k examples of one
+client.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedlsg.config.choices import choose
+from fedlsg.config.rules import Rule, idle_unless, needs
+
+
+def of_whole(name: str) -> tuple[Rule, ...]:
+    """What every unit needs that is a whole client."""
+    of = f"unit={name} and private"
+    return (
+        needs(
+            "trust=server|secure",
+            "it hides a client in a real sum: take trust=server (simulation: the server is trusted "
+            "with updates that have no noise, and adds it) or trust=secure (clients add shares of "
+            "it in a secure sum)",
+            of=of,
+        ),
+        needs(
+            "batch_size",
+            "with sample_rate={sample_rate} a client's expected batch would depend on which other "
+            "clients there are; give batch_size, a public number of examples",
+            of=of,
+        ),
+        needs(
+            "not prunes_by_data",
+            "saliencies are of single examples: take unit=example, or no pruning",
+            of=of,
+        ),
+        needs(
+            "not personal",
+            f"a part of each update stays with its client, and unit={name} hides an update in the "
+            "sum of all: take unit=example",
+            of=of,
+        ),
+        needs(
+            "not embeds",
+            f"the embedding of each example is clipped apart from what it leaves, and unit={name} "
+            "clips whole updates: take unit=example, or biased=true",
+            of=of,
+        ),
+        needs(
+            "not factors",
+            "updates are added up, and factors do not add up: take unit=example",
+            of=of,
+        ),
+        needs(
+            "not chooses",
+            "a client would act on a round that it is not charged for: take unit=example",
+            of=of,
+        ),
+        needs(
+            "not memory",
+            "a client would act on a round that it is not charged for: take unit=example",
+            of=of,
+        ),
+        idle_unless(
+            "private", "mechanism={mechanism} has no epsilon: leave unit out", of=f"unit={name}"
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A unit, and in a run how it takes part.
+
+    ``whole``: it is a client with all of its data. Updates are clipped whole, and noise is added to
+    them or, if ``at_server``, to their sum by a server that is trusted with updates without noise.
+    ``sample_rate``: the chance of each client to be in a round, independently of the others, by
+    draws that only the server knows; 1.0 otherwise. Otherwise examples are clipped, each client
+    adds noise in each step, and the unit is any ``examples`` of one client: a batch has one of them
+    or more with chance 1 - (1 - q)^k, and they move the sum by k C at most. The Gaussian mechanism
+    with that rate and distance dominates (Choquette-Choo et al. 2024, mixtures of Gaussians), so a
+    ledger is charged with this rate, and with sigma / k.
+
+    ``protects``: in words, after "epsilon of". ``level``: what reports say in addition; "" for the
+    usual unit.
+    ``meaning``: what an epsilon says. ``needs``: rules of its own, each with ``of="unit=NAME"`` or
+    more.
+    """
+
+    name: str
+    protects: str
+    meaning: str
+    level: str = ""
+    needs: tuple[Rule, ...] = ()
+    whole: bool = False
+    examples: int = 1
+    at_server: bool = False
+    sample_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sample_rate <= 1 or self.examples < 1 or (self.whole and self.examples > 1):
+            raise ValueError(
+                f"expected 0 < {self.sample_rate=} <= 1, {self.examples=} >= 1, and 1 of whole "
+                "clients"
+            )
+        if not self.at_server and self.sample_rate < 1:
+            raise ValueError(
+                f"expected sample_rate=1.0, got {self.sample_rate}: a server that sees who takes "
+                "part is not fooled by the draw, so no amplification is claimed"
+            )
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one example, which shuffled batches, secure sums of examples and most
+        attacks are made for.
+        """
+        return not self.whole and self.examples == 1
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """What it needs, and what whole clients and several examples do."""
+        if self.whole:
+            return (*of_whole(self.name), *self.needs)
+        if self.examples == 1:
+            return self.needs
+        of, why = f"unit={self.name}", "it is proved for single examples: take unit=example"
+        return (
+            *self.needs,
+            *(
+                needs(n, why, of=of)
+                for n in ("trust!=secure", "sampling=poisson", "not prunes_by_data")
+            ),
+        )
+
+    def steps(self, local_steps: int) -> int:
+        """Releases of a client in a round."""
+        return 1 if self.whole else local_steps
+
+    def rate(self, sample_rate: float) -> float:
+        """The chance of a unit to be in a release; ``sample_rate``: q. Rounded up."""
+        if self.whole:
+            return self.sample_rate
+        if self.examples == 1 or sample_rate == 1:
+            return sample_rate
+        return min(1.0, -math.expm1(self.examples * math.log1p(-sample_rate)) * (1 + 1e-12))
+
+    def population(self, sizes: Sequence[int]) -> int:
+        """Units among which one must not be published: delta is below one over their number."""
+        return len(sizes) if self.whole else max(sizes)
+
+
+EXAMPLE = Unit(
+    name="example",
+    protects="one example",
+    meaning="Epsilon protects one example of one client (adjacency: add or remove one example). "
+    "Each client composes its own steps. The number is the largest over clients and seeds; "
+    "it is never a sum over clients. Whatever an observer concludes is at most e^epsilon "
+    "times as likely as without the example, except with probability delta.",
+)
+CLIENT = Unit(
+    name="client",
+    protects="a client with all of its data",
+    level="client level",
+    whole=True,
+    meaning="With unit=client, epsilon protects one client with all of its data: with its data or "
+    "without, whatever an observer concludes is at most e^epsilon times as likely, except "
+    "with probability delta. Epsilons of the two units are not comparable. For one example "
+    "of a client that stays, the clipped update may turn round: count with half of the "
+    "noise multiplier.",
+)
+UNITS = {unit.name: unit for unit in (EXAMPLE, CLIENT)}
+"""All units, by name."""
+
+
+def unit_in(values: Mapping[str, Any]) -> Unit:
+    """The unit of settings, or of a summary, which leave out the usual one. Raises ValueError for
+    an unknown name.
+    """
+    return choose("unit", str(values.get("unit") or EXAMPLE.name), UNITS)

@@ -1,0 +1,360 @@
+"""A client's part of a round: batch, per-example gradients, mask, clip, sum, noise; K steps in one
+frame.
+
+Local steps without clip, noise or mask (``plain_steps``) form no flat vector before the last step.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fedlsg.frame import Frame
+from fedlsg.gradients import Batch as Inputs
+from fedlsg.gradients import (
+    Checked,
+    GhostGradients,
+    LossFunction,
+    batch_size,
+    check,
+    summable,
+    summed_gradient,
+    summed_gradients,
+)
+from fedlsg.gradients.isolation import block_gradients, per_example_gradients
+from fedlsg.gradients.known import same_weights
+from fedlsg.privacy import (
+    BernoulliDraws,
+    Mechanism,
+    ShuffledBatches,
+    add_noise,
+    clipped_sum,
+    poisson_batch,
+)
+from fedlsg.privacy.clip import NARROW_SUM, clip_parts
+from fedlsg.randomness import SecretStream
+from fedlsg.training.local_training import (
+    Batch,
+    Drawn,
+    Groups,
+    LocalTraining,
+    Positions,
+    StepInputs,
+    check_alike,
+    fill,
+    runs_of,
+    shape_of,
+    together,
+    without_filling,
+)
+
+AddNoise = Callable[[Tensor, Mechanism, SecretStream], Tensor]
+"""A clipped sum -> what leaves of it."""
+
+__all__ = [
+    "Batch",
+    "LocalTraining",
+    "Positions",
+    "allows_ghost_clipping",
+    "client_step",
+    "per_unit",
+]
+
+
+def client_step(
+    model: nn.Module,
+    batch: Batch,
+    loss_fn: LossFunction,
+    *,
+    frame: Frame,
+    mechanism: Mechanism,
+    local: LocalTraining,
+    num_examples: int,
+    sampler: SecretStream | ShuffledBatches | Drawn,
+    noise: SecretStream,
+    charge: Callable[[], None],
+    groups: Groups = together,
+    scale: Sequence[Float[Tensor, " kept"]] | None = None,
+    checked: Checked | None = None,
+    add: AddNoise | None = None,
+) -> Float[Tensor, " kept"]:
+    """K local steps in one frame: the accumulated noisy sum of clipped per-example gradients, kept
+    coordinates only.
+
+    Each step has its own Poisson batch (Ito et al. 2023, Alg. 1 line 13), or the next one of the
+    ``sampler`` under ``local.shuffled``. ``charge`` is called once, before the first batch: it
+    writes the ledger for all K steps, or raises to forbid them. A step that fails later stays
+    charged, because the failure may depend on the batch. The model comes back unchanged. A
+    ``sampler`` that is ``Drawn`` was charged: its batch was drawn, and may have been summed, in one
+    pass with other clients' (``one_pass``). ``groups`` says which positions may share a microbatch.
+    The group of an example, and what ``batch`` makes of it, must depend on that example alone.
+    ``scale`` multiplies the gradients before the clip: weights give saliencies.
+    ``checked``: the result of ``check`` for this model and frame, which many clients share. ``add``
+    takes the place of ``add_noise``, for one step: noise on a grid, whose integers are returned as
+    they are. It gets the sum in float64.
+    Differs from the paper: one joint clip over all blocks and dense parameters (``Mechanism``).
+    """
+    parameters = check(model, frame) if checked is None else checked
+    if add is not None and not (mechanism.clips and local.steps == 1):
+        raise ValueError(
+            f"noise on a grid is for one clipped step, got {local.steps} under {mechanism.kind!r}"
+        )
+    charge()
+    inputs = StepInputs(
+        model=model,
+        batch=batch,
+        loss_fn=loss_fn,
+        frame=frame,
+        mechanism=mechanism,
+        local=local,
+        groups=groups,
+        num_examples=num_examples,
+        draws=draws_of(local, num_examples, sampler),
+        scale=scale,
+        parameters=parameters,
+    )
+    if add is not None:
+        return add(clipped_batch_sum(inputs, wide=True), mechanism, noise)
+    plain = scale is None and unprotected(mechanism, frame, parameters)
+    return plain_steps(inputs) if plain else _noisy_steps(inputs, noise)
+
+
+def draws_of(
+    local: LocalTraining, num_examples: int, sampler: SecretStream | ShuffledBatches | Drawn
+) -> BernoulliDraws | ShuffledBatches | Drawn:
+    """What gives the batches. Raises ValueError unless it is what ``local`` says, which the ledger
+    is charged for.
+    """
+    if isinstance(sampler, Drawn):
+        if local.steps != 1:
+            raise ValueError(
+                f"expected one local step on a batch that was drawn before, got {local.steps}"
+            )
+        return sampler
+    if not isinstance(sampler, ShuffledBatches):
+        if local.shuffled:
+            raise ValueError(
+                f"expected shuffled batches of {local.shuffled} examples, got a stream of Poisson "
+                "batches"
+            )
+        return BernoulliDraws(sampler, batches=local.steps)
+    if (sampler.batch_size, sampler.num_examples) != (local.shuffled, num_examples):
+        raise ValueError(
+            f"expected batches of {local.shuffled} of {num_examples} examples (0: Poisson "
+            f"batches), got shuffled batches of {sampler.batch_size} of {sampler.num_examples}"
+        )
+    return sampler
+
+
+def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool:
+    """Whether the result is the plain sum of all gradients, of parameters whose memory is in the
+    order of sending.
+    """
+    if mechanism.clips or mechanism.adds_noise or frame.kept != frame.size or not summable(frame):
+        return False
+    alike = all(
+        a.dtype == b.dtype and a.device == b.device for a, b in pairwise(parameters.values())
+    )
+    return alike and all(p.is_contiguous() for p in parameters.values())
+
+
+def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
+    """A_K = sum_k v_k of noisy sums s_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1): -lr times its Eq. 3
+    changes W locally.
+
+    The gradient of FedProx's mu/2 |W - W_t|^2 is mu (W - W_t), which is -lr mu times the lift of
+    A_(k-1) as the lift is linear: it is made from noisy values, in their coordinates, and reads no
+    example.
+    """
+    local, parameters = x.local, x.parameters
+    dtype = reduce(torch.promote_types, {p.dtype for p in parameters.values()}, torch.float32)
+    start = [p.detach().clone() for p in parameters.values()] if local.steps > 1 else []
+    velocity = accumulated = torch.zeros(0)
+    try:
+        for step in range(local.steps):
+            noisy = add_noise(clipped_batch_sum(x), x.mechanism, noise).to(dtype)
+            if step == 0:
+                velocity = noisy
+                accumulated = velocity.clone() if local.momentum and local.steps > 1 else velocity
+            else:  # in place: for a large model, allocating vectors takes longer than adding them
+                velocity = velocity.mul_(local.momentum).add_(noisy) if local.momentum else noisy
+                if local.pull:
+                    velocity.add_(accumulated, alpha=-local.pull)
+                accumulated.add_(velocity)
+            if step + 1 < local.steps:
+                rate = -local.learning_rate / local.expected_batch
+                x.frame.add_to(parameters, velocity, dict.fromkeys(parameters, rate))
+    finally:
+        if start:
+            with torch.no_grad():
+                torch._foreach_copy_(list(parameters.values()), start)
+    return accumulated
+
+
+def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " kept"]:
+    """The sum over a batch; in float64 if ``wide``, or for several microbatches, or more than
+    NARROW_SUM examples.
+    """
+    if isinstance(x.draws, Drawn) and x.draws.total is not None:
+        return x.draws.total
+    total: Tensor | None = None
+    shape = shape_of(x.local, x.parameters.values(), one_shape=x.frame.one_shape)
+    runs = runs_of(next_batch(x), x.groups, shape)
+    wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
+    seen: dict[int, list[torch.Size]] = {}
+    with same_weights(x.frame):
+        for group, micro in runs:
+            inputs, targets = x.batch(micro)
+            if x.mechanism.clips and shape.multiple > 1:
+                check_alike(inputs, group, seen)
+            if not x.mechanism.clips and x.scale is None and summable(x.frame):
+                part = summed_gradient(
+                    x.model,
+                    x.loss_fn,
+                    inputs,
+                    targets,
+                    x.frame,
+                    checked=x.parameters,
+                    precision=x.local.precision,
+                )
+                part = part if x.local.multiplicity == 1 else part / x.local.multiplicity
+                part = part.double() if len(runs) > 1 else part
+            else:
+                part = clipped_sum(
+                    units_of(x, inputs, targets, shape.rows(len(micro))), x.mechanism, wide=wide
+                )
+            total = part if total is None else total.add_(part)
+    assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
+    return total
+
+
+def next_batch(x: StepInputs) -> Positions:
+    """The positions of the next batch: drawn now, or before."""
+    if isinstance(x.draws, Drawn):
+        return x.draws.positions
+    if isinstance(x.draws, ShuffledBatches):
+        return x.draws.next_batch()
+    return poisson_batch(x.num_examples, x.local.sample_rate, x.draws)
+
+
+def units_of(
+    x: StepInputs, inputs: Inputs, targets: Inputs, rows: int
+) -> Sequence[Tensor | GhostGradients]:
+    """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for
+    its pass.
+    """
+    local, multiplicity = x.local, x.local.multiplicity
+    real, rows = batch_size(inputs, targets), rows * multiplicity
+    # there each example is alone, and no shape of a pass tells of others
+    if local.isolation != "rows":
+        inputs, targets = fill(inputs, rows), fill(targets, rows)
+    given: dict[str, Any] = {
+        "checked": x.parameters,
+        "precision": local.precision,
+        "isolation": local.isolation,
+    }
+    joint = x.mechanism.clips and x.mechanism.clip == "joint"
+    if joint and multiplicity == 1 and x.scale is None and allows_ghost_clipping(x.frame):
+        return without_filling(
+            block_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given), real
+        )
+    gradients = per_example_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given)
+    units = per_unit([g[:real] for g in gradients], x.frame, multiplicity)
+    return (
+        units if x.scale is None else [g * factor for g, factor in zip(units, x.scale, strict=True)]
+    )
+
+
+def allows_ghost_clipping(frame: Frame) -> bool:
+    """Whether ghost clipping and any memory order are allowed: no block has a weight of its own in
+    the clip.
+    """
+    return frame.part_norm is None and all(b.weight == 1 for b in frame.blocks)
+
+
+def per_unit(
+    gradients: Sequence[Float[Tensor, "copies kept"]], frame: Frame, multiplicity: int
+) -> list[Float[Tensor, "batch kept"]]:
+    """What is clipped for one example: the mean over its copies, times the block's weight, each
+    part to its norm.
+    """
+    mean = [
+        g if multiplicity == 1 else g.unflatten(0, (-1, multiplicity)).mean(1) for g in gradients
+    ]
+    return clip_parts(
+        [g if b.weight == 1 else g * b.weight for g, b in zip(mean, frame.blocks, strict=True)],
+        frame,
+    )
+
+
+Gradients = list[Tensor]
+"""One tensor a parameter, in its shape."""
+
+
+def plain_steps(x: StepInputs) -> Float[Tensor, " kept"]:
+    """What ``client_step`` gives where ``unprotected``, bit for bit; it was charged. The model
+    comes back unchanged.
+    """
+    owned: list[Tensor] = list(x.parameters.values())
+    start = [p.detach().clone() for p in owned] if x.local.steps > 1 else []
+    try:
+        return _steps(owned, lambda: _batch_gradients(x), x.local)
+    finally:
+        if start:
+            with torch.no_grad():
+                torch._foreach_copy_(owned, start)
+
+
+def _steps(
+    owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining
+) -> Float[Tensor, " kept"]:
+    """A_K = sum_k v_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1); W moves by -lr / expected_batch times
+    v_k after each step but the last.
+    """
+    rate = -local.learning_rate / local.expected_batch
+    velocity = gradients()
+    with torch.no_grad():
+        accumulated = torch.cat([v.flatten() for v in velocity])
+        runs = accumulated.split([p.numel() for p in owned])
+        parts = [run.view(p.shape) for run, p in zip(runs, owned, strict=True)]
+        # changed in place below, and autograd may give one tensor to two parameters
+        if local.momentum:
+            velocity = [v.clone() for v in velocity]
+        for _ in range(local.steps - 1):
+            torch._foreach_add_(owned, velocity, alpha=rate)
+            step = gradients()
+            if local.momentum:
+                torch._foreach_mul_(velocity, local.momentum)
+                torch._foreach_add_(velocity, step)
+            else:
+                velocity = step
+            if local.pull:
+                velocity = list(torch._foreach_add(velocity, parts, alpha=-local.pull))
+            torch._foreach_add_(parts, velocity)
+    return accumulated
+
+
+def _batch_gradients(x: StepInputs) -> Gradients:
+    """Sum over a batch, microbatch by microbatch; in float64 where there are several."""
+    local, total = x.local, None
+    runs = runs_of(next_batch(x), x.groups, shape_of(local, x.parameters.values()))
+    for _, micro in runs:
+        part = summed_gradients(
+            x.model,
+            x.loss_fn,
+            *x.batch(micro),
+            x.frame,
+            checked=x.parameters,
+            precision=local.precision,
+        )
+        if local.multiplicity > 1:
+            part = [g / local.multiplicity for g in part]
+        part = [g.double() for g in part] if len(runs) > 1 else part
+        total = part if total is None else [t.add_(g) for t, g in zip(total, part, strict=True)]
+    assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
+    types = [torch.promote_types(p.dtype, torch.float32) for p in x.parameters.values()]
+    return [g.to(dtype).contiguous() for g, dtype in zip(total, types, strict=True)]

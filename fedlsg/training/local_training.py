@@ -1,0 +1,314 @@
+"""What a client does between two messages: how many steps, on which batches, in which precision and
+microbatches.
+
+No example's gradient may depend on which examples of a batch share a pass, and in which shape. The
+shape of a matrix product selects its kernel, and the kernel decides how each row is rounded. So
+another number of rows, or another padded length, can change the rounding of every row. In float32
+this moves a clipped gradient by less than 1e-6 C. In fewer bits it moves the gradients of all
+neighbours by up to 1 % of C each. A single row has another kernel than several rows, in float32
+too: it can flip a ReLU, which moves a gradient of a deep network by up to 8e-3 C (ResNet-34). These
+are numbers of ordinary weights. Weights that an adversary chose can turn a last bit into a whole C,
+wherever kernels differ: a client that does not trust its server takes ``LocalTraining.one_shape``.
+So do carriers that can do the same,
+by ``Frame.one_shape``. Therefore:
+    groups      runs of positions that may share a microbatch: equal shapes only, such as texts of
+                one padded length
+    shape       how many rows a microbatch has in the end; those that are missing are copies of its
+                first row
+A copied row changes nothing but the shape: its gradient is dropped before the clip.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fedlsg.carriers.powersgd import norm_of_factors
+from fedlsg.config import Setting, check_declared
+from fedlsg.frame import Frame
+from fedlsg.gradients import (
+    FLOAT32,
+    Checked,
+    GhostGradients,
+    LossFunction,
+    Precision,
+    keeps_float32_digits,
+)
+from fedlsg.gradients import Batch as Inputs
+from fedlsg.gradients.isolation.levels import Isolation
+from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, check_sample_rate
+from fedlsg.tensors import each, fields_of
+
+Positions = Int[Tensor, " batch"]
+Batch = Callable[[Positions], tuple[Inputs, Any]]
+"""Positions in the client's own data -> (inputs, targets)."""
+Groups = Callable[[Positions], Sequence[Positions]]
+"""A batch's positions in groups, none lost and none added; the group of a position depends on its
+example alone.
+"""
+Count = Annotated[int, Setting(at_least=1)]
+Positive = Annotated[float, Setting(above=0, below=math.inf)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining:
+    """A client's local optimizer. Only optimizers that are linear in the gradient are offered: SGD
+    with momentum.
+
+    For those the accumulated carriers carry the local change of W exactly. ``learning_rate``
+    matters from the second local step on; ``expected_batch`` = q N with the declared N divides the
+    local steps, never a realised size. ``proximal`` is mu of FedProx (Li et al. 2020, Eq. 2): local
+    steps descend on the loss + mu/2 |W - W_t|^2. A batch function gives ``multiplicity`` augmented
+    copies of each example, one after the other, whose gradients are averaged before the clip (De et
+    al. 2022): the unit stays the example. ``precision``: the precision.
+    ``shuffled``: the batch size of shuffled batches, which divides the steps; 0: Poisson batches of
+    ``sample_rate``.
+    ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
+    ``isolation``: the level at which passes run the code of users (``gradients.isolation``).
+    """
+
+    steps: Count = 1
+    sample_rate: float = 1.0
+    learning_rate: Positive = 0.1
+    momentum: Annotated[float, Setting(at_least=0, below=1)] = 0.0
+    expected_batch: Positive = 1.0
+    microbatch_size: Count = 256
+    multiplicity: Count = 1
+    precision: Precision = FLOAT32
+    one_shape: bool = False
+    proximal: float = 0.0
+    shuffled: int = 0
+    isolation: Isolation = "checked"
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+        check_sample_rate(self.sample_rate)
+        if self.shuffled < 0 or (self.shuffled and self.expected_batch != self.shuffled):
+            raise ValueError(
+                f"expected {self.shuffled=} >= 0, and expected_batch={self.expected_batch:g} to be "
+                "this batch size: a divisor may not depend on the data"
+            )
+        most = 2 * (1 + self.momentum)
+        if not 0 <= self.pull < most:
+            raise ValueError(
+                f"expected 0 <= proximal * local_learning_rate < {most:g}, got {self.proximal:g} * "
+                f"{self.learning_rate:g}: above it local steps diverge; lower one of the two"
+            )
+
+    @property
+    def pull(self) -> float:
+        """How much of W - W_t the proximal term takes off in a step: lr mu."""
+        return self.learning_rate * self.proximal
+
+    def at_rate(self, sample_rate: float) -> "LocalTraining":
+        """The same at one client's own Poisson rate."""
+        return replace(self, sample_rate=sample_rate)
+
+    def single(self) -> "LocalTraining":
+        """One step of it, without momentum and proximal term."""
+        return replace(self, steps=1, momentum=0.0, proximal=0.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """A batch that was drawn, after its charge; ``total``: its clipped sum, None if it is still to
+    be computed.
+    """
+
+    positions: Positions
+    total: Float[Tensor, " kept"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepInputs:
+    """The arguments of ``client_step`` that every local step reads.
+
+    ``parameters``: those of the model, checked against the frame. ``draws`` decide which examples
+    join which batch, by chance or as they come.
+    """
+
+    model: nn.Module
+    batch: Batch
+    loss_fn: LossFunction
+    frame: Frame
+    mechanism: Mechanism
+    local: LocalTraining
+    num_examples: int
+    draws: BernoulliDraws | ShuffledBatches | Drawn
+    groups: Groups
+    scale: Sequence[Float[Tensor, " kept"]] | None
+    parameters: Checked
+
+
+def gains(steps: int, momentum: float, pull: float = 0.0) -> list[float]:
+    """a_1 to a_K: how often a step counts in what is sent, if it is the last of K, the last but
+    one, ..., the first.
+
+    The response of the local recursion (``client_step``) to one sum: v_1 = a_1 = 1, v_k = momentum
+    v_(k-1) - pull a_(k-1), a_k = a_(k-1) + v_k. Without a pull a_k = (1 - momentum^k) / (1 -
+    momentum).
+    """
+    if not pull:
+        return [(1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1)]
+    found, velocity = [1.0], 1.0
+    while len(found) < steps:
+        velocity = momentum * velocity - pull * found[-1]
+        found.append(found[-1] + velocity)
+    return found
+
+
+def accumulated_noise(noise_std: float, steps: int, momentum: float, pull: float = 0.0) -> float:
+    """Deviation of a coordinate's noise after K local steps: the noise of each counts as often as
+    the step, ``gains``.
+
+    ``pull``: ``LocalTraining.pull``.
+    """
+    return noise_std * math.sqrt(math.fsum(gain**2 for gain in gains(steps, momentum, pull)))
+
+
+def norm_bound(
+    mechanism: Mechanism, frame: Frame, *, num_examples: int, local: LocalTraining
+) -> float:
+    """An L2 norm that an honest payload exceeds with negligible probability: N sensitivities a
+    step, and the noise.
+    """
+    if not mechanism.clips:
+        return math.inf
+    signal = num_examples * mechanism.sensitivity(len(frame.blocks))
+    tail = mechanism.noise_std * (math.sqrt(frame.kept) + 10)
+    counted = local.steps / (1 - local.momentum)
+    if local.pull:
+        counted = math.fsum(map(abs, gains(local.steps, local.momentum, local.pull)))
+    return 1.01 * (signal + tail) * counted + norm_of_factors(frame)
+
+
+FULL = 4
+"""Bytes of a float32 number."""
+LEAST = 2
+"""Rows that a microbatch has at least, where it may have more than one."""
+ROWS_ON_CPU = 8
+"""In fewer bits, multiples of so many rows are rounded alike by the kernels for processors,
+whatever their number, and in float32 whatever a row's place among them (measured in
+docs/results/sensitivity.md); a single row takes another kernel."""
+
+
+def together(positions: Positions) -> Sequence[Positions]:
+    """One group: examples that are alike in shape."""
+    return [positions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A microbatch has at most ``size`` examples, and is filled up to a multiple of ``multiple``.
+    Both are public.
+    """
+
+    size: int
+    multiple: int = 1
+
+    def rows(self, count: int) -> int:
+        """Rows of a microbatch of ``count`` examples, none of an empty one."""
+        return (
+            min(self.size, max(math.ceil(count / self.multiple) * self.multiple, LEAST))
+            if count
+            else 0
+        )
+
+
+def shape_of(
+    local: LocalTraining, parameters: Iterable[Tensor], *, one_shape: bool = False
+) -> Shape:
+    """The shape that every microbatch of a run has.
+
+    float32 on a processor: as many rows as there are examples, LEAST for a single one. In fewer
+    bits there: a multiple of ROWS_ON_CPU. On other devices, whose kernels differ more, and under
+    ``one_shape``: one number of rows always, the microbatch size or, where that is less, what a
+    batch hardly ever exceeds; on a processor, the next multiple of ROWS_ON_CPU: where a row leaves,
+    all later ones move up by one place. ``one_shape``: that of the frame.
+    """
+    some, size = list(parameters), max(1, local.microbatch_size // local.multiplicity)
+    on_cpu = all(p.device.type == "cpu" for p in some)
+    if one_shape or local.one_shape or not on_cpu:
+        size = min(size, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
+        if on_cpu and size > 1:
+            size = math.ceil(size / ROWS_ON_CPU) * ROWS_ON_CPU
+        return Shape(size=size, multiple=size)
+    if (
+        local.precision == FLOAT32
+        and keeps_float32_digits("cpu")
+        and all(p.itemsize >= FULL for p in some)
+    ):
+        return Shape(size=size)
+    return Shape(size=size, multiple=min(size, ROWS_ON_CPU))
+
+
+def runs_of(batch: Positions, groups: Groups, shape: Shape) -> list[tuple[int, Positions]]:
+    """The batch in microbatches, each with the number of its group; an empty batch is one empty
+    run.
+
+    Raises ValueError where the groups do not hold exactly the batch's positions.
+    """
+    filled = [group for group in groups(batch) if len(group)]
+    whole = len(filled) == 1 and filled[0] is batch
+    if not whole and not torch.equal(
+        torch.cat([batch[:0], *filled]).sort().values, batch.sort().values
+    ):
+        raise ValueError(
+            "expected groups that hold every position of the batch once; return each in one group"
+        )
+    numbered = enumerate(filled or [batch])
+    return [
+        (number, run)
+        for number, group in numbered
+        for run in (group.split(shape.size) if len(group) else [group])
+    ]
+
+
+def check_alike(inputs: Inputs, group: int, seen: dict[int, list[torch.Size]]) -> None:
+    """Raise ValueError where a group's microbatches differ in shape: one example's length would
+    change the others.
+
+    The message says nothing of the shapes, which are private.
+    """
+    shapes = [t.shape[1:] for t in fields_of(inputs).values()]
+    if seen.setdefault(group, shapes) != shapes:
+        raise ValueError(
+            "expected inputs of one shape from all microbatches of a group, found several: padding "
+            "to the longest of a microbatch lets one example change the rounding of others by more "
+            "than the privacy bound allows, in bfloat16, in half precision, on devices other than "
+            "a CPU, and by methods that scale rounding up (dp-kfc, gep); pad each example to the "
+            "next of a public list of lengths and return each length as a group of its own "
+            "(groups=), or set precision=float32 and activation_storage=float32 on a CPU, with "
+            "another method"
+        )
+
+
+def fill(batch: Inputs, rows: int) -> Inputs:
+    """Inputs or targets with the first row copied behind the last until there are ``rows``."""
+    filled: Inputs = each(batch, lambda t: _filled(t, rows))
+    return filled
+
+
+def _filled(tensor: Tensor, rows: int) -> Tensor:
+    missing = rows - len(tensor)
+    return (
+        tensor
+        if missing <= 0
+        else torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
+    )
+
+
+def without_filling(
+    gradients: Sequence[Tensor | GhostGradients], rows: int
+) -> list[Tensor | GhostGradients]:
+    """The gradients of the first ``rows`` rows: those of examples."""
+    filled = bool(gradients) and gradients[0].shape[0] != rows
+    return (
+        [g.first(rows) if isinstance(g, GhostGradients) else g[:rows] for g in gradients]
+        if filled
+        else [*gradients]
+    )

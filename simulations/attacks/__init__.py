@@ -1,0 +1,279 @@
+"""``fedlsg attack``: what an adversary gets from recorded updates, next to what it can guess
+without them.
+
+observations  what a run recorded      target  which updates, and all attacks on each      recording
+              runs for attacks
+images, texts  what differs between the two (``_score``: compared with the truth)      findings,
+               report  verdict, page
+membership  who was trained on, by shadow models
+whole_updates  updates of whole clients, which ``fedlsg.flower`` recorded
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fedlsg.attacks.observation import ThreatModel
+from fedlsg.simulations.attacks.attack_page import in_short, output_folder, refusals, write
+from fedlsg.simulations.attacks.findings import Findings, findings_of
+from fedlsg.simulations.attacks.images_attack import Images
+from fedlsg.simulations.attacks.observations import Record, open_record
+from fedlsg.simulations.attacks.recording import record_all, record_like
+from fedlsg.simulations.attacks.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
+from fedlsg.simulations.compare.grid_file import numbers, words
+from fedlsg.simulations.report.progress import Tick, bar
+from fedlsg.simulations.report.terminal import (
+    checked,
+    facts_shown,
+    print_line,
+    print_note,
+    print_table,
+    print_written,
+)
+from fedlsg.simulations.settings.any_run import Device
+from fedlsg.simulations.settings.automatic import device_of
+from fedlsg.simulations.storage.examined import RECORD, RESULTS
+from fedlsg.simulations.workloads import own
+from fedlsg.simulations.workloads.base import LoadedWorkload
+
+FEW = 4
+"""More runs than these are not named in the first line of the page."""
+SHORT = {"rank": "r", "sparsity": "p", "noise_multiplier": "sigma"}
+"""Settings by which runs of one method are told apart, and what they are called."""
+
+
+def attack_command(
+    runs: Sequence[str],
+    console: Console,
+    *,
+    compare: str | None,
+    given: Mapping[str, Any],
+    threat: ThreatModel,
+    batches: str | None,
+    images: int,
+    attacks: str | None,
+    naive: bool,
+    seconds: float | None,
+    seed: int,
+    record: bool = False,
+    sparsities: str | None = None,
+    sigmas: str | None = None,
+    device: Device = "auto",
+    out: str | None,
+) -> None:
+    """Attack runs, or runs of several methods recorded for it; print, write attack.json and
+    attack.html.
+
+    ``batches``: sizes with commas; None: the smallest that a run has. ``record``: attack a short
+    run like each run, with one example a batch, in its place. ``sparsities``, ``sigmas``: of the
+    runs that are compared. ``device``: of the matching attacks, and of the runs that are recorded.
+    Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a
+    threat model that is impossible for the run.
+    """
+    sizes = None if batches is None else tuple(numbers("--batch", batches, int))
+    options = Options(
+        batches=sizes,
+        examples=images,
+        attacks=attacks,
+        naive=naive,
+        seconds=seconds,
+        seed=seed,
+        device=device_of(device),
+    )
+    check_subjects(runs, compare, given, record=record)
+    axes = {
+        name: None if value is None else numbers(f"--{name}", value, float)
+        for name, value in (("sparsities", sparsities), ("sigmas", sigmas))
+    }
+    if compare is None and any(axes.values()):
+        raise ValueError(
+            "--sparsities and --sigmas are of runs that --compare records: add that, or leave them "
+            "out"
+        )
+    folder = output_folder(runs, out)
+    if len(runs) == 1 and not record and has_whole_updates(runs[0]):
+        from fedlsg.simulations.attacks.whole_updates import attack_whole_updates
+
+        return attack_whole_updates(runs[0], console, out=out)
+    for path in runs:
+        refuse_features(
+            checked(path, RESULTS if record else RECORD, console).read_config().features
+        )
+    if compare is not None:
+        paths = record_all(list(words(compare)), given, folder, console, device, **axes)
+    elif record:
+        paths = [
+            record_like(run, given, folder / name, console, device, examples=images)
+            for run, name in places(runs)
+        ]
+    else:
+        paths = list(runs)
+    with console.status("loading data") as status:
+        records = [open_record(path, threat, progress=status.update) for path in paths]
+    if not record:
+        for one in records:
+            hint(one, options, console)
+    findings: list[Findings] = []
+    with bar(console, "attacking") as tick:
+        for number, attacked in enumerate(records):
+
+            def part(share: float, text: str, number: int = number) -> None:
+                tick((number + share) / len(records), text)
+
+            made = attack_one(attacked, threat, options, part)
+            findings.append(replace(made, label=label(attacked, records)))
+    names = (
+        " | ".join(one.label for one in findings)
+        if len(findings) <= FEW
+        else f"{len(findings)} runs"
+    )
+    lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {seed}"
+    files = write(folder, findings, threat, lead=lead)
+    show(findings, console)
+    print_written(folder, files, console)
+
+
+def check_subjects(
+    runs: Sequence[str], compare: str | None, given: Mapping[str, Any], *, record: bool = False
+) -> None:
+    """Raise ValueError unless there are either runs, or methods to compare; what is recorded takes
+    settings.
+    """
+    if bool(runs) == bool(compare):
+        raise ValueError(
+            "give either run directories, or --compare METHOD,METHOD to record and attack new runs"
+        )
+    if record and compare:
+        raise ValueError("--compare records runs of its own: leave out --record")
+    if runs and given and not record:
+        raise ValueError(
+            f"a run has its settings; leave out {', '.join(sorted(given))}, or the runs, or add "
+            "--record to record a short run with these settings"
+        )
+    refuse_features(given.get("features"))
+
+
+def has_whole_updates(path: str) -> bool:
+    """Whether a folder is a record of whole updates, which ``fedlsg.flower`` made."""
+    return any(Path(path).expanduser().glob("round-*/client-*.npz"))
+
+
+def places(runs: Sequence[str]) -> list[tuple[str, str]]:
+    """Each run with the name of the folder that the short run like it is recorded in."""
+    if len(runs) == 1:
+        return [(runs[0], "recorded")]
+    names = [Path(run).expanduser().resolve().name for run in runs]
+    return [
+        (run, f"{name}-{names[:n].count(name) + 1}" if name in names[:n] else name)
+        for n, (run, name) in enumerate(zip(runs, names, strict=True))
+    ]
+
+
+def hint(record: Record, options: Options, console: Console) -> None:
+    """Say that the smallest batches of a record are too large for an attack to say much, and what
+    to do.
+    """
+    smallest = min(
+        (size for of in batch_sizes(record).values() for size in of.values() if size), default=0
+    )
+    if (
+        options.batches is None
+        and smallest > LARGE_BATCH
+        and record.base.settings.trust == "client"
+    ):
+        print_line(
+            f"{record.run.path.name}: the smallest recorded batch has {smallest} examples, which "
+            "hide each other even without noise; --record records a short run like it with one "
+            "example a batch, and attacks that",
+            console,
+            "yellow",
+        )
+
+
+def refuse_features(features: str | None) -> None:
+    """Raise ValueError for a run on public features: no attack here goes from a head's updates to
+    pixels or words.
+    """
+    if features is not None:
+        raise ValueError(
+            f"features={features}: the run trains a head on features, and these attacks rebuild "
+            "the pixels or words that a model reads: attack a run without features, or use "
+            "--membership"
+        )
+
+
+def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:
+    """What attacks find on one run of images or texts. Raises ValueError for an attack of the other
+    kind.
+    """
+    return findings_of(attack_each(kind_of(record), record, threat, options, tick))
+
+
+def kind_of(record: Record) -> Kind:
+    """Images, or texts, with what is public of those of the run. Raises ValueError for texts
+    without a tokenizer.
+    """
+    if is_text(record.base.workload):
+        if own(record.base.settings.workload) is not None:
+            raise ValueError(
+                f"workload {record.base.workload.name} is of your own, and names no tokenizer, by "
+                "which texts are attacked: record a run of hf-text on these texts, or use "
+                "--membership"
+            )
+        from fedlsg.simulations.attacks.texts_attack import Texts
+
+        return Texts(record)
+    return Images(record)
+
+
+def is_text(workload: LoadedWorkload) -> bool:
+    """Whether the inputs are tokens."""
+    inputs, _ = workload.test.batch(torch.tensor([0]))
+    return isinstance(inputs, dict) and "input_ids" in inputs
+
+
+def label(record: Record, records: Sequence[Record]) -> str:
+    """The method, with what distinguishes runs of one method: rank, sparsity, sigma; else the
+    directory's name.
+    """
+    method = record.base.settings.method
+    same = [other for other in records if other.base.settings.method == method]
+    known = {name: [_said(other, name) for other in same] for name in SHORT}
+    told = [name for name in SHORT if len(set(known[name])) > 1]
+    words = [", ".join([method, *(known[name][n] for name in told)]) for n in range(len(same))]
+    mine = words[same.index(record)]
+    return mine if words.count(mine) == 1 else f"{mine} ({record.run.path.name})"
+
+
+def _said(record: Record, name: str) -> str:
+    """A setting in a few words."""
+    s = record.base.settings
+    value = s.noise_multiplier if name == "noise_multiplier" else s.parameters.get(name)
+    if name == "noise_multiplier" and not record.base.method.mechanism.adds_noise:
+        return "no noise"
+    return f"{SHORT[name]} {value:.3g}" if isinstance(value, int | float) else f"no {SHORT[name]}"
+
+
+def show(findings: Sequence[Findings], console: Console) -> None:
+    """The facts and the table of each run, and the verdict below them; then what the columns mean,
+    and all runs.
+    """
+    alone = len(findings) == 1
+    for one in findings:
+        print_table(
+            replace(one.table, title=one.label, note=one.table.note if alone else ""), console
+        )
+        for line in refusals(one):
+            print_note(line, console)
+        console.print(facts_shown(one.facts), highlight=False)
+        print_line(one.verdict, console, "bold")
+    if not alone:
+        console.print()
+        for note in dict.fromkeys(one.table.note for one in findings):
+            print_note(note, console)
+        print_table(replace(in_short(findings), title="All runs"), console)

@@ -1,0 +1,260 @@
+"""``fedlsg audit``: tries to prove the epsilon of a run or of settings wrong.
+
+This file says what is tested: the mechanism of a run or of settings, the epsilon that is claimed
+for it, and what the auditor knows and sees. It reads a run directory and writes nothing into it.
+
+command  the command and its page      training  the audit of whole training runs
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedlsg.accounting import Event, compose
+from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.stated import Stated
+from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
+from fedlsg.privacy import SERVER
+from fedlsg.simulations.inspection import Subject, subject_of_run, subject_of_settings
+from fedlsg.simulations.planning.advice import schedule_of, stated_of
+from fedlsg.simulations.planning.plan import client_terms, events_of
+from fedlsg.simulations.report.words import REPRODUCIBLE
+from fedlsg.simulations.settings.any_run import Device
+from fedlsg.simulations.settings.participation import adaptive_clip
+from fedlsg.simulations.settings.rule_checker import refuse_groups
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.workloads import Progress, silent
+from fedlsg.state import ClientTerms
+
+EXPECTED = (
+    "How much noise there must be follows from epsilon, delta, q, the steps and who reads, in code "
+    "that the planner does not use: {reader}."
+)
+GRADIENTS = (
+    "The auditor chooses the gradients of the canaries, which are examples. It knows frame, mask, "
+    "clip, sigma and q, "
+)
+UPDATES = (
+    "The auditor chooses the updates of the canaries, which are clients: what their local training "
+    "ends with. It knows frame, mask, clip, sigma and q, "
+)
+SUM = (
+    "and sees the sum of every round that the server decodes, of the fewest clients that may be in "
+    "one, less the values and the noise of those who read along. "
+)
+SECRET = "Which canaries are in, the batches and the noise are secret. "
+SECRET_OF_CLIENTS = "Which canaries are in, and the noise, are secret. "
+ELSE = "the wire, the server, and the frames of other rounds."
+THREATS = {
+    (
+        "client",
+        "example",
+    ): f"{GRADIENTS}and sees the noisy sum of every round of one client. {SECRET}Not covered: the "
+    f"backward pass, {ELSE}",
+    (
+        "aggregate",
+        "example",
+    ): f"{GRADIENTS}and sees the sum of every round over the fewest clients that may be in one, as "
+    "an ideal secure sum would give it, less the noise of one of them, who reads along; nobody "
+    f"provides this sum. {SECRET}Not covered: the backward pass, {ELSE}",
+    (
+        "secure",
+        "example",
+    ): f"{GRADIENTS}{SUM}{SECRET}Not covered: masks and keys, the backward pass, {ELSE}",
+    (
+        "secure",
+        "client",
+    ): f"{UPDATES}{SUM}{SECRET_OF_CLIENTS}Not covered: masks and keys, local training, {ELSE}",
+    (
+        "server",
+        "client",
+    ): f"{UPDATES}and sees what the server releases of every round. Which canaries are in, which "
+    "clients the server draws, and the noise, are secret. Not covered: local training, the "
+    "wire, the noisy count of an adaptive clip, and the frames of other rounds.",
+}
+TRAINING = (
+    "Canaries are training examples with a wrong label, or images of another kind. The auditor "
+    "knows every example and the public state of every round, and sees every payload of each "
+    "client as it was sent. Which canaries are in, the batches and the noise are secret."
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audited:
+    """A subject with the terms of its worst client, what is stated of it, and where the claim comes
+    from.
+
+    reproducible: by its settings or an entry of a ledger, the noise can be drawn again; the claim
+    is then void.
+    """
+
+    subject: Subject
+    terms: ClientTerms
+    stated: Stated
+    source: str
+    reproducible: bool = False
+
+    @property
+    def claim(self) -> Claim:
+        """The claim, at the least noise that makes it true."""
+        return stated_claim(self.stated)
+
+    @property
+    def not_private(self) -> str | None:
+        """Why the claim is void even if it is not falsified; None if it is not void."""
+        return REPRODUCIBLE if self.reproducible else None
+
+    @property
+    def setting(self) -> Setting:
+        """The shipped mechanism of this client, in the subject's frame, for every round of the
+        claim.
+        """
+        base, stated = self.subject.base, self.stated
+        local = base.local.at_rate(self.terms.sample_rate)
+        if local.shuffled:  # the claim is that an epoch is one release with every example in it
+            local = replace(local.single().at_rate(1.0), shuffled=0)
+        mechanism = self.terms.mechanism(base.method.mechanism)
+        return Setting(
+            model=self.subject.model,
+            frame=self.subject.frame,
+            mechanism=mechanism,
+            local=local,
+            rounds=max(1, stated.steps // base.unit.steps(local.steps)),
+            stated=stated,
+            sums=base.sums,
+            unit=base.unit,
+            adaptive=adaptive_clip(base.settings, mechanism.noise_multiplier),
+        )
+
+
+def audited_settings(given: Mapping[str, object], *, progress: Progress = silent) -> Audited:
+    """Settings as ``fedlsg run`` takes them: the epsilon that they ask for, or what their noise is
+    said to spend.
+    """
+    subject = subject_of_settings(given, progress=progress, clients=True)
+    check_private(subject)
+    base = subject.base
+    # a mask that cools down freezes nothing in the first round
+    subject.state.round = base.schedule.rounds - 1
+    progress("calibrating noise")
+    blocks, delta = len(subject.frame.blocks), delta_of(subject)
+    spent = {
+        t: compose([training_event(events_of(base, t, blocks))], delta=delta).upper
+        for t in client_terms(subject.base)
+    }
+    worst = max(spent, key=lambda t: spent[t])
+    asked = base.settings.epsilon
+    if base.settings.noise_multiplier is not None or base.method.prune.reads_data:
+        asked = None  # the noise is given, or epsilon is of the pruning round as well
+    epsilon = spent[worst] if asked is None else asked
+    sample_rate, steps = schedule_of(base, worst)
+    return Audited(
+        subject=subject,
+        terms=worst,
+        stated=stated_of(base, epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps),
+        source="the planned schedule" if asked is None else "the settings",
+        reproducible=base.settings.reproducible,
+    )
+
+
+def audited_run(path: str, *, device: Device = "auto") -> Audited:
+    """A run directory: what its ledgers hold, and the epsilon of its summary (that of the ledgers
+    before the end).
+
+    Raises ValueError for a run that claims no epsilon, or without a ledger.
+    """
+    directory = RunDir.open(path)
+    subject = subject_of_run(path, device=device, clients=True)
+    check_private(subject)
+    base, delta = subject.base, delta_of(subject)
+    terms = client_terms(base)
+    spent: list[tuple[float, int, Event]] = []
+    reproducible, charges = base.settings.reproducible, directory.charges
+    for client in [SERVER] if base.draws_in_secret else range(len(terms)):
+        reproducible = reproducible or charges.of(client).reproducible
+        if events := charges.of(client).events():
+            event = training_event(events)
+            spent.append((compose([event], delta=delta).upper, client, event))
+    if not spent:
+        raise ValueError(
+            f"{path} has no ledger with an entry: nothing was released, so there is nothing to "
+            "audit"
+        )
+    epsilon, client, event = max(spent, key=lambda one: one[:2])
+    reported = reported_epsilon(directory.summary)
+    source = "the server's ledger" if client == SERVER else "the client's ledger"
+    # then it is infinite
+    if reported is not None and not base.method.prune.reads_data and not reproducible:
+        epsilon, source = reported, "summary.json of the run"
+    stated = stated_of(
+        base, epsilon=epsilon, delta=delta, sample_rate=event.sample_rate, steps=event.steps
+    )
+    own = terms[0 if client == SERVER else client]
+    return Audited(
+        subject=subject, terms=own, stated=stated, source=source, reproducible=reproducible
+    )
+
+
+def reported_epsilon(summary: Path) -> float | None:
+    """``epsilon_max`` of a finished run, None before its end. Raises ValueError for a damaged
+    summary.
+    """
+    if not summary.exists():
+        return None
+    try:
+        return float(json.loads(summary.read_text())["epsilon_max"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{summary} is damaged: restore it from a copy") from None
+
+
+def check_private(subject: Subject) -> None:
+    """Raise ValueError for a mechanism that claims no epsilon."""
+    mechanism = subject.base.method.mechanism
+    refuse_groups(subject.base.settings, "fedlsg audit")
+    if not mechanism.private:
+        raise ValueError(
+            f"mechanism {mechanism.kind!r} claims no epsilon: there is nothing to falsify; audit "
+            "one with mechanism=dp"
+        )
+
+
+def delta_of(subject: Subject) -> float:
+    """The settings' delta, which a private mechanism has."""
+    delta = subject.base.settings.delta
+    if delta is None or not 0 < delta < math.inf:
+        raise ValueError(f"expected a {delta=} that epsilon is claimed at: give -c delta=1e-5")
+    return delta
+
+
+def circumstances(
+    audited: Audited, mode: str, canaries: int, kind: str, *, seed: int | None, plant: str | None
+) -> dict[str, Any]:
+    """What audit.json says of an audit, in addition to its verdict."""
+    settings = audited.subject.base.settings
+    return {
+        "claimed_by": audited.source,
+        "reproducible": audited.reproducible,
+        "not_private": audited.not_private,
+        "mode": mode,
+        "canaries": canaries,
+        "canary_kind": kind,
+        "threat_model": threats(audited, mode),
+        "trust": audited.stated.trust,
+        "unit": audited.stated.unit,
+        "reader": audited.stated.reader,
+        "method": settings.method,
+        "workload": settings.workload,
+        "seed": seed,
+        "plant": plant,
+    }
+
+
+def threats(audited: Audited, mode: str) -> str:
+    """What the auditor knows and sees, and what there must be of noise."""
+    if mode == "training":
+        return TRAINING
+    stated = audited.stated
+    return f"{THREATS[stated.trust, stated.unit]} {EXPECTED.format(reader=stated.reader)}"

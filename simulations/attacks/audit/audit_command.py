@@ -1,0 +1,403 @@
+"""The command ``fedlsg audit`` and its page. It can end in "falsified", and never in "verified"."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedlsg.attacks.audit.noise_checks import unit_checks
+from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
+from fedlsg.attacks.audit.setting import canaries as enough_canaries
+from fedlsg.attacks.audit.unit_mode import record, ticks
+from fedlsg.attacks.audit.verdict import SIGNIFICANCE, Verdict, as_dict, judge
+from fedlsg.simulations.attacks.audit import (
+    Audited,
+    audited_run,
+    audited_settings,
+    circumstances,
+    threats,
+)
+from fedlsg.simulations.attacks.audit.training import KINDS, audit_training
+from fedlsg.simulations.inspection import refuse_settings
+from fedlsg.simulations.report.chart import Axis, Chart, Series, level
+from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, RED
+from fedlsg.simulations.report.figure import interactive
+from fedlsg.simulations.report.page import (
+    Page,
+    Row,
+    Table,
+    Text,
+    Tile,
+    Tiles,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    sections,
+)
+from fedlsg.simulations.report.progress import count_bar
+from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import (
+    checked,
+    print_line,
+    print_table,
+    print_written,
+    write_private,
+)
+from fedlsg.simulations.settings.any_run import Device
+from fedlsg.simulations.storage.atomic_files import check_writable
+from fedlsg.simulations.storage.examined import STATE
+
+MODES = ("unit", "training")
+FALSIFIED = 1
+PLANTED = "planted: {}. The mechanism that runs is not the claimed one; the audit does not know it."
+
+
+def audit_command(
+    run: str | None,
+    given: Mapping[str, Any],
+    console: Console,
+    *,
+    mode: str = "unit",
+    canaries: int | None = None,
+    canary_kind: str | None = None,
+    plant: str | None = None,
+    seed: int | None = None,
+    out: str | None = None,
+    device: Device = "auto",
+) -> int:
+    """Audit on ``device`` and print; returns the exit status: 0 for "not falsified", 1 for
+    "falsified".
+
+    Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a
+    mechanism that claims no epsilon.
+    """
+    check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
+    path = place(run, out)
+    began = time.monotonic()
+    if run is not None:
+        checked(run, STATE, console)
+    with console.status("loading data") as status:
+        if run is None:
+            audited = audited_settings({**given, "device": device}, progress=status.update)
+        else:
+            audited = audited_run(run, device=device)
+    refuse_plant(plant, audited.setting)
+    announce(audited, mode, plant, console)
+    audit_mode = audit_training if mode == "training" else audit_unit
+    verdict, count, kind = audit_mode(
+        audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed
+    )
+    report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
+    report["seconds"] = round(time.monotonic() - began, 1)
+    data = json_text(report, indent=2, not_finite=str)
+    warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
+    table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")
+    made = page(
+        verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings))
+    )
+    write_private(path.parent, {path.name: data, html.name: made.encode()})
+    show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
+    print_written(path.parent, (path.name, html.name), console)
+    return FALSIFIED if verdict.falsified else 0
+
+
+def check_options(
+    run: str | None,
+    given: Mapping[str, Any],
+    *,
+    mode: str,
+    plant: str | None,
+    canary_kind: str | None,
+) -> None:
+    """Raise ValueError for settings next to a run, and for an unknown mode, plant or kind of
+    canary.
+    """
+    refuse_settings(run, given)
+    if mode not in MODES:
+        raise ValueError(f"expected --mode in {', '.join(MODES)}, got {mode!r}")
+    if plant is not None and plant not in PLANTS:
+        raise ValueError(f"expected --plant in {', '.join(PLANTS)}, got {plant!r}")
+    if canary_kind is not None and (mode != "training" or canary_kind not in KINDS):
+        raise ValueError(
+            f"expected --canary-kind in {', '.join(KINDS)}, with --mode training, got "
+            f"{canary_kind!r}"
+        )
+
+
+def place(run: str | None, out: str | None) -> Path:
+    """Where audit.json goes. Raises ValueError for a folder, or one that does not exist."""
+    path = (
+        Path(out or ("audit.json" if run is None else Path(run) / "audit.json"))
+        .expanduser()
+        .resolve()
+    )
+    if path.is_dir() or (out is not None and not path.parent.is_dir()):
+        raise ValueError(
+            f"cannot write {path}: give --out as a file in a folder that exists, such as audit.json"
+        )
+    check_writable(path.parent)
+    return path
+
+
+def audit_unit(
+    audited: Audited,
+    console: Console,
+    *,
+    canaries: int | None,
+    kind: str | None,
+    plant: str | None,
+    seed: int | None,
+) -> tuple[Verdict, int, str]:
+    """Canaries through the shipped mechanism; the plant is in the mechanism only, unknown to the
+    judge.
+
+    Also how many canaries there were, and of which kind: ``kind`` is for the training mode only.
+    """
+    setting = audited.setting
+    count = enough_canaries(setting) if canaries is None else canaries
+    with (
+        count_bar(console, "rounds", ticks(setting, count)) as tick,
+        planted(plant, clients=setting.stated.members),
+    ):
+        recording = record(setting, count, seed=seed, tick=tick)
+    with console.status("computing bounds"):
+        verdict = judge(
+            recording.scores, recording.included, audited.claim, unit_checks(recording, setting)
+        )
+    return verdict, count, "updates" if setting.stated.whole else "gradients"
+
+
+def announce(audited: Audited, mode: str, plant: str | None, console: Console) -> None:
+    """The claim, and the mistake that is planted."""
+    claim, s = audited.claim, audited.subject.base.settings
+    console.print(
+        f"claim of {audited.source}: {s.workload}, method {s.method}, epsilon {claim.epsilon:.3f} "
+        f"at delta {claim.delta:g} for {claim.steps} steps at q = {claim.sample_rate:.4g}, "
+        f"trust={s.trust}, unit={s.unit}, which needs sigma_eff {claim.noise_multiplier:.4g}; mode "
+        f"{mode}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if audited.not_private is not None:
+        print_line(audited.not_private, console, "bold red")
+    if plant is not None:
+        print_line(PLANTED.format(plant), console, "yellow")
+
+
+def show(
+    verdict: Verdict,
+    canaries: int,
+    threat: str,
+    console: Console,
+    *,
+    not_private: str | None = None,
+) -> None:
+    """The figures, the checks, the threat model, and the verdict last; ``not_private`` says why a
+    claim is void.
+    """
+    print_table(figures(verdict, canaries, not_private), console)
+    for check in verdict.checks:
+        mark, style = ("passed", "dim") if check.passed else ("FAILED", "bold red")
+        print_line(f"{mark}  {check.name}: {check.says}", console, style)
+    console.print(f"threat model: {threat}", markup=False, highlight=False)
+    if verdict.falsified:
+        text = f"falsified by: {', '.join(verdict.reasons)}"
+        print_line(text, console, "bold red")
+    else:
+        console.print("not falsified", style="bold", markup=False, highlight=False)
+
+
+def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
+    """The claimed epsilon, the bounds from below, and the estimate."""
+    void = "" if not_private is None else f"; {not_private}"
+    confidence = f"{100 * (1 - SIGNIFICANCE):g} %"
+    rows = [("claimed", f"{verdict.claim.epsilon:.3f}", f"at delta {verdict.claim.delta:g}{void}")]
+    for name, bound in (("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)):
+        g = bound.guesses
+        text = (
+            f"{g.correct} of {g.guesses} guesses right, {canaries} canaries, {confidence} "
+            "confidence"
+        )
+        rows.append((name, f">= {bound.epsilon:.3f}", text))
+    mu, e = verdict.estimate.mu, verdict.estimate.epsilon
+    text = f"mu {mu.value:.3f}, epsilon {e.low:.3f} to {e.high:.3f} at 95 %; an estimate, no bound"
+    rows.append(("GDP estimate", f"{e.value:.3f}", text))
+    return Table(
+        columns=("figure", "epsilon", "evidence"),
+        rows=tuple(Row(cells=cells) for cells in rows),
+        left=(0, 2),
+    )
+
+
+MEANING = (
+    "An audit tries to prove the claimed epsilon wrong. It plants canaries, guesses from the "
+    "outputs which of them took part, and computes how large epsilon must be at least for so many "
+    "right guesses. A lower bound above the claim refutes it. A lower bound below the claim proves "
+    "nothing: a better audit may exist."
+)
+
+
+CAPTION = (
+    "The dashed line is the claim. Lower bounds right of it refute it; left of it they prove "
+    "nothing. The estimate is no bound."
+)
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict, the claim and the best lower bound."""
+    claim, best = verdict.claim, _best(verdict)
+    found = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
+    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {found}"
+    if verdict.falsified:
+        return f"Falsified by {', '.join(verdict.reasons)}: {claimed}."
+    return f"Not falsified: {claimed}. That does not verify the claim."
+
+
+def page(
+    verdict: Verdict,
+    figures: Table,
+    report: Mapping[str, Any],
+    data: bytes,
+    *,
+    name: str,
+    warnings: tuple[str, ...],
+) -> str:
+    """One file that requests nothing. ``report`` is what audit.json says, ``data`` its bytes under
+    ``name``.
+    """
+    claim = verdict.claim
+    asked = {
+        "claim of": report["claimed_by"],
+        "workload": report["workload"],
+        "method": report["method"],
+        "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}",
+        "steps": f"{claim.steps} at sample rate q = {claim.sample_rate:.4g}",
+        "reader": f"{report['reader']} (trust={report['trust']}, unit={report['unit']})",
+        "noise": f"sigma_eff {claim.noise_multiplier:.4g} is the least that the claim needs",
+        "audit": f"mode {report['mode']}, {report['canaries']} canaries ({report['canary_kind']})",
+        "time": f"{report['seconds']} s",
+    }
+    meaning = Text(words=MEANING, style="note")
+    return render(
+        Page(
+            kind="fedlsg audit",
+            title="Is the claimed epsilon wrong?",
+            lead=f"{report['workload']} with {report['method']}; claim of {report['claimed_by']}.",
+            headline=headline(verdict),
+            badge=("falsified", "bad") if verdict.falsified else ("passed: not falsified", "good"),
+            warnings=warnings,
+            sections=sections(
+                ("", [_tiles(verdict, report["reader"])]),
+                (
+                    "Claim, bounds and estimate",
+                    [interactive([chart(verdict)], CAPTION, columns=1), figures, meaning],
+                ),
+                ("Checks", [_checks(verdict)]),
+                ("What was audited", [facts_of(asked)]),
+                ("What the auditor knows and sees", [Text(words=report["threat_model"])]),
+                data_section(download(name, data, "all numbers of this page")),
+            ),
+        )
+    )
+
+
+def _tiles(verdict: Verdict, reader: str) -> Tiles:
+    """The claim, the best bound, the estimate, and how many checks passed."""
+    claim, best, estimate = verdict.claim, _best(verdict), verdict.estimate.epsilon
+    passed, checks = sum(check.passed for check in verdict.checks), len(verdict.checks)
+    refuted = verdict.one_run.refutes or verdict.f_dp.refutes
+    said = "above the claim: refuted" if refuted else "does not refute the claim"
+    return Tiles(
+        tiles=(
+            Tile(
+                name="claimed epsilon",
+                value=f"{claim.epsilon:.3f}",
+                note=f"at delta {claim.delta:g}; {reader}",
+            ),
+            Tile(
+                name="measured: at least",
+                value=f"{best:.3f}",
+                note=said,
+                style="bad" if refuted else "good",
+            ),
+            Tile(
+                name="estimate",
+                value=f"{estimate.value:.3f}",
+                note=f"{estimate.low:.3f} to {estimate.high:.3f} at 95 %; no bound",
+            ),
+            Tile(
+                name="checks passed",
+                value=f"{passed} of {checks}",
+                note="of the mechanism's outputs",
+                style="good" if passed == checks else "bad",
+            ),
+        )
+    )
+
+
+def chart(verdict: Verdict) -> Chart:
+    """The claim as a line up; what was measured from below, and the estimate, as a row each."""
+    e = verdict.estimate.epsilon
+    bounds = [("one-run bound", verdict.one_run), ("f-DP one-run bound", verdict.f_dp)]
+    series = [
+        Series(
+            name="lower bound, refutes the claim" if bound.refutes else "lower bound",
+            x=(bound.epsilon,),
+            y=(float(place),),
+            colour=RED if bound.refutes else GREEN,
+            marker=">",
+            line=False,
+            words=("at least",),
+        )
+        for place, (_, bound) in enumerate(bounds)
+    ]
+    estimate = Series(
+        name="estimate, 95 % interval",
+        x=(e.value,),
+        y=(2.0,),
+        left=(e.low,),
+        right=(e.high,),
+        colour=BLUE,
+        marker="o",
+        line=False,
+        filled=False,
+    )
+    claim = level(verdict.claim.epsilon, "claimed epsilon", BLACK, upright=True)
+    y = Axis(
+        ticks=(
+            *((float(place), name) for place, (name, _) in enumerate(bounds)),
+            (2.0, "GDP estimate"),
+        ),
+        low=-0.6,
+        high=2.6,
+        down=True,
+    )
+    x = Axis(label="epsilon", low=0.0)
+    return Chart(
+        title="Claim and measurements on one axis",
+        x=x,
+        y=y,
+        series=(claim, *series, estimate),
+        height=230,
+    )
+
+
+def _best(verdict: Verdict) -> float:
+    return max(verdict.one_run.epsilon, verdict.f_dp.epsilon)
+
+
+def _checks(verdict: Verdict) -> Table:
+    """A row for each check."""
+    columns = [
+        Column("check", lambda check: check.name),
+        Column("outcome", lambda check: "passed" if check.passed else "FAILED", left=True),
+        Column("what it says", lambda check: check.says, left=True),
+    ]
+    return make_table(
+        columns, verdict.checks, style=lambda check: "good" if check.passed else "alert"
+    )

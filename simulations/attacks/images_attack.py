@@ -1,0 +1,292 @@
+"""Attack the recorded updates of an image workload, and show what was found.
+
+Closed forms first, then matching, of those that fit; ``images_score`` compares with the truth.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from io import BytesIO
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlsg.attacks.inversion.linear import input_of_linear, labels_of, settle_scale
+from fedlsg.attacks.inversion.matching import ATTACKS, match
+from fedlsg.attacks.inversion.prior import Prior, blind_guess, count
+from fedlsg.attacks.inversion.relu_batch import relu_batch
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+from fedlsg.attacks.search import Progress
+from fedlsg.config.choices import REMOVED, choose
+from fedlsg.simulations.attacks.findings import CONVERGED, NAIVE, shown_name
+from fedlsg.simulations.attacks.images_score import (
+    FINDING_DB,
+    Scored,
+    Summary,
+    classifier_leak,
+    image_prior,
+    in_order,
+    scored,
+)
+from fedlsg.simulations.attacks.observations import Record
+from fedlsg.simulations.attacks.target import Attack, Kind, Options, Results, Target
+from fedlsg.simulations.report.page import Badge, Gallery, Shot
+
+SMALL = 1024
+"""Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""
+LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "inverting-gradients": {"evaluations": 2400, "restarts": 1, "total_variation": 5e-2},
+        "smooth-relu": {"evaluations": 2400, "restarts": 1},
+        "dlg": {"evaluations": 1200, "restarts": 2},
+        "map": {"evaluations": 600, "restarts": 1},
+    }
+)
+"""Presets for larger images: one long search."""
+
+DEEP = 7
+"""Convolutions from which on the exact second derivative of ReLU leads a search nowhere;
+``small_cnn`` has 4.
+"""
+
+
+def _linear(
+    observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object
+) -> Guess:
+    observation = observation.in_float64()
+    guess = input_of_linear(observation, prior)
+    if not guess.scale_open:
+        return guess
+    labels = with_labels(observation, prior, known).labels
+    try:
+        return guess if labels is None else settle_scale(observation, guess, int(labels[0]))
+    except DoesNotApply:
+        return guess
+
+
+def _relu(
+    observation: Observation, known: Knowledge, prior: Prior, generator: torch.Generator, *_: object
+) -> Guess:
+    return relu_batch(observation.in_float64(), prior, known, generator)
+
+
+def _matching(name: str, *, naive: bool) -> Attack:
+    def run(
+        observation: Observation,
+        known: Knowledge,
+        prior: Prior,
+        generator: torch.Generator,
+        seconds: float,
+        progress: Progress,
+        device: str = "cpu",
+    ) -> Guess:
+        attack = replace(ATTACKS[name], compare="naive" if naive else "adaptive", seconds=seconds)
+        if prior.size > SMALL:
+            attack = replace(attack, **LARGE.get(name, {}))
+        known = with_labels(observation, prior, known)
+        return match(
+            observation.to(device),
+            known,
+            prior,
+            attack=attack,
+            generator=generator,
+            progress=progress,
+        )
+
+    return Attack(name=name + NAIVE if naive else name, run=run)
+
+
+def with_labels(observation: Observation, prior: Prior, known: Knowledge) -> Knowledge:
+    """Labels from the gradient of the classifier if they are not granted (iDLG, also for
+    batches).
+    """
+    if known.labels is not None or known.examples is None:
+        return known
+    try:
+        return Knowledge(labels=labels_of(observation, prior, known), examples=known.examples)
+    except DoesNotApply:
+        return known
+
+
+IMAGE_ATTACKS: Mapping[str, Attack] = MappingProxyType(
+    {
+        "first-layer": Attack(name="first-layer", run=_linear),
+        "relu-batch": Attack(name="relu-batch", run=_relu),
+        **{name: _matching(name, naive=False) for name in ATTACKS},
+        # A likelihood has no naive form: the noise is in the frame.
+        **{name + NAIVE: _matching(name, naive=True) for name in ATTACKS if name != "map"},
+    }
+)
+
+
+def attacks_named(names: str) -> list[Attack]:
+    """Attacks from a list with commas. Raises ValueError naming the known ones."""
+    wanted = [name.strip() for name in names.split(",")]
+    if any(name.removesuffix(NAIVE) == "group" for name in wanted):
+        raise ValueError(
+            f"attack 'group' {REMOVED}; choose 'smooth-relu', whose one long search rebuilds more"
+        )
+    return [choose("attack", name, IMAGE_ATTACKS) for name in wanted]
+
+
+def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> list[Attack]:
+    """The attacks that may work on an observation: closed forms without noise, matching always.
+
+    Without noise a deep convolutional network is attacked through a smooth derivative of its ReLUs.
+
+    ``naive`` adds the naive forms to the adaptive ones, to show the difference.
+    """
+    found = []
+    if observation.noise_std == 0 and _starts_linear(observation.model):
+        found.append("first-layer" if known.examples == 1 else "relu-batch")
+    deep = sum(isinstance(module, nn.Conv2d) for module in observation.model.modules()) >= DEEP
+    found.append("smooth-relu" if deep and observation.noise_std == 0 else "inverting-gradients")
+    found.append("map" if observation.noise_std else "dlg")
+    found += [name + NAIVE for name in found if naive and name + NAIVE in IMAGE_ATTACKS]
+    return [IMAGE_ATTACKS[name] for name in found]
+
+
+def _starts_linear(model: nn.Module) -> bool:
+    first: Sequence[nn.Module] = [
+        m for m in model.modules() if next(m.parameters(recurse=False), None) is not None
+    ]
+    return bool(first) and isinstance(first[0], nn.Linear)
+
+
+CAPTION = (
+    "Each row is one image. The number below it is its PSNR, red where the attack gains more than "
+    "one decibel over the blind guess. Pink pixels are unknown to the attack. Recovered images and "
+    "blind guesses are paired with the originals by least squared error."
+)
+SHOWN = 12
+"""Images on a page."""
+SIDE = 180
+"""CSS pixels of one."""
+UNKNOWN = (1.0, 0.86, 0.86)
+"""Colour of pixels that an attack knows nothing about."""
+
+
+class Images(Kind):
+    """Attacks on the images of one run. ``prior``: what is public of them."""
+
+    outcome = Summary
+
+    def __init__(self, record: Record) -> None:
+        self.prior = image_prior(record.base.workload)
+        self.small = self.prior.size <= SMALL
+
+    def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
+        if options.attacks is None:
+            return strongest(seen, known, naive=options.naive)
+        return attacks_named(options.attacks)
+
+    def task(
+        self, target: Target, known: Knowledge
+    ) -> tuple[Prior, Tensor, Callable[[str, Guess, float], Scored]]:
+        truth, prior = target.truth.inputs, self.prior
+        assert isinstance(truth, Tensor)
+        blind = in_order(blind_guess(prior, known, examples=len(truth)).inputs, truth.double())
+        return (
+            prior,
+            blind,
+            lambda name, guess, took: scored(name, guess, truth, blind, prior, took),
+        )
+
+    def said(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
+        first, threat = found.targets[0], found.threat
+        number = count(first.seen, self.prior, threat, first.truth.grant(threat))
+        leak = classifier_leak(found.targets, self.prior, threat)
+        sizes = sorted({len(target.truth.rows) for target in found.targets})
+        facts = {
+            "attacked": f"{len(found.targets)} update{'' if len(found.targets) == 1 else 's'} of "
+            f"{' or '.join(f'{size:,}' for size in sizes)} example{'' if sizes == [1] else 's'}",
+            "search": f"at most {found.seconds:.3g} s for each attack on each update",
+            **({} if leak is None else leak.facts),
+            "equations": f"{number.received:,} numbers received, {number.equations:,} of them "
+            f"independent, for {number.unknowns:,} unknowns in a batch of "
+            f"{number.examples:,}: "
+            + ("at least as many as" if number.enough else "fewer than")
+            + " an exact solution needs without noise",
+        }
+        return facts, {
+            "classifier": None if leak is None else asdict(leak),
+            "values_received": number.received,
+            "unknowns": number.unknowns,
+        }
+
+    def numbers(self, target: Target, blind: Tensor, scores: Sequence[Scored]) -> dict[str, Any]:
+        return {
+            "attacks": [
+                {key: value for key, value in vars(one).items() if key != "images"}
+                for one in scores
+            ]
+        }
+
+    def shown(self, found: Results, order: Sequence[str]) -> Gallery:
+        """The first images of a run, each PSNR below: original, strongest attack, blind guess, the
+        other attacks.
+
+        A phone shows the first two without scrolling.
+        """
+        rows, prior = [], self.prior
+        for target, blind, results in zip(found.targets, found.blind, found.results, strict=True):
+            known = {result.attack: result for result in results}
+            measured = results[0].blind if results else None
+            assert isinstance(target.truth.inputs, Tensor)
+            for index, truth in enumerate(target.truth.inputs):
+                words = "" if measured is None else f"{measured[index]:.1f} dB"
+                original = _shot(truth, prior, f"batch of {len(target.truth.rows)}")
+                recovered = [_recovered(known.get(name), index, prior) for name in order]
+                rows.append(
+                    (original, *recovered[:1], _shot(blind[index], prior, words), *recovered[1:])
+                )
+        names = (
+            "original",
+            *map(shown_name, order[:1]),
+            "blind guess",
+            *map(shown_name, order[1:]),
+        )
+        return Gallery(columns=names, rows=tuple(rows[:SHOWN]), caption=CAPTION, side=SIDE)
+
+
+def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:
+    """(h, w, 3) in 0..1 from (C, h, w) in the units of the model; unknown pixels have the colour
+    UNKNOWN.
+    """
+    low, high = prior.bounds
+    scaled = ((image.double().cpu() - low) / (high - low)).clamp(0, 1)
+    pixels = scaled.expand(3, *scaled.shape[1:]) if len(scaled) == 1 else scaled
+    pixels = torch.where(
+        pixels.isnan(), torch.tensor(UNKNOWN, dtype=pixels.dtype).view(3, 1, 1), pixels
+    )
+    return pixels.permute(1, 2, 0).numpy()
+
+
+def _recovered(result: Scored | None, index: int, prior: Prior) -> Shot:
+    """What an attack recovered: green where it is far better than the blind guess; empty where it
+    did not apply.
+    """
+    if result is None:
+        return Shot(uri="", words="does not apply")
+    stuck = result.unexplained is not None and result.unexplained > CONVERGED
+    close = result.psnr[index] - result.blind[index] > FINDING_DB
+    words = f"{result.psnr[index]:.1f} dB" + (", did not converge" if stuck else "")
+    return _shot(result.images[index], prior, words, style="bad" if close else "")
+
+
+def _shot(image: Tensor, prior: Prior, words: str, style: Badge = "") -> Shot:
+    """An image as PNG, with its own pixels: a page shows it larger."""
+    from PIL import Image
+
+    file = BytesIO()
+    Image.fromarray((255 * pixels_of(image, prior)).round().astype(np.uint8)).save(
+        file, format="png", optimize=True
+    )
+    return Shot(
+        uri="data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
+        words=words,
+        style=style,
+    )

@@ -1,0 +1,357 @@
+"""``fedlsg attack --membership``: was this example in the training set? Trains shadow models of a
+run's settings.
+
+Writes membership.json and membership.html: rates next to guessing and to what the claim allows, and
+assumptions.
+
+shadows  the models      measure  attacks on them      findings  tables and verdict
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from fedlsg.attacks.membership import LossThreshold, loss_threshold
+from fedlsg.attacks.metrics import LOW_RATES, Roc
+from fedlsg.randomness import public_generator
+from fedlsg.simulations.attacks.attack_page import output_folder
+from fedlsg.simulations.attacks.membership.loss_and_lira import (
+    GRID,
+    attack,
+    claimed,
+    over_the_claim,
+)
+from fedlsg.simulations.attacks.membership.membership_findings import (
+    Report,
+    bounded,
+    facts,
+    granted,
+    tables,
+    verdict,
+)
+from fedlsg.simulations.attacks.membership.shadows import check_shadows, confidences, train_all
+from fedlsg.simulations.inspection import refuse_settings
+from fedlsg.simulations.planning.continuity import check_own_code
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.report.chart import GUESSING, Axis, Chart, Series
+from fedlsg.simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
+from fedlsg.simulations.report.figure import interactive
+from fedlsg.simulations.report.page import (
+    Badge,
+    Page,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    sections,
+)
+from fedlsg.simulations.report.progress import bar
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.terminal import (
+    checked,
+    facts_shown,
+    print_line,
+    print_note,
+    print_table,
+    print_written,
+    write_private,
+)
+from fedlsg.simulations.report.words import duration
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.settings.any_run import Device
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.rule_checker import refuse_groups, refuse_shuffled
+from fedlsg.simulations.settings.settings import Settings, names_given
+from fedlsg.simulations.storage.examined import STATE
+from fedlsg.simulations.storage.run_directory import RunDir
+
+SHADOWS = 16
+USED = frozenset(
+    {
+        "runs",
+        "membership",
+        "shadows",
+        "workload",
+        "method",
+        "epsilon",
+        "noise_multiplier",
+        "seed",
+        "device",
+        "out",
+        "config",
+    }
+)
+"""Options of ``fedlsg attack`` that --membership reads."""
+
+
+def membership_command(
+    run: str | None,
+    given: Mapping[str, Any],
+    console: Console,
+    *,
+    shadows: int | None,
+    seed: int,
+    device: Device = "auto",
+    out: str | None,
+) -> None:
+    """Train on ``device``, attack, print; write membership.json and membership.html.
+
+    Raises ValueError for a wrong option, settings next to a run, or settings that cannot train on
+    half of the data.
+    """
+    refuse_settings(run, given)
+    shadows = SHADOWS if shadows is None else shadows
+    check_shadows(shadows)
+    folder = output_folder([] if run is None else [run], out)
+    began = time.monotonic()
+    wanted = resolve(given) if run is None else checked(run, STATE, console).read_config()
+    refuse_shuffled(wanted, "--membership")
+    refuse_groups(wanted, "--membership")
+    with console.status("loading data, calibrating noise") as status:
+        plan = ready_plan(
+            as_shadow(wanted, device), progress=status.update, given=names_given(given)
+        )
+        claim = claimed(plan)
+        if run is not None:
+            check_own_code(plan, RunDir.open(run))
+    rounds = plan.schedule.rounds
+    print_line(
+        f"training {shadows + 1} models of {rounds} rounds each: the target and {shadows} shadows",
+        console,
+    )
+    with bar(console, "training") as tick:
+        models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
+    with console.status("attacking"):
+        report = Report(
+            settings=plan.settings,
+            models=models,
+            found=attack(models, seed=seed),
+            claim=None if claim is None else claim[0],
+            limits=() if claim is None else claim[1],
+            own=None if run is None or plan.unit.whole else own_model(run, plan, seed),
+            seed=seed,
+            seconds=time.monotonic() - began,
+            test_examples=len(plan.workload.test),
+        )
+        write(folder, report, lead(report, run))
+    show(report, console)
+    print_written(folder, ("membership.html", "membership.json"), console)
+
+
+def only(runs: Sequence[str], given: Collection[str]) -> str | None:
+    """The only run, or None. Raises ValueError for several, and for options that --membership does
+    not use.
+    """
+    unused = sorted(set(given) - USED)
+    if unused:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise ValueError(
+            f"--membership trains models and attacks no recorded update: leave out {names}"
+        )
+    if len(runs) > 1:
+        raise ValueError(
+            f"--membership attacks one run at a time, got {len(runs)}: {', '.join(runs)}"
+        )
+    return runs[0] if runs else None
+
+
+def as_shadow(wanted: Settings, device: Device = "auto") -> Settings:
+    """The settings of shadow models: nothing recorded, evaluated at the end only, reproducible
+    noise.
+    """
+    wanted = replace(wanted, engine="local", device=device, record_updates=False)
+    return replace(wanted, reproducible=True, evaluate_every=10**6, run_dir=None)
+
+
+def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
+    """Loss threshold of Yu et al. 2021 on the run's last model; None before its first
+    checkpoint.
+    """
+    directory = RunDir.open(run)
+    if not directory.checkpoint.exists():
+        return None
+    state = plan.server_state()
+    state.load_state_dict(directory.load_checkpoint()["server"])
+    generator = public_generator(seed, "membership", "own")
+    train, test, device = plan.workload.train, plan.workload.test, plan.device
+    rows = torch.randperm(len(train), generator=generator)[: len(test)]
+    with state.evaluated() as model:
+        ours, theirs = (
+            torch.nn.functional.softplus(
+                -torch.from_numpy(
+                    confidences(model, plan.workload, split, split.order(some), device)
+                )
+            )
+            for split, some in ((train, rows), (test, torch.arange(len(test))))
+        )
+        return loss_threshold(ours, theirs, generator)
+
+
+def lead(report: Report, run: str | None) -> str:
+    """One line: run, date, shadows, seed, time."""
+    s = report.settings
+    of = (
+        f"{s.workload}, {s.method}"
+        if run is None
+        else f"{Path(run).resolve().name} ({s.workload}, {s.method})"
+    )
+    minutes = duration(report.seconds)
+    return (
+        f"{of}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed "
+        f"{report.seed}; {minutes}"
+    )
+
+
+def show(report: Report, console: Console) -> None:
+    """The tables, the verdict last."""
+    for table in tables(report):
+        print_table(table, console)
+    print_note("what the attacker is granted", console)
+    for name, text in granted(report).items():
+        print_line(f"{name}: {text}", console, "dim")
+    console.print(facts_shown(facts(report)), highlight=False)
+    print_line(verdict(report), console, "bold")
+
+
+COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": GREEN}
+LIMITS = "An attack that fails proves nothing: a stronger one may exist."
+CAPTION = (
+    "How many members an attack finds (true positive rate) for each share of non-members that it "
+    "wrongly calls members (false positive rate). Both axes are logarithmic; each model is the "
+    "target in turn. Further up is a stronger attack, and the dotted line is guessing. Rates left "
+    "of the first point cannot be measured with so few non-members."
+)
+DASHED = "Dashed lines are what the claim allows any attacker."
+
+
+def write(folder: Path, report: Report, lead: str) -> None:
+    """membership.json and membership.html, each replaced whole."""
+    data = json_text(numbers(report))
+    write_private(
+        folder, {"membership.json": data, "membership.html": page(report, lead, data).encode()}
+    )
+
+
+def page(report: Report, lead: str, data: bytes) -> str:
+    """membership.html: one file that requests nothing. It shows no example. ``data``: the bytes of
+    membership.json.
+    """
+    caption = f"{CAPTION} {DASHED}" if report.limits else CAPTION
+    limits = f"{LIMITS} {bounded(report)}" if report.limits else LIMITS
+    return render(
+        Page(
+            kind="fedlsg attack --membership",
+            title="Who was in the training set",
+            lead=lead,
+            headline=verdict(report),
+            badge=outcome(report),
+            sections=sections(
+                ("", [facts_of(facts(report)), interactive(curves(report), caption)]),
+                *((table.title, [replace(table, title="")]) for table in tables(report)),
+                (
+                    "What the attacker is granted",
+                    [facts_of(granted(report)), Text(words=limits, style="note")],
+                ),
+                data_section(download("membership.json", data, "all numbers of this page")),
+            ),
+        )
+    )
+
+
+def outcome(report: Report) -> tuple[str, Badge]:
+    """In a few words, whether members were found."""
+    found = [one.in_turn for one in report.found]
+    if over_the_claim(report.found, report.limits) or any(
+        one.tpr[LOW_RATES[0]].low > LOW_RATES[0] for one in found
+    ):
+        return "an attack found members", "bad"
+    if any(one.auc.low > 0.5 for one in found):
+        return f"better than guessing, but not at {100 * LOW_RATES[0]:g} % false alarms", "limited"
+    return "no attack succeeded", "good"
+
+
+def curves(report: Report) -> tuple[Chart, ...]:
+    """The ROC curves, logarithmic on both axes."""
+    start = float(GRID[np.isfinite(report.found[0].curve)].min(initial=1.0))
+    rates = GRID[start <= GRID]
+    across = (100 * rates).tolist()
+    series = [
+        Series(
+            name=one.attack,
+            x=(100 * GRID).tolist(),
+            y=np.where(one.curve > 0, 100 * one.curve, np.nan).tolist(),
+            colour=COLOURS[one.attack],
+        )
+        for one in report.found
+    ]
+    for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
+        bound = [100 * limit.bound(float(rate)) for rate in rates]
+        series.append(Series(name=limit.name, x=across, y=bound, colour=BLACK, dashes=dashes))
+    series.append(Series(name=GUESSING, x=across, y=across, colour=GREY, dashes=":"))
+    axis = Axis(log=True, unit="%", low=100 * start)
+    x = replace(axis, label="false positive rate: non-members called members", high=100.0)
+    y = replace(axis, label="true positive rate: members found", high=130.0)
+    return (Chart(title="Members found", x=x, y=y, series=tuple(series), height=420),)
+
+
+def numbers(report: Report) -> dict[str, Any]:
+    """Everything of membership.json."""
+    s, models = report.settings, report.models
+    return {
+        "workload": s.workload,
+        "model": s.model,
+        "method": s.method,
+        "trust": s.trust,
+        "unit": s.unit,
+        "public_seed": s.seed,
+        "seed": report.seed,
+        "shadows": len(models.inside) - 1,
+        "candidates": len(models.rows),
+        "members_of_target": int(models.inside[0].sum()),
+        "test_accuracy": None if models.accuracy is None else list(models.accuracy),
+        "claim": None if report.claim is None else asdict(report.claim),
+        "attacks": {
+            one.attack: {
+                "right_answers": asdict(one.success),
+                "target": _roc(one.target),
+                "in_turn": _roc(one.in_turn),
+                "curve": [
+                    [x, y] for x, y in zip(GRID.tolist(), one.curve.tolist(), strict=True) if y == y
+                ],
+            }
+            for one in report.found
+        },
+        "guessing": {
+            "right_answers": 0.5,
+            "auc": 0.5,
+            "tpr": {f"{rate:g}": rate for rate in LOW_RATES},
+        },
+        "bounds": {
+            one.name: {"auc": one.auc, "tpr": {f"{rate:g}": one.bound(rate) for rate in LOW_RATES}}
+            for one in report.limits
+        },
+        "own_model_loss_threshold": None
+        if report.own is None
+        else {
+            "right_answers": asdict(report.own.success),
+            "examples": report.own.examples,
+            **_roc(report.own.roc),
+        },
+        "granted": granted(report),
+        "verdict": verdict(report),
+        "seconds": round(report.seconds, 1),
+    }
+
+
+def _roc(found: Roc) -> dict[str, Any]:
+    return {
+        "auc": asdict(found.auc),
+        "tpr": {f"{rate:g}": asdict(tpr) for rate, tpr in found.tpr.items()},
+    }

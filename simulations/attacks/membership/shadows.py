@@ -1,0 +1,249 @@
+"""Models of a run's settings on random halves of the training set, for membership attacks (Carlini
+et al. 2022).
+
+Model 0 is the target: it has each example with probability 1/2. The others are shadows in pairs, a
+random half and its complement, so that every example is in half of the shadows. Clients, wire,
+ledger and server are those of a run, in a folder that is deleted; the attacks know everything about
+the training except which examples the target has.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedlsg.attacks.membership import scaled_confidence
+from fedlsg.randomness import public_generator
+from fedlsg.simulations.inspection import run_in_scratch
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.report.progress import Tick
+from fedlsg.simulations.server.evaluate import evaluate, scores_of
+from fedlsg.simulations.server.summary import refuse_diverged
+from fedlsg.simulations.workloads import to_device
+from fedlsg.simulations.workloads.base import LoadedWorkload
+from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.strategies.own_loop.row_checks import model_outputs
+
+FEWEST = 6
+"""Fewest shadows: without the target in turn and its pair, two shadows still have each example and
+two do not.
+"""
+CANDIDATES = 10_000
+BATCH, TRIED = 500, 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trained:
+    """What the attacks read: phi of each example, see ``confidences``, and which model has which
+    example.
+
+    rows: the candidates in the training split. confidence: phi of each candidate under each model,
+    target first.
+    inside: whether the model was trained with it. accuracy: of each model on the test split, in
+    0..1; None where targets are no classes.
+    """
+
+    rows: Int64[np.ndarray, " candidates"]
+    confidence: Float[np.ndarray, "models candidates"]
+    inside: Bool[np.ndarray, "models candidates"]
+    accuracy: tuple[float, ...] | None
+
+
+def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
+    """Train the target and its shadows, and query each for every candidate (all examples, or 10,000
+    at random).
+
+    ``seed`` repeats all draws and the noise. The initial weights, carriers and clients of all
+    models are those of ``plan``: they come from its public seed, which the attacker knows.
+    Raises ValueError for too few shadows, a client that is left without an example, or a model that
+    diverged.
+    """
+    check_clients(plan)
+    total = count_units(plan)
+    inside = halves(shadows, total, seed)
+    draw = torch.randperm(total, generator=public_generator(seed, "membership", "candidates"))
+    rows = draw[:CANDIDATES].sort().values
+    if not plan.unit.whole:
+        rows = plan.workload.train.order(rows)
+    found, accuracy = [], []
+    for number, members in enumerate(inside):
+
+        def on_round(done: int, number: int = number) -> None:
+            share = (number + done / plan.schedule.rounds) / len(inside)
+            tick(share, f"model {number + 1} of {len(inside)}, round {done}")
+
+        with trained(on_half(plan, members), seed, number, on_round) as model:
+            found.append(confidences_of(model, plan, rows))
+            accuracy.append(accuracy_of(model, plan.workload, plan.device))
+        if not np.isfinite(found[-1]).all():
+            raise ValueError(
+                f"model {number + 1} of {len(inside)} diverged: its outputs are not finite; train "
+                "slower"
+            )
+    order = rows.numpy()
+    known = None if plan.workload.num_classes is None else tuple(accuracy)
+    return Trained(
+        rows=order, confidence=np.stack(found), inside=inside[:, order].numpy(), accuracy=known
+    )
+
+
+def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:
+    """Which model has which example, the target first. Shadows 1 and 2, 3 and 4, ... complement
+    each other.
+
+    Guarantee: a model has an example with probability 1/2. Draws of different models are
+    independent, except within a pair. Raises ValueError for an odd number of shadows, or too few.
+    """
+    check_shadows(shadows)
+    generator = public_generator(seed, "membership", "coins")
+    included = torch.rand(1 + shadows // 2, examples, generator=generator) < 0.5
+    pairs = torch.stack([included[1:], ~included[1:]], dim=1).flatten(0, 1)
+    return torch.cat([included[:1], pairs])
+
+
+def check_shadows(shadows: int) -> None:
+    """Raise ValueError for an odd number of shadows, or too few."""
+    if shadows < FEWEST or shadows % 2:
+        raise ValueError(
+            f"expected --shadows {shadows} even and at least {FEWEST}: a Gaussian is fitted for "
+            "each example to the shadows with it and to those without"
+        )
+
+
+def pair_of(model: int) -> int | None:
+    """The shadow that has exactly what ``model`` leaves out; None for the target."""
+    return None if model == 0 else model + 1 if model % 2 else model - 1
+
+
+def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
+    """The plan on the examples of one half: same rate and noise, and the public divisor of half the
+    data.
+
+    At client level on half of the clients.
+    """
+    if plan.unit.whole:
+        return without_clients(plan, members)
+    parts = [part[members[part]] for part in plan.parts]
+    if any(not len(part) for part in parts):
+        raise ValueError(
+            "a client has no example in its half of the training set: take fewer clients"
+        )
+    terms = tuple(
+        replace(t, num_examples=len(part)) for t, part in zip(plan.terms, parts, strict=True)
+    )
+    expected = replace(plan.local, expected_batch=plan.local.expected_batch / 2)
+    return replace(plan, parts=parts, terms=terms, local=expected)
+
+
+@contextmanager
+def trained(
+    plan: Plan, seed: int, number: int, on_round: Callable[[int], None]
+) -> Iterator[nn.Module]:
+    """A model trained by the local engine, as it is evaluated."""
+    # on the public seed alone all would draw the same noise
+    plan = replace(plan, stream=("membership", seed, number))
+    with run_in_scratch(plan, lambda row: on_round(row.round)) as (directory, summary):
+        refuse_diverged(summary)
+        state = plan.server_state()
+        state.load_state_dict(directory.load_checkpoint()["server"])
+    with state.evaluated() as model:
+        yield model
+
+
+def confidences_of(
+    model: nn.Module, plan: Plan, candidates: Tensor
+) -> Float[np.ndarray, " candidates"]:
+    """phi of each candidate: of an example, or the mean over the examples of a client."""
+    if not plan.unit.whole:
+        return confidences(model, plan.workload, plan.workload.train, candidates, plan.device)
+    parts = [plan.parts[int(client)] for client in candidates]
+    return np.array(
+        [
+            confidences(model, plan.workload, plan.workload.train, p, plan.device).mean()
+            for p in parts
+        ]
+    )
+
+
+@torch.no_grad()
+def confidences(
+    model: nn.Module, workload: LoadedWorkload, split: Split, rows: Tensor, device: str
+) -> Float[np.ndarray, " rows"]:
+    """phi of each row, from one query without augmentation, in evaluation mode; higher for what the
+    model knows better.
+
+    log(p / (1 - p)) of the true class where the loss is cross-entropy, times a constant; else minus
+    the loss.
+    """
+    training, found = model.training, []
+    model.eval()
+    classes = is_cross_entropy(workload)
+    for some in rows.split(BATCH):
+        inputs, targets = split.batch(some)
+        outputs = model_outputs(model, to_device(inputs, device))
+        if classes:
+            found.append(scaled_confidence(scores_of(outputs).double().cpu(), targets))
+        else:
+            found.append(-workload.loss(outputs, targets.to(device)).double().cpu())
+    model.train(training)
+    return torch.cat(found).numpy()
+
+
+def accuracy_of(model: nn.Module, workload: LoadedWorkload, device: str) -> float:
+    """Share of the test split that the model gets right; NaN where targets are no classes."""
+    found = evaluate(
+        model,
+        workload.test,
+        loss=workload.loss,
+        classes=workload.num_classes is not None,
+        device=device,
+    )
+    return math.nan if found.accuracy is None else found.accuracy
+
+
+def is_cross_entropy(workload: LoadedWorkload) -> bool:
+    """Whether the loss is cross-entropy of logits (B, classes), times a constant."""
+    if workload.num_classes is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(TRIED, workload.num_classes, generator=generator, dtype=torch.float64)
+    labels = torch.arange(TRIED) % workload.num_classes
+    try:
+        ratio = workload.loss(logits, labels) / functional.cross_entropy(
+            logits, labels, reduction="none"
+        )
+        return bool((ratio > 0).all()) and torch.allclose(ratio, ratio[0].expand(TRIED), rtol=1e-5)
+    except Exception:  # of other outputs: a loss of a user's own may raise anything
+        return False
+
+
+def count_units(plan: Plan) -> int:
+    """How many units there are: training examples, or clients."""
+    return len(plan.workload.train) if not plan.unit.whole else len(plan.parts)
+
+
+def check_clients(plan: Plan) -> None:
+    """Raise ValueError for client-level settings whose shadows cannot leave clients out."""
+    if plan.unit.whole and not plan.unit.at_server:
+        raise ValueError(
+            "--membership at client level leaves out half of the clients, and "
+            f"trust={plan.settings.trust} fixes who takes part: attack a run with trust=server"
+        )
+
+
+def without_clients(plan: Plan, members: Bool[Tensor, " clients"]) -> Plan:
+    """The plan without the other clients: the same rate, noise and divisor, which are public
+    constants.
+    """
+    kept = members.nonzero().squeeze(1).tolist()
+    return replace(
+        plan,
+        parts=[plan.parts[client] for client in kept],
+        terms=tuple(plan.terms[client] for client in kept),
+    )

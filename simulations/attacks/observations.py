@@ -1,0 +1,363 @@
+"""Observations from a recorded run: payloads as sent, and frames computed again from the public
+weights of their round.
+
+Reads config.toml, summary.json, rounds.csv, ledger/ and updates/ of a run directory, never
+updates-truth/. A payload has a checksum and names the digest of its frame; the files of weights and
+kept positions have checksums as well.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.attacks.observation import Observation, ThreatModel
+from fedlsg.carriers.powersgd import decode
+from fedlsg.config.units import UNITS
+from fedlsg.frame import Frame
+from fedlsg.method import aggregate
+from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
+from fedlsg.privacy import Entry, RunLedger
+from fedlsg.simulations.planning.continuity import check_own_code
+from fedlsg.simulations.planning.plan import Base, prepare
+from fedlsg.simulations.report.words import REPRODUCIBLE
+from fedlsg.simulations.settings.any_run import Device, Settings
+from fedlsg.simulations.storage.atomic_files import load_array
+from fedlsg.simulations.storage.results import refuse_own_noise
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.updates import payload_files, read_frame, round_folder, sum_file
+from fedlsg.simulations.workloads import Progress, silent
+from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
+
+FPR = 0.01
+"""False alarms at which membership in one batch is said."""
+RECORD = (
+    "record one with: fedlsg run ... --record-updates; or add --record, which records a short run "
+    "with the same settings and attacks that"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Record:
+    """What a run recorded, and the public state that its reading needs. ``payloads``: files by
+    round and client.
+    """
+
+    run: RunDir
+    base: Base
+    payloads: Mapping[int, Mapping[int, Path]]
+
+    def pick(self, round: int, threat: ThreatModel) -> list[Observation]:
+        """Observations of one round under the threat model: one a client, or one of the sum of
+        all.
+        """
+        if self.base.sums is not None:
+            return [self.observed_sum(round)]
+        each = [self.observation(round, client) for client in sorted(self.payloads[round])]
+        return each if threat.view == "client" else [summed(each)]
+
+    def observation(self, round: int, client: int) -> Observation:
+        """One client's payload, on the CPU. Raises ValueError naming the file for one that is
+        damaged, or of another frame: on another device than the server's, carriers have other last
+        digits.
+        """
+        model, path = self.model_of(round), self.payloads[round][client]
+        plan = self.plan(round, client, model)
+        frame = plan.frame
+        try:
+            values = decode(
+                unpack(path.read_bytes(), self.expected(plan, client)).to(self.base.device), frame
+            )
+        except PayloadError as error:
+            raise ValueError(
+                f"{path}: {error}; the record is damaged, or other weights, settings or "
+                f"another device than {self.base.device} made it"
+            ) from None
+        noise_std = self.base.codec.received_noise(plan.noise_std)
+        return self._observed(plan, model, values, noise_std=noise_std, clients=(client,))
+
+    def observed_sum(self, round: int) -> Observation:
+        """What a secure sum revealed of a round: all that the server can read. Raises ValueError if
+        it was given up.
+        """
+        clients = self._answered(round)
+        if not clients:
+            raise ValueError(f"round {round} of {self.run.path} revealed no sum: it was given up")
+        model = self.model_of(round)
+        plan = self.plan(round, clients[0], model)
+        assert plan.release is not None
+        values = read_array(sum_file(self.run.path, round), f"the sum of round {round}").float()
+        return self._observed(
+            plan, model, values, noise_std=plan.release.noise_std(len(clients)), clients=clients
+        )
+
+    def _observed(
+        self,
+        plan: RoundPlan,
+        model: nn.Module,
+        values: Tensor,
+        *,
+        noise_std: float,
+        clients: tuple[int, ...],
+    ) -> Observation:
+        return Observation(
+            model=model,
+            loss_fn=self.base.workload.loss,
+            frame=plan.frame,
+            values=values,
+            mechanism=plan.mechanism,
+            local=plan.local,
+            noise_std=noise_std,
+            round=plan.round,
+            clients=clients,
+            class_targets=self.base.workload.num_classes is not None,
+        ).to("cpu")
+
+    def _answered(self, round: int) -> tuple[int, ...]:
+        """The clients whose values were used in a round."""
+        rows = [row for row in self.run.read_rounds() if int(row["round"]) == round]
+        return tuple(int(client) for client in rows[0]["answered"].split()) if rows else ()
+
+    def plan(self, round: int, client: int, model: nn.Module) -> RoundPlan:
+        """The round as the client derived it, by the public model of the round and the terms in its
+        ledger.
+
+        Raises ValueError for a damaged file, or a ledger without an entry of the round.
+        """
+        state = replace(self._start, model=model)
+        plan = plan_round(
+            state.method,
+            round,
+            self._frame(state, round),
+            self.base.local,
+            self.base.sums,
+            self.base.unit,
+        )
+        return plan.for_client(self._terms(round, client, len(plan.frame.blocks)))
+
+    def expected(self, plan: RoundPlan, client: int) -> Expected:
+        """What the server expected of the client, without a bound on the norm."""
+        wire = plan.frame.wire
+        return Expected(
+            round=plan.round,
+            codec=self.base.codec,
+            index_mode=self.base.index_mode,
+            size=wire.size,
+            indices=wire.indices,
+            digest=plan.frame.digest,
+            blocks=wire.blocks,
+            dither=self.base.dither(client, plan),
+            most=self.base.method.compression.most(wire.size),
+        )
+
+    def model_of(self, round: int) -> nn.Module:
+        """The public model that the clients of ``round`` started from. Raises ValueError for a
+        damaged file.
+        """
+        path, model = round_folder(self.run.path, round) / "weights.npy", self.base.build_model()
+        read_array(path, f"the weights of round {round}", partial(load_weights, model))
+        return model
+
+    @cached_property
+    def _charges(self) -> RunLedger:
+        return self.run.charges
+
+    @cached_property
+    def _start(self) -> PublicState:
+        return self.base.public_state()
+
+    def _frame(self, state: PublicState, round: int) -> Frame:
+        folder = round_folder(self.run.path, round)
+        if (
+            state.source is not None or not self.run.rounds.exists()
+        ):  # probed in another round; of a Flower app's own loop
+            return read_frame(folder)[0]
+        path = folder / "kept.npy"
+        kept = read_array(path, "the kept positions of a round") if path.exists() else None
+        return state.frame(round, updates=self._updates_before(round), kept=kept)
+
+    def _updates_before(self, round: int) -> int:
+        survivors = self.base.settings.min_survivors
+        rows = [row for row in self.run.read_rounds() if int(row["round"]) < round]
+        return sum(len(row["answered"].split()) >= survivors for row in rows)
+
+    def entry(self, round: int, client: int) -> Entry:
+        """The client's last ledger entry of a round. Raises ValueError if there is none."""
+        ledger = self._charges.of(client)
+        entries = [entry for entry in ledger.entries if entry.round == round]
+        if not entries:
+            raise ValueError(
+                f"{ledger.path} holds no entry of round {round}: the record is not whole"
+            )
+        return entries[-1]
+
+    def _terms(self, round: int, client: int, blocks: int) -> ClientTerms:
+        """The client's own terms: its ledger holds the effective sigma, noise over what one unit
+        moves a sum by.
+        """
+        entry, common, unit = self.entry(round, client), self.base.method.mechanism, self.base.unit
+        nominal = common.noise_multiplier
+        if common.private:
+            nominal = (
+                entry.noise_multiplier
+                * common.sensitivity(blocks)
+                / common.clip_norm
+                * unit.examples
+            )
+        rate = entry.sample_rate if unit.single else self.base.rate_of(entry.num_examples)
+        if entry.batches:
+            rate = min(self.base.local.shuffled / entry.num_examples, 1.0)
+        return ClientTerms(
+            num_examples=entry.num_examples, sample_rate=rate, noise_multiplier=nominal
+        )
+
+
+def read_array(
+    path: Path, what: str, use: Callable[[Tensor], object] = lambda found: None
+) -> Tensor:
+    """An array of a record, which ``use`` may refuse, too. Raises ValueError naming the file for a
+    damaged one.
+    """
+    try:
+        use(found := torch.from_numpy(load_array(path)))
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        raise ValueError(f"{path}: cannot read {what}: {error}") from None
+    return found
+
+
+def summed(observations: list[Observation]) -> Observation:
+    """What a secure sum shows: the sum of the values of all clients, with the sum of their
+    noise.
+    """
+    first = observations[0]
+    return replace(
+        first,
+        values=aggregate([one.values for one in observations]).to(first.values),
+        noise_std=math.hypot(*(one.noise_std for one in observations)),
+        clients=tuple(client for one in observations for client in one.clients),
+    )
+
+
+def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) -> Record:
+    """The record of a run directory.
+
+    Raises ValueError for a directory without recorded updates, one that the attacks cannot replay
+    (augmentation, error feedback), and for a threat model that knows more than the run gives.
+    """
+    run = RunDir.open(path)
+    settings = run.read_config()
+    refuse_client_unit(settings)
+    if not payload_files(run.path):
+        raise ValueError(f"{path} holds no recorded updates; {RECORD}")
+    if settings.trust != "client" and threat.view == "client":
+        unseen = (
+            "is assumed to see a single payload"
+            if settings.trust == "aggregate"
+            else "can unmask one"
+        )
+        raise ValueError(
+            f"this run has trust={settings.trust}: one payload has too small a share of the noise, "
+            f"and nobody {unseen}; attack the sum with --view aggregate"
+        )
+    record = load_record(run, progress=progress)
+    base = record.base
+    if base.augment is not None:
+        raise ValueError(
+            "attacks replay a client without augmentation: record a run with -c augment=none"
+        )
+    if keeps_memory(base.method, base.codec):
+        raise ValueError(
+            f"attacks replay a client without memory, but {base.method.name!r} with codec "
+            f"{settings.codec!r} sends what earlier rounds left out: attack method sgd with "
+            "another codec, which hides nothing either"
+        )
+    return record
+
+
+def refuse_client_unit(settings: Settings) -> None:
+    """Raise ValueError for a run whose unit of privacy is a client."""
+    if UNITS[settings.unit].whole:
+        raise ValueError(
+            "this run has unit=client: its payloads are whole updates, and these attacks replay "
+            "batches of examples; fedlsg attack --membership attacks clients"
+        )
+
+
+def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
+    """The record of any run, with its data and its model; no payload is read yet."""
+    refuse_own_noise(run)
+    settings = run.read_config()
+    base = prepare(replace(settings, device=made_on(run, settings)), progress=progress)
+    check_own_code(base, run)
+    files = payload_files(run.path)
+    if base.sums is not None:  # payloads of a round that was given up stay masked
+        files = {round: of for round, of in files.items() if sum_file(run.path, round).exists()}
+    return Record(run=run, base=base, payloads=files)
+
+
+def made_on(run: RunDir, settings: Settings) -> Device:
+    """The device of a run's server, for the same bits of its frames, or the nearest that is here.
+
+    An unfinished run has no summary that names it: its setting counts.
+    """
+    used = run.read_summary()["device"] if run.summary.exists() else settings.device
+    return "cpu" if used == "cpu" else "auto"
+
+
+def sigma_of(observation: Observation) -> float:
+    """Noise over the sensitivity of what was seen, 0 without noise; over the clip norm where
+    nothing is clipped.
+    """
+    if not observation.mechanism.clips:
+        return observation.noise_std / observation.mechanism.clip_norm
+    return observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks))
+
+
+def privacy_facts(
+    record: Record, observation: Observation, membership: float | None
+) -> dict[str, str]:
+    """The run, its model, sigma, epsilon and the membership bound, by name."""
+    s, steps = record.base.settings, observation.local.steps
+    facts = {
+        "run": record.run.path.name,
+        "trains": f"{s.model} on {s.workload}, {steps} local step{'' if steps == 1 else 's'}",
+    }
+    if observation.mechanism.private:
+        of = (
+            "per payload"
+            if len(observation.clients) == 1
+            else f"of the sum of {len(observation.clients)} payloads"
+        )
+        facts["sigma"] = f"{sigma_of(observation):.3g} {of}"
+        facts["epsilon"] = f"{epsilon_of(record)} at delta {s.delta:g}, of the whole run"
+    else:
+        facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"
+    if s.reproducible:
+        facts["privacy"] = REPRODUCIBLE
+    if membership is not None:
+        facts["one batch"] = (
+            f"an attacker recognises {100 * membership:.1f} % of examples that are known to be "
+            f"either in this batch or nowhere, at {100 * FPR:g} % false alarms (closed form). "
+            "Epsilon counts that nobody knows who is in which batch"
+        )
+    return facts
+
+
+def epsilon_of(record: Record) -> str:
+    """Epsilon as the summary of the run reports it; of a record without a summary, by its
+    ledger.
+    """
+    try:
+        value = json.loads(record.run.summary.read_text())["epsilon_max"]
+        return value if isinstance(value, str) else f"{value:.3f}"
+    except FileNotFoundError:
+        charges, delta = record.run.charges, record.base.settings.delta
+        spent = [charges.of(client).epsilon(delta) for client in charges.clients()]
+        return f"{max(one if isinstance(one, float) else one.upper for one in spent):.3f}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown (the run has no summary that can be read)"

@@ -1,0 +1,366 @@
+"""Which recorded updates are attacked, the batches behind them, and all attacks on each.
+
+``Kind`` is all that differs between images and texts: records, the search, tables and pages are the
+same.
+
+The batches (``Truth``) are for scoring attacks and for what a threat model grants, never for
+attacking.
+"""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Shaped
+from torch import Tensor
+
+from fedlsg.attacks.membership import closed_form_tpr
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
+from fedlsg.randomness import public_generator
+from fedlsg.simulations.attacks.observations import FPR, Record
+from fedlsg.simulations.report.page import Gallery, TokenLines
+from fedlsg.simulations.report.progress import Tick
+from fedlsg.simulations.storage.atomic_files import load_array
+from fedlsg.simulations.workloads.base.split import Inputs
+
+SECONDS, IN_ALL, LEAST = 20.0, 90.0, 1.0
+"""Default seconds of one attack on one update; of all attacks on small inputs together; of one of
+them at least.
+"""
+LARGE_BATCH = 8
+"""More examples than this in one update hide each other, also where it has no noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a run is attacked.
+
+    batches: sizes of the updates that are attacked, None: the smallest that are recorded; examples:
+    about how many of
+    each size, or in all. attacks: names with commas; None: the strongest that fit, with their naive
+    forms if ``naive``.
+    seconds: of one attack on one update, None: see ``budget``. seed: of the starting points.
+    device: of the matching attacks; closed forms are computed on the CPU.
+    """
+
+    batches: tuple[int, ...] | None
+    examples: int
+    attacks: str | None
+    naive: bool
+    seconds: float | None
+    seed: int
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        batches, seconds = (
+            (1,) if self.batches is None else self.batches,
+            1.0 if self.seconds is None else self.seconds,
+        )
+        if not batches or min(batches) < 1 or self.examples < 1 or not seconds > 0:
+            raise ValueError(
+                f"expected --batch {','.join(map(str, batches))} of 1 or more, --images "
+                f"{self.examples} >= 1 and --seconds {seconds} > 0"
+            )
+
+    def budget(self, attempts: int, *, small: bool) -> "Options":
+        """With seconds: what is given, else ``SECONDS``; of ``small`` inputs all attempts share
+        ``IN_ALL``.
+        """
+        if self.seconds is not None:
+            return self
+        return replace(
+            self, seconds=min(SECONDS, max(LEAST, IN_ALL / max(attempts, 1))) if small else SECONDS
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """An attack of ``fedlsg attack``.
+
+    ``run(observation, knowledge, prior, generator, seconds, progress, device)`` gives a guess, on
+    the CPU. Raises DoesNotApply where there is nothing for it to work on.
+    """
+
+    name: str
+    run: Callable[..., Guess]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Truth:
+    """The examples of one observation: rows of the training split, their inputs and labels."""
+
+    rows: Int64[Tensor, " batch"]
+    inputs: Inputs
+    labels: Shaped[Tensor, "batch *target"]
+
+    def grant(self, threat: ThreatModel) -> Knowledge:
+        """What the threat model lets the adversary know; targets are sorted, so that no order
+        leaks.
+        """
+        if threat.labels == "known":
+            columns = self.labels.flatten(1) if self.labels.ndim > 1 else self.labels.unsqueeze(1)
+            order = np.lexsort(columns.numpy().T[::-1])
+            return Knowledge(labels=self.labels[torch.from_numpy(order)], examples=len(self.labels))
+        return Knowledge(examples=len(self.labels) if threat.examples == "known" else None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """One update that is attacked, with its truth for scoring."""
+
+    seen: Observation
+    truth: Truth
+
+
+def membership_of(observation: Observation) -> float | None:
+    """The matched filter's TPR at 1 % FPR on this payload, from sigma alone; None without noise."""
+    if not observation.mechanism.private or observation.local.steps > 1:
+        return None
+    return closed_form_tpr(
+        FPR,
+        observation.noise_std / observation.mechanism.sensitivity(len(observation.frame.blocks)),
+    )
+
+
+def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
+    """The first recorded updates of the wanted batch sizes, about as many examples of each size as
+    wanted.
+
+    Without wanted sizes: the smallest updates that hold an example, about as many examples in all.
+    Raises ValueError if no update has such a size.
+    """
+    whole = threat.view == "aggregate"
+    sizes = {
+        (number, client): n
+        for number, of in batch_sizes(record).items()
+        for client, n in of.items()
+    }
+    if whole:
+        rounds = sorted({number for number, _ in sizes})
+        sizes = {
+            (number, -1): sum(n for (of, _), n in sizes.items() if of == number)
+            for number in rounds
+        }
+    found: list[Target] = []
+    for number, client in chosen_places(sizes, options):
+        observation = (
+            record.pick(number, threat)[0] if whole else record.observation(number, client)
+        )
+        found.append(Target(seen=observation, truth=truth_of(record, observation)))
+    if not found and options.batches is None:
+        raise ValueError(
+            "every recorded update is of an empty batch: record a run with more rounds, or with "
+            "--record"
+        )
+    if not found:
+        assert options.batches is not None
+        wanted, there = (
+            " or ".join(map(str, options.batches)),
+            ", ".join(map(str, sorted(set(sizes.values())))),
+        )
+        raise ValueError(
+            f"no recorded {'sum' if whole else 'update'} holds {wanted} examples, there are "
+            f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"
+            + ("" if whole else f", or record a run with -c batch_size={options.batches[0]}")
+        )
+    return found
+
+
+def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> list[tuple[int, int]]:
+    """Which of the updates, given as sizes by (round, client), are attacked, in the order of their
+    sizes.
+    """
+    by_size = sorted((size, place) for place, size in sizes.items() if size)
+    if options.batches is None:
+        before = list(accumulate((size for size, _ in by_size), initial=0))
+        return [
+            place
+            for (_, place), held in zip(by_size, before, strict=False)
+            if held < options.examples
+        ]
+    return [
+        place
+        for batch in options.batches
+        for _, place in [one for one in by_size if one[0] == batch][
+            : max(1, round(options.examples / batch))
+        ]
+    ]
+
+
+def truth_of(record: Record, observation: Observation) -> Truth:
+    """The batches of an observation's clients, one after the other.
+
+    Raises ValueError if the run kept none: then nothing can be scored.
+    """
+    rows = torch.cat([_rows(record, observation.round, client) for client in observation.clients])
+    inputs, labels = record.base.workload.train.batch(rows)
+    return Truth(rows=rows, inputs=inputs, labels=labels)
+
+
+def batch_sizes(record: Record) -> dict[int, dict[int, int]]:
+    """Examples in each recorded payload, by round and client."""
+    return {
+        round: {client: len(_rows(record, round, client)) for client in clients}
+        for round, clients in record.payloads.items()
+    }
+
+
+def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
+    path = record.run.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
+    try:
+        rows = torch.from_numpy(load_array(path))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} is missing: without the batches an attack cannot be scored"
+        ) from None
+    except (OSError, ValueError, EOFError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if (
+        rows.is_floating_point()
+        or rows.ndim != 1
+        or not bool(torch.isin(rows, record.base.parts[client]).all())
+    ):
+        raise ValueError(
+            f"{path} names rows that client {client} does not hold: it belongs to other data or "
+            "settings"
+        )
+    return rows.long()
+
+
+class Kind(ABC):
+    """Attacks on images, or on texts, of one run. outcome: of an attack, see ``findings.Outcome``.
+
+    small: all attempts on such inputs share ``IN_ALL`` seconds.
+    """
+
+    outcome: ClassVar[Any]
+    small: bool = False
+
+    @abstractmethod
+    def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
+        """Those that are wanted, or the strongest that may work. Raises ValueError for an unknown
+        name.
+        """
+
+    @abstractmethod
+    def task(
+        self, target: Target, known: Knowledge
+    ) -> tuple[Any, Any, Callable[[str, Guess, float], Any]]:
+        """The prior, the blind guess, and the scoring of an attack: from its name, guess and
+        seconds.
+        """
+
+    @abstractmethod
+    def said(self, found: "Results") -> tuple[dict[str, str], dict[str, Any]]:
+        """What was attacked, by name: for people, and for attack.json."""
+
+    @abstractmethod
+    def shown(self, found: "Results", order: Sequence[str]) -> Gallery | TokenLines:
+        """What was recovered, of the attacks in this order."""
+
+    @abstractmethod
+    def numbers(self, target: Target, blind: Any, scores: Sequence[Any]) -> dict[str, Any]:
+        """What attack.json says of one target."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Results:
+    """Results of one run: by target the blind guess, and the score of each attack.
+
+    refused: why an attack did not apply, by its name. membership: TPR at 1 % FPR of one payload for
+    an example that is clipped, by the closed form; None without noise and for several local steps.
+    seconds: of one attempt, at most.
+    """
+
+    kind: Kind
+    record: Record
+    threat: ThreatModel
+    targets: tuple[Target, ...]
+    blind: tuple[Any, ...]
+    results: tuple[tuple[Any, ...], ...]
+    refused: dict[str, str]
+    membership: float | None
+    seconds: float
+
+
+def attack_each(
+    kind: Kind, record: Record, threat: ThreatModel, options: Options, tick: Tick
+) -> Results:
+    """Run the chosen attacks on the chosen updates.
+
+    Raises ValueError for an unknown attack, and where no recorded update has a wanted batch.
+    """
+    targets = pick(record, threat, options)
+    known = [target.truth.grant(threat) for target in targets]
+    chosen = [
+        kind.attacks(target.seen, own, options) for target, own in zip(targets, known, strict=True)
+    ]
+    options = options.budget(sum(map(len, chosen)), small=kind.small)
+    results, blinds = [], []
+    refused: dict[str, str] = {}
+    for number, (target, own, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
+        prior, blind, score = kind.task(target, own)
+        scores = []
+        for place, one in enumerate(attacks):
+            part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), one.name)
+            generator = public_generator(options.seed, "attack", number, one.name)
+            try:
+                guess, took = attempt(one, target, own, prior, generator, options, part)
+                scores.append(score(one.name, guess, took))
+            except DoesNotApply as error:
+                refused[one.name] = str(error)
+        results.append(tuple(scores))
+        blinds.append(blind)
+    tick(1.0, "done")
+    return Results(
+        kind=kind,
+        record=record,
+        threat=threat,
+        targets=tuple(targets),
+        blind=tuple(blinds),
+        results=tuple(results),
+        refused=refused,
+        membership=membership_of(targets[0].seen),
+        seconds=options.seconds or 0.0,
+    )
+
+
+def _tell(
+    tick: Tick, update: tuple[int, int], attack: tuple[int, int], name: str, share: float, text: str
+) -> None:
+    """The progress of an attack as that of all of them. update, attack: its number, and how many
+    there are.
+    """
+    (number, of), (place, attacks) = update, attack
+    tick((number + (place + share) / attacks) / of, f"update {number + 1} of {of}, {name}{text}")
+
+
+def attempt(
+    attack: Attack,
+    target: Target,
+    known: Knowledge,
+    prior: Any,
+    generator: torch.Generator,
+    options: Options,
+    tick: Tick,
+) -> tuple[Guess, float]:
+    """A guess and the seconds that it took. Raises DoesNotApply as the attack."""
+    started = time.monotonic()
+
+    def progress(step: int, total: int, text: str) -> None:
+        # whichever ends the search first
+        spent = (time.monotonic() - started) / (options.seconds or math.inf)
+        tick(min(max(step / max(total, 1), spent), 1.0), f": {text}")
+
+    tick(0.0, "")
+    guess = attack.run(
+        target.seen, known, prior, generator, options.seconds, progress, options.device
+    )
+    return guess, time.monotonic() - started

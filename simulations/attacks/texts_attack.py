@@ -1,0 +1,233 @@
+"""Attack the recorded updates of a text workload, and show which tokens the span test and matching
+recover.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+from fedlsg.attacks.search import Progress
+from fedlsg.attacks.text_matching import TextMatching, match_text
+from fedlsg.attacks.token_reading import read_tokens
+from fedlsg.attacks.tokens import TextPrior, span_test
+from fedlsg.config.choices import choose
+from fedlsg.simulations.attacks.findings import shown_name
+from fedlsg.simulations.attacks.observations import Record, sigma_of
+from fedlsg.simulations.attacks.target import Attack, Kind, Options, Results, Target
+from fedlsg.simulations.attacks.texts_score import ScoredText, TextSummary, scored, text_public
+from fedlsg.simulations.report.page import Mark, TokenLine, TokenLines
+
+CANDIDATES = 32
+"""Tokens a position that matching tries where the span test ranks them."""
+
+
+def _span(
+    observation: Observation,
+    known: Knowledge,
+    prior: TextPrior,
+    generator: torch.Generator,
+    *_: object,
+) -> Guess:
+    texts = known.examples or observation.expected_examples
+    scores = span_test(observation, prior.vocabulary)
+    reading = read_tokens(
+        observation.model, scores, prior.vocabulary, texts=texts, generator=generator
+    )
+    return Guess(
+        inputs=reading.tokens,
+        objective=reading.unexplained,
+        note=f"{len(scores.span.basis)} directions in {scores.span.rows} rows of "
+        f"{len(scores.span.columns)} units; share of the received energy that is left over "
+        f"{reading.unexplained:.2g}"
+        + ("" if reading.unique else ", which says nothing with so few in units"),
+    )
+
+
+def _matching(name: str, *, naive: bool) -> Attack:
+    def run(
+        observation: Observation,
+        known: Knowledge,
+        prior: TextPrior,
+        generator: torch.Generator,
+        seconds: float,
+        progress: Progress,
+        device: str = "cpu",
+    ) -> Guess:
+        attack = TextMatching(
+            distance="likelihood" if observation.noise_std and not naive else "cosine",
+            compare="naive" if naive else "adaptive",
+            seconds=seconds,
+        )
+        texts = known.examples or observation.expected_examples
+        try:
+            scores = span_test(observation, prior.vocabulary)
+            start = read_tokens(
+                observation.model, scores, prior.vocabulary, texts=texts, generator=generator
+            ).tokens
+            prior = replace(prior, start=start, candidates=scores.candidates(CANDIDATES))
+        except DoesNotApply:
+            pass  # matching starts from the blind guess
+        return match_text(
+            observation.to(device),
+            known,
+            prior,
+            attack=attack,
+            generator=generator,
+            progress=progress,
+        )
+
+    return Attack(name=name, run=run)
+
+
+TEXT_ATTACKS: Mapping[str, Attack] = MappingProxyType(
+    {
+        "span": Attack(name="span", run=_span),
+        "matching": _matching("matching", naive=False),
+        "matching-naive": _matching("matching-naive", naive=True),
+    }
+)
+
+
+def text_attacks(names: str | None, *, naive: bool) -> list[Attack]:
+    """Attacks from a list with commas; None: all of them. Raises ValueError naming the known."""
+    if names is not None:
+        return [choose("attack", name.strip(), TEXT_ATTACKS) for name in names.split(",")]
+    return [attack for name, attack in TEXT_ATTACKS.items() if naive or name != "matching-naive"]
+
+
+def tokens_of(target: Target) -> Int64[Tensor, "batch positions"]:
+    """The true tokens of an update, padded."""
+    assert isinstance(target.truth.inputs, dict)
+    return target.truth.inputs["input_ids"]
+
+
+SHOWN = 12
+"""Texts on the page, of all that were attacked."""
+CAPTION = (
+    "Green: the token is right, and where it belongs. Struck through: it is not in the batch. "
+    "Dotted: it is in the batch, in another position or text. Recovered texts are paired with the "
+    "originals by the tokens that they miss. The blind guess is for the whole batch."
+)
+
+
+class Texts(Kind):
+    """Attacks on the texts of one run. ``public``: what is known of them; a blind guess is a list
+    of tokens.
+    """
+
+    outcome = TextSummary
+
+    def __init__(self, record: Record) -> None:
+        self.public = text_public(record)
+
+    def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
+        return text_attacks(options.attacks, naive=options.naive)
+
+    def task(
+        self, target: Target, known: Knowledge
+    ) -> tuple[TextPrior, list[int], Callable[..., ScoredText]]:
+        truth, public = tokens_of(target), self.public
+        blind = public.blind(sum(int(token) not in public.ignored for token in truth.flatten()))
+        return (
+            public.prior(truth.shape[1]),
+            blind,
+            lambda name, guess, took: scored(
+                name, guess, truth, public.blind, public.ignored, took
+            ),
+        )
+
+    def said(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
+        layers, bits = found.record.base.settings.train_layers, bits_at_most(found.targets)
+        trained = (
+            "all layers trained"
+            if layers is None
+            else f"only the top {layers} layers trained, the others frozen"
+        )
+        facts = {
+            "layers": trained,
+            "received": f"{len(found.targets[0].seen.values):,} numbers of each update",
+        }
+        return facts | ({} if bits is None else {"at most": bits}), {}
+
+    def words(self, tokens: Iterable[int]) -> list[str | None]:
+        """Tokens in letters; None for one that was not recovered."""
+        return [
+            self.public.tokenizer.convert_ids_to_tokens(token) if token >= 0 else None
+            for token in tokens
+        ]
+
+    def numbers(
+        self, target: Target, blind: Sequence[int], scores: Sequence[ScoredText]
+    ) -> dict[str, Any]:
+        return {
+            "tokens": [self.words(text) for text in tokens_of(target).tolist()],
+            "blind": self.words(blind),
+            "attacks": [
+                vars(one) | {"tokens": [self.words(row) for row in one.tokens.tolist()]}
+                for one in scores
+            ],
+        }
+
+    def shown(self, found: Results, order: Sequence[str]) -> TokenLines:
+        """Original, blind guess and every attack of the first texts."""
+        made: list[TokenLine] = []
+        for target, blind, results in zip(found.targets, found.blind, found.results, strict=True):
+            held = set(tokens_of(target).flatten().tolist())
+            for row, text in enumerate(tokens_of(target).tolist()):
+                if sum(line.first for line in made) == SHOWN:
+                    break
+                known = [token for token in text if token not in self.public.ignored]
+                made.append(self._line("original", known, [""] * len(known), first=True))
+                if row == 0:
+                    made.append(
+                        self._line(
+                            "blind guess", blind, ["" if t in held else "wrong" for t in blind]
+                        )
+                    )
+                for one in sorted(results, key=lambda one: order.index(one.attack)):
+                    pairs = zip(one.tokens[row].tolist(), text, strict=True)
+                    own = [
+                        pair
+                        for pair in pairs
+                        if pair[0] >= 0 and pair[0] not in self.public.ignored
+                    ]
+                    marks: list[Mark] = [
+                        "found" if t == true else "moved" if t in held else "wrong"
+                        for t, true in own
+                    ]
+                    made.append(
+                        self._line(shown_name(one.attack), [token for token, _ in own], marks)
+                    )
+        return TokenLines(lines=tuple(made), caption=CAPTION)
+
+    def _line(
+        self, name: str, tokens: Sequence[int], marks: Sequence[Mark], *, first: bool = False
+    ) -> TokenLine:
+        words = (str(word) for word in self.words(tokens))
+        return TokenLine(name=name, tokens=tuple(zip(words, marks, strict=True)), first=first)
+
+
+def bits_at_most(targets: Sequence[Target]) -> str | None:
+    """The most that noise lets through: a Gaussian channel of power B^2 C^2 / sigma^2 C^2 carries
+    half of it in nats.
+
+    The bound holds on average over all texts. There is none without noise, or for several local
+    steps.
+    """
+    seen = targets[0].seen
+    if not seen.mechanism.private or seen.local.steps > 1:
+        return None
+    sigma = sigma_of(seen)
+    batch = max(len(target.truth.rows) for target in targets)
+    bits = batch**2 / (2 * sigma**2 * math.log(2))
+    return (
+        f"{bits:.3g} bits about a batch of {batch} in a payload with this noise, on average over "
+        "texts"
+    )

@@ -1,0 +1,346 @@
+"""A client's account, to which its training is charged: its ledger, its budget, and the folder of
+the run.
+
+SimulatedAccount   the driver's view of a simulated client; and a client in Flower's own simulation,
+                   with its own ledger
+GivenAccount       such a client on our engines: the driver has charged it
+NodeAccount        a deployed client: one ledger of its own over all runs (``deployed``)
+
+On our engines the charge comes with the message, in the state of the client's Flower Context:
+
+    driver -> client   the ledger entry of this attempt, which is on the driver's disk already; the
+                       last payload, the memory of error feedback, and the key of shuffled batches,
+                       where the client needs them
+    client -> driver   whether the attempt was used; the rows of its batches, if they are recorded;
+                       its new memory
+
+So a client writes no file, draws nothing without an entry of the driver, and draws once for each.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.privacy import Entry, Ledger, LedgerError, ShuffledBatches
+from fedlsg.privacy.ledger_entry import decode_entry, encode_entry
+from fedlsg.privacy.run_ledger import ClientCharges
+from fedlsg.randomness import SecretStream, reproducible_stream
+from fedlsg.simulations.client.node.refusals import OverBudgetError
+from fedlsg.simulations.client.replica import History
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.settings.any_run import Resolved
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload, batch_key
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.state import RoundPlan
+
+RECORD = "account"
+
+
+class ClientAccount:
+    """What a client charges; of a rehearsal, nothing is charged, checked or kept. ``name``: of the
+    run, in the ledger.
+
+    A refused entry raises before it is charged.
+    """
+
+    name: str = ""
+    run: Any
+    """The directory of the run, or what the driver has sent of it."""
+
+    @property
+    def client(self) -> int:
+        """The partition."""
+        raise NotImplementedError
+
+    @property
+    def path(self) -> Path | str:
+        """Where the ledger is, for messages."""
+        return "the run's ledger"
+
+    def of_round(self, round: int) -> tuple[Entry, ...]:
+        """The entries of a round of this run."""
+        return ()
+
+    def next_attempt(self, round: int) -> int:
+        """The attempt that the next entry of a round takes."""
+        return 0
+
+    def next_batch(self, entry: Entry) -> Entry:
+        """The entry with the shuffled batches that it takes: see ``Ledger.next_batch``."""
+        return entry
+
+    def batch_key(self, entry: Entry) -> bytes:
+        """The key of the orders of shuffled batches: see ``last_payload.batch_key``."""
+        raise NotImplementedError
+
+    def check(self, entry: Entry) -> None:
+        """Raise OverBudgetError if the entry would pass the budget, before anything is computed."""
+
+    def charge(self, entry: Entry) -> None:
+        """Charge the entry; when this returns, it is on disk."""
+
+    def box(self, *, memory: bool) -> "Box":
+        """Where the last payload is kept, and with ``memory`` that of error feedback."""
+        if memory:
+            return FeedbackBox(self.run.own(self.client), self.client)
+        return LastPayload(self.run.last_payload(self.client))
+
+    def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
+        """Record the rows of the batches, if the settings keep them for evaluating attacks."""
+
+
+@dataclass(frozen=True)
+class SimulatedAccount(ClientAccount):
+    """A simulated client in the directory of the run, under the run's own budget.
+
+    ``ledger``: its part of the run's ledger, or a ledger of its own.
+    """
+
+    run: RunDir
+    ledger: ClientCharges | Ledger
+    settings: Resolved
+
+    @property
+    def client(self) -> int:
+        return self.ledger.client
+
+    @property
+    def path(self) -> Path:
+        return self.ledger.path
+
+    def of_round(self, round: int) -> tuple[Entry, ...]:
+        return self.ledger.of_round(round)
+
+    def next_attempt(self, round: int) -> int:
+        return self.ledger.next_attempt(round)
+
+    def next_batch(self, entry: Entry) -> Entry:
+        return self.ledger.next_batch(entry, repeat=self.settings.reproducible)
+
+    def batch_key(self, entry: Entry) -> bytes:
+        """A resumed run has the same rows."""
+        return batch_key(self.run.own(self.client), entry, batch_size=self.settings.batch_size or 0)
+
+    def check(self, entry: Entry) -> None:
+        s = self.settings
+        if not entry.private or s.epsilon is None or s.reproducible:
+            return
+        if self.ledger.would_exceed(entry, s.epsilon, s.delta):
+            why = (
+                f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this "
+                "client"
+            )
+            raise OverBudgetError(why)
+
+    def charge(self, entry: Entry) -> None:
+        if not self.is_charged(entry):
+            self.ledger.charge(entry)
+
+    def is_charged(self, entry: Entry) -> bool:
+        """Whether an attempt needs no charge: a reproducible one draws the same bits again, the
+        same release.
+        """
+        again = (
+            replace(known, attempt=entry.attempt) == entry for known in self.of_round(entry.round)
+        )
+        return self.settings.reproducible and any(again)
+
+    def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
+        if self.settings.record_updates:
+            self.run.save_truth(round, self.client, torch.cat(list(rows)))
+
+
+@dataclass(frozen=True)
+class GivenAccount(ClientAccount):
+    """Reads and writes the record of a client's state. It is its own box: the driver keeps payload
+    and memory.
+    """
+
+    record: ConfigRecord
+    run: History
+    record_updates: bool
+
+    @property
+    def client(self) -> int:
+        return self._entry.client
+
+    @cached_property
+    def _entry(self) -> Entry:
+        return _decoded(str(self.record["entry"]))
+
+    def next_attempt(self, round: int) -> int:
+        return self._entry.attempt
+
+    def next_batch(self, entry: Entry) -> Entry:
+        first = self._entry.first_batch
+        return entry if entry.first_batch == first else replace(entry, first_batch=first)
+
+    def batch_key(self, entry: Entry) -> bytes:
+        return _bytes(self.record["batches"])
+
+    def charge(self, entry: Entry) -> None:
+        """Use the charge that is on the driver's disk. Raises LedgerError if this is another one,
+        or was used.
+        """
+        if entry != self._entry:
+            raise LedgerError(
+                f"the driver has charged {self._entry}, and this client would be charged {entry}"
+            )
+        if self.record["charged"]:
+            raise LedgerError(
+                f"attempt {entry.attempt} of round {entry.round} was used: a second draw is not "
+                "charged"
+            )
+        self.record["charged"] = True
+
+    def keep_truth(self, round: int, rows: Sequence[Tensor]) -> None:
+        """Return the rows to the driver."""
+        if self.record_updates:
+            self.record["rows"] = bytes_of(torch.cat(list(rows)), "<i8")
+
+    def box(self, *, memory: bool) -> "GivenAccount":
+        return self
+
+    def find(self, question: str) -> bytes | None:
+        """Nothing: a stored payload is sent again by the driver itself."""
+        return None
+
+    def last(self) -> bytes | None:
+        """The payload of the client's last message."""
+        found = self.record.get("last")
+        return found if isinstance(found, bytes) else None
+
+    def memory(self, round: int, size: int) -> Float[Tensor, " size"]:
+        """The memory of error feedback that this round starts from."""
+        found: Tensor = array_in(self.record, "memory", "<f8")
+        return found
+
+    def store(
+        self, question: str, payload: bytes, memory: Float[Tensor, " size"], *, round: int
+    ) -> bytes:
+        """Return the new memory; the driver stores it with the payload."""
+        self.record["memory"] = bytes_of(memory, "<f8")
+        return payload
+
+
+_ENCODED: dict[str, Entry] = {}
+"""Entries of a round that this process has charged as the driver, by their text: its own clients
+need not read that.
+"""
+
+
+def encoded(entry: Entry) -> str:
+    """An entry as the state of a client has it."""
+    _ENCODED[text := json.dumps(encode_entry(entry))] = entry
+    return text
+
+
+def forget_encoded() -> None:
+    """Another round begins."""
+    _ENCODED.clear()
+
+
+def _decoded(entry: str) -> Entry:
+    return _ENCODED[entry] if entry in _ENCODED else decode_entry(json.loads(entry))
+
+
+Box = LastPayload | FeedbackBox | GivenAccount
+"""What keeps a client's last payload."""
+
+
+def array_in(record: ConfigRecord, name: str, dtype: str) -> Any:
+    """Numbers in a record as a tensor, None without them."""
+    if name not in record:
+        return None
+    return torch.from_numpy(np.frombuffer(_bytes(record[name]), dtype).astype(dtype[1:]))
+
+
+def bytes_of(values: Tensor, dtype: str) -> bytes:
+    """A tensor as a record has it."""
+    return values.detach().cpu().numpy().astype(dtype).tobytes()
+
+
+def _bytes(value: object) -> bytes:
+    assert isinstance(value, bytes)
+    return value
+
+
+def entry_of(
+    account: ClientAccount, plan: RoundPlan, num_examples: int, *, reproducible: bool
+) -> Entry:
+    """The next entry of a client that takes part in a round; ``plan`` has its own rate and
+    noise.
+    """
+    entry = Entry(
+        client=account.client,
+        round=plan.round,
+        attempt=account.next_attempt(plan.round),
+        reproducible=reproducible,
+        run=account.name,
+        **plan.charge(num_examples),
+    )
+    return account.next_batch(entry)
+
+
+def takes_part_in_secret(base: Base) -> bool:
+    """Whether no file may tell that a client took part: the server's ledger is charged then, for
+    all of them.
+    """
+    return base.draws_in_secret
+
+
+_DIRECTORIES: dict[Settings, str] = {}
+
+
+def own_directory(settings: Settings, announced: str) -> RunDir:
+    """Where a simulated client keeps its ledger: its own setting, else the first place that was
+    ``announced``.
+
+    Raises ValueError if the server names another place later: the client would have its budget once
+    more.
+    """
+    own = _DIRECTORIES.setdefault(settings, settings.run_dir or announced)
+    path = _resolve(own, os.getcwd())
+    if path != _resolve(announced, os.getcwd()):
+        raise ValueError(
+            f"the server names the run directory {announced}, this client's ledger is in {own}"
+        )
+    return RunDir(path)
+
+
+@lru_cache(maxsize=16)
+def _resolve(path: str, working_directory: str) -> Path:
+    """Cached: without, it takes a hundredth of a small round."""
+    return Path(working_directory, path).resolve()
+
+
+def batches_of(base: Base, entry: Entry, key: bytes | None) -> ShuffledBatches:
+    """The batches that an entry pays for. Without a key, those of a reproducible run, which follow
+    from its seed.
+    """
+
+    def order(epoch: int) -> SecretStream:
+        if key is None:
+            return reproducible_stream(
+                base.settings.seed, *base.stream, "batches", entry.client, epoch
+            )
+        return SecretStream(hashlib.sha256(key + b"\x1fepoch\x1f%d" % epoch).digest())
+
+    return ShuffledBatches(
+        num_examples=entry.num_examples,
+        batch_size=base.local.shuffled,
+        first=entry.first_batch,
+        order=order,
+    )

@@ -1,0 +1,217 @@
+"""The Flower ClientApp: two messages, ``query`` (identity) and ``train`` (one round).
+
+A client always replies: a silent one would delay the round. What leaves is its payload, a refusal
+(a ``RefusalError``,
+or an error of the ledger or of the code: its text names settings, terms, files and public data), or
+one constant text. Even the type of any other error may reveal private data: memory that ran out,
+the size of a batch; an index error, a label. The client's log has the whole error. In a simulation,
+a full disk is reported as well: it is the run's disk.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+from logging import WARNING
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from fedlsg.privacy import LedgerError
+from fedlsg.simulations.client.deployed import Deployed
+from fedlsg.simulations.client.node.refusals import RefusalError, SettingsError, log_failure
+from fedlsg.simulations.client.process_state import process
+from fedlsg.simulations.client.secure_sum import answer_stage
+from fedlsg.simulations.client.train import answer
+from fedlsg.simulations.client.virtual import SHARED, in_simulation
+from fedlsg.simulations.settings.published import from_run_config, unfolded
+from fedlsg.simulations.settings.settings import Settings, code_in
+from fedlsg.simulations.storage.atomic_files import cause_of
+from fedlsg.strategies.protocol.proofs import OtherCodeError, check_same_code
+from fedlsg.strategies.protocol.stages import MASKED
+from fedlsg.strategies.protocol.wire import (
+    DISK_FULL,
+    FAILED,
+    IN_RUN_LOG,
+    NO_REASON,
+    failure,
+    identity,
+    stage_of,
+    update,
+)
+from fedlsg.user_code import permit
+from fedlsg.user_code.failure import without_exit
+
+Read = Callable[[Message, Context], Settings]
+"""Settings of a run, from a message or its context. Raises SettingsError for what is none."""
+
+
+def make_app(read: Read) -> ClientApp:
+    """A ClientApp with two messages, whose settings are where ``read`` finds them."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        """This client's partition and its declared number of examples. Refused if the server runs
+        other code.
+        """
+        return _reply(message, context, lambda: _identity(message, context, read))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        """One round's payload."""
+        return _reply(
+            message,
+            context,
+            lambda: _update(message, context, read),
+            on_run_disk=is_simulated(context),
+        )
+
+    return app
+
+
+def is_simulated(context: Context) -> bool:
+    """Whether this client is simulated next to others, by our engines or by Flower's own (a message
+    each).
+
+    If not, it is a SuperNode with a machine of its own.
+    """
+    return SHARED in context.node_config or in_simulation()
+
+
+def simulated_settings(run_config: Mapping[str, Any], partitions: int) -> Settings:
+    """The settings of simulated clients. Raises SettingsError as ``run_settings``."""
+    return with_clients(run_settings(run_config), partitions)
+
+
+def with_clients(settings: Settings, partitions: int) -> Settings:
+    """The settings with a number of clients: that of all partitions, if none is set."""
+    return settings if settings.clients is not None else replace(settings, clients=partitions)
+
+
+def run_settings(run_config: Mapping[str, Any]) -> Settings:
+    """The settings of a run config. Raises SettingsError for a config that has none."""
+    try:
+        return _settings(_items(run_config))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+class _Items(tuple[tuple[str, Any], ...]):
+    """The items of a run config, whose hash is computed once for all clients of a run."""
+
+    def __hash__(self) -> int:
+        if "known" not in self.__dict__:
+            self.known = super().__hash__()
+        return self.known
+
+
+_LAST: list[tuple[dict[str, Any], _Items]] = []
+
+
+def _items(run_config: Mapping[str, Any]) -> _Items:
+    """The items in order: to compare with the config of the last message is faster than to sort."""
+    known, items = _LAST[0] if _LAST else ({}, _Items())
+    if known != run_config:
+        items = _Items(sorted(run_config.items()))
+        _LAST[:] = [(dict(run_config), items)]  # another thread's run may replace it at once
+    return items
+
+
+@lru_cache(maxsize=4)
+def _settings(config: _Items) -> Settings:
+    return from_run_config(dict(config))
+
+
+def _of_run_config(message: Message, context: Context) -> Settings:
+    if is_simulated(context):
+        permit(*_code_in(_items(context.run_config), os.getcwd()))  # on the machine of who named it
+    return run_settings(context.run_config)
+
+
+@lru_cache(maxsize=4)
+def _code_in(config: _Items, folder: str) -> tuple[str, ...]:
+    """Names of code in a run config, absolute in a working directory; none where ``run_settings``
+    refuses it.
+    """
+    with suppress(ValueError):
+        return tuple(chain.from_iterable(code_in(unfolded(dict(config))).values()))
+    return ()
+
+
+def read_simulated(message: Message, context: Context, read: Read) -> tuple[Settings, int]:
+    """Settings and partition of a simulated client; if no number of clients is set, every node is
+    one.
+    """
+    settings = with_clients(read(message, context), int(context.node_config["num-partitions"]))
+    return settings, int(context.node_config["partition-id"])
+
+
+def _identity(message: Message, context: Context, read: Read) -> RecordDict:
+    check_same_code(message.content, "the server", local=is_simulated(context))
+    if not is_simulated(context):
+        return Deployed.of(context.node_config, read(message, context)).identity()
+    settings, partition = read_simulated(message, context, read)
+    parts = process(settings).base.parts
+    return identity(partition, len(parts[partition]) if partition < len(parts) else 0)
+
+
+def _update(message: Message, context: Context, read: Read) -> RecordDict:
+    if not is_simulated(context):
+        return Deployed.of(context.node_config, read(message, context)).update(
+            message.content, context.state
+        )
+    settings, partition = read_simulated(message, context, read)
+    if stage_of(message.content) not in (None, MASKED):
+        return update(
+            answer_stage(process(settings).base, partition, message.content, context.state),
+            partition,
+        )
+    return update(
+        answer(settings, partition, message.content, context.state, shared=True), partition
+    )
+
+
+def _reply(
+    message: Message,
+    context: Context,
+    content: Callable[[], RecordDict],
+    *,
+    on_run_disk: bool = False,
+) -> Message:
+    """A reply in any case. ``on_run_disk``: the client writes to the disk of the run, which stops
+    if that is full.
+    """
+    try:
+        with without_exit():
+            return Message(content(), reply_to=message)
+    except Exception as error:
+        reason = IN_RUN_LOG if SHARED in context.node_config else NO_REASON
+        return refusal(error, message, on_run_disk=on_run_disk, reason=reason)
+
+
+def refusal(
+    error: Exception, message: Message, *, on_run_disk: bool, reason: str = IN_RUN_LOG
+) -> Message:
+    """The reply for the exception that is being handled: its text if that may leave the client,
+    else ``reason``.
+    """
+    full = cause_of(error) if on_run_disk else None
+    if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
+        log(WARNING, "refused: %s", error)
+        return failure(
+            str(error), error.code if isinstance(error, RefusalError) else FAILED, message
+        )
+    log_failure()
+    return (
+        failure(reason, FAILED, message)
+        if full is None
+        else failure(f"{full.filename}", DISK_FULL, message)
+    )
+
+
+app = make_app(_of_run_config)

@@ -1,0 +1,315 @@
+"""The node config of a deployed client: its number, its ledger, its budget over all runs, its data
+and their form.
+
+    flower-supernode --node-config "partition-id=0 ledger-dir='/srv/ledger' epsilon-max=3.0
+                                    delta-max=1e-6 data='glue-sst2:/srv/rows.parquet'"
+
+The server has no influence on it. ``data``, ``WORKLOAD:PATH``, names the workload of the rows, and
+a file or a folder with shards of a training split. A run of another workload is refused. The client
+itself says how its rows are read: a server that chose the label column, or the number of classes,
+would learn which values are out of range. Without ``data`` the client takes its partition of the
+run's workload, as a simulated client does.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import cast, get_args
+
+from fedlsg.config.isolation import Wanted
+from fedlsg.config.units import EXAMPLE, UNITS
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.node.refusals import OwnDataError, TermsError, log_failure
+from fedlsg.simulations.planning.plan import prepare
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.workloads import LoadedWorkload, Split
+
+KEYS = (
+    "partition-id",
+    "num-partitions",
+    "ledger-dir",
+    "epsilon-max",
+    "delta-max",
+    "data",
+    "input-columns",
+    "label-column",
+    "classes",
+    "pretrained",
+    "unit",
+    "trust",
+    "colluders",
+    "accept-changed-data",
+    "isolation",
+)
+TRUST = ("client", "secure", "aggregate")
+"""What a client may accept, from the strongest to the weakest."""
+
+Config = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """The terms of a deployed client, independent of the server's run config.
+
+    partition: its number in the federation, from 0. num_partitions: None if only the server knows
+    it.
+    ledger_dir: the folder of its one ledger. epsilon_max, delta_max: the budget of its data, over
+    all runs.
+    data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
+    input_columns, label_column, classes: of its own rows, if they are settings of the run's
+    workload.
+    pretrained: its own copy of the file that a run starts from, with the digest that the run
+    announces.
+    unit: what the budget protects, one example or this client with all of its data; a ledger is of
+    one unit.
+    trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum
+    must tolerate; one at least, because every other client of a sum knows its own noise.
+    accept_changed_data: continue at the spent epsilon with changed data.
+    isolation: the one level at which this client runs the code of the model; "auto" takes what is
+    announced, unless it is weaker than what the rule says here.
+    """
+
+    partition: int
+    num_partitions: int | None = None
+    ledger_dir: Path
+    epsilon_max: float
+    delta_max: float
+    data: str | None = None
+    input_columns: str | None = None
+    label_column: str | None = None
+    classes: int | None = None
+    pretrained: Path | None = None
+    unit: str = "example"
+    trust: str = "client"
+    colluders: int = 1
+    accept_changed_data: bool = False
+    isolation: Wanted = "auto"
+
+
+def read_terms(config: Config) -> NodeConfig:
+    """The terms of a node config. Raises TermsError, naming the key, for a missing, misspelt or
+    invalid value.
+    """
+    refuse_misspelt(config)
+    partitions = (
+        None if "num-partitions" not in config else _integer(config, "num-partitions", least=1)
+    )
+    partition = _integer(config, "partition-id", least=0)
+    if partitions is not None and partition >= partitions:
+        raise TermsError(
+            f"node config: expected partition-id={partition} < num-partitions={partitions}"
+        )
+    trust = config.get("trust", "client")
+    if trust not in TRUST:
+        raise TermsError(f"node config: expected trust={trust!r} among {', '.join(TRUST)}")
+    unit = config.get("unit", EXAMPLE.name)
+    if unit not in UNITS:
+        raise TermsError(f"node config: expected unit={unit!r} among {', '.join(UNITS)}")
+    isolation = config.get("isolation", "auto")
+    if isolation not in get_args(Wanted):
+        raise TermsError(
+            f"node config: expected isolation={isolation!r} among {', '.join(get_args(Wanted))}"
+        )
+    accept = config.get("accept-changed-data", False)
+    if not isinstance(accept, bool):
+        raise TermsError(
+            f"node config: expected accept-changed-data={accept!r} to be true or false"
+        )
+    return NodeConfig(
+        partition=partition,
+        num_partitions=partitions,
+        ledger_dir=absolute(_text(config, "ledger-dir"), "ledger-dir"),
+        epsilon_max=_number(config, "epsilon-max", below=math.inf),
+        delta_max=_number(config, "delta-max", below=1.0),
+        data=_text(config, "data") if "data" in config else None,
+        input_columns=_text(config, "input-columns") if "input-columns" in config else None,
+        label_column=_text(config, "label-column") if "label-column" in config else None,
+        classes=_integer(config, "classes", least=2) if "classes" in config else None,
+        pretrained=absolute(_text(config, "pretrained"), "pretrained")
+        if "pretrained" in config
+        else None,
+        unit=str(unit),
+        trust=str(trust),
+        colluders=_colluders(config),
+        accept_changed_data=accept,
+        isolation=cast(Wanted, isolation),
+    )
+
+
+def _colluders(config: Config) -> int:
+    if "colluders" not in config:
+        return 1
+    if config["colluders"] == 0 and type(config["colluders"]) is int:
+        raise TermsError(
+            "node config: colluders=0 counts the noise of every other client, and each of them "
+            "knows its own: expected colluders >= 1; leave it out for 1"
+        )
+    return _integer(config, "colluders", least=1)
+
+
+def refuse_misspelt(config: Config) -> None:
+    """Raise TermsError for a key that is nearly one of ours. Keys that are not near are Flower's
+    own, or a user's.
+    """
+    for key in config:
+        near = get_close_matches(key.lower().replace("_", "-"), KEYS, n=1)
+        if key not in KEYS and near:
+            raise TermsError(f"node config: unknown key {key!r}; did you mean {near[0]!r}?")
+
+
+def _require(config: Config, key: str) -> object:
+    if key not in config:
+        why = {
+            "ledger-dir": ", the folder of its privacy ledger: without one of its own a deployed "
+            "client trains nothing",
+            "epsilon-max": ", the most epsilon that it may spend on its data, over all runs",
+            "delta-max": ", the delta of epsilon-max, below one over its number of examples",
+            "partition-id": ", the client's number in the federation, from 0",
+        }
+        raise TermsError(
+            f"node config: a deployed client needs {key}{why.get(key, '')} (flower-supernode "
+            "--node-config)"
+        )
+    return config[key]
+
+
+def _text(config: Config, key: str) -> str:
+    value = _require(config, key)
+    if not isinstance(value, str) or not value.strip():
+        raise TermsError(f"node config: expected {key}={value!r} to be a text in quotes")
+    return value
+
+
+def absolute(text: str, key: str) -> Path:
+    """An absolute path. Raises TermsError for another one: Flower starts a client in any working
+    directory.
+    """
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise TermsError(f"node config: cannot resolve {key}={text!r}: {error}") from None
+    if not path.is_absolute():
+        raise TermsError(
+            f"node config: expected {key}={text!r} to be an absolute path, or one that begins with "
+            "~"
+        )
+    return path
+
+
+def _integer(config: Config, key: str, *, least: int) -> int:
+    value = _require(config, key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise TermsError(f"node config: expected {key}={value!r} to be a whole number >= {least}")
+    return value
+
+
+def _number(config: Config, key: str, *, below: float) -> float:
+    value = _require(config, key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
+        raise TermsError(f"node config: expected 0 < {key}={value!r} < {below:g}")
+    return float(value)
+
+
+FREE = ("hf-image", "hf-text")
+"""Workloads whose columns are settings of a run."""
+FORM = ("workload", "dataset", "subset", "input_columns", "label_column")
+
+Read = Callable[[LoadedWorkload], Split]
+
+
+def own_path(terms: NodeConfig, workload: str) -> Path | None:
+    """Path of the client's own rows, None if it takes a partition. TermsError for rows of another
+    workload.
+    """
+    if terms.data is None:
+        return None
+    name, colon, path = terms.data.partition(":")
+    if not colon or (name not in workloads.names() and workloads.own(name) is None):
+        known = ", ".join(workloads.names())
+        raise TermsError(
+            f"node config: expected data={terms.data!r} as WORKLOAD:PATH, where WORKLOAD is one of "
+            f"{known}"
+        )
+    if name != workload:
+        raise TermsError(
+            f"the run trains on workload {workload!r}, and this client's data are for {name!r}"
+        )
+    return absolute(path, "data")
+
+
+def with_own_columns(settings: Settings, terms: NodeConfig) -> Settings:
+    """The settings with the node config's columns, if a run could choose them. TermsError for other
+    columns.
+    """
+    if settings.workload not in FREE:
+        return settings
+    for key in ("input-columns", "label-column", "classes"):
+        if getattr(terms, key.replace("-", "_")) is None:
+            raise TermsError(f"node config: own data for workload {settings.workload!r} need {key}")
+    for name in ("input_columns", "label_column"):
+        announced, own = getattr(settings, name), getattr(terms, name)
+        if announced not in (None, own):
+            raise TermsError(
+                f"the run reads {name}={announced!r}, and this client's node config says {own!r}"
+            )
+    return replace(settings, input_columns=terms.input_columns, label_column=terms.label_column)
+
+
+def form_of(settings: Settings, workload: LoadedWorkload) -> str:
+    """Digest of the settings that say how rows are read; for texts also of the model that they are
+    prepared for.
+    """
+    names = [
+        *FORM,
+        *(("model", "pretrained", "max_length") if workload.train.lengths is not None else ()),
+    ]
+    if workload.features is not None:
+        names += ["features", "feature_norm", "max_length"]
+    known = [workload.num_classes, *(getattr(settings, name) for name in names)]
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
+def reader(terms: NodeConfig, settings: Settings) -> Read:
+    """A function that reads the client's rows, given the public part of the run's workload.
+
+    ``settings``: of the run, with the number of clients. The function raises OwnDataError, whose
+    text is always the
+    same: a loader's own text may quote a row. The client's log has that text.
+    """
+    path = own_path(terms, settings.workload)
+
+    def read(workload: LoadedWorkload) -> Split:
+        if terms.classes not in (None, workload.num_classes):
+            raise TermsError(
+                f"the run's workload has {workload.num_classes} classes, and this client's node "
+                f"config says classes={terms.classes}"
+            )
+        try:
+            rows = _partition(terms, settings) if path is None else _rows(path, terms, workload)
+            classes = workload.num_classes
+            if (
+                classes is not None
+                and not 0 <= int(rows.labels.min()) <= int(rows.labels.max()) < classes
+            ):
+                raise ValueError(f"expected labels in 0..{classes - 1}")
+            return rows
+        except Exception:
+            log_failure()
+            raise OwnDataError from None
+
+    return read
+
+
+def _rows(path: Path, terms: NodeConfig, workload: LoadedWorkload) -> Split:
+    if workload.read is None:
+        raise ValueError(f"workload {workload.name} reads no rows of a client's own")
+    return workload.read(path, terms.ledger_dir / "cache")
+
+
+def _partition(terms: NodeConfig, settings: Settings) -> Split:
+    """The client's part of the run's workload, as every simulated client derives it."""
+    base = prepare(settings)
+    return base.workload.train.pick(base.parts[terms.partition])

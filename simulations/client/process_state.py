@@ -1,0 +1,354 @@
+"""State of a process between messages: public data structures of a run, weights and frame of a
+round.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import RecordDict
+from flwr.common.logger import log
+
+from fedlsg.carriers.probe import Basis, refresh_of
+from fedlsg.frame import Frame
+from fedlsg.gradients import Checked, check
+from fedlsg.gradients.fingerprint import Followed
+from fedlsg.simulations.client.node.refusals import ChangedModelError, FrameDiffersError
+from fedlsg.simulations.client.replica import (
+    History,
+    Replica,
+    basis_bytes,
+    load_basis,
+    own_basis,
+    read_basis_of,
+)
+from fedlsg.simulations.planning.plan import Base, prepare
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.atomic_files import parse_checkpoint, save_bytes
+from fedlsg.simulations.storage.updates import FAR
+from fedlsg.state import PublicState, RoundPlan, load_weights, plan_round
+from fedlsg.strategies.protocol.downlink import read_basis
+from fedlsg.strategies.protocol.wire import (
+    Announcement,
+    flat_bytes,
+    read_frame,
+    read_kept,
+    read_weights,
+)
+from fedlsg.tensors import keep_freed_memory
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded:
+    """Shared by all clients of a round: received weights, their digest, the plan, and the model's
+    parameters, checked against the frame.
+    """
+
+    weights: bytes
+    digest: bytes
+    version: tuple[int, int, bytes]
+    plan: RoundPlan
+    parameters: Checked
+
+
+@dataclass(eq=False)
+class Held:
+    """The basis that a client, or all simulated clients of a process, hold of a refresh."""
+
+    state: PublicState
+    basis: Basis | None = None
+
+    def candidates(
+        self,
+        announced: Announcement,
+        content: RecordDict,
+        run: History,
+        client: int,
+        *,
+        shared: bool,
+    ) -> Iterator[Basis]:
+        """Bases for a round, the likely one first; the digest of their frame says which of them is
+        right.
+
+        ``shared``: clients of one machine read the server's file, in place of a probe of their own.
+        """
+        round = refresh_of(announced.round, self.state.method.carrier)
+        sent = read_basis(content)
+        if sent is not None:
+            yield read_basis_of(self.state, sent, round)
+        if self.basis is not None and self.basis.round == round:
+            yield self.basis
+        kept = load_basis(
+            self.state,
+            (lambda: run.basis(round)) if shared else own_basis(run, client, round),
+            round,
+        )
+        if kept is not None:
+            yield kept
+        source = self.state.source
+        if announced.round == round and source is not None and source.draw is not None:
+            yield self.state.probe(round, updates=announced.updates)
+
+    def keep(self, basis: Basis, run: History, client: int, *, shared: bool) -> None:
+        """Keep a basis that fits; a client on its own machine keeps it in a file, not synced: it
+        can be sent again.
+        """
+        if self.basis is not basis and not shared:
+            save_bytes(
+                run.own_basis(client), basis.round.to_bytes(8, "little") + basis_bytes(basis)
+            )
+        self.basis = basis
+
+
+@dataclass(kw_only=True, eq=False)
+class Process:
+    """State of one process between messages: public data structures only, no client's state.
+
+    The model of ``state`` has the weights of ``loaded``: code that trains it puts them back.
+    ``draws_numbers``: it was seen to draw, as dropout does. ``followed``: the model and the loss
+    between passes; None in a rehearsal.
+    """
+
+    base: Base
+    state: PublicState
+    held: Held
+    loaded: Loaded | None = None
+    replica: Replica | None = None
+    draws_numbers: bool = False
+    followed: Followed | None = None
+
+    def check_unchanged(self) -> None:
+        """Raise ChangedModelError if somebody changed the model or the loss since they were built,
+        or since a pass.
+        """
+        change = "" if self.followed is None else self.followed.change()
+        if change:
+            raise ChangedModelError(
+                f"the model or the loss was changed after the run had checked it ({change}): "
+                "nothing was charged for this round; change it in the function that builds the "
+                "model, and start another run"
+            )
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Inside, model and loss run: what their own code writes is no change."""
+        try:
+            yield
+        finally:
+            if self.followed is not None:
+                self.followed.accept()
+
+
+_SERVED: list[Base] = []
+
+
+@contextmanager
+def serving(base: Base) -> Iterator[None]:
+    """Clients of this process use ``base`` instead of preparing their own: audits train on their
+    own examples.
+    """
+    process.cache_clear()
+    _SERVED.append(base)
+    try:
+        yield
+    finally:
+        _SERVED.pop()
+        process.cache_clear()
+
+
+def is_served() -> bool:
+    """Whether clients of this process use a base that they were given."""
+    return bool(_SERVED)
+
+
+@lru_cache(maxsize=2)
+def process(settings: Settings) -> Process:
+    """Data, initial model and W_0, built once a process."""
+    set_up(settings)
+    return assemble(_SERVED[-1] if _SERVED else prepare(settings).with_level())
+
+
+def set_up(settings: Settings) -> None:
+    """Settings of the whole process: torch's threads, and freed memory."""
+    torch.set_num_threads(settings.threads)
+    keep_freed_memory()
+
+
+def assemble(base: Base) -> Process:
+    """Build the initial model, W_0 and the replica of a base; a GPU is named in the log, so that
+    run.log has it.
+    """
+    if base.device == "cuda":
+        log(INFO, "clients of this process compute on %s", torch.cuda.get_device_name())
+    state = base.public_state()
+    replica = Replica(base=base, public=state) if base.settings.downlink == "sparse" else None
+    followed = Followed(state.model, base.workload.loss)
+    return Process(base=base, state=state, held=Held(state), replica=replica, followed=followed)
+
+
+def load(
+    here: Process,
+    announced: Announcement,
+    content: RecordDict,
+    followed: bytes | None,
+    run: History,
+    client: int,
+    *,
+    shared: bool,
+) -> Loaded:
+    """The model's weights and the frame, made by the first client of a process in a round and used
+    by the others.
+
+    Guarantee: weights and frame are reused only for the same received bytes, or, if a replica
+    ``followed``, the same digest. Raises ChangedModelError if model or loss changed since the last
+    round.
+    """
+    sent = flat_bytes(content) if followed is None else followed
+    version = (announced.round, announced.updates, announced.frame_digest)
+    known, here.loaded = here.loaded, None  # after an error nothing is loaded
+    if known is None or known.version != version:
+        here.check_unchanged()
+    if followed is not None and (known is None or known.weights != followed):
+        digest = followed
+    elif known is None or known.weights != sent:
+        load_weights(here.state.model, read_weights(content))
+        digest = hashlib.sha256(sent).digest()
+    elif known.version == version:
+        here.loaded = known  # the digest covers the kept positions and the carriers, too
+        return known
+    else:
+        digest = known.digest
+    if here.state.source is not None and (here.replica is None or here.replica.known is None):
+        with here.passing():
+            frame = _probed_frame(here, announced, content, run, client, shared=shared)
+    else:
+        frame = _frame(here, announced, content)
+    here.loaded = Loaded(
+        weights=sent,
+        digest=digest,
+        version=version,
+        plan=plan_round(
+            here.base.method,
+            announced.round,
+            frame,
+            here.base.local,
+            here.base.sums,
+            here.base.unit,
+        ),
+        parameters=check(here.state.model, frame),
+    )
+    return here.loaded
+
+
+def derived_frame(here: Process, announced: Announcement, content: RecordDict) -> Frame:
+    """The frame of a round as this client derives it, from its replica if it has one."""
+    if here.replica is not None and here.replica.known is not None:
+        return here.replica.frame(announced.round)
+    kept = None
+    if here.base.method.mask.ranking == "gradients":
+        kept = read_kept(content, sum(W.numel() for W in here.state.parameters.values()))
+    return here.state.frame(announced.round, updates=announced.updates, kept=kept)
+
+
+def _frame(here: Process, announced: Announcement, content: RecordDict) -> Frame:
+    frame = _as_announced(derived_frame(here, announced, content), announced, content)
+    if frame is None:
+        raise FrameDiffersError("the frame derived here has another digest than the announced one")
+    return frame
+
+
+def _probed_frame(
+    here: Process,
+    announced: Announcement,
+    content: RecordDict,
+    run: History,
+    client: int,
+    *,
+    shared: bool,
+) -> Frame:
+    """The frame in the first basis that gives the announced one."""
+    for basis in here.held.candidates(announced, content, run, client, shared=shared):
+        derived = here.state.frame(announced.round, updates=announced.updates, basis=basis)
+        frame = _as_announced(derived, announced, content)
+        if frame is not None:
+            here.held.keep(basis, run, client, shared=shared)
+            return frame
+    raise FrameDiffersError(f"no basis here gives the announced frame of round {announced.round}")
+
+
+def _as_announced(derived: Frame, announced: Announcement, content: RecordDict) -> Frame | None:
+    """The derived frame, or what was sent of it, whichever is the announced one; None if neither
+    is.
+    """
+    if derived.digest == announced.frame_digest:
+        return derived
+    sent = read_frame(content, derived)
+    return sent if sent is not None and sent.digest == announced.frame_digest else None
+
+
+@dataclass(eq=False)
+class SentHistory:
+    """What the driver has sent to this process: steps of a sparse downlink, or a checkpoint in
+    place of early ones, and the carriers of the last probe.
+    """
+
+    steps: dict[int, bytes] = field(default_factory=dict)
+    bases: dict[int, bytes] = field(default_factory=dict)
+    checkpoint: bytes | None = None
+
+    def add(
+        self, sent: Sequence[tuple[int, bytes]], bases: Sequence[tuple[int, bytes]] = ()
+    ) -> None:
+        """What the driver has sent: steps by version, and a checkpoint as version -1; the last
+        probe by its round.
+        """
+        self.bases = dict(bases) or self.bases
+        for version, content in sent:
+            if version < 0:
+                self.checkpoint = content
+            else:
+                self.steps[version] = content
+        for version in sorted(self.steps)[:-FAR]:
+            del self.steps[version]
+
+    def forget(self) -> None:
+        """Another run begins."""
+        self.steps, self.bases, self.checkpoint = {}, {}, None
+
+    def step(self, version: int) -> bytes:
+        """The step to a version. Raises FileNotFoundError where it was not sent."""
+        if version not in self.steps:
+            raise FileNotFoundError(f"step {version} was not sent")
+        return self.steps[version]
+
+    def load_checkpoint(self) -> dict[str, Any]:
+        """The checkpoint that was sent. Raises ValueError if none was."""
+        if self.checkpoint is None:
+            raise ValueError("no checkpoint was sent")
+        return parse_checkpoint(self.checkpoint, Path("checkpoint of the driver"))
+
+    def basis(self, round: int) -> bytes:
+        """The carriers that the server probed in a round. Raises FileNotFoundError where they were
+        not sent.
+        """
+        if round not in self.bases:
+            raise FileNotFoundError(f"the carriers of round {round} were not sent")
+        return self.bases[round]
+
+    def own_basis(self, client: int) -> Path:
+        """Nowhere, as ``replica``."""
+        raise LookupError(f"client {client} has no basis of its own")
+
+    def replica(self, client: int) -> Path:
+        """Nowhere: all clients of this process share one replica, which no file has."""
+        raise LookupError(f"client {client} has no replica of its own")
+
+
+HISTORY = SentHistory()
+"""Of this process; another run begins with an empty one."""

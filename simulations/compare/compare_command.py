@@ -1,0 +1,329 @@
+"""``fedlsg compare`` and ``fedlsg report``; their options are parsed in ``cli``."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from rich.console import Console
+
+from fedlsg import strategies, user_code
+from fedlsg.simulations import workloads
+from fedlsg.simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
+from fedlsg.simulations.compare.cell_worker import Outcome
+from fedlsg.simulations.compare.cells import Cell, Grid, dropped_lines, grouped
+from fedlsg.simulations.compare.collect import cell_result, read_runs
+from fedlsg.simulations.compare.comparison_files import Comparison, Output, write_page, write_tables
+from fedlsg.simulations.compare.comparison_table import (
+    comparison_table,
+    notes,
+    unfinished,
+    variants,
+)
+from fedlsg.simulations.compare.grid_file import (
+    KINDS,
+    as_toml,
+    check_cells,
+    from_toml,
+    numbers,
+    read_toml,
+    read_varied,
+    split_settings,
+    words,
+)
+from fedlsg.simulations.compare.grid_progress import GridDisplay
+from fedlsg.simulations.compare.runner import (
+    Folder,
+    Ray,
+    check_limits,
+    check_same_settings,
+    one_ray,
+    run_cells,
+    share_out,
+)
+from fedlsg.simulations.engines.process import sigterm_raises
+from fedlsg.simulations.report.run_page import run_page
+from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
+from fedlsg.simulations.report.tiles import check_against
+from fedlsg.simulations.settings.rule_checker import all_refused, left_out, refusal
+from fedlsg.simulations.settings.settings import permit_code
+from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
+from fedlsg.simulations.storage.lock import exclusive
+from fedlsg.simulations.storage.manifest import accept
+from fedlsg.simulations.storage.run_directory import RunDir
+
+
+def make_grid(
+    workload: str | None, axes: Mapping[str, Any], pairs: Mapping[str, Any], file: str | None
+) -> Grid:
+    """The grid of a file, of options, or of both, where an option replaces what the file says.
+
+    axes: ``methods``, ``epsilons``, ``ranks``, ``sparsities`` as texts, ``seeds`` as a number,
+    ``vary`` as a list of texts; None where not said.
+    pairs: ``-c`` settings, of one method where the name has a dot.
+    Raises ValueError naming the option, or the key of the file.
+    """
+    base = {} if file is None else read_toml(file, "grid file")
+    listed, said = base.get("methods", {}), base.get("settings", {})
+    if (
+        not isinstance(said, dict)
+        or not isinstance(listed, dict)
+        or not all(isinstance(own, dict) for own in listed.values())
+    ):
+        raise ValueError(f"{file}: expected [settings] and [methods.NAME] as tables")
+    every = strategies.names() if axes["methods"] == "all" else ()
+    names = tuple(every or words(axes["methods"])) or tuple(listed)
+    for name in filter(user_code.is_reference, names):
+        method = user_code.absolute(name)
+        user_code.permit(method)
+        strategies.check_name(method)
+        listed = {user_code.short(name): {"method": method}} | listed
+    names = tuple(map(user_code.short, names))
+    common, own = split_settings(pairs, names)
+    given: dict[str, Any] = {
+        name: numbers(f"--{name}", axes[name], kind)
+        for name, kind in KINDS.items()
+        if axes[name] is not None
+    }
+    if axes["seeds"] is not None:
+        given["seeds"] = axes["seeds"]
+    if workload is not None:
+        given["workload"] = user_code.absolute(workload)
+    if axes["vary"]:
+        given["vary"] = dict(base.get("vary", {})) | read_varied(axes["vary"])
+    methods = {
+        name: {
+            key: value
+            for key, value in listed.get(name, {}).items()
+            if key.replace("-", "_") not in common
+        }
+        | own[name]
+        for name in names
+    }
+    said = said | common
+    table = base | given | {"settings": said, "methods": methods}
+    for part in (table, said, *methods.values(), *_each(table.get("vary"))):
+        permit_code(part)  # the user named the file as well
+    grid = from_toml(table)
+    workloads.presets(grid.workload)  # refuses an unknown one
+    return grid
+
+
+def _each(varied: object) -> list[dict[str, Any]]:
+    """Each value that is varied, as a setting; of what is no table, none."""
+    table = varied if isinstance(varied, Mapping) else {}
+    lists = {name: values for name, values in table.items() if isinstance(values, list | tuple)}
+    return [{name: value} for name, values in lists.items() for value in values]
+
+
+def compare_command(
+    grid: Grid,
+    out: str | None,
+    *,
+    jobs: int | None,
+    budget_minutes: float | None,
+    console: Console,
+    view: View = PLAIN,
+    yes: bool = False,
+) -> int:
+    """Run or resume a grid; returns the exit status: 1 where a cell failed. ``jobs``: see
+    ``share_out``.
+
+    Where it takes more than an hour, a terminal is asked whether to go on, unless ``yes``.
+
+    Raises ValueError before anything runs if a cell cannot run, or was run in this folder with
+    other settings.
+    """
+    budget_seconds = check_limits(jobs, budget_minutes)
+    path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
+    grid, refused = accepted(grid)
+    dropped = (*left_out(refused), *dropped_lines(grid.dropped()))
+    view = replace(view, left_out=dropped, notes=grid.notes)
+    for line in view.left_out:
+        print_line(line, console, "yellow")
+    cells, folder = grid.cells(), Folder(path)
+    with console.status("checking the cells"):
+        check_cells(folder.unfinished(cells))
+    text = tomli_w.dumps(as_toml(published(grid)))
+    with one_ray(folder.unfinished(cells)) as ray:
+        with writing_to(path):
+            path.mkdir(parents=True, exist_ok=True)
+            check_same_settings(folder, cells)
+            write_atomically(path / "grid.toml", text.encode())
+        with exclusive(RunDir(path)), sigterm_raises():
+            return _run(cells, folder, text, jobs, ray, budget_seconds, console, view, yes)
+
+
+def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
+    """The grid without the methods that its settings refuse in every cell, and the reason for each
+    by its label.
+
+    Raises ValueError, with the reasons, if no method is left.
+    """
+    cells = grouped(grid.cells(), lambda cell: cell.label)
+    refused = {}
+    for label, own in cells.items():
+        reasons = [refusal(cell.given) for cell in own]
+        if None not in reasons:
+            refused[label] = str(reasons[-1])
+    if len(refused) == len(grid.entries):
+        raise all_refused(refused)
+    kept = tuple(entry for entry in grid.entries if entry.label not in refused)
+    return replace(grid, entries=kept), refused
+
+
+def _run(
+    cells: Sequence[Cell],
+    folder: Folder,
+    text: str,
+    jobs: int | None,
+    ray: Ray,
+    budget_seconds: float | None,
+    console: Console,
+    view: View,
+    yes: bool,
+) -> int:
+    workload = user_code.shown(str(cells[0].given["workload"]))
+    title = f"{workload}: {len({cell.label for cell in cells})} methods compared"
+
+    def compared() -> Comparison:
+        record = folder.record()
+        results = [cell_result(folder, cell, record, view.link) for cell in cells]
+        return Comparison(title=title, results=results, command=_command(), grid=text, view=view)
+
+    def ended(cell: Cell, outcome: Outcome) -> None:
+        display.ended(cell, outcome)
+        output.update()
+
+    before = compared().results
+    done = sum(result.done for result in before)
+    summaries = [result.summary for result in before]
+    print_whole(f"{len(cells)} cells, {done} done before, folder {folder.path}", console)
+    output = Output(folder.path, compared)
+    display = GridDisplay(
+        console,
+        folder,
+        len(cells),
+        done,
+        known=[
+            float(summary["wall_seconds"]) for summary in summaries if "wall_seconds" in summary
+        ],
+        budget_seconds=budget_seconds,
+        yes=yes,
+    )
+    try:
+        with (
+            display.progress,
+            share_out(folder.unfinished(cells), jobs, ray) as (shared, at_a_time),
+        ):
+            run_cells(
+                shared,
+                folder,
+                jobs=at_a_time,
+                budget_seconds=budget_seconds,
+                started=display.started,
+                running=display.running,
+                ended=ended,
+            )
+    except (KeyboardInterrupt, SystemExit):
+        console.print("the same command continues this grid", markup=False)
+        raise
+    finally:
+        finished = output.update(ended=True)
+    show(finished, folder.path, console)
+    return int(any(result.status == "failed" for result in finished.results))
+
+
+CELLS_LEFT = "cells are left; the same command continues"
+RUNS_LEFT = (
+    "runs are not finished; continue with fedlsg resume RUN, or with the compare that started them"
+)
+
+
+def show(made: Comparison, folder: Path, console: Console, more: str = CELLS_LEFT) -> None:
+    """The table on the terminal, what is not in it, how to continue (``more``), and the page."""
+    table, results = made.table, made.results
+    print_table(comparison_table(table), console)
+    for note in notes(table):
+        print_note(note, console)
+    if made.view.bytes:
+        for panel in panels(table):
+            print_table(panel_table(panel), console)
+        print_note(NOTE, console)
+    for label, text in variants(table).items():
+        print_note(f"{label}: {text}", console)
+    for note in made.view.notes:
+        print_note(note, console, style="yellow")
+    for name, text in unfinished(table).items():
+        if text != "not run":  # counted below; a large grid has hundreds
+            style = "red" if text.startswith("failed") else "yellow"
+            print_whole(f"{name}: {text}", console, style)
+    left = sum(result.status in ("not run", "interrupted") for result in results)
+    if left:
+        console.print(f"{left} of {len(results)} {more}", style="yellow")
+    print_whole(f"report  {folder / 'report.html'}", console)
+
+
+def report_command(
+    runs: Sequence[str],
+    out: str | None,
+    console: Console,
+    view: View = PLAIN,
+    against: str | None = None,
+) -> None:
+    """Tables, plots and a page from existing runs; of a single run, its own page.
+
+    ``against``: a run without privacy, for the page of a single run. Raises ValueError for a folder
+    that is neither a run nor a comparison, for another kind of run in ``against``, and where
+    nothing can be written.
+    """
+
+    def say(line: str) -> None:
+        print_line(line, console, "yellow")
+
+    results = read_runs(map(Path, runs), view.link, say)
+    if len(results) > 1:
+        if against is not None:
+            raise ValueError(
+                "--against belongs to the page of one run: several runs are compared with each "
+                "other"
+            )
+        folder = Path(out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-report").expanduser().resolve()
+        made = Comparison(
+            title=f"{len(results)} runs compared", results=results, command=_command(), view=view
+        )
+        with writing_to(folder):
+            write_tables(folder, made)
+            write_page(folder, made)
+        show(made, folder, console, RUNS_LEFT)
+        return
+    other = None
+    if against is not None:
+        (other,) = read_runs([Path(against)], view.link, say)
+        check_against(results[0], other)
+    folder = Path(out or runs[0]).expanduser().resolve()
+    with writing_to(folder):
+        write_atomically(folder / "report.html", run_page(results[0], against=other).encode())
+        accept(RunDir(folder), ["report.html"])
+    print_whole(f"report  {folder / 'report.html'}", console)
+
+
+def _command() -> str:
+    """This command, as it was typed."""
+    return shlex.join(["fedlsg", *sys.argv[1:]])
+
+
+def published(grid: Grid) -> Grid:
+    """The grid without the folders of this machine."""
+    return replace(
+        grid,
+        settings={
+            name: value
+            for name, value in grid.settings.items()
+            if name not in ("data_dir", "data_root")
+        },
+    )

@@ -1,0 +1,250 @@
+"""The files of a comparison, all of the same results: results.csv, table.csv, table.md, plots/ and
+report.html.
+
+The page has the table, the figures, what failed, and what the numbers do and do not mean.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedlsg.simulations.compare.bytes_axis import (
+    NOTE,
+    PLAIN,
+    View,
+    bytes_markdown,
+    panel_table,
+    panels,
+)
+from fedlsg.simulations.compare.comparison_table import (
+    comparison_table,
+    notes,
+    sentences,
+    table_csv,
+    table_markdown,
+    unfinished,
+    variants,
+)
+from fedlsg.simulations.compare.lines import PROBE, Line, lines
+from fedlsg.simulations.compare.plots import Charts, figures, targets_of
+from fedlsg.simulations.report.facts import epsilon_section, made_section, row_warnings
+from fedlsg.simulations.report.figure import interactive, picture, png
+from fedlsg.simulations.report.page import (
+    Code,
+    Page,
+    Part,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    sections,
+)
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.words import NOT_PRIVATE
+from fedlsg.simulations.storage.atomic_files import write_atomically
+from fedlsg.simulations.storage.results import Result, results_csv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHARE = 0.05
+"""Share of the time that drawing may take while results come in."""
+
+BARS = "A mark is the mean over seeds; bars show one standard deviation."
+CAPTIONS = {
+    "accuracy-epsilon": "How accurate each method is at each privacy budget. Further up is more "
+    f"accurate; a smaller epsilon is more private. {BARS} The dotted line, if "
+    "there is one, is the accuracy of guessing; dashed horizontal lines, if "
+    "there are any, are methods without privacy.",
+    "accuracy": f"How accurate each method is. Further right is more accurate. {BARS} The dotted "
+    "line, if there is one, is the accuracy of guessing.",
+    "accuracy-bytes": "How accurate each method is for the bytes that it sends. Further up is more "
+    "accurate, further left is cheaper. Bytes are the payloads that all clients "
+    f"sent in the whole run. {BARS} Filled marks have the largest epsilon, or "
+    "none. A dashed grey line, of three methods or more, is the Pareto front of "
+    "an epsilon: nothing is more accurate for fewer bytes.",
+    "accuracy-total-bytes": "How accurate each method is for the bytes that it sends, at equal "
+    "epsilon. Further up is more accurate, further left is cheaper. One "
+    "panel counts what clients sent, the other also what they received. "
+    f"{BARS} Filled marks are private, hollow marks are {NOT_PRIVATE}.",
+    "accuracy-varied": "How the accuracy depends on the varied setting. A mark is the mean over "
+    "seeds; bars show one standard deviation. Dashed horizontal lines, if there "
+    "are any, are methods without the setting.",
+    "accuracy-heat": "The accuracy for each pair of values: mean over seeds, and below it one "
+    "standard deviation. All panels have the same colours; lighter is better. A "
+    "frame marks the best pair of a panel. Methods that lack one of the settings "
+    "are in the table alone. The table above has the numbers.",
+    "learning-curves": "Test accuracy after each round. A line is the mean over seeds; the band "
+    "around it reaches from the worst to the best seed. If all runs have a "
+    "simulated clock, rounds are at their mean simulated time.",
+}
+GRID = "The grid; fedlsg compare --grid grid.toml runs it again:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What an output folder shows.
+
+    ``command`` made it; ``grid`` is the text of its grid.toml.
+    """
+
+    title: str
+    results: Sequence[Result]
+    command: str = ""
+    grid: str = ""
+    view: View = PLAIN
+
+    @cached_property
+    def table(self) -> list[Line]:
+        """Its runs as lines."""
+        return lines(self.results)
+
+
+def write_tables(folder: Path, made: Comparison) -> None:
+    """results.csv, table.csv and table.md, and bytes.md on the bytes axis: milliseconds."""
+    texts = {
+        "results.csv": results_csv(made.results),
+        "table.csv": table_csv(made.table),
+        "table.md": table_markdown(made.table, made.view.notes),
+    }
+    if made.view.bytes:
+        texts["bytes.md"] = bytes_markdown(made.table)
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+
+
+def write_page(folder: Path, made: Comparison) -> None:
+    """plots/*.png and report.html: a second or two."""
+    drawn = figures(made.table, made.view)
+    write_report(folder, page(made, drawn), drawn)
+
+
+def write_report(folder: Path, html: str, made: "Mapping[str, Charts | Figure]") -> None:
+    """report.html, and its figures as plots/NAME.png; nothing where one cannot be drawn."""
+    images = {name: png(figure) for name, figure in made.items()}
+    write_atomically(folder / "report.html", html.encode())
+    for name, image in images.items():
+        write_atomically(folder / "plots" / f"{name}.png", image)
+
+
+class Output:
+    """Writes tables and page again while results come in.
+
+    Guarantee: the tables follow every result. Page and plots take a twentieth of the time at most,
+    and are written at the end.
+    """
+
+    def __init__(self, folder: Path, compared: Callable[[], Comparison]) -> None:
+        self.folder, self.compared = folder, compared
+        self.drawn, self.pause = time.monotonic(), 2.0 / SHARE
+
+    def update(self, *, ended: bool = False) -> Comparison:
+        """After a cell, or when all have ``ended``."""
+        made, began = self.compared(), time.monotonic()
+        write_tables(self.folder, made)
+        if ended or began - self.drawn > self.pause:
+            write_page(self.folder, made)
+            self.drawn = time.monotonic()
+            self.pause = (self.drawn - began) / SHARE
+        return made
+
+
+def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
+    """The page of a comparison, with its figures."""
+    results, table, view = made.results, made.table, made.view
+    first, *others = sentences(table)
+    more = [Text(words=" ".join(others))] if others else []
+    dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
+    left = unfinished(table)
+    return render(
+        Page(
+            kind="fedlsg compare",
+            title=made.title,
+            lead=lead(results, table),
+            headline=first,
+            warnings=tuple(warnings(table)),
+            advice=(*advice(table), *view.notes, *dropped),
+            sections=sections(
+                ("All methods", [*more, *_table(table)]),
+                ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),
+                ("Accuracy against bytes", _panels(table) if view.bytes else []),
+                epsilon_section(results),
+                ("Not in the means", [facts_of(left)] if left else []),
+                made_section(
+                    [run for run in results if run.done],
+                    Code(text=made.command),
+                    Code(text=made.grid, note=GRID),
+                ),
+                data_section(
+                    download(
+                        "table.csv", table_csv(table).encode(), "a row for each line of the table"
+                    ),
+                    download("results.csv", results_csv(results).encode(), "a row for each run"),
+                ),
+            ),
+        )
+    )
+
+
+def _table(table: Sequence[Line]) -> list[Part]:
+    """The table, what its columns mean, and what numbered labels stand for."""
+    named = variants(table)
+    text = [Text(words=note, style="note") for note in notes(table)]
+    return [comparison_table(table), *text, *([facts_of(named)] if named else [])]
+
+
+def _figure(name: str, made: "Charts | Figure", table: Sequence[Line]) -> Part:
+    """Charts, or a heat map as it is."""
+    single = name == "accuracy-epsilon" and len(targets_of(table)) < 2  # a row for each method
+    caption = CAPTIONS["accuracy" if single else name]
+    if isinstance(made, tuple):
+        return interactive(made, caption, columns=3 if len(made) % 2 else 2)
+    return picture(made, caption)
+
+
+def _panels(table: Sequence[Line]) -> list[Part]:
+    """The tables of the bytes axis."""
+    tables = [panel_table(panel) for panel in panels(table)]
+    return [*tables, Text(words=NOTE, style="note")] if tables else []
+
+
+def lead(results: Sequence[Result], table: Sequence[Line]) -> str:
+    """How many runs, settings and seeds."""
+    done = sum(run.done for run in results)
+    seeds = sorted({run.settings["seed"] for run in results if "seed" in run.settings})
+    words = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 12 else ", ".join(map(str, seeds))
+    return f"{done} of {len(results)} runs finished, {len(table)} settings, seeds {words or '--'}."
+
+
+def warnings(table: Sequence[Line]) -> list[str]:
+    """What nobody may overlook: no privacy, no better than guessing, held-out accuracy."""
+    runs = [run for line in table for run in line.runs]
+    public = dict.fromkeys(line.name for line in table if line.private is False)
+    lost = [_at_target(line) for line in table if line.beats_chance is False]
+    stopped = [run.name for run in runs if run.done and run.reason]
+    found = {
+        f"{NOT_PRIVATE}: {', '.join(public)}. No privacy is claimed for these runs.": public,
+        f"Not better than guessing by three standard errors: {', '.join(lost)}.": lost,
+        "Stopped before their last round, with the epsilon of the rounds that ran: "
+        f"{', '.join(stopped)}.": stopped,
+    }
+    return [*(words for words, said in found.items() if said), *row_warnings(runs)]
+
+
+def _at_target(line: Line) -> str:
+    target = line.epsilon_target
+    return line.name if target is None else f"{line.name} at epsilon {target:g}"
+
+
+def advice(table: Sequence[Line]) -> list[str]:
+    """What would make the comparison more useful: the private linear probe."""
+    methods = {line.method for line in table if line.private}
+    if not methods or PROBE in methods:
+        return []
+    return [
+        "The private linear probe is missing. A private method is useful only if it is better: add "
+        f"{PROBE} to the methods."
+    ]

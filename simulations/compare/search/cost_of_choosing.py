@@ -1,0 +1,232 @@
+"""Rows of the trials (``--on``), and what choosing by held-out private rows costs: the composition
+of all trials.
+
+Each trial trains on the same rows, and its result decides what comes next. So each one is a release
+about these rows, also if it failed or was interrupted. The accountants bound adaptive composition:
+later trials may follow from earlier results. The accuracies themselves are computed from the
+held-out rows without noise: no epsilon covers those.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedlsg import user_code
+from fedlsg.accounting import AccountingError, Event, compose, spread
+from fedlsg.accounting.events import canonical, split
+from fedlsg.config.units import UNITS
+from fedlsg.simulations import workloads
+from fedlsg.simulations.report.words import epsilon_words
+from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.storage.results import refuse_own_noise
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.workloads import Options, public_rows
+from fedlsg.simulations.workloads.public_data import public_data
+
+HOLDOUT = 0.1
+"""The share of the rows that trials are compared on, unless -c holdout=... says otherwise."""
+
+HELD_OUT, TEST = "held-out", "test"
+EXPECTED = (
+    "say with --on which rows the trials use: data:NAME or data:PATH (public rows that you name, "
+    "costs no privacy), synthetic (public inputs with labels of a random teacher, costs no "
+    "privacy), or held-out (a share of the private training rows, costs privacy)"
+)
+REFUSED = (
+    "--on test: no setting is chosen on the test split, because its accuracies would then be too "
+    "high: --on held-out, data:NAME|PATH or synthetic"
+)
+FREE = (
+    "Choosing costs no privacy: the trials use {rows} alone. They train on one part, and are "
+    "compared on the rest."
+)
+COSTLY = (
+    "CHOOSING COSTS PRIVACY: each trial is a release about the same private rows, and accuracies "
+    "of held-out rows have no noise. The cost is printed at the end."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """``words``: what they are. ``settings``: those of each trial. ``private``: whether they are
+    the training rows.
+    """
+
+    words: str
+    private: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> str:
+        """Whether choosing on these rows costs privacy, in a sentence."""
+        return COSTLY if self.private else FREE.format(rows=self.words)
+
+
+def rows_of(on: str | None) -> Rows:
+    """The rows that ``--on`` names. Raises ValueError for none, the test split, or another word."""
+    if on == HELD_OUT:
+        return Rows(
+            words="held-out rows of the private training split",
+            private=True,
+            settings={"holdout": HOLDOUT},
+        )
+    if on == TEST:
+        raise ValueError(REFUSED)
+    kind, _, name = (on or "").partition(":")
+    if on == "synthetic" or (kind == "data" and name):
+        words = (
+            "synthetic inputs with labels of a random teacher"
+            if on == "synthetic"
+            else f"public rows of {name}"
+        )
+        return Rows(words=words, private=False, settings={"holdout": HOLDOUT, "public_rows": on})
+    raise ValueError(
+        EXPECTED
+        if on is None
+        else f"expected --on held-out, data:NAME|PATH or synthetic, got {on!r}"
+    )
+
+
+def as_many_rows(settings: Settings) -> dict[str, int]:
+    """The setting that makes public rows stand for as many as the private training split has, a
+    public number.
+
+    Nothing where that split is not at hand. Where it is, its rows are read to refuse public rows
+    that are among them.
+    Raises ValueError for those.
+    """
+    data_dir = None if settings.data_dir is None else Path(settings.data_dir).expanduser().resolve()
+    names = {
+        f.name: getattr(settings, f.name)
+        for f in fields(Options)
+        if f.name not in ("train_rows", "holdout")
+    }
+    options, name = Options(**names), public_rows.locate(settings.public_rows)
+    try:
+        private = workloads.load(settings.workload, data_dir=data_dir, options=options)
+    except OSError:
+        return {}
+    if name is not None and name != public_rows.SYNTHETIC:
+        public_data(
+            name.removeprefix(user_code.DATA),
+            private,
+            data_dir=data_dir,
+            options=options,
+            setting="public_rows",
+        )
+    return {"train_rows": len(private.train)}
+
+
+Partition = tuple[object, ...]
+PARTITION = ("seed", "clients", "partition", "alpha", "shards_per_client", "train_rows", "holdout")
+"""The settings that decide which client has a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one run charged: the partition that it had, and the events of each client.
+
+    ``private`` is False where a step had no noise, or noise from a known seed: no epsilon bounds
+    it.
+    """
+
+    partition: Partition
+    events: Mapping[int, Sequence[Event]]
+    private: bool = True
+
+
+def epsilon_of(trials: Sequence[Trial], *, delta: float) -> float:
+    """Epsilon at ``delta`` of all trials together, for each row that they trained on (add or remove
+    one row).
+
+    Guarantee: an upper bound. Trials with one partition compose client by client, and the largest
+    client counts. In another partition (another seed) a row may be with another client: if all
+    clients of each partition have equal events, the events of all partitions compose; else the
+    epsilons at delta / partitions are added (basic composition). Infinite if a trial is not
+    private, or if no accountant certifies a bound. No trials: 0.
+    """
+    if not all(trial.private for trial in trials):
+        return math.inf
+    groups: dict[Partition, dict[int, list[Event]]] = {}
+    for trial in trials:
+        group = groups.setdefault(trial.partition, {})
+        for client, events in trial.events.items():
+            group.setdefault(client, []).extend(events)
+    populations = [
+        [_merged(events) for events in group.values()] for group in groups.values() if group
+    ]
+    if all(len(set(population)) == 1 for population in populations):
+        try:
+            return compose(
+                [event for population in populations for event in population[0]], delta=delta
+            ).upper
+        except AccountingError:
+            return math.inf
+    share = delta / len(populations)
+    return math.fsum(spread(population, delta=share).largest for population in populations)
+
+
+def _merged(events: Sequence[Event]) -> tuple[Event, ...]:
+    """The fewest events with the same loss; the first one has the Lambda of all."""
+    plain, log_ratio = split(events)
+    merged = canonical(plain)
+    return tuple(replace(event, log_ratio=log_ratio) for event in merged[:1]) + merged[1:]
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """What each run directory in ``folder`` has charged so far, finished or not; those that charged
+    nothing are none.
+
+    Raises ValueError (LedgerError) for a damaged ledger or config.
+    """
+    runs = [RunDir(path) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+    return [trial for run in runs if run.ledgers.is_dir() and (trial := _read(run)).events]
+
+
+def _read(run: RunDir) -> Trial:
+    settings, charges = run.read_values(), run.charges
+    refuse_own_noise(run, settings)
+    ledgers = [charges.of(client) for client in charges.clients()]
+    charged = [ledger for ledger in ledgers if ledger.entries]
+    if not all(UNITS[entry.unit].single for ledger in charged for entry in ledger.entries):
+        raise ValueError(
+            f"{run.path} protects more than one example: what choosing costs is stated for single "
+            "examples"
+        )
+    return Trial(
+        partition=tuple(settings.get(name) for name in PARTITION),
+        events={ledger.client: ledger.events() for ledger in charged},
+        private=not any(
+            not all(entry.has_epsilon for entry in ledger.entries) for ledger in charged
+        ),
+    )
+
+
+def statement(trials: Sequence[Trial], *, delta: float, final_epsilon: float | None) -> list[str]:
+    """What choosing by these trials costs, in sentences. ``final_epsilon``: the target of the run
+    that follows.
+    """
+    spent = epsilon_of(trials, delta=delta)
+    found = [
+        f"Choosing among {len(trials)} trials by held-out private rows: the epsilon of choosing is "
+        f"{epsilon_words(spent)} at delta {delta:g} for the rows that the trials train on, because "
+        "each trial is a release about the same rows.",
+        "If the held-out rows count as private, the epsilon of choosing is inf for them: their "
+        "accuracies are computed without noise. Rows that are public, or synthetic, cost nothing: "
+        "--on data:NAME|PATH, --on synthetic.",
+    ]
+    if final_epsilon is not None and math.isfinite(spent):
+        found.append(
+            f"The run with the chosen settings adds its own epsilon, {final_epsilon:g}. Together: "
+            f"at most {epsilon_words(spent + final_epsilon)} at delta {2 * delta:g} (basic "
+            "composition) for the rows that train in both."
+        )
+    found.append(
+        "A tighter bound is known for random search (Papernot and Steinke 2022): a random number "
+        "of trials, each with settings drawn independently, and a private score. It does not cover "
+        "this search, whose number of trials is fixed and whose scores have no noise, so it is not "
+        "used here."
+    )
+    return found

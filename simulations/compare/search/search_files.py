@@ -1,0 +1,336 @@
+"""The files of a search: trials.csv (a row for each trial), search.json, report.html and plots/."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedlsg.simulations.compare.cells import grouped, is_number
+from fedlsg.simulations.compare.comparison_files import write_report
+from fedlsg.simulations.compare.comparison_table import unfinished
+from fedlsg.simulations.compare.lines import measured, score_words
+from fedlsg.simulations.compare.plots import Charts
+from fedlsg.simulations.compare.search.space import Choices, Dimension, value_words
+from fedlsg.simulations.compare.search.space import shown as value_shown
+from fedlsg.simulations.compare.search.trials import Arm, Job, Trial, best_of
+from fedlsg.simulations.report.chart import Axis, Chart, Series, spaced
+from fedlsg.simulations.report.colours import looks
+from fedlsg.simulations.report.facts import made_section
+from fedlsg.simulations.report.figure import interactive
+from fedlsg.simulations.report.page import (
+    Code,
+    Page,
+    Table,
+    Text,
+    data_section,
+    download,
+    facts_of,
+    json_text,
+    sections,
+)
+from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.template import render
+from fedlsg.simulations.report.words import human_bytes
+from fedlsg.simulations.storage.atomic_files import write_atomically
+from fedlsg.simulations.storage.results import as_csv
+
+CAPTIONS = {
+    "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; "
+    "the line is the best one so far.",
+    "settings": "How the accuracy (or loss) depends on each setting. A mark is one trial, in which "
+    "the other settings differ, too. Filled: the best trial of a method.",
+}
+CHANCE = (
+    "Each trial has one seed. The best of many trials is in part the luckiest one, so its accuracy "
+    "here is too high on average. Compare methods by the runs that follow, with other seeds."
+)
+
+
+class Outcome(NamedTuple):
+    """A method, its trials, how many are done, and the best of them."""
+
+    arm: Arm
+    trials: list[Trial]
+    done: int
+    best: Trial | None
+
+    @property
+    def edges(self) -> dict[str, Any]:
+        """The best values that are at an edge, and which one."""
+        return {} if self.best is None else self.arm.edges(self.best.params)
+
+    @property
+    def score(self) -> str | None:
+        """Of the best trial, for people."""
+        return None if self.best is None else score_words(self.best.line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A search as far as it got.
+
+    given_up: why a method got no more trials. privacy: what choosing costs, in sentences. command:
+    the runs to start.
+    """
+
+    job: Job
+    trials: Sequence[Trial]
+    finished: bool
+    privacy: Sequence[str]
+    given_up: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    made_by: str = ""
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What became of each method, in the given order."""
+        return [
+            Outcome(arm, own, sum(trial.result.done for trial in own), best_of(own))
+            for arm, own in _by_arm(self.job.arms, self.trials)
+        ]
+
+    @property
+    def varied(self) -> list[str]:
+        """The settings that at least one method varies."""
+        return list(self.job.dimensions)
+
+    @property
+    def notes(self) -> list[str]:
+        """Edges, methods without trials, and how much luck is in the best."""
+        found = [
+            words
+            for one in self.outcomes
+            if one.best
+            for words in one.arm.edge_notes(one.best.params)
+        ]
+        untouched = [arm.label for arm in self.job.arms if not arm.space]
+        if untouched:
+            found.append(f"{', '.join(untouched)}: no setting to choose, so no trials.")
+        return [*found, *(f"{label}: {why}" for label, why in self.given_up.items()), CHANCE]
+
+
+def table(found: Found) -> Table:
+    """The best trial of each method, in the given order."""
+
+    def chosen(name: str) -> Column:
+        return Column(name, lambda one: one.best and one.best.params.get(name), value_words)
+
+    colours = _looks(found.job.arms)
+    columns = [
+        Column("method", lambda one: one.arm.label),
+        *map(chosen, found.varied),
+        Column(_measured(found.trials), lambda one: one.score),
+        Column("trials", lambda one: f"{one.done}/{one.arm.trials}"),
+        Column("uplink", lambda one: one.best and one.best.line.uplink, human_bytes, optional=1),
+        Column("at the edge", lambda one: one.best and _edge_words(one), left=True),
+    ]
+    return make_table(
+        columns,
+        found.outcomes,
+        title="The best trial of each method",
+        colour=lambda one: colours[one.arm.label][0],
+    )
+
+
+def _edge_words(one: Outcome) -> str:
+    return ", ".join(map(" ".join, one.edges.items())) or "none"
+
+
+def write_tables(folder: Path, found: Found) -> None:
+    """trials.csv and search.json: milliseconds."""
+    write_atomically(folder / "trials.csv", trials_csv(found).encode())
+    whole = {
+        "title": found.job.title,
+        "rows": found.job.rows.words,
+        "finished": found.finished,
+        "sampler": found.job.sampler,
+        "methods": {one.arm.label: _record(one) for one in found.outcomes},
+        "dropped": list(found.job.notices),
+        "notes": found.notes,
+        "privacy": list(found.privacy),
+        "command": found.command,
+    }
+    write_atomically(folder / "search.json", json_text(whole))
+
+
+def _record(one: Outcome) -> dict[str, Any]:
+    """What search.json says of a method."""
+    best = one.best
+    line = best.line if best else None
+    return {
+        "method": one.arm.given["method"],
+        "varied": {dimension.name: dimension.words for dimension in one.arm.space},
+        "planned": one.arm.trials,
+        "trials": len(one.trials),
+        "done": one.done,
+        "best_trial": best and best.number,
+        "best": best and dict(best.params),
+        "edges": one.edges,
+        "accuracy": line and (None if line.by_loss else line.mean),
+        "loss": line and line.mean_of("loss"),
+        "uplink_bytes_per_client_round": line and line.uplink,
+    }
+
+
+def trials_csv(found: Found) -> str:
+    """A row for each trial: its settings, and its run."""
+    best = [one.best for one in found.outcomes]
+    rows = []
+    for trial in found.trials:
+        settings = {name: trial.params.get(name) for name in found.varied}
+        first = {"trial": trial.number, "label": trial.arm.label, **settings}
+        rows.append({**first, **trial.result.as_row(), **first, "best": trial in best})
+    return as_csv(rows, otherwise="trial")
+
+
+def write(folder: Path, found: Found) -> None:
+    """All files; the figures take a second or two."""
+    write_tables(folder, found)
+    made = figures(found.job, found.trials)
+    write_report(folder, page(found, made), made)
+
+
+def headline(found: Found) -> str:
+    """The best trial of each method."""
+    words = []
+    for one in found.outcomes:
+        if one.best is not None:
+            values = _settings(one.best, value_words)
+            score = f"loss {one.score}" if one.best.line.by_loss else f"{one.score} %"
+            words.append(f"{one.arm.label} with {values} ({score})")
+    if not words:
+        return "No trial is finished."
+    return f"Best trials{'' if found.finished else ' so far'}: {'; '.join(words)}."
+
+
+def _settings(trial: Trial, words: Any) -> str:
+    return ", ".join(f"{name} {words(value)}" for name, value in trial.params.items())
+
+
+def page(found: Found, made: Mapping[str, Charts]) -> str:
+    """The page of a search with its figures by name."""
+    job = found.job
+    done = [trial.result for trial in found.trials if trial.result.done]
+    left = unfinished([trial.line for trial in found.trials])
+    end = "Every method has its trials." if found.finished else "The search is not finished."
+    follow = Code(text=found.command, note="The runs with the best settings:")
+    varied = {
+        arm.label: "; ".join(f"{one.name}: {one.words}" for one in arm.space) or "nothing"
+        for arm in job.arms
+    }
+    lead = f"{len(done)} of {job.planned} trials finished, on {job.rows.words}. {end}"
+    notes = (*found.notes, *job.notices)
+    return render(
+        Page(
+            kind="fedlsg compare --search",
+            title=job.title,
+            headline=headline(found),
+            lead=lead,
+            warnings=tuple(found.privacy[:2]) if job.rows.private else (),
+            sections=sections(
+                ("", [table(found), *(Text(words=note) for note in notes)]),
+                ("Figures", [interactive(made[name], CAPTIONS[name], columns=3) for name in made]),
+                ("What is varied", [facts_of(varied)]),
+                ("What choosing costs in privacy", [Text(words=words) for words in found.privacy]),
+                ("Trials that are not finished", [facts_of(left)] if left else []),
+                made_section(done, Code(text=found.made_by), *([follow] if found.command else [])),
+                data_section(
+                    download("trials.csv", trials_csv(found).encode(), "a row for each trial")
+                ),
+            ),
+        )
+    )
+
+
+def figures(job: Job, trials: Sequence[Trial]) -> dict[str, Charts]:
+    """By file name; none before a trial is done."""
+    done = [trial for trial in trials if trial.result.done]
+    if not done:
+        return {}
+    settings = tuple(_over(dimension, job.arms, done) for dimension in job.dimensions.values())
+    return {"history": (history(job.arms, done),), "settings": settings}
+
+
+def history(arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
+    """A mark for each trial, and a line through the best one so far."""
+    series, shapes = [], _looks(arms)
+    for arm, own in _by_arm(arms, done):
+        if not own:
+            continue
+        numbers = [trial.number + 1 for trial in own]
+        best = [
+            trial.line.height for trial in accumulate(own, lambda *pair: min(pair, key=_deficit))
+        ]
+        colour = shapes[arm.label][0]
+        series.append(Series(name=arm.label, x=numbers, y=best, colour=colour, steps=True))
+        series.append(_marks(arm.label, numbers, own, shapes[arm.label], filled=False))
+    y = Axis(label=_measured(done))
+    x = Axis(label="trial", whole=True)
+    return Chart(title="The best so far", x=x, y=y, series=tuple(series), height=360)
+
+
+def _by_arm(arms: Sequence[Arm], done: Sequence[Trial]) -> list[tuple[Arm, list[Trial]]]:
+    """Each method, and its trials."""
+    trials = grouped(done, lambda trial: trial.arm.label)
+    return [(arm, trials.get(arm.label, [])) for arm in arms]
+
+
+def _deficit(trial: Trial) -> float:
+    return trial.line.deficit
+
+
+def _over(dimension: Dimension, arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
+    """The scores over one setting; filled: the best trial of a method."""
+    name, series, shapes = dimension.name, [], _looks(arms)
+    listed = dimension.values if isinstance(dimension, Choices) else ()
+    words = not all(map(is_number, listed))
+    having = [trial for trial in done if name in trial.params]
+    for arm, own in _by_arm(arms, having):
+        best = best_of(own)
+        for some, filled in ((own, False), ([best] if best else [], True)):
+            values = [trial.params[name] for trial in some]
+            places = [float(listed.index(v)) for v in values] if words else [*map(float, values)]
+            series.append(_marks(arm.label, places, some, shapes[arm.label], filled=filled))
+    y = Axis(label=_measured(done))
+    x = _scale(dimension, words)
+    return Chart(title=name, x=x, y=y, series=tuple(series), height=320)
+
+
+def _marks(
+    name: str, places: Sequence[float], own: Sequence[Trial], look: tuple[str, str], *, filled: bool
+) -> Series:
+    """Trials as marks; their words are their settings."""
+    return Series(
+        name=name,
+        x=places,
+        y=[trial.line.height for trial in own],
+        colour=look[0],
+        marker=look[1],
+        filled=filled,
+        line=False,
+        words=tuple(f"trial {t.number + 1}: {_settings(t, value_shown)}" for t in own),
+    )
+
+
+def _scale(dimension: Dimension, words: bool) -> Axis:
+    name = dimension.name
+    if not isinstance(dimension, Choices):
+        if not dimension.log:
+            return Axis(label=name, whole=dimension.whole)
+        return Axis(label=name, log=True, low=dimension.low / 1.1, high=dimension.high * 1.1)
+    if words:
+        return Axis(
+            label=name, ticks=tuple((float(at), str(v)) for at, v in enumerate(dimension.values))
+        )
+    log = all(value > 0 for value in dimension.values)
+    ticks = spaced([(float(value), f"{value:g}") for value in dimension.values], log=log)
+    return Axis(label=name, log=log, ticks=ticks)
+
+
+def _looks(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:
+    return looks([(str(arm.given["method"]), arm.label) for arm in arms])
+
+
+def _measured(done: Sequence[Trial]) -> str:
+    return measured([trial.line for trial in done]).replace("test ", "")

@@ -1,0 +1,164 @@
+"""A Ray worker of the engine ``ray``: it answers for the clients of a pile, one after the other, on
+one model.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from logging import WARNING
+from socket import gethostname
+from typing import Any
+
+from fedlsg.simulations.engines.process import kept_log
+
+CLIENT = "fedlsg.simulations.client.client_app:app"
+
+Reply = tuple[bytes, list[bytes], list[tuple[int, str]], bool]
+"""What ``pack`` makes of the answers, the worker's log, and whether it has forgotten what it was
+sent earlier.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the clients of a run have in common.
+
+    ``run``: a name of its own; ``client``: their ClientApp, as ``module:attribute``; ``code``:
+    digest of the code that the driver runs.
+    """
+
+    run: str
+    client: str
+    run_config: Mapping[str, Any]
+    num_partitions: int
+    code: str
+    shipped: Any = None
+    """A reference to a ``Shipment`` in Ray's object store; None: each machine has, or downloads,
+    code and data.
+    """
+    rows: str = ""
+    """Digest of the training rows that each machine must have; not compared if empty."""
+
+
+class Worker:
+    """Imports torch as soon as it is made, while the driver plans."""
+
+    def __init__(self) -> None:
+        import_module(CLIENT.partition(":")[0])
+        self._run, self._device = "", "cpu"
+        self._sent_data = ExitStack()
+
+    def answer(
+        self, job: Job, until: float | None, limits: Sequence[float], pickled: bytes, *left: bytes
+    ) -> Reply:
+        """An answer to each task of a pile, in its order; before the tasks come the steps and
+        carriers that it lacks.
+
+        A client is stopped after as many seconds as ``limits`` gives it. One that still runs at
+        ``until`` is stopped as well; the ones behind it lose the round, as in a queue. Raises
+        RuntimeError if this machine has other code than the driver, or cannot load the data;
+        ImportError if it lacks the ClientApp.
+        """
+        from flwr.common.logger import log
+
+        from fedlsg.simulations.client.drawing import kept_draws
+        from fedlsg.simulations.client.piles import pack, unpack
+        from fedlsg.simulations.client.process_state import HISTORY, process
+        from fedlsg.simulations.client.virtual import call_until, give_id, task_identity, too_slow
+        from fedlsg.simulations.engines.shared_passes import Passes
+        from fedlsg.strategies.protocol.proofs import own_identity
+
+        if own_identity().digest != job.code:
+            raise RuntimeError(
+                f"{gethostname()} has {own_identity()}, other code than the driver: install the "
+                "same version"
+            )
+        module, _, name = job.client.partition(":")
+        client = getattr(import_module(module), name)
+        with kept_log() as records, task_identity(), ExitStack() as stack:
+            if job.run != self._run:
+                self._begin(job)
+                self._run = job.run
+                self._passes = Passes(client, job.num_partitions, job.run_config)
+            stack.enter_context(kept_draws(self._device))
+            history, *tasks = unpack(pickled, left)
+            forgot = False
+            HISTORY.add(*history)
+            replies: list[Any] = []
+            passes = {id(pile[0]): pile for pile in self._passes.of(tasks)}
+            for at, (task, most) in enumerate(zip(tasks, limits, strict=True)):
+                if pile := passes.get(id(task)):
+                    self._passes.compute(
+                        pile, limits[at : at + len(pile)], math.inf if until is None else until
+                    )
+                end = min(time.time() + most, math.inf if until is None else until)
+                reply, stopped = call_until(end, partial(_call, client, job, task))
+                if stopped:
+                    process.cache_clear()  # the state of a stopped client's process is unknown
+                    HISTORY.forget()
+                    forgot = True
+                    where = "round's deadline" if end == until else "limit of a client"
+                    log(
+                        WARNING,
+                        "stopped at the %s: %d of %d clients replied",
+                        where,
+                        len(replies),
+                        len(tasks),
+                    )
+                    if end == until:
+                        break
+                    reply = give_id(too_slow(task.message, most))
+                replies.append(reply)
+            replies += [None] * (len(tasks) - len(replies))
+            answers = [(reply, task.state) for reply, task in zip(replies, tasks, strict=True)]
+            return *pack(answers), records, forgot
+
+    def _begin(self, job: Job) -> None:
+        """Load the data of a run, and forget what was sent for another one."""
+        import ray
+
+        from fedlsg.simulations.client.client_app import simulated_settings
+        from fedlsg.simulations.client.process_state import HISTORY, process, serving
+        from fedlsg.simulations.planning.continuity import data_digest
+        from fedlsg.simulations.planning.prepare import prepare
+
+        HISTORY.forget()
+        self._sent_data.close()
+        process.cache_clear()
+        shipped = None if job.shipped is None else ray.get(job.shipped)
+        if shipped is not None:
+            shipped.unpack()
+        settings = simulated_settings(job.run_config, job.num_partitions)
+        try:
+            if shipped is not None and shipped.workload is not None:
+                self._sent_data.enter_context(serving(prepare(settings, loaded=shipped.workload)))
+            base = process(settings).base
+            self._device = base.device
+        except (ValueError, OSError, ImportError) as error:
+            raise RuntimeError(
+                f"{gethostname()} cannot load the data: {error}. Put them there (FEDLSG_DATA in "
+                "Ray's environment), or let the driver send them: data_from=driver"
+            ) from None
+        if job.rows and data_digest(base.workload.train) != job.rows:
+            raise RuntimeError(
+                f"{gethostname()} has other training rows than the driver: copy the driver's data "
+                "there"
+            )
+
+
+def _call(client: Any, job: Job, task: Any) -> Any:
+    """The reply of a client. None of its errors may reach the driver: their text may quote a
+    row.
+    """
+    from fedlsg.simulations.client.virtual import OutOfTimeError, call_client, fail_client
+
+    try:
+        return call_client(client, task.message, job.num_partitions, job.run_config, task.state)
+    except OutOfTimeError:
+        raise
+    except BaseException:
+        return fail_client(task.message)

@@ -1,0 +1,178 @@
+"""``fedlsg.flower.client_app``: a ClientApp that trains a workload of the app's own, each update
+private.
+
+Settings of a run are in its messages: an app's own run config keeps its own keys. The server adds
+one record to each of its messages. Clients read their settings from it, as those of fedlsg's own
+app read them from the run config. A deployed client compares them with its terms in the same way.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.metadata import distributions
+from logging import WARNING
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedlsg import strategies
+from fedlsg.simulations import workloads
+from fedlsg.simulations.client.client_app import make_app
+from fedlsg.simulations.client.node.refusals import SettingsError
+from fedlsg.simulations.settings.settings import AUTO, Settings, from_mapping
+from fedlsg.simulations.workloads import Workload
+from fedlsg.simulations.workloads.user_workload import MODEL, make
+from fedlsg.strategies.protocol.watched_grid import WrappedGrid
+from fedlsg.user_code.digest import digest_of
+
+FIX = (
+    "leave torch out of the dependencies in the app's pyproject.toml, or ask for the version that "
+    "fedlsg has"
+)
+
+
+def other_torch() -> str | None:
+    """A sentence where there is a second torch behind the one that is imported; None where there is
+    one.
+
+    Flower puts the environment that it makes of an app's requirements before the one that Flower
+    runs in.
+    """
+    found = list(dict.fromkeys(torch.version for torch in distributions(name="torch")))
+    if len(found) < 2:
+        return None
+    first, second = found[:2]
+    return (
+        f"the app's own requirements brought torch {first}, and torch {second} came with fedlsg: "
+        f"{FIX}"
+    )
+
+
+@cache
+def note_other_torch() -> None:
+    """Log the sentence, once a process."""
+    if (said := other_torch()) is not None:
+        log(WARNING, "fedlsg: %s", said)
+
+
+RECORD = "fedlsg.settings"
+
+
+def announcement(config: Mapping[str, Any]) -> ConfigRecord:
+    """The record for settings by name."""
+    return ConfigRecord(dict(config))
+
+
+def announced(content: RecordDict) -> dict[str, Any]:
+    """The settings in a message. Raises SettingsError for a message without them."""
+    record = content.config_records.get(RECORD)
+    if record is None:
+        raise SettingsError(
+            "the server announces no settings: it needs fedlsg.flower.Strategy of the same version "
+            "of fedlsg"
+        )
+    return dict(record)
+
+
+class AnnouncingGrid(WrappedGrid):
+    """``inner``, with the settings in each message that is sent."""
+
+    def __init__(self, inner: Grid, record: ConfigRecord) -> None:
+        super().__init__(inner)
+        self.record = record
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return super().push_messages(self._announced(messages))
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return super().send_and_receive(self._announced(messages), timeout=timeout)
+
+    def _announced(self, messages: Iterable[Message]) -> list[Message]:
+        sent = list(messages)
+        for message in sent:
+            if message.has_content():
+                message.content[RECORD] = self.record
+        return sent
+
+
+OWN_CODE = "own-code"
+"""Key of an announcement: digest of the code of the workload and the method."""
+
+
+def client_app(
+    workload: Workload | Callable[[], Workload], *, methods: tuple[Callable[..., Any], ...] = ()
+) -> ClientApp:
+    """A Flower ClientApp whose clients train ``workload`` under the settings of
+    ``fedlsg.flower.Strategy``.
+
+    workload: a ``fedlsg.Workload`` or a function that returns one; the one that the Strategy has.
+        Its ``train`` holds the rows of all simulated clients, which the Strategy's settings
+        partition. A deployed client takes its own rows from its node config (``data="NAME:PATH"``,
+        where NAME is the workload's), and charges its own ledger there.
+    methods: recipes of the app's own that the Strategy may name.
+
+    More handlers may be added to the app (``@app.evaluate()``); its run config is not read. The
+    client refuses a server that names another workload, a method that is neither fedlsg's,
+    installed, nor in ``methods``, or other code.
+    Raises ValueError for what is no workload or recipe.
+    """
+    note_other_torch()
+    name = _give_all(workload, methods)
+
+    def read(message: Message, context: Context) -> Settings:
+        if workloads.own(name) is None:  # another process than the one that made the app
+            _give_all(workload, methods)
+        given = announced(message.content)
+        digest = given.pop(OWN_CODE, "")
+        if given.get("workload") != name:
+            raise SettingsError(
+                f"the server trains workload {given.get('workload')!r}, this app has {name!r}"
+            )
+        if "preset" in given:
+            raise SettingsError(
+                "the server announces a preset and not its settings: it has another version of "
+                "fedlsg"
+            )
+        method = str(given.get("method"))
+        if method != AUTO and method not in strategies.names() and method not in strategies.given():
+            raise SettingsError(
+                f"this app knows no method {method!r}: give it as client_app(methods=[...])"
+            )
+        if digest != code_digest(name, method):
+            raise SettingsError(
+                "the server's workload or method has other code than this client's: install one "
+                "version"
+            )
+        try:
+            return from_mapping(given)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+
+    return make_app(read)
+
+
+def _give_all(workload: Any, methods: tuple[Callable[..., Any], ...]) -> str:
+    for method in methods:
+        strategies.give(method.__name__, method)
+    return give(workload)
+
+
+def give(workload: Any) -> str:
+    """Let this process find the workload under its name, or that of the function that made it;
+    returns the name.
+    """
+    name = getattr(workload, "__name__", MODEL)
+    made = make(workload, name if name.isidentifier() else MODEL)
+    workloads.give(made.name, made)
+    return made.name
+
+
+def code_digest(workload: str, method: str) -> str:
+    """Digest of the code of a workload, and of a method that is not fedlsg's."""
+    found, build = workloads.own(workload), strategies.given().get(method)
+    parts = [found.digest if found is not None else "", "" if build is None else digest_of(build)]
+    return " ".join(part for part in parts if part)

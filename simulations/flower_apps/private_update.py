@@ -1,0 +1,335 @@
+"""``fedlsg.flower.private_update``: whole updates of anybody's ClientApp, private before they
+leave; and ``reply``.
+
+The order that the privacy claim rests on: the client's ledger is charged and on disk, the app
+trains, its update is projected and masked, clipped as a whole, made noisy, packed, and only then
+does anything leave.
+"""
+
+from collections.abc import Callable
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.logger import log
+from torch import Tensor, nn
+
+from fedlsg.accounting.events import checked_epsilon
+from fedlsg.config.units import CLIENT
+from fedlsg.gradients import trainable
+from fedlsg.owner_only import make_parents
+from fedlsg.payload import find_codec
+from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
+from fedlsg.randomness import secret_stream
+from fedlsg.simulations.client.client_app import is_simulated, refusal
+from fedlsg.simulations.client.node.node_config import absolute
+from fedlsg.simulations.client.node.refusals import OverBudgetError, SettingsError
+from fedlsg.simulations.flower_apps.client import note_other_torch
+from fedlsg.simulations.flower_apps.secure_update import answer_stage, masked_update
+from fedlsg.simulations.flower_apps.whole_update import (
+    KEY,
+    OURS,
+    PAYLOAD,
+    Round,
+    RoundTerms,
+    State,
+    Trust,
+    as_arrays,
+    check_door,
+    check_trust,
+    clients_of,
+    folder_of,
+    for_app,
+    read_terms,
+    to_cpu,
+)
+from fedlsg.simulations.storage.updates import save_whole
+from fedlsg.strategies.private_step import PrivateStep
+from fedlsg.strategies.protocol.stages import MASKED
+from fedlsg.strategies.protocol.wire import NO_REASON, stage_of
+from fedlsg.training.client_level import clipped_update
+from fedlsg.training.client_round import AddNoise
+from fedlsg.user_code.failure import without_exit
+
+NUM_EXAMPLES = "num-examples"
+"""The key by which Flower's strategies weigh replies, unless they are told another."""
+Numbers = dict[str, int | float | list[int] | list[float]]
+
+
+def private_update(
+    model: Callable[[], nn.Module],
+    *,
+    epsilon: float,
+    delta: float,
+    ledger: str | Path | None = None,
+    trust: Trust = "client",
+    colluders: int = 1,
+    weighted_by_key: str = NUM_EXAMPLES,
+    record: str | Path | None = None,
+) -> Mod:
+    """A mod that makes each update of a ClientApp private, small and accounted; the app's own code
+    stays.
+
+        app = ClientApp(mods=[fedlsg.flower.private_update(Net, epsilon=8.0, delta=1e-5,
+        ledger="~/ledgers")])
+
+    The unit is this client with all of its data: its whole update is projected on the round's
+    frame, clipped to the clip norm of the server's ``fedlsg.flower.PrivateUpdates``, and gets all
+    of the noise here, in secret. No server is trusted. trust="secure" accepts one that adds updates
+    up without seeing one: this client then adds its share of the noise, and at least ``colluders``
+    clients may read together. ``@app.train`` gets W_t as its one ArrayRecord and returns one of
+    these names, as Flower's templates do.
+    model: builds the app's model, the same on both sides. epsilon, delta: what this client's data
+    may spend, over all
+    entries of its ledger. ledger: an absolute folder that lasts; a deployed node may have it as
+    ``ledger-dir`` in its node config. Simulated clients have one file for each run there, since no
+    person's data are behind them.
+    record: a new folder in which simulated clients keep what ``fedlsg attack FOLDER`` needs:
+    SECRET, their updates without noise. A server with trust="secure" needs
+    ``PrivateUpdates(record=...)``, the same folder.
+    Put it first in ``mods``: what a mod before it adds to a reply leaves without noise.
+
+    Guarantee: a reply of @app.train, of any name, has the noisy payload, weight 1 and epsilon,
+    nothing else: metrics of training stay here, and errors of the app leave as one constant text.
+    Adjacency is zero-out: an update of zeros in place of this client's; that it takes part is seen.
+    The ledger is charged before the app trains, also for a round that fails later.
+    Not covered: replies to other messages, such as @app.evaluate; that the app failed; under
+    trust="secure", a server that invents more than ``colluders`` clients.
+    Raises ValueError for an epsilon or delta that is out of range, and a relative ledger or record.
+    """
+    note_other_torch()
+    checked_epsilon(epsilon)
+    check_door(model, epsilon, delta, trust, colluders=(colluders, 1))
+    if not isinstance(weighted_by_key, str) or not weighted_by_key:
+        raise ValueError(
+            f"expected {weighted_by_key=!r} to be the key by which the strategy weighs replies, a "
+            "text"
+        )
+    kept, folder = folder_of(record, "record"), folder_of(ledger, "ledger")
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
+        try:
+            with without_exit():
+                return _private_reply(message, context, call_next)
+        except Exception as error:
+            return refusal(error, message, on_run_disk=False, reason=NO_REASON)
+
+    def _private_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        terms = read_terms(message.content)
+        check_trust(terms, trust, colluders)
+        if stage_of(message.content) not in (None, MASKED):
+            return _answer(message, answer_stage(message.content, terms, context), {})
+        here = round_of(model, message.content, terms)
+        client, book = _ledger(folder, context)
+
+        def train(add: AddNoise) -> Tensor:
+            _charge(book, here, client, context, (epsilon, delta), len(clients_of(message.content)))
+            values = _update_of(_answer_of(call_next, for_app(message), context), here)
+            clipped = clipped_update(
+                values, frame=here.frame, mechanism=here.method.mechanism, expected_batch=1.0
+            )
+            log(
+                INFO,
+                "norm of the update: %.3g, clip norm %g",
+                float(values.norm()),
+                here.method.mechanism.clip_norm,
+            )
+            updates.append(clipped)
+            return add(clipped, here.method.mechanism, secret_stream())
+
+        updates: list[Tensor] = []
+        node = message.metadata.dst_node_id
+        if terms.trust == "secure":
+            payload = masked_update(message.content, here, context, train)
+        else:
+            payload = here.pack(train(add_noise).float(), node)
+        if kept is not None and updates and is_simulated(context):
+            sent = {} if terms.trust == "secure" else {"payload": here.unpack(payload, node)}
+            noise = find_codec(terms.codec).received_noise(here.method.mechanism.noise_std)
+            save_whole(
+                kept,
+                terms.round,
+                f"client-{client:06d}",
+                update=updates[0],
+                noise_std=noise,
+                **sent,
+            )
+        spent = float(getattr(book.epsilon(delta), "upper", float("inf")))
+        return _answer(message, payload, {weighted_by_key: 1, "epsilon": spent})
+
+    return mod
+
+
+def reply(
+    step: PrivateStep,
+    message: Message,
+    *,
+    weighted_by_key: str = NUM_EXAMPLES,
+    model: Callable[[], nn.Module] | None = None,
+) -> Message:
+    """The reply of an ``@app.train`` that trained with ``fedlsg.PrivateStep``: what its steps made
+    of W_t, and epsilon.
+
+        for _ in range(10):
+            step.step(batches)
+        return fedlsg.flower.reply(step, message)
+
+    What private steps made is private by their ledger, so nothing is added: trained weights leave
+    as they are; or, where the server has ``fedlsg.flower.PrivateUpdates(..., unit="example")``, as
+    a payload of the update in the round's frame. What is not trained, buffers too, is returned as
+    it came: private inputs may have been written to it.
+    model: builds the app's model. Replies are weighed by ``num_examples``, which is public in a
+    PrivateStep. A strategy of Flower alone averages the clients' ``epsilon``; PrivateUpdates says
+    the largest.
+    Raises ValueError for a ledger that ends with the process (the next round would not count this
+    one), and for weights that are not those of the message's one ArrayRecord.
+    """
+    if not step.lasting:
+        raise ValueError(
+            "this PrivateStep has a ledger that ends with it, and the next round would not count "
+            "what it spent: give PrivateStep(ledger=PATH), one file for each data set"
+        )
+    numbers: Numbers = {
+        weighted_by_key: step.num_examples,
+        "epsilon": step.epsilon(),
+        "steps": step.steps_taken,
+    }
+    after = to_cpu(step.model.state_dict())
+    if KEY not in message.content.config_records:
+        sent = as_arrays(_trained(step, after, message))
+        return Message(
+            RecordDict({"arrays": sent, "metrics": MetricRecord(numbers)}), reply_to=message
+        )
+    terms = read_terms(message.content)
+    if terms.unit != "example" or model is None:
+        raise ValueError(
+            f"the server's PrivateUpdates has unit={terms.unit!r}: an app with PrivateStep needs "
+            "unit='example' there, and reply(step, message, model=...), the function that builds "
+            "the app's model"
+        )
+    here = round_of(model, message.content, terms)
+    return _answer(message, here.pack(here.values(after), message.metadata.dst_node_id), numbers)
+
+
+def _trained(step: PrivateStep, after: State, message: Message) -> State:
+    """The state that came, with the trained parameters as they are now."""
+    records = list(message.content.array_records.values())
+    before = records[0].to_torch_state_dict() if len(records) == 1 else {}
+    if before.keys() != after.keys():
+        raise ValueError(
+            "expected the message to have one ArrayRecord, the state_dict() of the model that was "
+            "trained"
+        )
+    return {name: after[name] if name in trainable(step.model) else before[name] for name in after}
+
+
+def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: RoundTerms) -> Round:
+    """The round of a message. Raises SettingsError for a model, or a frame, that is not the
+    server's.
+    """
+    records = [record for name, record in content.array_records.items() if name not in OURS]
+    if len(records) != 1:
+        raise SettingsError(f"expected one ArrayRecord, the weights, and got {len(records)}")
+    try:
+        here = Round.of(model, records[0], terms)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if here.frame.digest.hex() != terms.digest:
+        raise SettingsError(
+            "this client derives another frame than the server: both need one model, one version "
+            "of fedlsg, one kind of processor"
+        )
+    return here
+
+
+def _ledger(folder: Path | None, context: Context) -> tuple[int, Ledger]:
+    """This client's number and its ledger. Raises SettingsError where nothing lasts."""
+    given = context.node_config.get("ledger-dir")
+    if folder is None and given is None:
+        raise SettingsError(
+            "no ledger that lasts: give private_update(ledger=FOLDER), or ledger-dir in the node "
+            "config; a restart would forget what was spent"
+        )
+    place = absolute(str(given), "ledger-dir") if given is not None else folder
+    assert place is not None
+    client = int(context.node_config.get("partition-id", 0))
+    if is_simulated(context):
+        place = place / f"run-{context.run_id}"
+    path = place / f"client-{client}.jsonl"
+    make_parents(place, private=True)
+    return client, Ledger(path, client=client)
+
+
+def _charge(
+    book: Ledger,
+    here: Round,
+    client: int,
+    context: Context,
+    within: tuple[float, float],
+    clients: int,
+) -> None:
+    """Charge one round, in a secure sum of ``clients``. Raises OverBudgetError; nothing is charged
+    then.
+    """
+    mechanism, run = here.method.mechanism, str(context.run_id)
+    if not mechanism.private:
+        raise SettingsError(
+            f"the server asks for mechanism {mechanism.kind!r}, which has no epsilon: refused"
+        )
+    how: dict[str, Any] = {}
+    if here.terms.trust == "secure":
+        how = {"min_survivors": here.terms.min_survivors, "colluders": here.terms.colluders}
+        how |= {"log_ratio": here.release(clients).log_ratio}
+    entry = Entry(
+        client=client,
+        round=here.terms.round,
+        attempt=book.next_attempt(here.terms.round, run),
+        steps=1,
+        sample_rate=1.0,
+        noise_multiplier=mechanism.effective_noise_multiplier(len(here.frame.blocks)),
+        clip_norm=mechanism.clip_norm,
+        num_examples=1,
+        mechanism=mechanism.kind,
+        run=run,
+        unit=CLIENT.name,
+        **how,
+    )
+    try:
+        book.charge(entry, within=within)
+    except BudgetError:
+        raise OverBudgetError(
+            f"round {here.terms.round} would pass epsilon={within[0]:g} at delta={within[1]:g}, "
+            "what the data of this client may spend over all rounds of its ledger"
+        ) from None
+
+
+def _answer_of(app: ClientAppCallable, message: Message, context: Context) -> Message:
+    """The app's reply. Whatever it raises gets one type here: what fedlsg raises itself leaves with
+    its text.
+    """
+    try:
+        return app(message, context)
+    except Exception as error:
+        raise RuntimeError("the app's @app.train failed") from error
+
+
+def _update_of(answer: Message, here: Round) -> Tensor:
+    """The values of what the app replied. Raises for a reply that has none: its text may be
+    private, and stays here.
+    """
+    if answer.has_error() or len(answer.content.array_records) != 1:
+        raise RuntimeError("the app's @app.train gave no reply with one ArrayRecord")
+    (after,) = answer.content.array_records.values()
+    return here.values(to_cpu(after.to_torch_state_dict()))
+
+
+def _answer(message: Message, payload: bytes, numbers: Numbers) -> Message:
+    content: dict[str, Any] = {KEY: ConfigRecord({PAYLOAD: payload})}
+    return Message(
+        RecordDict(content | ({"metrics": MetricRecord(numbers)} if numbers else {})),
+        reply_to=message,
+    )

@@ -1,0 +1,362 @@
+"""``fedlsg.flower.Strategy``: the server of a Flower app whose clients train a workload of its own,
+privately.
+
+What a ServerApp written for ``FedAvg`` gives to a strategy is translated, or refused with what to
+say in its place.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+
+from fedlsg import strategies
+from fedlsg.simulations.flower_apps.client import (
+    OWN_CODE,
+    AnnouncingGrid,
+    announcement,
+    code_digest,
+    give,
+    note_other_torch,
+)
+from fedlsg.simulations.run.finished import Run
+from fedlsg.simulations.server.callbacks import Callback, as_callbacks
+from fedlsg.simulations.server.server_app import last_line, run_on
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.settings import AUTO, RUN, Settings, as_config, permit_code
+from fedlsg.simulations.storage.lock import create
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.workloads import Workload
+from fedlsg.strategies.strategy import FedLSG
+
+EVALUATES = (
+    "the server evaluates the model, on the workload's public test rows, with the workload's "
+    "metrics="
+)
+OTHERWISE = {
+    "min_train_nodes": "clients_per_round=, who trains in a round, and min_survivors=, how many "
+    "must answer",
+    "min_fit_clients": "clients_per_round=, who trains in a round, and min_survivors=, how many "
+    "must answer",
+    "min_evaluate_clients": EVALUATES,
+    "fraction_evaluate": EVALUATES,
+    "min_evaluate_nodes": EVALUATES,
+    "evaluate_metrics_aggr_fn": EVALUATES,
+    "evaluate_fn": "start(evaluate_fn=...), or the workload's metrics=",
+    "train_metrics_aggr_fn": "no metrics of training: clients send what is private, and nothing "
+    "else",
+    "weighted_by_key": "weighting=, equal or by each client's public number of examples",
+    "arrayrecord_key": "no name: payloads are packed by fedlsg",
+    "configrecord_key": "no name: settings travel with each message",
+    "inplace": "no such choice",
+    "initial_parameters": "the workload's model: load a checkpoint in the function that builds it",
+    "fit_metrics_aggregation_fn": "no metrics of training: clients send what is private, and "
+    "nothing else",
+    "evaluate_metrics_aggregation_fn": EVALUATES,
+    "on_fit_config_fn": "settings as arguments: learning_rate=, local_steps=, ...",
+    "accept_failures": "min_survivors=, how many must answer",
+    "eta": "learning_rate=, that of the server's optimizer=",
+    "eta_l": "local_learning_rate=, that of a client's local_steps=",
+    **dict.fromkeys(("beta_1", "beta_2", "tau"), "optimizer='adam', and optimizer_options="),
+    "server_learning_rate": "learning_rate=",
+    "server_momentum": "momentum=",
+    "proximal_mu": "proximal=",
+}
+"""What takes the place of an argument of a strategy of Flower, of its versions before 1.20 among
+them.
+"""
+KEYS = {
+    "lr": "learning_rate",
+    "learning-rate": "learning_rate",
+    "learning_rate": "learning_rate",
+    "local-epochs": "local_steps and sample_rate",
+    "local_epochs": "local_steps and sample_rate",
+    "epochs": "local_steps and sample_rate",
+    "batch-size": "batch_size",
+    "batch_size": "batch_size",
+    "momentum": "momentum",
+    "proximal-mu": "proximal",
+    "proximal_mu": "proximal",
+}
+"""Settings that take the place of usual keys of a config."""
+
+
+def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without FedAvg's arguments, which are translated.
+
+    ``min_available_nodes`` is ``clients`` where that is not given; ``fraction_train`` of
+    ``clients`` is ``clients_per_round``. Raises ValueError, with the setting to say instead, for
+    those without a counterpart.
+    """
+    found = dict(settings)
+    if found.get("fraction_evaluate") == 0.0:
+        del found["fraction_evaluate"]
+    if (
+        least := found.pop("min_available_nodes", found.pop("min_available_clients", None))
+    ) is not None:
+        found.setdefault("clients", least)
+    share = found.pop("fraction_train", found.pop("fraction_fit", None))
+    if share is not None and share != 1.0:
+        if not 0 < share < 1:
+            raise ValueError(f"expected 0 < fraction_train={share!r} <= 1")
+        if found.get("clients") is None:
+            raise ValueError(
+                f"fraction_train={share} of how many clients? Give clients= as well, or "
+                "clients_per_round= in its place"
+            )
+        found.setdefault("clients_per_round", max(1, int(share * found["clients"])))
+    for name in found:
+        if name in OTHERWISE:
+            raise ValueError(
+                f"{name} is an argument of Flower's strategies: leave it out; in its place: "
+                f"{OTHERWISE[name]}"
+            )
+    return found
+
+
+def check_configs(
+    initial_arrays: ArrayRecord | None,
+    train_config: ConfigRecord | None,
+    evaluate_config: ConfigRecord | None,
+) -> None:
+    """Raise ValueError for what ``start`` of another strategy takes and this one has elsewhere."""
+    if initial_arrays is not None:
+        raise ValueError(
+            "initial_arrays: the initial weights are those of the workload's model, which server "
+            "and clients build alike; load a checkpoint in the function that builds it, and leave "
+            "initial_arrays out"
+        )
+    if train_config:
+        named = {key: KEYS[key] for key in train_config if key in KEYS}
+        example = (
+            ", ".join(f"{key} as {setting}" for key, setting in named.items())
+            or "the learning rate as learning_rate"
+        )
+        raise ValueError(
+            f"train_config has {', '.join(train_config)}: settings of training are arguments of "
+            f"Strategy, {example}; no key is read by clients"
+        )
+    if evaluate_config:
+        raise ValueError(
+            f"evaluate_config has {', '.join(evaluate_config)}: {EVALUATES}, and no client does"
+        )
+
+
+SCORES = ("accuracy", "loss")
+
+
+class Strategy(FlowerStrategy):
+    """Private, sparse, low-rank training in somebody's ServerApp: a
+    ``flwr.serverapp.strategy.Strategy``.
+
+        strategy = fedlsg.flower.Strategy(workload, method="lsg", epsilon=8.0)
+        result = strategy.start(grid, num_rounds=10)
+        result.arrays.to_torch_state_dict()      the trained model
+
+    workload: as in ``fedlsg.flower.client_app``, the same on both sides. Its ``test`` is public:
+        the server measures accuracy and loss on it. method: the name of a recipe, or a recipe,
+        which ``client_app(methods=...)`` gets, too.
+    out: the run directory; default ``runs/<time>-<workload>-<method>`` in the process's working
+    directory.
+    callbacks: as in ``fedlsg.simulate``.
+    settings: any setting of ``fedlsg settings``. Clients get them with each message, so no key of
+        the app's run config is read. Without ``clients`` each node is a client. Arguments of
+        ``FedAvg`` work where they mean the same here (``fraction_train``, ``min_available_nodes``);
+        for the others the error says which setting takes their place.
+    A subclass may extend ``configure_train``, ``aggregate_train`` and the like: they are called in
+    every round, between ``start`` and its end. A wrapper that calls them without ``start`` has no
+    run, and is told so.
+    Raises ValueError for a bad setting, with the fix.
+    """
+
+    @last_line()
+    def __init__(
+        self,
+        workload: Workload | Callable[[], Workload],
+        *,
+        method: str | Callable[..., Any] = "auto",
+        out: str | Path | None = None,
+        callbacks: str | Sequence[Callback | Callable[[dict[str, Any]], object]] = (),
+        **settings: Any,
+    ) -> None:
+        note_other_torch()
+        if isinstance(callbacks, str):
+            settings["callbacks"], callbacks = callbacks, ()
+        self.callbacks = as_callbacks(callbacks)
+        if not isinstance(out, str | Path | None):
+            raise ValueError(f"out={out!r}: expected the path of a new folder")
+        if not (isinstance(method, str) or callable(method)):
+            raise ValueError(
+                f"method={method!r}: expected the name of a recipe, or a function that makes one"
+            )
+        self.out = None if out is None else str(Path(out).expanduser().resolve())
+        name = method if isinstance(method, str) else method.__name__
+        if not isinstance(method, str):
+            strategies.give(name, method)
+        if name != AUTO:
+            strategies.check_name(name)
+        given = {**translated(settings), "workload": give(workload), "method": name}
+        permit_code({**settings, "method": name})
+        self.settings: Settings = resolve(given)
+        self.run: Run | None = None
+        self._inner: FedLSG | None = None
+
+    @last_line()
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 3600.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run all rounds on a Flower grid; the result has the trained weights and what was measured
+        in each round.
+
+        ``Result.evaluate_metrics_serverapp`` has accuracy, loss and the workload's metrics by
+        round, those before the first under 0, and what ``evaluate_fn(round, arrays)`` returns,
+        which gets the model that is evaluated here; ``train_metrics_clientapp`` also has epsilon,
+        bytes and numbers of clients. ``Strategy.run`` is the ``fedlsg.Run`` afterwards. A second
+        ``start`` makes a second run: without ``out``, in a new directory. The initial weights are
+        those of the workload's model: load a checkpoint in its function.
+        Raises RuntimeError if clients are missing or the run diverged, ValueError for settings that
+        no run accepts, for ``initial_arrays``, and for a ``train_config`` or ``evaluate_config``
+        with keys.
+        """
+        check_configs(initial_arrays, train_config, evaluate_config)
+        if num_rounds is not None and (type(num_rounds) is not int or num_rounds < 1):
+            raise ValueError(
+                f"expected num_rounds={num_rounds!r} to be a whole number of 1 or more"
+            )
+        settings = replace(self.settings, engine="flower", round_timeout=timeout)
+        settings = settings if num_rounds is None else replace(settings, rounds=num_rounds)
+        if self.out is not None:
+            settings = replace(settings, run_dir=str(create(self.out, settings).path))
+        said = {**not_default(settings), OWN_CODE: code_digest(settings.workload, settings.method)}
+        rows: list[Row] = []
+        results: list[Result] = []
+
+        def rounds(
+            inner: FedLSG, grid: Grid, arrays: ArrayRecord, *, num_rounds: int, timeout: float
+        ) -> None:
+            self._inner = inner
+
+            def evaluate(round: int, _: ArrayRecord) -> MetricRecord | None:
+                scores = scores_of(rows[-1]) if rows else dict(inner.measured() or {})
+                if evaluate_fn is not None:
+                    with inner.state.evaluated() as model:
+                        scores |= as_metrics(evaluate_fn(round, ArrayRecord(model.state_dict())))
+                return MetricRecord(scores) if scores else None
+
+            results.append(
+                FlowerStrategy.start(
+                    self, grid, arrays, num_rounds=num_rounds, timeout=timeout, evaluate_fn=evaluate
+                )
+            )
+
+        try:
+            plan, directory = run_on(
+                grid,
+                settings,
+                on_round=rows.append,
+                callbacks=self.callbacks,
+                announce=lambda inner: AnnouncingGrid(inner, announcement(said)),
+                start=rounds,
+            )
+        finally:
+            self._inner = None
+        self.run = Run(directory.path, plan=plan)
+        return self._result(results, rows)
+
+    def _result(self, results: list[Result], rows: list[Row]) -> Result:
+        """What Flower collected, under the run's own numbers of rounds: a run may continue, or end
+        early.
+        """
+        assert self.run is not None
+        found, before = results[0] if results else Result(), rows[0].round - 1 if rows else 0
+        own = found.evaluate_metrics_serverapp
+        found.evaluate_metrics_serverapp = {round + before: record for round, record in own.items()}
+        found.train_metrics_clientapp = {row.round: MetricRecord(dict(row.numbers)) for row in rows}
+        for row in rows:
+            found.evaluate_metrics_serverapp.setdefault(row.round, MetricRecord(scores_of(row)))
+        found.arrays = ArrayRecord(self.run.model.state_dict())
+        return found
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The announcements of a round."""
+        return self._rounds.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the payloads, update the model; the weights as one flat array, and the numbers of
+        the round.
+        """
+        return self._rounds.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: the server evaluates, on the workload's public test rows."""
+        return self._rounds.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """None, see ``configure_evaluate``."""
+        return self._rounds.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Log method and frame."""
+        self._rounds.summary()
+
+    @property
+    def _rounds(self) -> FedLSG:
+        if self._inner is None:
+            raise RuntimeError(
+                "fedlsg.flower.Strategy plans and records a run in its own start(grid, "
+                "num_rounds=...), which was not called: subclass it, or give callbacks=, in place "
+                "of a strategy that wraps it"
+            )
+        return self._inner
+
+
+def as_metrics(made: object) -> dict[str, Any]:
+    """What ``evaluate_fn`` returned. Raises ValueError for anything but metrics by name, or
+    None.
+    """
+    if made is None or isinstance(made, MetricRecord | dict):
+        return dict(made or {})
+    raise ValueError(
+        f"evaluate_fn: expected a MetricRecord, a dict or None, got a {type(made).__name__}"
+    )
+
+
+def scores_of(row: Row) -> dict[str, Any]:
+    """Accuracy, loss and the workload's metrics of a round."""
+    return {name: value for name, value in row.numbers.items() if name in (*SCORES, *row.metrics)}
+
+
+def not_default(settings: Settings) -> dict[str, str | int | float | bool]:
+    """The settings that differ from their defaults: what clients need to be told; and the method in
+    any case.
+
+    Callbacks are the server's alone: their files and parameters are told to nobody.
+    """
+    defaults = {
+        name.replace("_", "-"): one.default for name, one in RUN.items() if name != "method"
+    }
+    return {
+        name: value
+        for name, value in as_config(settings).items()
+        if value != defaults.get(name) and name != "callbacks"
+    }

@@ -1,0 +1,367 @@
+"""What a plan says of itself: its noise and batches, its threat model, and what is likely to go
+wrong with it.
+
+rho is how large the noise of a step is next to the clip norm. Advice follows from public numbers
+alone, and says the one setting to change: it reads the plan, and inputs of the public test split.
+It never reads a training row, so it costs no privacy.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedlsg.accounting import max_steps
+from fedlsg.accounting.certified import certified_or_inf, rough
+from fedlsg.carriers import Lora, embeddings_of
+from fedlsg.config.units import UNITS
+from fedlsg.gradients.calls import kind_of
+from fedlsg.gradients.calls.registry import ways_of
+from fedlsg.gradients.calls.torch_func import measure
+from fedlsg.gradients.isolation import per_example_gradients
+from fedlsg.gradients.isolation.trial import word_on
+from fedlsg.privacy import rho
+from fedlsg.randomness import own_draws
+from fedlsg.secure_sum.discrete import plan_release
+from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of, probes
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.settings.any_run import Resolved
+from fedlsg.simulations.workloads import to_device
+from fedlsg.simulations.workloads.base.split import Chance, beats_chance
+from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame
+from fedlsg.training.auto import FEWEST_UPDATES
+from fedlsg.user_code.library import own_code
+from fedlsg.user_code.objects import restored
+
+if TYPE_CHECKING:
+    from fedlsg.attacks.audit.stated import Stated
+
+CLAIM = (
+    "shuffled batches: each example is in one batch of an epoch, and an epoch counts as one "
+    "release. No amplification by shuffling is claimed. Adjacency is zero-out: one example is "
+    "replaced by a record without a gradient"
+)
+RHO_MEANING = (
+    "If rho is far below 1, sending fewer values rarely gains accuracy. Above 1 it may. "
+    "What the noise costs a run is measured by fedlsg inspect RUN --noiseless."
+)
+
+
+def rho_of(plan: Plan, public: PublicState) -> float | None:
+    """``fedlsg.privacy.rho`` of the mean round, at the pruning of ``public``; None for noise
+    without a clip.
+    """
+    frame = mean_frame(public)
+    return _rho(
+        plan, values=frame.wire.kept if frame.personal else frame.kept, blocks=len(frame.blocks)
+    )
+
+
+def pull(plan: Plan) -> float | None:
+    """How far data move a weight at most over the run, next to noise: sqrt(T (B^2 + B)) / (sigma
+    sqrt(K)).
+
+    All T updates, each with a Poisson batch of B expected examples of gradients of the clip norm in
+    one direction. None without noise, at client level, and for a clip of each block, whose number
+    is not known here. It reads no training row.
+    """
+    whole = not plan.unit.whole and plan.method.mechanism.clip != "per-block"
+    of_one = _rho(plan, values=1, blocks=1) if whole else None
+    steps = plan.schedule.rounds * plan.settings.local_steps
+    return math.sqrt(steps * (1 + 1 / plan.divisor)) / of_one if of_one else None
+
+
+def _rho(plan: Plan, *, values: float, blocks: int) -> float | None:
+    return rho(
+        plan.method.mechanism,
+        each(plan.terms, lambda terms: terms.noise_multiplier * terms.weight),
+        clients_per_round=1 if plan.draws_in_secret else plan.settings.clients_per_round,
+        values=values,
+        blocks=blocks,
+        expected_batch=plan.divisor,
+    )
+
+
+def sum_bits(plan: Plan, public: PublicState) -> int | None:
+    """Bits of each integer that a client sends into a secure sum, in the mean round; None without
+    secure sums.
+    """
+    if plan.sums is None:
+        return None
+    frame = mean_frame(public)
+    mechanism = plan.terms[0].mechanism(plan.method.mechanism)
+    return plan_release(plan.sums, mechanism, values=frame.kept, blocks=len(frame.blocks)).grid.bits
+
+
+def sum_line(plan: Plan, public: PublicState) -> str | None:
+    """The grid of the secure sums, whose noise is counted, and what that costs; None where no noise
+    is shared.
+    """
+    how = plan.method.mechanism
+    if not how.colluders:
+        return None
+    m, t, of = how.min_survivors, how.colluders, plan.settings.clients_per_round
+    if plan.sums is None:
+        said = (
+            f"sum of at least {m} of {of} clients, assumed to be secure, one of which may read it"
+        )
+    else:
+        said = (
+            f"secure sum of at least {m} of {of} clients, {t} of which may collude with the "
+            f"server: {sum_bits(plan, public)} bits a value"
+        )
+    return (
+        f"{said}, noise planned for {m - t} honest client{'' if m - t == 1 else 's'}\nevery client "
+        f"knows its own noise: protection against {t} of them makes the noise of a sum "
+        f"{math.sqrt(m / (m - t)):.3g} times as large"
+    )
+
+
+def rho_line(plan: Plan, public: PublicState) -> str | None:
+    """rho, what it is of, and what it means; None where there is none."""
+    found = rho_of(plan, public) if plan.method.mechanism.adds_noise else None
+    if found is None:
+        return None
+    before = " before pruning" if plan.method.prune.reads_data else ""
+    k = plan.settings.clients_per_round
+    batch = f", expected batch {plan.divisor:,.0f}" if not plan.unit.whole else ""
+    return (
+        f"rho = {found:.3g}: norm of a step's noise over the clip norm "
+        f"({mean_frame(public).kept:,} values{before}, {k} "
+        f"{'client' if k == 1 else 'clients'}{batch})\n{RHO_MEANING}"
+    )
+
+
+def batches_line(s: Resolved, sizes: Sequence[int], rate: float) -> str:
+    """How batches are drawn, in a few words: the Poisson rate, or the batch size and the epoch of
+    the mean client.
+    """
+    if s.sampling != "shuffle" or s.batch_size is None:
+        return f"q = {rate:.4g}"
+    return (
+        f"shuffled batches of {s.batch_size}, 1 epoch = {-(-fmean(sizes) // s.batch_size):.0f} "
+        "steps"
+    )
+
+
+def stated_of(
+    base: Base, *, epsilon: float, delta: float, sample_rate: float, steps: int
+) -> "Stated":
+    """The threat model as the settings state it, with a claim, for code that checks a plan."""
+    from fedlsg.attacks.audit.stated import Stated  # a bundle for Flower has no attacks
+
+    s = base.settings
+    return Stated(
+        trust=s.trust,
+        unit=s.unit,
+        clients=s.clients_per_round,
+        min_survivors=s.min_survivors,
+        colluders=s.colluders or 0,
+        epsilon=epsilon,
+        delta=delta,
+        sample_rate=sample_rate,
+        steps=steps,
+    )
+
+
+def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
+    """The probability with which a unit is in a release, and in how many releases it may be at the
+    most.
+    """
+    s, rounds = base.settings, base.schedule.rounds
+    if s.trust == "server":
+        return s.clients_per_round / s.clients, rounds
+    rounds = base.participation.most_selections(rounds)
+    if UNITS[s.unit].whole:
+        return 1.0, rounds
+    batches = rounds * s.local_steps
+    if s.batch_size is None:
+        return base.local.sample_rate, batches
+    if s.sampling == "shuffle":
+        return 1.0, math.ceil(batches / math.ceil(terms.num_examples / s.batch_size))
+    return min(1.0, s.batch_size / terms.num_examples), batches
+
+
+def isolation_line(plan: Plan, public: PublicState) -> str | None:
+    """The level at which passes run own code, and what it costs; None for
+    library code alone.
+    """
+    own = own_code(public.model) or own_code(plan.workload.loss)
+    if own is None:
+        return None
+    level, loss = plan.local.isolation, plan.workload.loss
+    most = min(round(plan.local.expected_batch), plan.local.microbatch_size)
+    with own_draws(plan.device), restored(loss):
+        slow = word_on(public.model, loss, *plan.tried_rows(), level, most)
+    return f"isolation {level}: own code, {own}{slow and '; '}{slow}"
+
+
+FEW_UPDATES = 10
+ROWS = 256
+"""Rows of the test split whose inputs are looked at."""
+USUAL_RMS = (0.1, 10.0)
+"""Root mean squares of the inputs between which the rule was measured to lose under a point."""
+EMPTY = 0.5
+SWAMPED = 10.0
+"""Pulls below which runs were measured at the accuracy of guessing, or near it."""
+
+
+def advice(plan: Plan) -> list[str]:
+    """Sentences for a reader, each with what to change; empty where nothing is known to be
+    wrong.
+    """
+    return [
+        line
+        for line in (_budget(plan), _updates(plan), _batches(plan), _swamped(plan), _inputs(plan))
+        if line
+    ]
+
+
+def _budget(plan: Plan) -> str | None:
+    """Noise that was given next to a budget is not calibrated to it: the budget may end before the
+    rounds do.
+    """
+    s = plan.settings
+    if s.epsilon is None or not plan.method.mechanism.private or s.reproducible:
+        return None
+    blocks = count_blocks(plan)
+    costliest = max(
+        (events_of(plan, one, blocks) for one in different_terms(plan.terms)),
+        key=lambda e: rough(e, s.delta),
+    )
+    if certified_or_inf(costliest, s.delta) <= s.epsilon:
+        return None
+    first, *others = costliest
+    steps = max_steps(
+        epsilon=s.epsilon,
+        delta=s.delta,
+        sample_rate=first.sample_rate,
+        noise_multiplier=first.noise_multiplier,
+        besides=tuple(others),
+        log_ratio=first.log_ratio / first.steps,
+    )
+    return (
+        f"at noise_multiplier={s.noise_multiplier:g} the budget epsilon={s.epsilon:g} of a client "
+        f"lasts {steps * s.rounds // first.steps} of {s.rounds} rounds, and then it stops: leave "
+        "noise_multiplier out to have noise for all of them"
+    )
+
+
+def _updates(plan: Plan) -> str | None:
+    rounds = plan.schedule.rounds
+    if rounds >= FEW_UPDATES or not plan.method.mechanism.adds_noise:
+        return None
+    return (
+        f"{rounds} updates of the weights are few: give rounds={FEWEST_UPDATES} or more, at a "
+        "smaller sample_rate"
+    )
+
+
+def _batches(plan: Plan) -> str | None:
+    """A batch of a client is empty with probability (1 - q)^N."""
+    rates = {size: plan.rate_of(size) for size in dict.fromkeys(plan.sizes)}
+    empty = max(
+        math.exp(size * math.log1p(-rate)) if rate < 1 else 0.0 for size, rate in rates.items()
+    )
+    if empty < EMPTY or plan.unit.whole or plan.settings.sampling != "poisson":
+        return None
+    return (
+        f"the smallest client has an empty batch in {empty:.0%} of its steps, and adds the whole "
+        "noise in each: give a larger sample_rate, or fewer clients"
+    )
+
+
+def _swamped(plan: Plan) -> str | None:
+    """A run on noise alone guesses. One on data differs from it by KL = pull^2 / 2, thus by pull /
+    2 in accuracy.
+    """
+    found = pull(plan)
+    if found is None or found >= SWAMPED:
+        return None
+    bound = f"{50 * found:.0f} points more than" if found < 1 else "little more than"
+    return (
+        f"noise is likely to hide these rows: over the run all of them move a weight {found:.2g} "
+        f"times as far as noise does, at most. Expect {bound} a run on noise alone, which guesses: "
+        "give a larger epsilon, more rows, fewer clients or trust=secure"
+    )
+
+
+@torch.no_grad()
+def _inputs(plan: Plan) -> str | None:
+    """The rule's steps suit inputs of about unit size; those of tokens have no size."""
+    if (
+        "learning_rate" not in (plan.settings.auto or "").split()
+        or plan.workload.features is not None
+    ):
+        return None
+    inputs, _ = plan.workload.test.batch(torch.arange(min(ROWS, len(plan.workload.test))))
+    parts: Mapping[str, Any] = inputs if isinstance(inputs, dict) else {"inputs": inputs}
+    for name, part in parts.items():
+        size = float(part.double().square().mean().sqrt()) if part.is_floating_point() else 1.0
+        if not USUAL_RMS[0] <= size <= USUAL_RMS[1]:
+            return (
+                f"{name} of the public test rows have a root mean square of {size:.3g}, and the "
+                "rule suits sizes near 1: give normalise=public"
+            )
+    return None
+
+
+def guessing_line(summary: Mapping[str, Any], auto: str | None) -> str | None:
+    """What to change first where a run has ended at the accuracy of guessing. ``auto``: what the
+    rule chose.
+    """
+    if summary["chance"] is None or summary["accuracy"] is None:
+        return None
+    if beats_chance([summary["accuracy"]], Chance(**summary["chance"])):
+        return None
+    ruled = "learning_rate" in (auto or "").split()
+    first = (
+        "a larger epsilon, fewer clients or trust=secure, which lower the noise"
+        if ruled
+        else "learning_rate=auto"
+    )
+    return (
+        f"the accuracy is that of guessing ({Chance(**summary['chance']).level:.0%}): try {first}"
+    )
+
+
+def embeddings_line(plan: Plan) -> str | None:
+    """One sentence about embeddings that LoRA freezes; None where it freezes none."""
+    carrier = plan.method.carrier
+    if not isinstance(carrier, Lora) or carrier.embeddings:
+        return None
+    tables = {id(p): p.numel() for p in embeddings_of(plan.build_model())}
+    if not tables:
+        return None
+    asked = "; train_embeddings=true trains them" if carrier.train == "all" else ""
+    return f"embeddings are frozen under LoRA: {sum(tables.values()):,} values{asked}"
+
+
+def torch_func_line(plan: Plan) -> str | None:
+    """One sentence that names the layers whose gradients torch.func computes, and their share; None
+    without any.
+    """
+    model = plan.build_model()
+    modules = {path: model.get_submodule(path) for path in ways_of(model).calls}
+    slow = [
+        path
+        for path, m in modules.items()
+        if (kind := kind_of(m)) is not None and kind.by_torch_func
+    ]
+    if not slow or not plan.method.mechanism.clips:
+        return None
+    inputs, targets = plan.workload.test.batch(probes(plan.workload.test))
+    given = to_device(inputs, plan.device), targets.to(plan.device)
+    frame = plan.public_state().frame(1, updates=0)
+    for _ in range(2):  # the first pass prepares kernels
+        start = time.perf_counter()
+        with measure() as spent:
+            per_example_gradients(model, plan.workload.loss, *given, frame)
+        share = sum(spent) / (time.perf_counter() - start)
+    rows = f"{len(targets)} public rows (fedlsg docs layers)"
+    return (
+        f"torch.func computes the gradients of {', '.join(slow)}: {share:.0%} of a pass over {rows}"
+    )

@@ -1,0 +1,226 @@
+"""Settings and data that must not change within a run.
+
+Epsilon is a maximum over clients that keep their examples and settings in the whole run. A resumed
+run with other settings or data would report an epsilon that holds for neither.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from fedlsg.config.isolation import CHECKED
+from fedlsg.simulations.planning.plan import Base, Plan
+from fedlsg.simulations.planning.start_weights import source_digest
+from fedlsg.simulations.planning.trust import keep_code, other_code, recorded
+from fedlsg.simulations.settings.participation import trace_digest
+from fedlsg.simulations.settings.settings import as_config
+from fedlsg.simulations.storage.results import refuse_own_noise
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.workloads import Split
+from fedlsg.simulations.workloads.partition import digest
+
+HARMLESS = frozenset(
+    {
+        "engine",
+        "device",
+        "threads",
+        "client_cpus",
+        "client_gpus",
+        "workers",
+        "data_from",
+        "round_timeout",
+        "client_timeout",
+        "data_dir",
+        "data_root",
+        "run_dir",
+        "evaluate_every",
+        "evaluate_clients",
+        "record_updates",
+    }
+)
+"""Settings that a resumed run may change: they change neither a random draw nor the meaning of a
+ledger entry.
+"""
+
+MOVED = frozenset({"run_dir"})
+"""Harmless settings that no message mentions: the user who resumes a run knows where its directory
+is.
+"""
+
+DIGEST_BYTES = 32
+MASK = "attention_mask"
+"""0 in it marks padding of texts, which the digest leaves out."""
+ROWS_AT_ONCE = 1024
+"""Part of the format: another number gives other digests."""
+
+
+def fingerprint(plan: Plan) -> dict[str, Any]:
+    """The part of a plan in a checkpoint: settings, owner of each example, and digests of the
+    public test splits.
+    """
+    said = b"" if plan.declared is None else repr(tuple(plan.declared)).encode()
+    tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
+    # the one in use: auto may find another later
+    settings = {**as_config(plan.settings), "device": plan.device}
+    own: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
+    if (plan.method.carrier.source or "").startswith("data:"):
+        own["source"] = source_digest(plan.probe_source)
+    if (trace := trace_digest(plan.participation)) is not None:
+        own["trace"] = trace
+    return {"settings": settings, "partition": digest(plan.parts, said), "tests": tests, **own}
+
+
+def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
+    """Write what a new run directory needs to be continued: the settings, and the record of code of
+    the run's own.
+
+    ``named``: the settings say where the run directory is.
+    """
+    run.write_config(replace(plan.settings, run_dir=str(run.path)) if named else plan.settings)
+    keep_code(run.path, as_config(plan.settings), plan.own_code)
+
+
+def keep_data_digest(plan: Plan, run: RunDir) -> None:
+    """Keep the digest of all training rows, for ``check_unchanged`` in a resumed run."""
+    run.write_data_digest(data_digest(plan.workload.train))
+
+
+def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[str]:
+    """Raise ValueError, naming the difference, if settings or data are not those of the checkpoint.
+
+    Returns the settings that may change and have changed, as "threads = 2 (was 1)".
+    """
+    refuse_own_noise(run, vars(plan.settings))
+    now = fingerprint(plan)
+    # the only ones up to version 0.1
+    before = {"unit": "example", "isolation": CHECKED, **saved["settings"]}
+    after = now["settings"]
+    names = {k: k.replace("-", "_") for k in before.keys() | after.keys()}
+    changed = [k for k in _changed(before, after) if names[k] not in MOVED]
+    refused = [k for k in changed if names[k] not in HARMLESS]
+    if refused:
+        words = ", ".join(
+            f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused
+        )
+        raise ValueError(
+            f"a run cannot change its settings midway: restore {words} in config.toml, or start a "
+            "new run"
+        )
+    check_own_code(plan, run, before=saved.get("own_code", {}))
+    if saved["partition"] != now["partition"] or run.read_data_digest() != data_digest(
+        plan.workload.train
+    ):
+        raise ValueError(
+            "the data or its partition differ from those that this run began with, and the "
+            "clients' ledgers would then say too little: restore the data, or start a new run"
+        )
+    if "source" in saved and saved["source"] != now.get("source"):
+        raise ValueError(
+            f"the public data of source={plan.probe_source.name} differ from those that this run "
+            "began with, and its carriers would be others: restore the data, or start a new run"
+        )
+    if saved.get("trace") != now.get("trace"):
+        raise ValueError(
+            f"the trace {plan.settings.availability} differs from the one that this run began "
+            "with, and other clients would be selected: restore the file, or start a new run"
+        )
+    if saved["tests"] != now["tests"]:
+        raise ValueError(
+            "the test data differ from those that this run began with, and its accuracies could "
+            "not be compared: restore the data, or start a new run"
+        )
+    return [f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})" for k in changed]
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Names of what differs, or is in one of them only."""
+    return sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
+
+
+def check_own_code(base: Base, run: RunDir, before: Mapping[str, str] | None = None) -> None:
+    """Raise ValueError if the code of the run's own that was loaded is not that which the run began
+    with.
+
+    ``before``: by setting, as a checkpoint has it; else the run's record or, of an older version,
+    its summary. An unfinished run of an older version says nothing of it. ``allow_code`` compares
+    files before they run.
+    """
+    if before is None:
+        before = recorded(run.path).get("own_code")
+    if before is None and base.own_code and run.summary.exists():
+        before = run.read_summary().get("own_code") or {}
+    if before is not None and (changed := _changed(before, base.own_code)):
+        raise other_code(changed)
+
+
+def data_digest(split: Split, rows: Int64[Tensor, " n"] | None = None, *, key: bytes = b"") -> str:
+    """Keyed BLAKE2b over the stored inputs and labels of these rows in this order (None: of all
+    rows); 64 hex digits.
+
+    ``key``: at most 64 bytes. Without the key, the digest cannot be computed, nor a guess of a row
+    be tested.
+    Guarantee: it depends on these rows alone, not on the others, nor on how far a text is padded.
+    ``ROWS_AT_ONCE`` rows are in memory at a time. Of rows that drew random numbers it has the
+    labels alone: a resumed run makes them again, with other draws.
+    A digest of private rows is SECRET itself: who has it and all rows but one can test guesses of
+    that row. Keep it where only the owner of the rows can read it, or compute it under a key that
+    stays there.
+    Raises TypeError or IndexError for ``rows`` that the split does not have, as ``Split.batch``.
+    """
+    indices = torch.arange(len(split)) if rows is None else rows
+    split.order(indices)  # refuses rows that the split does not have
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
+    for part in indices.cpu().split(ROWS_AT_ONCE):
+        stored = split.inputs[part.numpy()]
+        arrays = stored if _is_known(stored) else split.prepare(stored)
+        for name, array in () if split.drawn else _arrays("inputs", arrays):
+            digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        digest.update(_label_bytes(split.labels[part]))
+    return digest.hexdigest()
+
+
+def _label_bytes(labels: Tensor) -> bytes:
+    """Classes as int64; other targets with their type and shape."""
+    if labels.dtype == torch.int64 and labels.ndim == 1:
+        return labels.numpy().astype("<i8").tobytes()
+    array = np.ascontiguousarray(labels.numpy())
+    return f"targets {array.dtype.str} {array.shape}\n".encode() + array.tobytes()
+
+
+def _is_known(stored: Any) -> bool:
+    if isinstance(stored, Mapping):
+        return all(map(_is_known, stored.values()))
+    if isinstance(stored, tuple):
+        return all(map(_is_known, stored))
+    return isinstance(stored, Tensor) or (
+        isinstance(stored, np.ndarray) and not stored.dtype.hasobject
+    )
+
+
+def _arrays(name: str, stored: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of some stored rows by name; of padded texts their lengths, then their tokens one
+    after the other.
+    """
+    if isinstance(stored, Mapping):
+        mask = None if MASK not in stored else np.asarray(stored[MASK]) != 0
+        if mask is not None:
+            yield f"{name}/lengths", mask.sum(1)
+        for part, value in sorted(stored.items()):
+            if mask is None:
+                yield from _arrays(f"{name}/{part}", value)
+            elif part != MASK:
+                yield f"{name}/{part}", np.asarray(value)[mask]
+    elif isinstance(stored, tuple):
+        for place, value in enumerate(stored):
+            yield from _arrays(f"{name}/{place}", value)
+    else:
+        yield name, np.asarray(stored)

@@ -1,0 +1,204 @@
+"""Public data that settings name: weights to start from, the source of probed carriers; and paths
+from the root.
+
+The digest of weights is among the settings, and others than public ones are refused. A run is
+resumed, and has workers, in other folders. The source of a probe is found when a process first
+draws: only some of them ever do.
+"""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg import user_code
+from fedlsg.carriers.probe import ProbeSource
+from fedlsg.carriers.probe.carrier import Draw, on_device_of
+from fedlsg.randomness import public_generator
+from fedlsg.simulations import workloads
+from fedlsg.simulations.models.pretrained import FOLDER_FILE, digest_of, facts_of
+from fedlsg.simulations.settings.any_run import Resolved
+from fedlsg.simulations.settings.settings import Settings, callbacks_with, from_values, values_of
+from fedlsg.simulations.workloads import LoadedWorkload, Options
+from fedlsg.simulations.workloads.features.encoders import SCATTERING, written
+from fedlsg.simulations.workloads.public_data import forms, probe_source
+from fedlsg.user_code import DATA, shown
+
+RANDOM = "none"
+"""``pretrained`` of a text model whose own weights are left out."""
+
+
+def with_digest(settings: Settings) -> Settings:
+    """The settings with the digest of the file that training starts from, if there is one.
+
+    Raises ValueError for weights, to start from or to make features, that fedlsg trained on the
+    rows of the same workload, by a run or as public data: the epsilon of this run would leave that
+    out.
+    """
+    own = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
+    for setting, source in starts_of(settings).items():
+        if own & rows_behind(source):
+            raise ValueError(
+                f"{setting}={getattr(settings, setting)} was trained on the rows of "
+                f"{shown(settings.workload)}, which the epsilon of this run would not count: take "
+                "weights of public data, or resume the run that made these"
+            )
+    if settings.pretrained in (None, RANDOM) or settings.pretrained_sha256 is not None:
+        return settings
+    # the model's builder says what is missing, or that the workload takes none
+    with suppress(OSError, ImportError):
+        return replace(settings, pretrained_sha256=digest_of(str(settings.pretrained)))
+    return settings
+
+
+def starts_of(settings: Settings) -> dict[str, str]:
+    """Where the public weights are that a run starts from, or that make its features: paths or
+    names, by setting.
+    """
+    given = {name: getattr(settings, name) for name in ("pretrained", "features")}
+    return {name: str(value) for name, value in given.items() if value not in (None, RANDOM)}
+
+
+def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
+    """Names of the rows that the weights at ``source``, or those that they come from, have seen, by
+    what is on record.
+
+    ``seen``: weights that were looked at on the way, since records may name one another.
+    """
+    facts, seen = facts_of(source), seen | {source}
+    options = facts.get("options", {})
+    read = {*facts.get("public_data", []), *facts.get("rows_behind", [])}
+    if "pretrained_on" in facts:
+        read.add(str(facts["pretrained_on"].get("source")))
+    if "method" in facts:
+        read.add(row_name(str(facts.get("workload")), options.get("dataset")))
+    earlier = {str(options.get(setting)) for setting in ("pretrained", "features")} - {RANDOM}
+    return read.union(*(rows_behind(one, seen) for one in earlier - seen))
+
+
+def row_name(workload: str, dataset: str | None) -> str:
+    """The name of a workload's training rows in records."""
+    return f"{DATA}{shown(workload)}" + (f" {dataset}" if dataset else "")
+
+
+def from_root(settings: Settings) -> Settings:
+    """The settings with absolute paths of weights and public data that are in the working folder.
+
+    Other names stay: of a built-in encoder or data set, of a repository on the hub, of a file that
+    is not here.
+    Not for a deployed client: what it finds at a name of the server's would be known by it.
+    """
+    found = values_of(settings)
+    weights, features = (str(found.get(name, RANDOM)) for name in ("pretrained", "features"))
+    if weights != RANDOM and _holds_weights(Path(weights).expanduser()):
+        found["pretrained"] = str(Path(weights).expanduser().resolve())
+    if features not in (RANDOM, SCATTERING) and written(features) is not None:
+        found["features"] = str(Path(features).expanduser().resolve())
+    for name in ("source", "public_rows"):
+        value = str(found.get(name, ""))
+        path = value.removeprefix(DATA)
+        if path not in ("", value, *workloads.names()) and Path(path).expanduser().exists():
+            found[name] = f"{DATA}{Path(path).expanduser().resolve()}"
+    own = workloads.own(str(found.get("workload", "")))
+    if own is not None and own.has_relative_paths:
+        found["data_root"] = str(Path(str(found.get("data_root") or ".")).expanduser().resolve())
+    trace = Path(str(found.get("availability", ""))).expanduser()
+    if trace.is_file():
+        found["availability"] = str(trace.resolve())
+    if found.get("callbacks"):
+        found["callbacks"] = callbacks_with(found["callbacks"], user_code.absolute)
+    return from_values(found)
+
+
+def _holds_weights(place: Path) -> bool:
+    return place.is_file() or (place / FOLDER_FILE).is_file()
+
+
+TRIED = 2
+"""Inputs that are drawn before a run, to see whether the model takes them."""
+DIGESTED = 256
+"""Rows of public data in a digest."""
+
+
+def found_source(spec: str, workload: LoadedWorkload, settings: Resolved) -> ProbeSource:
+    """The source that the settings name. Raises ValueError for one that the workload has not, or
+    must not have.
+    """
+    options = Options(**{f.name: getattr(settings, f.name) for f in fields(Options)})
+    data_dir = None if settings.data_dir is None else Path(settings.data_dir)
+    return probe_source(workload, spec, data_dir=data_dir, options=options)
+
+
+def late_source(
+    spec: str, workload: LoadedWorkload, find: Callable[[], ProbeSource], *, deployed: bool
+) -> ProbeSource:
+    """The source that ``find`` finds at the first draw.
+
+    A ``deployed`` client runs no function and reads no path that a setting names: it is sent what
+    it cannot derive.
+    """
+
+    def draw(count: int, generator: torch.Generator) -> Any:
+        drawing = find().draw
+        assert drawing is not None
+        return drawing(count, generator)
+
+    may_draw: Draw | None = None if deployed and ":" in spec else draw
+    return ProbeSource(
+        name=user_code.shown(spec),
+        draw=may_draw,
+        loss=workload.loss,
+        num_classes=workload.num_classes,
+    )
+
+
+@torch.no_grad()
+def check_source(source: ProbeSource, model: nn.Module, workload: LoadedWorkload) -> None:
+    """Raise ValueError, naming the source, unless the model takes what it draws, and it draws the
+    same again.
+    """
+    first, again = (source.inputs(TRIED, public_generator(0, "probe", "check")) for _ in range(2))
+    if not all(map(_equal, _fields(first), _fields(again))):
+        raise ValueError(
+            f"source={source.name} gives other inputs when it is called again, so that server and "
+            "clients would not have the same carriers: draw from the generator that it is given "
+            "only"
+        )
+    inputs = on_device_of(model.eval(), first)
+    try:
+        model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    except Exception as error:
+        wanted = forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0])
+        raise ValueError(
+            f"source={source.name} gives inputs {forms(first)}, and the model fails on them "
+            f"({type(error).__name__}: {error}); inputs of {workload.name} are {wanted}"
+        ) from error
+
+
+def source_digest(source: ProbeSource) -> str:
+    """SHA-256 of some rows of a source, hexadecimal: of user-named data, another file or another
+    number of rows.
+    """
+    drawn = _fields(source.inputs(DIGESTED, public_generator(0, "probe", "digest")))
+    sha = hashlib.sha256()
+    for value in drawn:
+        sha.update(
+            f"{value.dtype} {tuple(value.shape)}\n".encode()
+            + value.contiguous().cpu().numpy().tobytes()
+        )
+    return sha.hexdigest()
+
+
+def _fields(inputs: Any) -> list[Tensor]:
+    return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
+
+
+def _equal(first: Tensor, again: Tensor) -> bool:
+    return first.shape == again.shape and torch.allclose(
+        first, again, rtol=0, atol=0, equal_nan=True
+    )

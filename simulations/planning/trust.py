@@ -1,0 +1,286 @@
+"""Whether code that a run directory names may run here. All commands ask ``allow_code``, and no
+other code permits it.
+
+A run directory may come from anybody. Reading one runs nothing. A command that needs its code runs
+it where the user named its file himself, ran it under the same name from the same path before
+(``is_known``), or says --trust-code after its file and digest are printed; and in each of these
+cases only if it is what the run recorded when it began (``code.json``).
+
+The list of code that this user ran is in his own configuration folder, for his eyes only. Where no
+such file can be kept, or others could have written it, nothing is known, and commands ask.
+"""
+
+import os
+import stat
+import sys
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlsg.owner_only import make_folder
+from fedlsg.simulations.settings.settings import code_in
+from fedlsg.simulations.storage.atomic_files import DamagedError, seal, unseal, write_atomically
+from fedlsg.user_code import is_permitted, permit, shown, stands_for
+from fedlsg.user_code.digest import Source, digest_of_source, source_of
+
+KEPT = 1000
+"""Entries of the user's own list of code that he ran; the oldest are forgotten."""
+
+
+def place() -> Path:
+    """The file: known-code in $XDG_CONFIG_HOME/fedlsg or ~/.config/fedlsg. Raises RuntimeError
+    without a home.
+    """
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (
+        (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "fedlsg" / "known-code"
+    )
+
+
+def is_known(digest: str, name: str) -> bool:
+    """Whether this user ran code of this digest under this name, FILE.py:NAME with an absolute
+    path.
+    """
+    with suppress(OSError, RuntimeError):
+        return bool(digest) and _entry(digest, name) in _read(place())
+    return False
+
+
+def remember(code: Iterable[tuple[str, str]]) -> None:
+    """Keep digests and names of code that the user named himself. A home that cannot be written
+    keeps nothing, and one line says so: the run asks for its code when it is resumed."""
+    # imports torch, which a look at the list must not
+    from fedlsg.simulations.storage.lock import locked_folder
+
+    new = [_entry(digest, name) for digest, name in code if digest]
+    try:
+        file = place()
+        if not new or set(new) <= set(_read(file)[-KEPT // 2 :]):
+            return
+        make_folder(file.parent)
+        with locked_folder(file.parent):
+            kept = [line for line in _read(file) if line not in new]
+            write_atomically(
+                file, b"".join(line + b"\n" for line in [*kept, *new][-KEPT:]), private=True
+            )
+    except (OSError, RuntimeError) as error:
+        print(
+            f"fedlsg: this code is not kept as known, so resume will ask for it ({error})",
+            file=sys.stderr,
+        )
+
+
+def _entry(digest: str, name: str) -> bytes:
+    """In the form of the program ``sha256sum``; a name may hold any byte but the end of the
+    line.
+    """
+    return f"{digest}  ".encode() + os.fsencode(name).replace(b"\n", b"\\n")
+
+
+def _read(file: Path) -> list[bytes]:
+    """The entries; none of a file, or in a folder, that others own or could have written."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        return []
+    with open(descriptor, "rb") as opened:
+        if os.name == "posix" and not (
+            _is_own(os.fstat(descriptor)) and _is_own(file.parent.stat())
+        ):
+            return []
+        return opened.read().split(b"\n")[:-1]
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+RECORD, RESTORE = "code.json", "restore it from a copy"
+READS = ("workload", "method", "source")
+"""Settings whose code a look at a run needs."""
+CONTINUES = (*READS, "callbacks")
+NOTHING: Mapping[str, object] = {}
+
+
+def keep_code(run: Path, settings: Mapping[str, object], own_code: Mapping[str, str]) -> None:
+    """Record the code of a run that begins, in its directory and for its user; nothing where all of
+    it is fedlsg's.
+
+    ``own_code``: the digests of what was loaded, by setting; ``settings``: raw ones.
+    """
+    names = code_in(settings)
+    if not names and not own_code:
+        return
+    mine = {setting: [stands_for(name) for name in own] for setting, own in names.items()}
+    sources = {setting: [source_of(name) for name in own] for setting, own in mine.items()}
+    files = {setting: [source.digest for source in own] for setting, own in sources.items()}
+    each = {setting: [source.by_name for source in own] for setting, own in sources.items()}
+    write_atomically(
+        run / RECORD, seal({"own_code": dict(own_code), "files": files, "each": each}, indent=2)
+    )
+    remember(
+        {
+            (digest, name)
+            for setting in mine
+            for digest, name in zip(files[setting], mine[setting], strict=True)
+        }
+    )
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    """What ``keep_code`` wrote; empty for a run without it. Raises DamagedError."""
+    if not (run / RECORD).exists():
+        return {}
+    found, otherwise = (
+        unseal(run / RECORD, otherwise=RESTORE),
+        f"{run / RECORD} is damaged: {RESTORE}",
+    )
+    if not all(isinstance(found.get(part), dict) for part in ("own_code", "files")):
+        raise DamagedError(otherwise)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Code of a setting: the name that the run recorded, the one that would run, and the digest of
+    that.
+    """
+
+    setting: str
+    recorded: str
+    name: str
+    source: Source
+
+    @property
+    def digest(self) -> str:
+        return self.source.digest
+
+    @property
+    def file(self) -> tuple[str, str]:
+        return self.digest, self.name.rpartition(":")[0]
+
+
+def allow_code(
+    run: Path,
+    named: Mapping[str, object] = NOTHING,
+    *,
+    trust_code: bool = False,
+    needs: Collection[str] = READS,
+    say: Callable[[str], object] = print,
+) -> list[str]:
+    """Permit the code that the settings of a run directory name. Returns the settings among
+    ``named`` that name it.
+
+    named: raw settings of the user's own; ``say`` prints file and digest before code runs because
+    of ``trust_code``.
+    Raises ValueError, with the file, its digest and what to do, for code that its user has not
+    named, run or trusted, and for other code than the run's record.
+    """
+    try:
+        names = code_in(tomllib.loads((run / "config.toml").read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # what reads the settings reports it
+        return []
+    mine, record = code_in(named), recorded(run)
+    before = record.get("files", {})
+    wanted = {
+        setting: _find(run, setting, names[setting], mine.get(setting))
+        for setting in names
+        if setting in needs
+    }
+    if changed := [
+        s
+        for s in sorted(wanted)
+        if s in before and [code.digest for code in wanted[s]] != before[s]
+    ]:
+        was = {setting: record.get("each", {}).get(setting, []) for setting in changed}
+        raise other_code(
+            changed, [name for s in changed for name in _other_files(was[s], wanted[s])]
+        )
+    files = {
+        (digest_of_source(name), name.rpartition(":")[0]) for own in mine.values() for name in own
+    }
+    found = [code for some in wanted.values() for code in some]
+    for code in found:
+        if trust_code and code.setting in before and code.file not in files:
+            say(
+                f"--trust-code: {code.setting} {shown(code.name)!r} runs {code.file[1]!r}, sha256 "
+                f"{code.digest}"
+            )
+        elif (
+            code.file not in files
+            and not is_permitted(code.recorded)
+            and not is_known(code.digest, code.name)
+        ):
+            raise _refusal(run, code, has_record=code.setting in before)
+    remember({(code.digest, code.name) for code in found if code.file in files})
+    for code in found:
+        permit(code.name, of=code.recorded, files=code.source.files)
+    return [setting for setting in mine if setting in wanted]
+
+
+def _find(run: Path, setting: str, names: Sequence[str], mine: Sequence[str] | None) -> list[Code]:
+    """The code of a setting; ``mine``: as the user names it. Raises ValueError for another name or
+    a missing file.
+    """
+    own = [stands_for(name) for name in names] if mine is None else mine
+    if [shown(name) for name in own] != [shown(name) for name in names]:
+        words = (", ".join(map(shown, some)) for some in (names, own))
+        raise ValueError("the run's {} is {}, not {}: name the run's own".format(setting, *words))
+    found = [
+        Code(setting=setting, recorded=name, name=one, source=source_of(one))
+        for name, one in zip(names, own, strict=True)
+    ]
+    for code in found:
+        if not code.digest:
+            raise ValueError(
+                f"{setting}: there is no file {code.file[1]}, which {run} names: restore it, or "
+                f"name it where it is now, as {_option(setting, shown(code.name))}"
+            )
+    return found
+
+
+def _other_files(before: Sequence[Mapping[str, str]], now: Sequence[Code]) -> list[str]:
+    """Names of the files that changed, are new, or are gone; none for a run of an older version."""
+    pairs = zip(before, now, strict=False)
+    return sorted(
+        {name for one, code in pairs for name, _ in one.items() ^ code.source.by_name.items()}
+    )
+
+
+def other_code(settings: Collection[str], files: Collection[str] = ()) -> ValueError:
+    """The refusal of code that is not what a run recorded; ``files``: which of it, if that is
+    known.
+    """
+    return ValueError(
+        f"the code of the run's own {' and '.join(settings)} differs from that which this run "
+        f"began with: restore the file {' and '.join(dict.fromkeys(files))}".rstrip()
+        + ", or start a new run"
+    )
+
+
+def _refusal(run: Path, code: Code, *, has_record: bool) -> ValueError:
+    fix = f"read it, then name it: {_option(code.setting, code.name)}"
+    fix += (
+        ", or add --trust-code (in Python: trust_code=True)"
+        if has_record
+        else " (an older version made the run: it has no record of its code)"
+    )
+    return ValueError(
+        f"{run} names code, {code.setting} {shown(code.name)!r} of {code.file[1]!r} (sha256 "
+        f"{code.digest}), which you have not run from there ({_store()}). It may come from "
+        f"somebody else, so nothing of it was run: {fix}"
+    )
+
+
+def _store() -> str:
+    try:
+        return f"no entry in {place()}"
+    except RuntimeError:
+        return "there is no home that could say so"
+
+
+def _option(setting: str, name: str) -> str:
+    return f"--{setting} {name}" if setting in ("workload", "method") else f"-c {setting}={name}"

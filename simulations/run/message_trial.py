@@ -1,0 +1,223 @@
+"""Two rounds of a plan's messages, by the code of a run, with clients that hold a few public rows.
+
+What is sent does not depend on rows: so these messages have the sizes of a run's. Nobody is
+charged: the entries and payloads of the trial are in a temporary folder, which is removed. Few
+clients take part, except in a secure sum, whose messages depend on their number.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+from flwr.app import ConfigRecord
+
+from fedlsg.gradients import check
+from fedlsg.participation import Participation
+from fedlsg.randomness import own_draws
+from fedlsg.simulations.client.client_app import app
+from fedlsg.simulations.client.process_state import Held, Process, serving
+from fedlsg.simulations.client.rehearsal import NoAccount
+from fedlsg.simulations.client.train import train_round
+from fedlsg.simulations.client.virtual import task_identity
+from fedlsg.simulations.engines.accounts import Accounts
+from fedlsg.simulations.engines.local import LocalGrid
+from fedlsg.simulations.planning.plan import Plan, probes
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.server.recorder import make_downlink
+from fedlsg.simulations.server.server_app import federation_settings
+from fedlsg.simulations.settings.participation import NAMES as CLOCK
+from fedlsg.simulations.settings.settings import as_config
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.workloads import Split
+from fedlsg.strategies.protocol.round_report import RoundReport, Sent, SimulatedClock
+from fedlsg.strategies.protocol.wire import flat_record
+from fedlsg.strategies.strategy import FedLSG
+from fedlsg.training.local_training import shape_of
+from fedlsg.user_code.objects import restored
+
+FEW = 2
+"""Clients of a trial without a secure sum, and its rounds: in the second one replicas get an
+update.
+"""
+ROWS = 8
+"""Public rows of each of its clients."""
+REPEATS, ENOUGH = 3, 5.0
+"""How often a step is timed at most, and seconds after which it is not timed again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Messages of each round, the pruning round first where there is one; ``seconds`` of the last
+    round.
+    """
+
+    rounds: Sequence[tuple[int, Sequence[Sent]]]
+    clients: int
+    seconds: float
+
+    def per_client(self, direction: str, round: int) -> Mapping[str, float]:
+        """Mean bytes of all messages of a round to or from a client, by level."""
+        sent = [one for number, messages in self.rounds if number == round for one in messages]
+        some = [one for one in sent if one.direction == direction]
+        return {
+            level: sum(getattr(one, f"{level}_bytes") for one in some) / self.clients
+            for level in ("values", "payload", "wire")
+        }
+
+
+def try_rounds(plan: Plan) -> Trial:
+    """The trial of a plan. Raises RuntimeError, with the reason, where a client of it fails."""
+    small, found = _small(plan), list[tuple[int, Sequence[Sent]]]()
+    with TemporaryDirectory(prefix="fedlsg-plan-") as folder, _untouched(plan), task_identity():
+        run = RunDir(Path(folder))
+        small = replace(small, settings=replace(small.settings, run_dir=folder))
+        grid = LocalGrid(
+            app,
+            len(small.terms),
+            dict(as_config(small.settings)),
+            accounts=Accounts(small, run, here=True),
+        )
+        state, clock = small.server_state(), _clock(plan)
+        seconds = 0.0
+
+        def keep(report: RoundReport) -> None:
+            whole = strategy.exchange.report  # a trusted server's own report has no clients
+            if why := whole.reasons:
+                raise RuntimeError(f"a round on public rows failed: client {why}")
+            found.append((report.round, list(whole.sent)))
+
+        strategy = FedLSG(
+            state,
+            federation_settings(small, run),
+            keep,
+            keep,
+            make_downlink(small.settings, state, run),
+            SimulatedClock(_everybody(small)),
+        )
+        with serving(cast(Base, small)):
+            for number in range(1, min(FEW, plan.schedule.rounds) + 1):
+                began = clock()
+                weights = flat_record(state.weights)
+                messages = strategy.configure_train(number, weights, ConfigRecord(), grid)
+                strategy.aggregate_train(
+                    number, grid.send_and_receive(messages, timeout=plan.settings.round_timeout)
+                )
+                seconds = clock() - began
+        grid.end()
+    return Trial(rounds=found, clients=len(small.terms), seconds=seconds)
+
+
+def time_step(plan: Plan) -> tuple[float, int, int | None]:
+    """Seconds of one local step on public rows, how many rows it had, and its peak of memory in
+    bytes.
+
+    It has one microbatch at most: a larger batch takes as much longer, and no more memory. Memory
+    is that of this process with the data, None where the system does not tell.
+    """
+    batch = (
+        round(plan.local.expected_batch)
+        if not plan.unit.whole
+        else round(max(rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True)))
+    )
+    with _untouched(plan):
+        state = plan.server_state()
+        size = max(1, min(batch, shape_of(plan.local, state.public.parameters.values()).size))
+        base = _with_rows(plan, size)
+        if state.awaits_pruning:
+            state.pruned = True
+        common = state.plan(
+            replace(plan.local, steps=1, shuffled=0, sample_rate=1.0), plan.sums, plan.unit
+        )
+        round_plan = common.for_client(replace(plan.terms[0], sample_rate=1.0))
+        here = Process(base=base, state=state.public, held=Held(state.public))
+        checked, account = check(state.model, round_plan.frame), NoAccount()
+        release = round_plan.release
+        # noise of a step is no time
+        add = None if release is None else lambda total, mechanism, stream: total
+        _reset_peak()
+        clock, taken = _clock(plan), list[float]()
+        for _ in range(1 + REPEATS):  # the first pass prepares kernels
+            began = clock()
+            train_round(here, account, round_plan, size, checked, add)
+            taken.append(clock() - began)
+            if sum(taken) > ENOUGH:
+                break
+    return min(taken), size, _peak(plan.device)
+
+
+def _small(plan: Plan) -> Plan:
+    """The plan with clients that hold ``ROWS`` public rows, all of which are in every batch."""
+    number = plan.settings.clients_per_round if plan.sums is not None else min(FEW, len(plan.terms))
+    largest = max(plan.terms, key=lambda one: one.num_examples)
+    terms = (replace(largest, num_examples=ROWS, sample_rate=1.0),) * number
+    without_clock: dict[str, Any] = dict.fromkeys(CLOCK)
+    settings = replace(
+        plan.settings,
+        clients=number,
+        clients_per_round=number,
+        epsilon=None,
+        record_updates=False,
+        engine="local",
+        noise_multiplier=largest.noise_multiplier or None,
+        **without_clock,
+    )
+    return replace(
+        plan,
+        settings=settings,
+        workload=_with_rows(plan, ROWS).workload,
+        parts=[torch.arange(ROWS)] * number,
+        terms=terms,
+        declared=None,
+        local=replace(plan.local, sample_rate=1.0),
+    )
+
+
+def _everybody(plan: Plan) -> Participation:
+    number = len(plan.terms)
+    return Participation(clients=number, per_round=number, seed=plan.settings.seed)
+
+
+def _with_rows(base: Base, size: int) -> Base:
+    """The base of a federation whose one client holds public rows, over and over."""
+    test: Split = base.workload.test
+    rows = probes(test)[:1] if test.lengths is not None else probes(test)
+    some = test.pick(rows[torch.arange(size) % len(rows)])
+    return replace(
+        base, workload=replace(base.workload, train=some), parts=[torch.arange(size)], declared=None
+    )
+
+
+@contextmanager
+def _untouched(plan: Plan) -> Iterator[None]:
+    workload: Any = plan.workload
+    with restored(workload.loss, workload.test.prepare, workload.models), own_draws(plan.device):
+        yield
+
+
+def _clock(plan: Plan) -> Callable[[], float]:
+    """On processors the time of this process: others that are at work do not count."""
+    if plan.device == "cuda":
+        return time.monotonic
+    return lambda: time.process_time() / max(1, plan.settings.threads)
+
+
+def _reset_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak(device: str) -> int | None:
+    if device == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        line = Path("/proc/self/status").read_text().partition("VmHWM:")[2]
+        return 1024 * int(line.split()[0])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,337 @@
+"""``fedlsg plan``: what a run would send, spend and take.
+
+The numbers are from the plan of the run, and from a short trial of its messages and of one step
+(``trial``). Nothing is charged, and no run begins.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from fedlsg.accounting import Event, spread
+from fedlsg.config.units import unit_in
+from fedlsg.privacy import rho
+from fedlsg.secure_sum.discrete import plan_release
+from fedlsg.secure_sum.terms import plan_graph
+from fedlsg.simulations.engines.choice import with_engine
+from fedlsg.simulations.engines.cluster import processors
+from fedlsg.simulations.planning.advice import isolation_line, rho_of, sum_bits
+from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of
+from fedlsg.simulations.planning.start_weights import from_root
+from fedlsg.simulations.report.terminal import facts_shown, print_note, print_whole
+from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
+from fedlsg.simulations.run.message_trial import Trial, time_step, try_rounds
+from fedlsg.simulations.server.named_callbacks import named
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.settings import names_given
+from fedlsg.state import mean_frame
+from fedlsg.user_code import shown
+
+PHONES, DROPOUT = 1000, 0.2
+LEVELS = ("values", "payload", "wire")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Bytes of one client in a round: ``first`` round down, ``later`` down in a round after one
+    that it was in, up.
+    """
+
+    up: Mapping[str, float]
+    first: Mapping[str, float]
+    later: Mapping[str, float]
+
+
+def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> dict[str, Any]:
+    """All numbers of a plan: what ``--json`` prints. Names are those of summary.json where they
+    mean the same.
+
+    Raises ValueError for phones or a dropout out of range, RuntimeError where the trial fails.
+    """
+    if phones < 1 or not 0 <= dropout < 1:
+        raise ValueError(
+            f"expected --phones={phones} >= 1 and 0 <= --phone-dropout={dropout:g} < 1"
+        )
+    s, trial = plan.settings, try_rounds(plan)
+    public = plan.server_state().public
+    frame = mean_frame(public)
+    one = _message(plan, trial, frame.wire.kept)
+    down, up = _totals(plan, trial, one)
+    return {
+        "workload": shown(s.workload),
+        "model": s.model,
+        "method": shown(s.method),
+        "unit": s.unit,
+        "trust": s.trust,
+        "clients": len(plan.terms),
+        "clients_per_round": s.clients_per_round,
+        "rounds": plan.schedule.rounds,
+        "local_steps": plan.local.steps,
+        "values": {"dense": plan.dense_parameters, "sent": frame.wire.kept},
+        "bytes": {"up": dict(one.up), "down_first": dict(one.first), "down": dict(one.later)},
+        "uplink_bytes": up,
+        "downlink_bytes": down,
+        "phones": _phones(plan, one, frame.kept, len(frame.blocks), phones, dropout),
+        "isolation": plan.local.isolation,
+        "own": isolation_line(plan, public),
+        "private": plan.method.mechanism.private and not s.reproducible,
+        "noise_multiplier": max(terms.noise_multiplier for terms in plan.terms),
+        "epsilon_max": _epsilon(plan),
+        "delta": s.delta,
+        "rho": rho_of(plan, public),
+        **({} if plan.sums is None else {"bits": sum_bits(plan, public)}),
+        **_cost(plan, trial),
+    }
+
+
+def _message(plan: Plan, trial: Trial, kept: int) -> Message:
+    """Bytes up are those of the mean round: a mask may keep more of a later one."""
+    last = max(number for number, _ in trial.rounds)
+    up = dict(trial.per_client("up", 1))
+    first = plan.server_state().public.frame(1, updates=0).wire.kept if _changes(plan) else kept
+    more = up["values"] * (kept / first - 1)
+    return Message(
+        up={level: up[level] + more for level in LEVELS},
+        first=trial.per_client("down", 1),
+        later=trial.per_client("down", last),
+    )
+
+
+def _changes(plan: Plan) -> bool:
+    """Whether the mask's rate follows the time, and the first frame needs nothing but the
+    weights.
+    """
+    mask = plan.method.mask
+    return bool(mask.cooling or mask.sparsity_from) and plan.method.carrier.source is None
+
+
+def _totals(plan: Plan, trial: Trial, one: Message) -> tuple[int, int]:
+    """Payload bytes down and up in the whole run, if nobody fails."""
+    down = up = 0.0
+    for clients, replied, missed in _rounds(plan):
+        each = one.first["payload"] if missed is None else _down(plan, one, missed)
+        down, up = down + clients * each, up + replied * one.up["payload"]
+    for number, _ in trial.rounds:
+        if number == 0:  # the pruning round, of all clients
+            down += len(plan.terms) * trial.per_client("down", 0)["payload"]
+            up += len(plan.terms) * trial.per_client("up", 0)["payload"]
+    return round(down), round(up)
+
+
+def _rounds(plan: Plan) -> Iterator[tuple[float, float, int | None]]:
+    """For each group of a round's clients: how many, how many reply, and the rounds since they were
+    last there.
+    """
+    conditions, rounds = plan.participation, plan.schedule.rounds
+    if plan.draws_in_secret:  # who is drawn nobody knows: the expected number
+        expected = float(plan.settings.clients_per_round)
+        for _ in range(rounds):
+            yield expected, expected * (1 - conditions.dropout), None
+        return
+    held: dict[int, int] = {}
+    for round, selected in enumerate(conditions.schedule(rounds), 1):
+        leaving = conditions.leaving(round)
+        for client in selected:
+            stays = client not in leaving
+            yield 1, float(stays), round - 1 - held.get(client, 0)
+            if stays:
+                held[client] = round - 1
+
+
+def _down(plan: Plan, one: Message, missed: int) -> float:
+    """Of a client that missed so many updates: they, or the whole model where that is smaller."""
+    if plan.settings.downlink == "full":
+        return one.later["payload"]
+    step = one.later["payload"] - one.first["payload"]
+    whole = 4 * plan.dense_parameters
+    return one.first["payload"] + (missed * step if missed * step <= whole else whole)
+
+
+def _phones(
+    plan: Plan, one: Message, values: int, blocks: int, phones: int, dropout: float
+) -> dict[str, Any]:
+    """A federation of phones like the mean client, all of whom are asked in every round, and a
+    share of whom leaves.
+    """
+    stay, rounds, noise = (
+        max(1, round(phones * (1 - dropout))),
+        plan.schedule.rounds,
+        plan.method.mechanism,
+    )
+    up, first, later = (part["payload"] for part in (one.up, one.first, one.later))
+    if plan.sums is not None:
+        wider, denser = _secure_growth(plan, values, blocks, phones, stay)
+        up = one.up["values"] * wider + (up - one.up["values"]) * denser
+        first, later = (
+            part["values"] + (part["payload"] - part["values"]) * denser
+            for part in (one.first, one.later)
+        )
+    of_sum = noise.adds_noise and plan.settings.trust == "client"
+    ratio = (
+        rho(
+            noise,
+            [terms.noise_multiplier * terms.weight for terms in plan.terms],
+            clients_per_round=stay,
+            values=values,
+            blocks=blocks,
+            expected_batch=plan.divisor / plan.settings.clients_per_round * stay,
+        )
+        if of_sum
+        else None
+    )
+    return {
+        "phones": phones,
+        "dropout": dropout,
+        "rho": ratio,
+        "uplink_bytes_a_round": round(stay * up),
+        "downlink_bytes_a_round": round(phones * later),
+        "uplink_bytes": round(rounds * stay * up),
+        "downlink_bytes": round(phones * (first + (rounds - 1) * later)),
+    }
+
+
+def _secure_growth(
+    plan: Plan, values: int, blocks: int, phones: int, stay: int
+) -> tuple[float, float]:
+    """How much wider a value is in a sum of so many phones, and how many more neighbours a phone
+    has a share for.
+    """
+    before = plan.sums
+    assert before is not None
+    t = before.colluders
+    after = replace(
+        before,
+        clients=phones,
+        min_survivors=min(phones, max(stay, (phones + t) // 2 + 1)),
+        expected_examples=before.expected_examples / before.clients * phones,
+    )
+    how = plan.terms[0].mechanism(plan.method.mechanism)
+    bits, degrees = list[int](), list[int]()
+    for sums in (before, after):
+        noise = replace(how, noise_share=sums.contributors**-0.5)
+        bits.append(plan_release(sums, noise, values=values, blocks=blocks).grid.bits)
+        degrees.append(
+            plan_graph(sums.clients, min_survivors=sums.min_survivors, colluders=t).degree
+        )
+    return bits[1] / bits[0], degrees[1] / degrees[0]
+
+
+def _epsilon(plan: Plan) -> float:
+    """The largest epsilon of a client that takes part in all of the rounds that it is drawn for."""
+    if not plan.method.mechanism.private or plan.settings.reproducible:
+        return math.inf
+    blocks, found = count_blocks(plan), set[tuple[Event, ...]]()
+    for size, steps in set(zip(plan.sizes, plan.steps, strict=True)):
+        first, *pruning = events_of(plan, plan.terms[plan.sizes.index(size)], blocks)
+        training = [replace(first, steps=plan.accounted_steps(size, steps))] if steps else []
+        found.add((*training, *pruning))
+    return spread(sorted(found, key=repr), delta=plan.settings.delta).largest
+
+
+def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
+    """Time of a step and of the run on this machine, and memory: from one measured step."""
+    seconds, rows, memory = time_step(plan)
+    s = with_engine(plan)[0].settings
+    batch = max(rate * size for rate, size in zip(plan.rates, plan.sizes, strict=True))
+    step = seconds * max(batch, 1.0) / rows
+    client = plan.local.steps * step + trial.seconds / trial.clients
+    workers = min(s.workers or processors(), s.clients_per_round) if s.engine != "local" else 1
+    whole = plan.schedule.rounds * s.clients_per_round * client
+    return {
+        "step": {
+            "seconds": step,
+            "batch": batch,
+            "measured_rows": rows,
+            "measured_seconds": seconds,
+        },
+        "seconds": whole / workers,
+        "workers": workers,
+        "memory_bytes": memory,
+        "device": plan.device,
+    }
+
+
+NOTE = (
+    "Bytes are payload: arrays of a message, as in bytes.csv. They are exact for values of fixed "
+    "width (float32, bfloat16), and about right where sizes depend on values. Time is without "
+    "evaluation, on this machine."
+)
+
+
+def plan_command(
+    given: dict[str, Any], console: Console, *, phones: int, dropout: float, as_json: bool
+) -> None:
+    """``fedlsg plan``: it refuses what ``run`` refuses, in the same words. Nothing is charged, and
+    no run begins.
+    """
+    settings = from_root(resolve(given))
+    named(settings.callbacks)
+    with console.status("loading data, calibrating noise") as status:
+        plan = ready_plan(settings, progress=status.update, given=names_given(given))
+        status.update("two rounds on public rows")
+        facts = facts_of(plan, phones=phones, dropout=dropout)
+    if as_json:
+        endless = {name: "inf" if value == math.inf else value for name, value in facts.items()}
+        return print_whole(json.dumps(endless, indent=2, allow_nan=False), console)
+    console.print(facts_shown(_words(facts)))
+    print_note(NOTE, console)
+
+
+def _words(facts: Mapping[str, Any]) -> dict[str, str]:
+    """A line for each fact."""
+    values, sizes, phones, step = facts["values"], facts["bytes"], facts["phones"], facts["step"]
+    memory = facts["memory_bytes"]
+    epsilon = (
+        f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for "
+        f"{unit_in(facts).protects}"
+    )
+    first = (
+        ""
+        if sizes["down_first"] == sizes["down"]
+        else f"; in its first {_bytes(sizes['down_first'])}"
+    )
+    noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
+    found = {
+        "workload": f"{facts['workload']}, model {facts['model']}",
+        "method": f"{facts['method']}, unit {facts['unit']}, trust {facts['trust']}",
+        "federation": f"{facts['clients_per_round']} of {facts['clients']} clients a round, "
+        f"{facts['rounds']} rounds",
+        "values": f"{values['sent']:,} of {values['dense']:,} a client and round",
+        "up": f"{_bytes(sizes['up'])} a client and round",
+        "down": f"{_bytes(sizes['down'])} a client and round{first}",
+        "whole run": f"{human_bytes(facts['uplink_bytes'])} up, "
+        f"{human_bytes(facts['downlink_bytes'])} down",
+        f"{phones['phones']:,} phones": (
+            f"{phones['dropout']:.0%} leave: {human_bytes(phones['uplink_bytes_a_round'])} up and "
+            f"{human_bytes(phones['downlink_bytes_a_round'])} down a round, "
+            f"{human_bytes(phones['uplink_bytes'])} and {human_bytes(phones['downlink_bytes'])} in "
+            "all" + ("" if phones["rho"] is None else f"; rho {phones['rho']:.3g}")
+        ),
+        "privacy": epsilon if facts["private"] else "NOT PRIVATE: no epsilon is claimed",
+        "noise": noise if facts["noise_multiplier"] else "none",
+        "isolation": facts["own"] or f"{facts['isolation']}: library code alone",
+        "one step": f"{step['seconds']:.3g} s at a batch of {step['batch']:.4g} (of "
+        f"{step['measured_rows']} rows)",
+        "time": f"about {duration(facts['seconds'])} with {facts['workers']} at work on "
+        f"{facts['device']}",
+        "memory": ""
+        if memory is None
+        else f"{human_bytes(memory)} at the peak of a step, data included",
+    }
+    return {name: words for name, words in found.items() if words}
+
+
+def _rho(found: float | None) -> str:
+    return "" if not found else f", rho {found:.3g}"
+
+
+def _bytes(sizes: Mapping[str, float]) -> str:
+    return (
+        f"{sizes['payload']:,.0f} bytes ({sizes['values']:,.0f} of values; {sizes['wire']:,.0f} on "
+        "the wire)"
+    )

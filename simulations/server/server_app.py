@@ -1,0 +1,321 @@
+"""The server's part of a run: the same on every engine, and as the Flower ServerApp that ``flwr
+run`` starts.
+
+State, strategy and records are those of ``serve``. The app plans first, on Flower's simulation and
+in a deployment.
+
+Messages to clients are counted before they are sent, so that an interrupted round is counted, too.
+A round enters rounds.csv, bytes.csv and the checkpoint when it is over. What an interrupted round
+had sent is in ``checkpoint/sent.json``. ``fedlsg resume`` runs that round again: it adds what was
+sent to ``downlink.interrupted`` of the summary, and whole models sent as repairs to
+``downlink.repairs``. What clients replied in it is not known here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from logging import ERROR, INFO
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import add_exit_handler
+
+from fedlsg.privacy import SERVER
+from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
+from fedlsg.simulations.planning.continuity import begin
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
+from fedlsg.simulations.server.deployment import Deployment, most_examples
+from fedlsg.simulations.server.named_callbacks import named
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.server.recorder import OnRound, Recorder, make_downlink
+from fedlsg.simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize
+from fedlsg.simulations.settings.participation import adaptive_clip
+from fedlsg.simulations.settings.published import from_run_config, unfolded
+from fedlsg.simulations.settings.rule_checker import check_given
+from fedlsg.simulations.settings.settings import Settings, permit_code, values_of
+from fedlsg.simulations.storage.atomic_files import resumable
+from fedlsg.simulations.storage.lock import create, exclusive
+from fedlsg.simulations.storage.round_tables import Row
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.updates import write_model
+from fedlsg.strategies.protocol.expectations import reply_bytes
+from fedlsg.strategies.protocol.nodes import SimulatedGrid, wait_for_nodes
+from fedlsg.strategies.protocol.round_report import SimulatedClock
+from fedlsg.strategies.protocol.wire import flat_record
+from fedlsg.strategies.strategy import BudgetSpentError, DivergedError, FederationSettings, FedLSG
+from fedlsg.tensors import keep_freed_memory
+from fedlsg.training.client_level import ServerNoise
+from fedlsg.user_code.failure import last_words, without_exit
+
+Start = Callable[..., object]
+"""As ``FedLSG.start``."""
+
+
+def serve(
+    grid: Grid,
+    plan: Plan,
+    run: RunDir,
+    *,
+    on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
+    page: bool = True,
+    deployment: Deployment | None = None,
+    start: Start = FedLSG.start,
+) -> dict[str, Any]:
+    """Run the remaining rounds over ``grid`` and return the summary; continue from a checkpoint if
+    there is one.
+
+    ``on_round(row)`` shows every finished row of rounds.csv; ``callbacks`` are called then, and at
+    begin and end; ``page``: write report.html; ``start(strategy, grid, weights, num_rounds=...,
+    timeout=...)`` runs the rounds. Ends early, with a summary that says so, when every client's
+    privacy budget is spent or a callback stops the run; and, back at the last finished round, when
+    the weights or the loss are not finite.
+    Raises ValueError if another process holds the run directory, DiskFullError if the disk is full.
+    """
+    run.protect(plan.closed)
+    torch.set_num_threads(plan.settings.threads)
+    keep_freed_memory()
+    calls = CallbackList(callbacks)
+    with resumable(run.path), exclusive(run), calls.told_of_failure(), ExitStack() as stack:
+        if isinstance(grid, SimulatedGrid):
+            stack.callback(grid.end)
+        state = plan.server_state()
+        downlink = make_downlink(plan.settings, state, run)
+        clock, deployed = SimulatedClock(plan.participation), deployment is not None
+        recorder = Recorder(
+            run, plan, state, downlink, clock, deployed=deployed, show=_each(on_round, calls)
+        )
+        if run.has_checkpoint:
+            recorder.resume()
+        else:
+            recorder.begin()
+        if state.round == plan.schedule.rounds and run.summary.exists():
+            return run.read_summary()
+        stopped, diverged = _run_rounds(grid, plan, recorder, calls, deployment, start)
+        stack.close()
+        if diverged:
+            log(ERROR, "%s", stopped)
+            recorder.go_back()
+        final = final_model(plan, state)
+        summary = _finish(
+            run, plan, final, recorder.outcome(stopped=stopped, diverged=diverged), page=page
+        )
+        recorder.manifest.close(recorder.tables.marks())
+        calls.on_end(summary)
+        return summary
+
+
+def _each(show: OnRound | None, calls: CallbackList) -> OnRound:
+    """Show a row first: what a callback prints, or raises, comes after it."""
+
+    def on_round(row: Row) -> None:
+        if show is not None:
+            show(row)
+        calls.on_round(row.columns)
+
+    return on_round
+
+
+def _watched(recorder: Recorder) -> Watched:
+    """The run as callbacks see it before the next round."""
+    plan, run, state = recorder.plan, recorder.run, recorder.state
+
+    def save_model(folder: Path) -> None:
+        final = final_model(plan, state)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(folder, final.tensors, final.facts)
+
+    earlier = run.read_rounds()[: state.round] if state.round else []
+    rows = [Row.parse(row).columns for row in earlier]
+    return Watched(
+        path=run.path, settings=values_of(plan.settings), rows=rows, save_model=save_model
+    )
+
+
+def _finish(
+    run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, page: bool
+) -> dict[str, Any]:
+    """Write the merged ledger, the model, the summary and, with ``page``, report.html; returns the
+    summary.
+    """
+    run.merge_ledgers()
+    write_model(run.path, final.tensors, final.facts)
+    summary = plan.released.of_summary(summarize(plan, outcome))
+    run.write_summary(summary)
+    if page:
+        from fedlsg.simulations.report.run_page import write_run_page
+
+        write_run_page(run)
+    return summary
+
+
+def _run_rounds(
+    grid: Grid,
+    plan: Plan,
+    recorder: Recorder,
+    calls: CallbackList,
+    deployment: Deployment | None,
+    start: Start,
+) -> tuple[str | None, bool]:
+    """Run the rounds that remain; returns why they ended early, None after the last one, and
+    whether they diverged.
+    """
+    run, state = recorder.run, recorder.state
+    remaining = plan.schedule.rounds - state.round
+    if remaining == 0:
+        return None, False
+
+    # also by a resumed run: the process before may have ended before it could
+    recorder.record_public()
+    calls_back = recorder.on_round, recorder.on_pruned
+    strategy = FedLSG(
+        state,
+        federation_settings(plan, run),
+        *calls_back,
+        recorder.downlink,
+        recorder.clock,
+        lambda: MetricRecord(dict(recorder.measured)),
+    )
+    if deployment is not None:
+        strategy.join(deployment.roster, deployment.open(run.ledgers, recorder.name))
+    stopped, diverged = None, False
+    try:
+        calls.on_begin(_watched(recorder))
+        timeout = plan.settings.round_timeout
+        start(strategy, grid, flat_record(state.weights), num_rounds=remaining, timeout=timeout)
+    except BudgetSpentError as error:
+        stopped = str(error)
+    except StopRun as error:
+        stopped = str(error) if state.round < plan.schedule.rounds else None
+    except DivergedError as error:
+        stopped, diverged = explain(error, plan.settings), True
+    if deployment is not None:
+        deployment.close(grid)
+    return stopped, diverged
+
+
+def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
+    s = plan.settings
+    return FederationSettings(
+        terms=plan.terms,
+        clients_per_round=s.clients_per_round,
+        local=plan.local,
+        codec=plan.codec,
+        index_mode=plan.index_mode,
+        min_survivors=s.min_survivors,
+        timeout=s.round_timeout,
+        run_dir=str(run.path),
+        sums=plan.sums,
+        reproducible=s.reproducible,
+        unit=plan.unit,
+        server_noise=_server_noise(plan, run),
+    )
+
+
+def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
+    """The noise of client-level privacy, where a trusted server adds it."""
+    s = plan.settings
+    if not plan.draws_in_secret:
+        return None
+
+    def stream(purpose: str, round: int) -> SecretStream:
+        labels = (*plan.stream, "server", purpose, round)
+        return reproducible_stream(s.seed, *labels) if s.reproducible else secret_stream()
+
+    return ServerNoise(
+        ledger=run.charges.of(SERVER),
+        budget=None if s.epsilon is None else (s.epsilon, s.delta),
+        stream=stream,
+        adaptive=adaptive_clip(s, plan.method.mechanism.noise_multiplier),
+        reproducible=s.reproducible,
+    )
+
+
+app = ServerApp()
+_FAILED: list[str] = []
+"""What went wrong last, until it is printed or something went right."""
+
+
+@contextmanager
+def last_line() -> Iterator[None]:
+    """What goes wrong inside is Flower's last line, too, below its trace and its "Exit Code"."""
+    _FAILED.clear()
+    try:
+        with without_exit():
+            yield
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        _FAILED.append(last_words(error))
+        add_exit_handler(_say)
+        raise
+
+
+def _say() -> None:
+    while _FAILED:
+        log(ERROR, "fedlsg: error: %s", _FAILED.pop())
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run all rounds."""
+    with last_line():
+        run_rounds(grid, context)
+
+
+def run_rounds(grid: Grid, context: Context, *, on_round: OnRound | None = None) -> None:
+    """``run_on`` with the settings of Flower's run config."""
+    permit_code(unfolded(context.run_config))
+    run_on(grid, replace(from_run_config(context.run_config), engine="flower"), on_round=on_round)
+
+
+def run_on(
+    grid: Grid,
+    settings: Settings,
+    *,
+    on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
+    announce: Callable[[Grid], Grid] = lambda grid: grid,
+    start: Start = FedLSG.start,
+) -> tuple[Plan, RunDir]:
+    """Plan, make a run directory unless the command line already did, and run all rounds on
+    Flower's grid.
+
+    If no number of clients is set, every node of the federation is a client. In a deployment the
+    nodes declare how many examples they have before the plan is made. ``announce`` may wrap the
+    grid that messages go through; ``start`` as in ``serve``.
+    """
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # of Flower's own simulation
+
+    callbacks = (*named(settings.callbacks), *callbacks)
+    if isinstance(grid, InMemoryGrid):
+        deployment = None
+        if settings.clients is None:
+            settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
+        grid, plan = announce(grid), ready_plan(settings)
+    else:
+        check_given(settings, deployed=True)
+        deployment = Deployment(
+            timeout=settings.round_timeout, most_examples=most_examples(settings)
+        )
+        watched = deployment.watch(grid, settings)
+        grid = announce(watched)
+        sizes = deployment.gather(grid, settings.clients)
+        plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
+        watched.largest = reply_bytes(plan.dense_parameters)
+    made = None if settings.run_dir else create(None, settings, private=not plan.covered)
+    run = made or RunDir.open(str(settings.run_dir))
+    # that of a deployment is its run config as well, when it is continued
+    if not run.config.exists():
+        begin(plan, run, named=deployment is not None)
+    log(INFO, "run directory: %s", run.path)
+    summary = serve(
+        grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment, start=start
+    )
+    accuracy, loss = summary["accuracy"], summary["loss"]
+    reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
+    log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])
+    return plan, run

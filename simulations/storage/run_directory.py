@@ -1,0 +1,347 @@
+"""The run directory: everything that a run leaves behind.
+
+config.toml      resolved settings                     ledger/          run.jsonl: all charges, the
+                                                                       authority; or one ledger a
+                                                                       client, where clients keep
+                                                                       their own
+rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
+bytes.csv        one line a message
+summary.json     results, written last                 checkpoint/      latest.pt, previous.pt;
+                 outbox/: last payloads;
+model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down
+                 in this round and what it is (``updates``)
+updates/         payloads and frames, see ``updates``  updates-truth/   SECRET batches, for
+                 evaluating attacks
+clients/         SECRET digest of the training rows; memories of error feedback, if a method without
+                 privacy keeps them, in a folder for each client
+run.log          SECRET what Flower, Ray and we log     report.html      plots and settings, written
+                 at the end
+downlink/        updates as they were sent (sparse)     replicas/        the public state as a
+                 deployed client last had
+events.out.tfevents.fedlsg   numbers for TensorBoard                    it (in the client's own
+                             folder)
+.lock            the process that uses the directory
+
+``declared`` says of each file who may read it; ``manifest`` and ``examined`` find what changed
+since the run. ``fedlsg.simulations.server.ready.READ`` lists which of them ``fedlsg resume`` reads.
+run.log is SECRET because the traceback of a client that failed may quote its data.
+"""
+
+import csv
+import tomllib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from torch import Tensor
+
+from fedlsg.owner_only import make_folder, make_parents
+from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
+from fedlsg.simulations.settings.settings import Settings, as_config, from_file, values_of
+from fedlsg.simulations.storage.atomic_files import (
+    DamagedError,
+    Record,
+    check_inside,
+    load_checkpoint,
+    save_array,
+    save_checkpoint,
+    seal,
+    unseal,
+    write_atomically,
+)
+from fedlsg.simulations.storage.updates import FAR, StepFiles, round_folder
+
+
+class _Path(str):
+    """The path of a file or folder in a run directory."""
+
+    def __get__(self, run: "RunDir", owner: type) -> Path:
+        return run.path / str(self)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths and writers of one run directory."""
+
+    path: Path
+
+    config = _Path("config.toml")
+    rounds = _Path("rounds.csv")
+    messages = _Path("bytes.csv")
+    summary = _Path("summary.json")
+    log = _Path("run.log")
+    ledgers = _Path("ledger")
+    checkpoint = _Path("checkpoint/latest.pt")
+    previous = _Path("checkpoint/previous.pt")  # for a run whose last one is damaged
+    sent = _Path("checkpoint/sent.json")  # what the server has sent down in the current round
+    # SECRET: one could test guesses of a row with it
+    data_digest = _Path("clients/training-data.json")
+    steps = _Path("downlink")  # server updates as they were sent down
+
+    @classmethod
+    def open(cls, path: str) -> "RunDir":
+        """An existing run directory. Raises ValueError for anything else, and as
+        ``check_inside``.
+        """
+        folder = Path(path).expanduser().resolve()
+        if not folder.is_dir():
+            why = "it is a file" if folder.exists() else "it does not exist"
+            raise ValueError(f"{path} is no run directory: {why}")
+        check_inside(folder)
+        return cls(folder)
+
+    def protect(self, closed: Iterable[str]) -> None:
+        """Make these folders for their owner only, before anything is in them; and close what an
+        older version left.
+        """
+        for folder in closed:
+            make_parents((self.path / folder).parent)
+            make_folder(self.path / folder)
+        for secret in (self.data_digest.parent, self.path / "updates-truth"):
+            if secret.exists():
+                make_folder(secret)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint to continue from."""
+        return self.checkpoint.exists() or self.previous.exists()
+
+    def ledger(self, client: int) -> Path:
+        """The ledger of one client, where clients keep their own (Flower's engine, deployments,
+        older versions).
+        """
+        return ledger_path(self.ledgers, client)
+
+    def last_payload(self, client: int) -> Path:
+        """The client's last payload."""
+        return self.path / f"checkpoint/outbox/client-{client:06d}.bin"
+
+    def own(self, client: int) -> Path:
+        """The folder for what a client never sends."""
+        return self.path / f"clients/client-{client:06d}"
+
+    def replica(self, client: int) -> Path:
+        """The last public state of a client on a machine of its own."""
+        return self.path / "replicas" / f"client-{client:06d}.bin"
+
+    def step(self, version: int) -> bytes:
+        """The step of a sparse downlink that leads to a version. Raises OSError, DamagedError."""
+        return StepFiles(self.steps).load(version)
+
+    def own_basis(self, client: int) -> Path:
+        """The carriers of a probe that a client on a machine of its own holds."""
+        return self.path / "replicas" / f"basis-{client:06d}.bin"
+
+    def basis(self, round: int) -> bytes:
+        """The carriers that the server probed in a round. Raises OSError, DamagedError."""
+        return StepFiles(self.steps).load_basis(round)
+
+    def steps_after(self, version: int) -> list[tuple[int, bytes]]:
+        """What a replica at a version lacks: steps, each with its version; if many, the checkpoint
+        (-1) and the last.
+
+        A replica that still lacks one is sent the whole model.
+        """
+        files = StepFiles(self.steps)
+        versions = files.after(version)
+        found = []
+        if len(versions) > FAR and self.checkpoint.exists():
+            found.append((-1, self.checkpoint.read_bytes()))
+            versions = versions[-FAR:]
+        for own in versions:
+            with suppress(OSError, ValueError):  # it is damaged
+                found.append((own, files.load(own)))
+        return found
+
+    def basis_after(self, round: int) -> list[tuple[int, bytes]]:
+        """The carriers that the server probed last, with their round, if that is another one."""
+        newest = StepFiles(self.steps).newest_basis
+        with suppress(OSError, ValueError):  # there is none, or it is damaged
+            return [(newest, self.basis(newest))] if newest != round else []
+        return []
+
+    @property
+    def charges(self) -> RunLedger:
+        """The ledgers of the run, of all who write them. Raises LedgerError where one is
+        damaged.
+        """
+        return RunLedger(self.ledgers)
+
+    def merge_ledgers(self) -> None:
+        """Write ledger.jsonl, the entries of all clients."""
+        ledger = self.charges
+        clients = [*ledger.clients(), SERVER]
+        merge(
+            [entry for client in clients for entry in ledger.of(client).entries],
+            self.path / "ledger.jsonl",
+        )
+
+    def write_data_digest(self, digest: str) -> None:
+        """Write the digest of all training rows, for the owner only: it is as secret as the
+        rows.
+        """
+        write_atomically(self.data_digest, seal({"rows": digest}), private=True)
+
+    def read_data_digest(self) -> str:
+        """The digest of all training rows. Raises ValueError where it is missing or damaged."""
+        otherwise = (
+            "the data cannot be compared with those before; restore it from a copy, or start a new "
+            "run"
+        )
+        try:
+            return str(unseal(self.data_digest, otherwise=otherwise)["rows"])
+        except FileNotFoundError:
+            raise ValueError(f"{self.data_digest} is missing: {otherwise}") from None
+
+    def write_sent(self, note: Mapping[str, Any]) -> None:
+        """Note what the current round sends down. Not synced: a note that is lost is a round that
+        is not counted.
+        """
+        write_atomically(self.sent, seal(note), durable=False)
+
+    def read_sent(self) -> Record:
+        """What was noted, attempt 0 where nothing was. Raises DamagedError."""
+        try:
+            return unseal(
+                self.sent,
+                otherwise="remove it to continue; what an interrupted round sent down is then not "
+                "counted",
+            )
+        except FileNotFoundError:
+            return {"attempt": 0}
+
+    def save_update(self, round: int, client: int, payload: bytes) -> None:
+        """Record a payload as it was sent."""
+        write_atomically(round_folder(self.path, round) / f"client-{client:06d}.bin", payload)
+
+    def save_sum(self, round: int, total: Tensor) -> None:
+        """Record what a secure sum revealed, flat float64."""
+        self._save(round, "sum", total)
+
+    def save_weights(self, round: int, weights: Tensor) -> None:
+        """Record the public weights at the start of a round, flat float32."""
+        self._save(round, "weights", weights)
+
+    def save_kept(self, round: int, positions: Tensor) -> None:
+        """Record the kept positions of a round, if the server chose them: they do not follow from
+        its weights.
+        """
+        self._save(round, "kept", positions)
+
+    def _save(self, round: int, name: str, values: Tensor) -> None:
+        save_array(round_folder(self.path, round) / f"{name}.npy", values.cpu().numpy())
+
+    def save_truth(self, round: int, client: int, rows: Tensor) -> None:
+        """Record the rows of the training split in a client's batches: a secret, in a folder of its
+        own.
+        """
+        folder = self.path / "updates-truth"
+        make_folder(folder)
+        save_array(
+            folder / f"round-{round:06d}" / f"client-{client:06d}.npy",
+            rows.cpu().numpy(),
+            private=True,
+        )
+
+    def write_config(self, settings: Settings) -> None:
+        """Write the resolved settings."""
+        write_atomically(self.config, tomli_w.dumps(as_config(settings)).encode())
+
+    def read_config(self) -> Settings:
+        """The resolved settings; code that they name is not run.
+
+        Raises ValueError for a directory that holds none, or an unknown setting.
+        """
+        try:
+            return from_file(tomllib.loads(self.config.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.config} is damaged: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{self.config}: {error}") from None
+
+    def read_values(self) -> Record:
+        """The resolved settings by field name, for reports. Raises ValueError as
+        ``read_config``.
+        """
+        return values_of(self.read_config())
+
+    def write_summary(self, summary: Record) -> None:
+        """Write summary.json; infinite numbers become the string "inf", which any JSON reader
+        accepts.
+        """
+        clean = {
+            k: str(v) if isinstance(v, float) and not np.isfinite(v) else v
+            for k, v in summary.items()
+        }
+        write_atomically(self.summary, seal(clean, indent=2))
+
+    def read_summary(self) -> Record:
+        """What ``write_summary`` wrote, without its digest. Raises FileNotFoundError;
+        DamagedError.
+        """
+        otherwise = (
+            "restore it from a copy (a run of before version 0.1 is read by the version that made "
+            "it)"
+        )
+        return unseal(self.summary, otherwise=otherwise)
+
+    def save_checkpoint(self, state: Record) -> None:
+        """Replace the checkpoint, atomically and durably; keep the one before."""
+        save_checkpoint(self.checkpoint, self.previous, state)
+
+    def load_checkpoint(self) -> Record:
+        """The last checkpoint. Raises ValueError if there is none or it is damaged."""
+        try:
+            return load_checkpoint(self.checkpoint)
+        except FileNotFoundError:
+            raise ValueError(
+                f"{self.path} holds no checkpoint: it cannot be continued, start a new run"
+            ) from None
+
+    def resume_point(self) -> tuple[Record, str | None]:
+        """The checkpoint to continue from; and, if that is not the last one, a sentence that says
+        why.
+
+        Raises ValueError if both are missing or damaged, or of an older version.
+        """
+        try:
+            return load_checkpoint(self.checkpoint), None
+        except FileNotFoundError:
+            why = f"{self.checkpoint} is missing"
+        except DamagedError:
+            why = f"{self.checkpoint} is damaged"
+        try:
+            before = load_checkpoint(self.previous)
+        except (FileNotFoundError, DamagedError):
+            raise ValueError(
+                f"{why}, and there is no whole {self.previous.name} either: restore one of them "
+                "from a copy, or start a new run"
+            ) from None
+        return (
+            before,
+            f"{why}: continuing from {self.previous.name}, after round {before['server']['round']}",
+        )
+
+    def read_rounds(self) -> list[dict[str, str]]:
+        """Complete rows of rounds.csv as text; without a last line that a crash left incomplete.
+
+        Raises ValueError for another kind of file.
+        """
+        if not self.rounds.exists():
+            return []
+        rows = list(csv.DictReader(self.rounds.read_text().rpartition("\n")[0].splitlines()))
+        if any(not (row.get("round") or "").isdigit() for row in rows):
+            raise ValueError(
+                f"{self.rounds} is damaged: restore it from a copy, or start a new run"
+            )
+        return rows
+
+    def last_round(self) -> int:
+        """The last finished round, 0 for a new run."""
+        return int(self.resume_point()[0]["server"]["round"]) if self.has_checkpoint else 0

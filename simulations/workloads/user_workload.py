@@ -1,0 +1,373 @@
+"""``fedlsg.Workload``: a model, data and a loss of a user's own, wherever a workload's name goes.
+
+def workload():                                     in mine.py
+    return fedlsg.Workload(model=build, train=(x, y), test=(u, v), loss=nn.CrossEntropyLoss())
+
+fedlsg run mine.py:workload
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedlsg import user_code
+from fedlsg.carriers.probe.carrier import Draw
+from fedlsg.gradients import per_example_loss
+from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
+from fedlsg.simulations.workloads.base import (
+    GIVEN,
+    LoadedWorkload,
+    Metric,
+    Request,
+    refuse_unused,
+    silent,
+)
+from fedlsg.simulations.workloads.base.public_inputs import CheckedDraw, find_pixels, image_draws
+from fedlsg.simulations.workloads.base.split import NoRows, Split
+from fedlsg.simulations.workloads.rows import (
+    Columns,
+    Rows,
+    check_alike,
+    check_targets,
+    describe_data,
+)
+from fedlsg.simulations.workloads.rows.read import read_rows, read_splits
+from fedlsg.simulations.workloads.rows.transform import AT_ONCE, check_transform
+from fedlsg.user_code.digest import digest_of_all
+
+MODEL = "own"
+"""The name of the only model of a workload, and of a workload without a name."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workload:
+    """A model, data and a loss. Data are read when a run begins, not when this is made.
+
+    model: a function without arguments that builds the ``nn.Module``; or several, by name, the
+        first the default. It is called with a public random seed: equal weights in every process.
+    train, test: ``(inputs, targets)`` of arrays or tensors with one example a row (inputs may be a
+        dict of them, by the argument of the model); a torch ``Dataset`` of such pairs with a
+        length; a ``datasets.Dataset`` or a pandas table with columns; a pair of such a table and
+        its targets; the path of a .csv (.tsv, .jsonl) or .parquet file, or of a folder with a
+        folder of images for each class (and ``metadata.csv`` for more columns, one of them
+        ``file_name``). Columns are matched by name. A torch ``Dataset`` is read once, whole.
+        Relative paths begin at the setting ``data_root``, by default the folder in which the run
+        begins. Nobody trains on ``test``: it is public, and every reported number is measured on
+        it.
+    loss: ``loss(outputs, targets)``, one value an example, shape (B,). Losses of torch in their
+        usual form (``nn.CrossEntropyLoss()``, ``F.mse_loss``) are called with reduction "none".
+    metrics: functions ``metric(outputs, targets)`` by name; each is called with all outputs and
+        targets of ``test``, on the CPU, and gives a number. Accuracy is measured in addition where
+        targets are classes.
+    inputs, targets: names of columns, for data that have columns. Default: all others, and
+        ``label``. Several target columns, of numbers, give targets (N, columns).
+    transform: from stored rows to the model's inputs, each row by itself: texts to a dict of tokens
+        padded to one length (called once), numbers or images (B, channels, height, width) uint8 to
+        what the model takes (called for each batch). Default: numbers as they are, images of 8 bits
+        divided by 255. Of several columns it gets each.
+    partition: how clients share ``train`` unless a run says otherwise: iid, dirichlet, shards, a
+        column of ``train`` (one client for each of its values; that of the targets, too), or a list
+        of index arrays, one a client.
+    num_classes: of integer targets, one an example; default: one more than the largest target of
+        ``test``. Other targets, and those of torch's losses that are for no classes (mse_loss),
+        have no accuracy.
+    classes: names of all classes, in the order of their numbers, for targets that are texts.
+        Default: those of ``test``, which is public, in order: training rows, which are private, say
+        nothing of the classes.
+    classifier: path of the head in the model, whose last Linear stays dense; default: the last
+    Linear of the model.
+    image_size: pixels on a side to which images of a folder are scaled; default: they have one
+    size.
+    probe: ``probe(count, generator)``: public inputs as the model takes them, (count, ...), or
+        (inputs, targets): what a probe pushes through the model. It must read no training data.
+        Default for images: synthetic ones.
+    settings: the workload's own defaults of settings, as ``{"learning_rate": 0.5, "clients": 10}``.
+    name: what reports call it; default: the name of the function that made it.
+
+    Raises ValueError, when a run begins, for data of another form; the message names the argument
+    and the fix.
+    """
+
+    model: Callable[[], nn.Module] | Mapping[str, Callable[[], nn.Module]]
+    train: Any
+    test: Any
+    loss: Callable[..., Any]
+    metrics: Mapping[str, Metric] | None = None
+    inputs: str | Sequence[str] | None = None
+    targets: str | Sequence[str] | None = None
+    transform: Callable[..., Any] | None = None
+    partition: str | Sequence[Any] = "iid"
+    num_classes: int | None = None
+    classes: Sequence[str] | None = None
+    classifier: str | None = None
+    image_size: int | None = None
+    probe: Draw | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name, build in self.models.items():
+            if isinstance(build, nn.Module) or not callable(build):
+                raise ValueError(
+                    f"expected a function that builds model {name!r}, got {type(build).__name__}: "
+                    "a run builds the model in several processes; write model=lambda: MyModel(...)"
+                )
+        per_example_loss(self.loss)  # refuses what is no loss
+        if not (
+            self.num_classes is None or (type(self.num_classes) is int and self.num_classes > 0)
+        ):
+            raise ValueError(
+                f"num_classes={self.num_classes!r}: expected a whole number of 1 or more, or None"
+            )
+        if not isinstance(self.metrics or {}, Mapping):
+            raise ValueError(
+                f"metrics={type(self.metrics).__name__}: expected a dict, such as {{'mae': "
+                "function}"
+            )
+        if self.classes is not None and (
+            not isinstance(self.classes, list | tuple) or len({*self.classes}) < len(self.classes)
+        ):
+            raise ValueError(
+                f"classes={self.classes!r}: expected a list of different names, in the order of "
+                "their numbers"
+            )
+        if self.partition is not None and not hasattr(self.partition, "__iter__"):
+            raise ValueError(
+                f"partition={self.partition!r}: expected a scheme, a column, or lists of row "
+                "numbers"
+            )
+        if self.probe is not None and not callable(self.probe):
+            raise ValueError(
+                f"probe={type(self.probe).__name__}: expected a function probe(count, generator)"
+            )
+        for name, metric in (self.metrics or {}).items():
+            if not callable(metric) or name in RESERVED:
+                why = "is a column of rounds.csv already" if name in RESERVED else "is no function"
+                raise ValueError(f"metrics[{name!r}] {why}: give name=function(outputs, targets)")
+
+    @property
+    def models(self) -> Mapping[str, Callable[[], nn.Module]]:
+        """The builders by name."""
+        return self.model if isinstance(self.model, Mapping) else {MODEL: self.model}
+
+    @property
+    def has_relative_paths(self) -> bool:
+        """Whether data are found from the setting ``data_root``."""
+        places = [
+            Path(data).expanduser()
+            for data in (self.train, self.test)
+            if isinstance(data, str | Path)
+        ]
+        return not all(place.is_absolute() for place in places)
+
+    @property
+    def defaults(self) -> Mapping[str, object]:
+        """The preset: settings that the workload gives."""
+        scheme = self.partition if isinstance(self.partition, str) else GIVEN
+        return {"partition": scheme, **self.settings}
+
+    @property
+    def method_defaults(self) -> Mapping[str, Mapping[str, object]]:
+        """No method has settings of its own here."""
+        return {}
+
+    @property
+    def summary(self) -> str:
+        """One line for a list."""
+        return "A workload of your own."
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the code of model, loss, transform and probe; a metric may be repaired before
+        a run is resumed.
+        """
+        parts = [*self.models.values(), self.loss, self.transform, self.probe]
+        return digest_of_all(part for part in parts if part is not None)
+
+    def load(self, request: Request) -> LoadedWorkload:
+        """The splits; without training rows for a server whose clients hold their own."""
+        name = self.name or MODEL
+        refuse_unused(request.options, workload=name, used=("data_root",))
+        columns = Columns(
+            inputs=_names(self.inputs),
+            targets=_names(self.targets),
+            more=(self.partition,) if isinstance(self.partition, str) else (),
+            transform=self.transform,
+            image_size=self.image_size,
+            progress=request.progress,
+            seed=request.seed,
+            classes=_names(self.classes) or (),
+        )
+        splits = (
+            {"test": self.test} if request.public_only else {"train": self.train, "test": self.test}
+        )
+        given = {split: _located(data, request.options.data_root) for split, data in splits.items()}
+        found, later = read_splits(given, columns)
+        test, train = found["test"], found.get("train")
+        # a progress display cannot be sent to another process
+        later = replace(later, progress=silent)
+        loss, classes = per_example_loss(self.loss), self._classes(test)
+        check_targets(test, loss, "test")
+        check_transform(test.inputs, test.prepare, len(test.targets), "test")
+        if train is not None:
+            check_targets(train, loss, "train")
+            check_alike(train, test)
+
+        def read(path: Path, cache: Path) -> Split:
+            """A deployed client's own rows, by the columns, classes and scale of the public
+            ones.
+            """
+            rows = read_rows(path, later, "data")
+            check_targets(rows, loss, "data")
+            check_alike(rows, test)
+            return _split(rows, classes)
+
+        pixels = find_pixels(test.inputs[np.arange(min(len(test.targets), AT_ONCE))], test.prepare)
+        own: dict[str, Draw] = {}
+        if self.probe is not None:
+            called = user_code.shown(user_code.name_of(self.probe))
+            own[called] = CheckedDraw(self.probe, called)
+        return LoadedWorkload(
+            name=name,
+            train=NoRows() if train is None else _split(train, classes),
+            test=_split(test, classes),
+            num_classes=classes,
+            loss=loss,
+            metrics=dict(self.metrics or {}),
+            models=dict(self.models),
+            classifier=self.classifier,
+            columns={} if train is None else train.columns,
+            parts=None
+            if isinstance(self.partition, str)
+            else [_rows_of(part) for part in self.partition],
+            defaults=self.defaults,
+            read=read,
+            synthetic={**own, **({} if pixels is None else image_draws(pixels))},
+            pixels=pixels,
+            places=tuple(
+                place
+                for data in (self.train, self.test)
+                if isinstance(place := _located(data, request.options.data_root), Path)
+            ),
+            data=test.facts,
+            said=_said(found, given),
+        )
+
+    def _classes(self, test: Rows) -> int | None:
+        """The number of classes, None for targets that are none."""
+        loss = per_example_loss(self.loss)
+        known = loss.name if isinstance(loss, PerExampleLoss) else ""
+        integers = (
+            not test.targets.is_floating_point()
+            and test.targets.dtype != torch.bool
+            and test.targets.ndim == 1
+        )
+        if not integers or (known and known not in (*CLASSES, *OTHER_SHAPES)):
+            if self.num_classes is not None:
+                raise ValueError(
+                    f"num_classes={self.num_classes} is for integer targets, one an example; these "
+                    f"are {test.targets.dtype} "
+                    f"{tuple(test.targets.shape)}{f' for {known}' if known else ''}: leave it out"
+                )
+            return None
+        return self.num_classes or (
+            len(test.classes) if test.classes else int(test.targets.max()) + 1
+        )
+
+
+RESERVED = (
+    "round",
+    "accuracy",
+    "loss",
+    "epsilon_max",
+    "epsilon_median",
+    "uplink_bytes",
+    "downlink_bytes",
+    "uplink_bytes_wire",
+    "downlink_bytes_wire",
+    "uplink_messages",
+    "downlink_messages",
+    "seconds",
+    "asked",
+    "answered",
+    "rejected",
+    "reasons",
+    "simulated_clock",
+    "dropped",
+    "late",
+    "training_seconds",
+    "communication_seconds",
+    "accounting_seconds",
+    "evaluation_seconds",
+)
+"""Columns of rounds.csv that a metric cannot be named after."""
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    return (
+        None
+        if given is None
+        else (str(given),)
+        if isinstance(given, str | int)
+        else tuple(map(str, given))
+    )
+
+
+def _located(data: Any, root: str | None) -> Any:
+    """A path from the root of relative ones, by default the working folder; other data as they
+    are.
+    """
+    return (
+        Path(root or ".").expanduser().resolve() / Path(data).expanduser()
+        if isinstance(data, str | Path)
+        else data
+    )
+
+
+def _said(splits: Mapping[str, Rows], given: Mapping[str, Any]) -> str:
+    """What of the data a run uses, in one line."""
+    more = {}
+    for name, data in given.items():
+        where, left = f" of {data.name}" if isinstance(data, Path) else "", splits[name].left_out
+        more[name] = f"{where}, without {', '.join(left)}" if left else where
+    return describe_data(
+        {name: len(splits[name].targets) for name in given}, splits["test"].facts, more
+    )
+
+
+def _split(rows: Rows, classes: int | None) -> Split:
+    labels = rows.targets.long() if classes is not None else rows.targets
+    return Split(inputs=rows.inputs, labels=labels, prepare=rows.prepare, drawn=rows.drawn)
+
+
+def _rows_of(part: Any) -> Tensor:
+    found = np.asarray(part)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ValueError(
+            f"partition: expected lists of row numbers, got {found.dtype} of shape {found.shape}"
+        )
+    return torch.from_numpy(found.astype(np.int64))
+
+
+def make(found: Any, name: str) -> Workload:
+    """The workload that a reference, an entry point or an argument stands for: itself, or what the
+    function returns.
+
+    Raises ValueError for anything else.
+    """
+    made = (
+        found
+        if isinstance(found, Workload) or not callable(found)
+        else user_code.run(f"workload {name}", found)
+    )
+    if not isinstance(made, Workload):
+        raise ValueError(
+            f"workload {name!r}: expected a fedlsg.Workload, or a function without arguments that "
+            f"returns one, got {type(made).__name__}"
+        )
+    return made if made.name else replace(made, name=user_code.short(name))

@@ -1,0 +1,495 @@
+"""One round of a federation of one: charge the ledger, draw the batch, clip, add noise, update the
+model.
+
+It is rehearsed on made-up rows before anything is charged: what fails there is said in words.
+"""
+
+import logging
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.config.isolation import Wanted
+from fedlsg.gradients import Batch as Inputs
+from fedlsg.gradients import LossFunction, batch_size, trainable
+from fedlsg.gradients.fingerprint import Fingerprint, Followed
+from fedlsg.gradients.isolation.levels import Isolation, resolve
+from fedlsg.gradients.isolation.passes import forget_loss
+from fedlsg.gradients.isolation.trial import level_of_own_code, word_on
+from fedlsg.gradients.known import forget
+from fedlsg.gradients.supported import UnsupportedLayerError
+from fedlsg.method import Batch, LocalTraining, Positions, client_step
+from fedlsg.privacy import BudgetError, Entry, LedgerError
+from fedlsg.randomness import (
+    SecretStream,
+    own_draws,
+    public_generator,
+    reproducible_stream,
+    secret_stream,
+    seed_draws,
+)
+from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.strategies.own_loop.examples import (
+    GIVE_EXAMPLE,
+    accepted,
+    check_example,
+    check_synthetic,
+    made_up,
+)
+from fedlsg.strategies.own_loop.function_checks import check_batches, same_function
+from fedlsg.strategies.own_loop.loop_account import CLIENT, LoopAccount, Spending
+from fedlsg.strategies.own_loop.row_layout import Layout, laid_out, layout_of
+from fedlsg.strategies.own_loop.user_inputs import first_rows, guarded, named
+from fedlsg.tensors import fields_of, of_fields
+from fedlsg.training import Groups, together
+from fedlsg.training.local_training import Shape, runs_of, shape_of
+from fedlsg.user_code.failure import depends_on_values, describe
+from fedlsg.user_code.objects import restored
+
+MOST_STATES = 16
+"""States of a model and forms of the data that are remembered as rehearsed."""
+SHAPES = (
+    "rows have several shapes, and each shape takes a pass of its own: where lengths differ, "
+    "step.batches(data, pad=0, mask=NAME) makes few of them"
+)
+Watcher = Callable[[RoundPlan, Positions, Tensor], None]
+"""Called with the plan of a round, the positions of its batch and the payload's values, after noise
+was added.
+"""
+
+
+def sizes_of(local: LocalTraining, shape: Shape, num_examples: int) -> list[int]:
+    """Batch sizes that a rehearsal takes: none, and a full microbatch with a rest where batches are
+    that large.
+    """
+    most = min(num_examples, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
+    return [0, shape.size + 1 if most > shape.size else most]
+
+
+def check_moved(model: nn.Module) -> None:
+    """Raise ValueError for weights that a step on made-up rows left infinite or NaN, as averages in
+    float16 do.
+    """
+    for name, p in model.named_parameters():
+        if p.requires_grad and not p.isfinite().all():
+            raise ValueError(
+                f"one step leaves weights that are not finite ({name}, {p.dtype}): keep weights in "
+                "float32 (precision='bfloat16' runs the pass in fewer bits), or take a smaller "
+                "learning_rate"
+            )
+
+
+def repeated(inputs: Inputs, targets: Inputs, like: tuple[Inputs, Inputs] | None = None) -> Batch:
+    """A batch function that gives some rows over and over, in memory as those of ``like`` are."""
+    count = batch_size(inputs, targets)
+    layouts = [
+        {n: layout_of(t) for n, t in fields_of(part).items()} for part in like or (inputs, targets)
+    ]
+
+    def part(given: Inputs, layout: Mapping[str, Layout], rows: Positions) -> Any:
+        made = {
+            name: laid_out(t[rows.to(t.device)], layout[name])
+            for name, t in fields_of(given).items()
+        }
+        return of_fields(made)
+
+    def batch(positions: Positions) -> tuple[Any, Any]:
+        rows = positions % count
+        return part(inputs, layouts[0], rows), part(targets, layouts[1], rows)
+
+    return batch
+
+
+def form_of(part: Inputs) -> tuple[tuple[str, torch.dtype, tuple[int, ...], Layout], ...]:
+    """Names, types, shapes and layouts in memory of one example."""
+    return tuple(
+        (name, value.dtype, tuple(value.shape[1:]), layout_of(value))
+        for name, value in fields_of(part).items()
+    )
+
+
+def check_trained(start: Mapping[str, tuple[nn.Parameter, torch.Size]], model: nn.Module) -> None:
+    """Raise ValueError unless the model trains the parameters of the start, in their shapes, and no
+    others.
+    """
+    now = trainable(model)
+    changes = {
+        "new": now.keys() - start.keys(),
+        "gone or frozen": start.keys() - now.keys(),
+        "replaced": {name for name in now.keys() & start.keys() if now[name] is not start[name][0]},
+        "of another shape": {
+            name for name in now.keys() & start.keys() if now[name].shape != start[name][1]
+        },
+    }
+    said = "; ".join(
+        f"{what}: {', '.join(sorted(names))}" for what, names in changes.items() if names
+    )
+    if said:
+        raise ValueError(
+            f"the trainable parameters are not those that PrivateStep was made with ({said}): its "
+            "optimizer and carriers have the old ones, so the new ones would be charged for and "
+            "not trained. Nothing was charged: undo the change, or make a new PrivateStep on the "
+            "same ledger (ledger=PATH). A ledger without a path ends with its PrivateStep: give "
+            "ledger=PATH from the start if you will unfreeze later"
+        )
+
+
+def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs) -> Exception:
+    """The error of a rehearsal: its cause, where it was raised in the user's code, on what.
+    Refusals stay as they are.
+
+    Values of rows are not in it, unless the user's own code puts them there.
+    """
+    if isinstance(error, UnsupportedLayerError | BudgetError | LedgerError):
+        return error
+    given = [*named("inputs", inputs), *named("targets", targets)]
+    forms = ", ".join(f"{name} {value.dtype} {tuple(value.shape[1:])}" for name, value in given)
+    cause = describe(error)
+    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    other = [
+        (n, v.dtype)
+        for n, v in named("inputs", inputs)
+        if v.is_floating_point() and v.dtype not in types
+    ]
+    if other and types:
+        name, dtype = other[0]
+        own = ", ".join(sorted(map(str, types)))
+        cause = (
+            f"{name} are {dtype} and the model's weights {own}: give both one type, "
+            f"inputs.to({own}) or model.to({dtype}) ({cause})"
+        )
+    if scattered := [name for name, value in given if not value.is_contiguous()]:
+        cause += (
+            f" (in memory, {', '.join(scattered)} are not contiguous: where that is the cause, "
+            "give them as .contiguous(), or use reshape in place of view)"
+        )
+    return ValueError(
+        f"{cause}; nothing was charged: a step on made-up rows failed (for one example: {forms}; "
+        f"weights {', '.join(sorted(map(str, types)))})"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class Release:
+    """What every round reads. ``reproducible``: batches and noise follow from the public seed, and
+    nothing is private.
+
+    local: its level of isolation is chosen before the first step. batched: whether a user's
+    function makes many rows at once, which the ledger says.
+    watchers: are given each round's plan, the rows of its batch, which are secret, and its noisy
+    values, before the
+    model moves. No secret is kept here: the streams of batches and noise are new in every round.
+    """
+
+    state: ServerState
+    loss: LossFunction
+    local: LocalTraining
+    account: LoopAccount
+    spending: Spending
+    reproducible: bool
+    batched: bool = False
+    watchers: list[Watcher] = field(default_factory=list)
+
+    def run(self, batch: Batch, groups: Groups, terms: ClientTerms) -> None:
+        """The next round of the state: training, or the pruning before it.
+
+        Raises BudgetError or LedgerError before a batch is drawn. An error after that leaves the
+        round charged.
+        """
+        plan = self._plan(terms)
+        entry = self._entry(plan)
+        charge = partial(self.account.ledger.charge, entry, within=self.spending.budget)
+        rows: list[Positions] = []
+
+        def noted(positions: Positions) -> Any:
+            rows.append(positions)
+            return batch(positions)
+
+        with self.draws():
+            values = self._values(
+                plan,
+                noted if self.watchers else batch,
+                groups,
+                self.spending.num_examples,
+                "",
+                charge,
+            )
+        for watch in self.watchers:
+            watch(plan, torch.cat([torch.empty(0, dtype=torch.int64), *rows]), values)
+        self._apply(values, plan)
+
+    def rehearse(
+        self,
+        inputs: Inputs,
+        targets: Inputs,
+        terms: ClientTerms,
+        like: tuple[Inputs, Inputs] | None = None,
+    ) -> None:
+        """The rounds that come next, on made-up rows: whatever fails in them fails here, before
+        anything is charged.
+
+        It is the code of ``run``, but the ledger, at the sizes of ``sizes_of``. All is as before
+        afterwards: model, optimizer, loss, state, generators. ``like``: rows of the data, which
+        made-up ones are like in memory.
+        Raises ValueError, with the cause.
+        """
+        batch = guarded(repeated(inputs, targets, like))
+        try:
+            self._plan(terms)  # carriers of a probe stay: the round takes them as well
+            with restored(self.state, self.loss), self.draws():
+                while True:
+                    plan = self._plan(terms)
+                    shape = shape_of(
+                        plan.local,
+                        self.state.public.parameters.values(),
+                        one_shape=plan.frame.one_shape,
+                    )
+                    dry = replace(plan, local=plan.local.at_rate(1.0))
+                    for size in sizes_of(plan.local, shape, self.spending.num_examples):
+                        values = self._values(dry, batch, together, size, "rehearsal", lambda: None)
+                    self._apply(values, plan)
+                    if plan.phase is Phase.TRAINING:
+                        break
+                with self.state.evaluated() as model:
+                    check_moved(model)
+        except Exception as error:
+            raise in_words(error, self.state.model, *(like or (inputs, targets))) from error
+
+    def check_budget(self, terms: ClientTerms) -> None:
+        """Raise BudgetError if the next round would pass the budget."""
+        self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
+
+    def _entry(self, plan: RoundPlan) -> Entry:
+        how = {"reproducible": self.reproducible, "batched": self.batched}
+        return self.account.entry(plan, self.spending.num_examples, **how)
+
+    def _plan(self, terms: ClientTerms) -> RoundPlan:
+        common = self.state.plan(self.local)
+        return common.for_client(terms.of(common.phase))
+
+    def _values(
+        self,
+        plan: RoundPlan,
+        batch: Batch,
+        groups: Groups,
+        num_examples: int,
+        label: str,
+        charge: Callable[[], None],
+    ) -> Tensor:
+        state = self.state
+        # Dropout draws from torch's own generators, by place in the batch: as in a client, these
+        # draws are secret.
+        known = public_generator(state.seed, f"{label}dropout", CLIENT, plan.round).initial_seed()
+        seed_draws(known if self.reproducible else secrets.randbits(63), self.device.type)
+        return client_step(
+            state.model,
+            batch,
+            self.loss,
+            frame=plan.frame,
+            mechanism=plan.mechanism,
+            local=plan.local,
+            num_examples=num_examples,
+            sampler=self._stream(f"{label}sampler", plan.round),
+            noise=self._stream(f"{label}noise", plan.round),
+            charge=charge,
+            groups=groups,
+            scale=plan.scale(state.public.parameters),
+        )
+
+    def _apply(self, values: Tensor, plan: RoundPlan) -> None:
+        if plan.phase is Phase.PRUNING:
+            self.state.prune(plan.frame, [values], num_examples=self.spending.num_examples)
+            return
+        # the rank-r product under dp-powersgd
+        received = decode(encode(values, plan.frame), plan.frame)
+        self.state.finish_round(plan.frame, [received], noise_std=plan.noise_std)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.state.model.parameters()).device
+
+    @contextmanager
+    def draws(self) -> Iterator[None]:
+        """Inside, torch's own generators may be seeded and drawn from: those outside stay as they
+        were.
+        """
+        cuda = self.device.type == "cuda"
+        with (
+            torch.cuda.device(self.device) if cuda else nullcontext(),
+            own_draws("cuda" if cuda else "cpu"),
+        ):
+            yield
+
+    def stream(self, purpose: str) -> SecretStream:
+        """A new secret stream for the next round; under ``reproducible`` it follows from the public
+        seed.
+        """
+        return self._stream(purpose, self.state.round)
+
+    def _stream(self, purpose: str, round: int) -> SecretStream:
+        seed = self.state.seed
+        return (
+            reproducible_stream(seed, purpose, CLIENT, round)
+            if self.reproducible
+            else secret_stream()
+        )
+
+
+class Rehearsals:
+    """What is tried before a charge: that no examples are mixed, and a step.
+
+    A batch function is checked once; a model and a loss once in a state, which is their
+    ``fingerprint``; each form of the data is rehearsed once in a state. ``example``: public rows of
+    the owner; without them rows are made up.
+    ``wanted``: the level of isolation, or "auto" for that of the rule.
+    """
+
+    def __init__(
+        self, release: Release, example: tuple[Inputs, Inputs] | None, wanted: Wanted = "auto"
+    ) -> None:
+        model = release.state.model
+        self._release, self._example, self._wanted = release, example, wanted
+        self._trained = {name: (p, p.shape) for name, p in trainable(model).items()}
+        self._followed = Followed(model, release.loss)
+        self._batch: Any = None
+        self._checked: dict[Fingerprint, Isolation] = {}
+        self._done: set[object] = set()
+        self._last: object = None
+
+    def before(self, batch: Callable[[Positions], Any], groups: Groups, terms: ClientTerms) -> None:
+        """Check and rehearse a step, unless function and state are those of the last step; nothing
+        is charged.
+
+        Of the two rows of ``batch`` that are read only shapes, types and strides are used. Raises
+        BudgetError if the step would pass the budget, ValueError for other trainable parameters
+        than at the start, as ``check`` and ``Release.rehearse``, and whatever ``batch`` and
+        ``groups`` raise.
+        """
+        now = self._followed.now()
+        if self._last == (batch, groups, now):
+            return
+        self._last = None  # also after a refusal: what was tried there is not what runs now
+        check_trained(self._trained, self._release.state.model)
+        self._release.check_budget(terms)
+        if len(self._done) >= MOST_STATES:
+            self._done.clear()
+            self._checked.clear()
+        with restored(self._release.loss, generators_of=(batch, groups)):
+            self.check(batch, now)
+            first = torch.arange(min(2, self._release.spending.num_examples))
+            rows = first_rows(batch, self._release.spending.num_examples)
+            runs_of(first, groups, Shape(size=len(first)))
+            form = (now, *map(form_of, rows))
+            if form not in self._done:
+                as_they_are = groups is together and getattr(batch, "_padding", None) is None
+                if as_they_are and batch_size(*rows) < len(first):
+                    logging.getLogger("fedlsg").warning(SHAPES)
+                self._rehearse(rows, terms)
+                self._done.add(form)
+        self._followed.accept(now)
+        self._last = batch, groups, now
+
+    def passed(self) -> None:
+        """A step is over: what its passes wrote into attributes is no change of the model."""
+        self._followed.passed()
+
+    def check(
+        self, batch: Callable[[Positions], Any] | None = None, now: Fingerprint | None = None
+    ) -> None:
+        """Raise ValueError, or UnsupportedLayerError, for a batch function or a model that mixes
+        examples.
+
+        Without a clip, which mixing would make useless, nothing is checked. ``now``: the state of
+        model and loss.
+        """
+        release, now = self._release, now or self._followed.now()
+        model, count = release.state.model, release.spending.num_examples
+        if not release.state.method.mechanism.clips:
+            return
+        if batch is not None and not same_function(batch, self._batch):
+            with release.draws(), restored(generators_of=(batch,)):
+                check_batches(batch, count, release.device.type)
+            self._batch = batch
+        forget(model)
+        forget_loss(release.loss)
+        if now in self._checked:
+            release.local = replace(release.local, isolation=self._checked[now])
+            return
+        with release.draws():
+            rows = self._example if batch is None else first_rows(batch, count)
+            if rows is not None:
+                self._choose_level(rows)
+            level = release.local.isolation
+            if self._example is not None:
+                check_example(model, release.loss, *self._example, level=level)
+            elif rows is not None:
+                check_synthetic(model, release.loss, *rows, level=level)
+        if batch is not None:
+            self._checked[now] = level
+
+    def _choose_level(self, rows: tuple[Inputs, Inputs]) -> None:
+        """The level of isolation for model and loss as they are now, tried on rows of the form of
+        these.
+
+        Where own code takes no such rows, ``rows``: the rehearsal then says what fails.
+        """
+        release = self._release
+        model, loss = release.state.model, release.loss
+
+        def trial() -> Isolation:
+            for made in (self._like(rows), accepted(model, loss, *rows)):
+                with suppress(Exception):
+                    if made is not None:
+                        return self._tried(*made)
+            return "rows"
+
+        level = resolve(model, loss, self._wanted, trial)
+        release.local = replace(release.local, isolation=level)
+
+    def _tried(self, inputs: Inputs, targets: Inputs) -> Isolation:
+        release = self._release
+        given = release.state.model, release.loss, inputs, targets
+        level = level_of_own_code(*given)
+        most = min(round(release.local.expected_batch), release.local.microbatch_size)
+        if said := word_on(*given, level, most):
+            logging.getLogger("fedlsg").warning("isolation=%s: %s", level, said)
+        return level
+
+    def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
+        """The owner's example, where it has the names and types of the data; else made-up rows."""
+        made = self._example
+        if made is None or [names_of(part) for part in made] != [names_of(part) for part in rows]:
+            made = made_up(*rows)
+        return made
+
+    def _rehearse(self, rows: tuple[Inputs, Inputs], terms: ClientTerms) -> None:
+        """A step on the owner's example, where it has the names and types of the data; else on
+        made-up rows.
+
+        If it fails on the usual ones, for their values it may be, then on plain ones that model and
+        loss take.
+        """
+        release, made = self._release, self._like(rows)
+        try:
+            release.rehearse(*made, terms, rows)
+        except Exception as error:
+            if made is self._example or not depends_on_values(error):
+                raise
+            other = accepted(release.state.model, release.loss, *rows)
+            if other is None:
+                raise ValueError(f"{error}; if real rows would not fail, {GIVE_EXAMPLE}") from error
+            release.rehearse(*other, terms, rows)
+
+
+def names_of(part: Inputs) -> list[tuple[str, torch.dtype]]:
+    """Names and types of the tensors of a part."""
+    return [(name, value.dtype) for name, value in fields_of(part).items()]

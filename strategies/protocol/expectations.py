@@ -1,0 +1,255 @@
+"""What the server expects of a reply: bounds on all that one node may send, the terms of the
+client, and its values.
+
+The size of everything in a reply is compared before it is copied, parsed or kept. An honest node
+keeps every bound. One that breaks a bound is left out by name, with the reason in the log, and the
+round goes on without it. Sizes of arrays are not bounded: a payload is compared with what its round
+expects (``unpack``).
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, Message
+from torch import Tensor
+
+from fedlsg.carriers.powersgd import decode
+from fedlsg.config.units import EXAMPLE, Unit
+from fedlsg.frame import Frame
+from fedlsg.method import LocalTraining, Method, norm_bound
+from fedlsg.payload import Codec, Dither, Expected, IndexMode, unpack
+from fedlsg.privacy.ledger_copy import LARGEST_BYTES
+from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.state import ClientTerms, Phase, RoundPlan, ServerState
+from fedlsg.strategies.protocol.proofs import LedgerCopies, read_news
+from fedlsg.strategies.protocol.round_report import RoundReport
+from fedlsg.strategies.protocol.wire import read_update
+from fedlsg.training.client_level import ServerNoise
+
+CONTENT_BYTES = LARGEST_BYTES + 2**16
+"""Of names, numbers, texts and ledger lines in a reply; without the values of arrays."""
+RECORDS, ITEMS = 32, 64
+"""Records of a reply, and arrays or values of a record."""
+EXAMPLES = 10**9
+"""Declared by one client."""
+REASON_LENGTH = 300
+
+
+class BoundError(ValueError):
+    """A reply that no honest node sends."""
+
+
+def reply_bytes(parameters: int) -> int:
+    """Of any honest reply in a run with this many dense parameters: 20 a parameter, as payloads
+    have 16 at most.
+    """
+    return 2 * CONTENT_BYTES + 20 * parameters
+
+
+def check_reply(reply: Message) -> None:
+    """Raise BoundError, which quotes nothing of it, for a reply with too many or too large parts
+    next to its arrays.
+    """
+    if reply.has_error() or not reply.has_content():
+        return  # of an error's text the ends are read
+    size = 0
+    for name, record in reply.content.items():
+        size += len(name)
+        if len(reply.content) > RECORDS or len(record) > ITEMS:
+            raise BoundError(
+                f"expected {RECORDS} records of {ITEMS} items at most in a reply, got more"
+            )
+        size += sum(len(key) + _size(value) for key, value in _items(record).items())
+    if size > CONTENT_BYTES:
+        raise BoundError(
+            f"expected {CONTENT_BYTES:,} bytes at most in a reply next to its arrays, got {size:,}"
+        )
+
+
+def _items(record: Any) -> Mapping[str, Any]:
+    if not isinstance(record, ArrayRecord):
+        return dict(record)
+    return {
+        key: [array.dtype, array.stype, *([0] * len(array.shape))] for key, array in record.items()
+    }
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_size(one) for one in value)
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
+def shortened(text: str | None) -> str:
+    """A text of a node as one printable line of bounded length; nothing of it is copied that is not
+    in the line.
+
+    A long text loses its middle: texts of Ray begin with the kind of error and end with its
+    message.
+    """
+    text = text or ""
+    if len(text) > 8 * REASON_LENGTH:
+        text = f"{text[: 4 * REASON_LENGTH]} ... {text[-4 * REASON_LENGTH :]}"
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    half = REASON_LENGTH // 2
+    return text if len(text) <= REASON_LENGTH else f"{text[:half]} ... {text[-half:]}"
+
+
+def reason_of(error: Exception) -> str:
+    """Why a reply was rejected, as ``shortened``: its text may be the client's own."""
+    return shortened(str(error) or type(error).__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """Public constants of a federation. ``terms`` are per partition; ``local`` is the common local
+    training.
+
+    ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and
+    noise of it come
+    from the seed. NOT PRIVATE. ``unit``: what epsilon protects; with ``server_noise`` the server
+    adds the noise.
+    """
+
+    terms: Sequence[ClientTerms]
+    clients_per_round: int
+    local: LocalTraining
+    codec: Codec
+    index_mode: IndexMode = "derived"
+    min_survivors: int = 1
+    timeout: float = 3600.0
+    run_dir: str = ""
+    sums: SumTerms | None = None
+    reproducible: bool = False
+    unit: Unit = EXAMPLE
+    server_noise: ServerNoise | None = None
+
+    @property
+    def least_clients(self) -> int:
+        """Clients without whom a round changes nothing; 0 where their number is a secret."""
+        return self.min_survivors if self.server_noise is None else 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Expectations:
+    """The public terms of a round, by client. ``copies``: ledgers of deployed clients, None in a
+    simulation.
+    """
+
+    state: ServerState
+    settings: FederationSettings
+    copies: LedgerCopies | None = None
+
+    def read(
+        self, reply: Message, partition: int, common: RoundPlan, report: RoundReport
+    ) -> Tensor:
+        """The values of a reply times the client's weight; bytes and payload are entered in the
+        report.
+
+        Raises as ``paid``, and for a payload that does not pass ``unpack``.
+        """
+        payload = self.paid(reply, partition, common, report)
+        terms = self.terms(partition, common.phase)
+        plan = common.for_client(terms)
+        values = unpack(payload, self._expected(partition, plan, terms.num_examples))
+        report.payloads[partition] = payload
+        found = decode(values, plan.frame)
+        return found if terms.weight == 1 else found * terms.weight
+
+    def paid(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> bytes:
+        """The payload of a reply whose client was charged for it; its bytes are entered in the
+        report.
+
+        Raises for an error and, from a deployed client, for a ledger without the announced entry.
+        """
+        payload = self.payload(reply, report)
+        report.uplink_messages += 1
+        terms = self.terms(partition, common.phase)
+        plan = common.for_client(terms)
+        if self.copies is not None:
+            self.copies.take(partition, read_news(reply.content))
+            self.copies.insist(partition, plan.round, plan.charge(terms.num_examples))
+        return payload
+
+    def payload(self, reply: Message, report: RoundReport) -> bytes:
+        """The payload of a reply; its bytes are entered in the report. Raises for an error, or for
+        no payload.
+        """
+        if reply.has_error():
+            raise RuntimeError(f"[{reply.error.code}] {shortened(reply.error.reason)}")
+        payload = read_update(reply.content)
+        report.uplink_bytes += len(payload)
+        return payload
+
+    def terms(self, partition: int, phase: Phase) -> ClientTerms:
+        """The client's terms in a phase."""
+        return self.settings.terms[partition].of(phase)
+
+    def noise_of_sum(self, partitions: Iterable[int], common: RoundPlan) -> float:
+        """Standard deviation of the noise on each coordinate of the weighted sum of these clients'
+        values.
+        """
+        terms = {partition: self.terms(partition, common.phase) for partition in partitions}
+        each = [
+            (own.weight, self._dither(partition, common.for_client(own)))
+            for partition, own in terms.items()
+        ]
+        return math.hypot(
+            *(weight * self.settings.codec.received_noise(one.noise_std) for weight, one in each)
+        )
+
+    def _dither(self, partition: int, plan: RoundPlan) -> Dither:
+        """The public parameters of a client's quantization in this round."""
+        return Dither(seed=self.state.seed, client=partition, noise_std=plan.noise_std)
+
+    def _expected(self, partition: int, plan: RoundPlan, num_examples: int) -> Expected:
+        return expected_of(
+            plan.frame,
+            self.state.method,
+            round=plan.round,
+            codec=self.settings.codec,
+            index_mode=self.settings.index_mode,
+            dither=self._dither(partition, plan),
+            max_norm=self._norm_bound(plan, num_examples),
+        )
+
+    def _norm_bound(self, plan: RoundPlan, num_examples: int) -> float:
+        """At client level a payload is one clipped update, whatever the local steps and
+        examples.
+        """
+        units, local = (
+            (num_examples, plan.local) if plan.releases_examples else (1, plan.local.single())
+        )
+        return norm_bound(plan.mechanism, plan.frame, num_examples=units, local=local)
+
+
+def expected_of(
+    frame: Frame,
+    method: Method,
+    *,
+    round: int,
+    codec: Codec,
+    index_mode: IndexMode,
+    dither: Dither,
+    max_norm: float = math.inf,
+) -> Expected:
+    """What a payload of values in a frame has to be; but for the bound on its norm, client and
+    server know it alike.
+    """
+    wire = frame.wire
+    return Expected(
+        round=round,
+        codec=codec,
+        index_mode=index_mode,
+        size=wire.size,
+        indices=wire.indices,
+        digest=frame.digest,
+        blocks=wire.blocks,
+        dither=dither,
+        most=method.compression.most(wire.size),
+        max_norm=max_norm,
+    )

@@ -1,0 +1,341 @@
+"""Which Flower node is which client: node ids are random, a run knows partitions. Nodes leave and
+return.
+
+The server sends each node one query for its identity, and another one when the node returns. In a
+simulation all nodes are there from the start, and where the clients of a process share its code and
+data, one of them is asked. A deployed node may stop and return under its own id (with a fixed key)
+or under another.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from statistics import median_low
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedlsg.state import RoundPlan
+from fedlsg.strategies.protocol.expectations import EXAMPLES, check_reply, reason_of, shortened
+from fedlsg.strategies.protocol.proofs import CODE, News, check_same_code, code_record, read_news
+from fedlsg.strategies.protocol.round_report import NO_REPLY
+from fedlsg.strategies.protocol.wire import read_identity
+
+CONNECT_SECONDS = 120.0
+ASK_AGAIN_SECONDS = 2.0
+CLOCK_SECONDS = 5.0
+"""Clocks that differ by more are reported."""
+
+MOST_DOUBLINGS = 10
+ATTEMPTS = 3
+"""Queries to a simulated client that replies with errors: all of them run the same code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger."""
+
+    node: int
+    partition: int
+    num_examples: int
+    news: News | None
+
+
+class SimulatedGrid(Grid):
+    """A grid whose node ids are in the order of the partitions, and whose processes share code and
+    data.
+    """
+
+    @abstractmethod
+    def representatives(self) -> Sequence[int]:
+        """Clients that reply for all, one for each process that there is."""
+
+    @abstractmethod
+    def expect(self, plan: RoundPlan) -> None:
+        """The messages that follow ask for a payload of this round."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """No message follows; whatever was asked for and did not come back, is charged."""
+
+
+class Roster:
+    """The node of each client of a run.
+
+    ``declared``: N_k of every client, if the server knows them in advance, as in a simulation.
+    Otherwise each node declares its N_k once, at most ``most_examples``, and it cannot change
+    afterwards. ``accept`` may refuse a node by raising ValueError. ``refused``: why a node is no
+    client, by its id. A deployed node that was refused twice in a row, or did not reply, waits
+    twice as many rounds each time until it is asked again.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        *,
+        declared: Sequence[int] | None = None,
+        accept: Callable[[Identity], None] = lambda identity: None,
+        most_examples: int = EXAMPLES,
+    ) -> None:
+        self.accept, self.most_examples = accept, most_examples
+        self.sizes: dict[int, int] = {}
+        self.refused: dict[int, str] = {}
+        self._declared, self._deployed = declared or (), declared is None
+        # of all clients, where one of each process was asked: they never leave
+        self._nodes: Sequence[int] = ()
+        self._clients = 0
+        self._patience = max(timeout, CONNECT_SECONDS)  # the first message also starts the clients
+        self._node_of: dict[int, int] = {}
+        self._asked, self._returned = set[int](), set[int]()
+        self._refreshes = 0
+        self._failures: dict[int, tuple[int, int]] = {}
+        """Of a node that was refused: how often, and the refresh from which it is asked again."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every client was found once; clients that have left since are included."""
+        return bool(self._clients)
+
+    def node(self, partition: int) -> int | None:
+        """The client's node, None while it has none."""
+        return self._nodes[partition] if self._nodes else self._node_of.get(partition)
+
+    def client_of(self, node: int) -> int | None:
+        """The client that a node is, None while it is none."""
+        if node in self._nodes:
+            return self._nodes.index(node)
+        return next((partition for partition, one in self._node_of.items() if one == node), None)
+
+    def returned(self, node: int) -> None:
+        """The node has replied, or is here again."""
+        if (partition := self.client_of(node)) is not None:
+            self._returned.add(partition)
+
+    def take_returned(self) -> Collection[int]:
+        """The clients that have come back since the last call."""
+        back, self._returned = self._returned, set()
+        return back
+
+    def gather(self, grid: Grid, clients: int) -> Sequence[int]:
+        """Find every client's node, before anything is trained; returns N_k of each.
+
+        A node that replies with an error gets another query: in a deployment for two minutes, so
+        that its operator can change its settings. Nodes beyond the run's clients stay idle.
+        Afterwards a deployment of three clients or more goes on without a few of them, who are less
+        than half: no node can keep a run from starting. The run is planned with the median N_k for
+        such a client, which may join later if it declares the same number.
+        Raises RuntimeError, with each node's reason, if more clients are missing then, or declare
+        another N_k than before.
+        """
+        deadline = time.monotonic() + (CONNECT_SECONDS if self._deployed else 0.0)
+        nodes = wait_for_nodes(grid, clients)
+        if isinstance(grid, SimulatedGrid) and len(few := grid.representatives()) < clients:
+            asked = [nodes[client] for client in few]
+            self._ask(grid, asked, clients, self._patience)
+            if self._asked.issuperset(asked) and not self.refused:
+                self._nodes, self._clients = nodes[:clients], clients
+                self._returned.clear()
+                return self._declared
+        attempts = 0
+        while True:
+            self._ask(
+                grid, [node for node in nodes if node not in self._asked], clients, self._patience
+            )
+            missing = sorted(set(range(clients)) - self._node_of.keys())
+            attempts += 1
+            if not missing or (attempts >= ATTEMPTS and time.monotonic() > deadline):
+                break
+            if not self.refused and not self._deployed:
+                break
+            time.sleep(ASK_AGAIN_SECONDS if self._deployed else 0.0)
+            nodes = list(grid.get_node_ids())
+        if missing and not (self._deployed and clients > 2 * len(missing)):
+            raise RuntimeError(self._missing(missing, clients))
+        if missing:
+            log(
+                WARNING,
+                "the run goes on without clients %s: %s",
+                missing,
+                self._missing(missing, clients),
+            )
+            self.sizes |= dict.fromkeys(missing, median_low(self.sizes.values()))
+        self._clients = clients
+        # a simulated client that hangs in training replies to its query all the same
+        if not self._deployed:
+            self._returned.clear()
+        return (
+            [self.sizes[partition] for partition in range(clients)]
+            if self._deployed
+            else self._declared
+        )
+
+    def refresh(self, grid: Grid) -> None:
+        """Forget nodes that have left, and query those that are new or have returned."""
+        if self._nodes:
+            return
+        nodes = set(grid.get_node_ids())
+        for partition, node in list(self._node_of.items()):
+            if node not in nodes:
+                self.forget(partition)
+        self._asked &= nodes
+        self._refreshes += 1
+        wait = {node for node, (_, due) in self._failures.items() if due > self._refreshes}
+        self._ask(grid, sorted(nodes - self._asked - wait), self._clients, CONNECT_SECONDS)
+
+    def wait(self, grid: Grid, clients: Sequence[int]) -> None:
+        """Refresh until one of the clients has a node, for two minutes at most."""
+        deadline = time.monotonic() + CONNECT_SECONDS
+        self.refresh(grid)
+        while all(self.node(client) is None for client in clients) and time.monotonic() < deadline:
+            time.sleep(ASK_AGAIN_SECONDS)
+            self.refresh(grid)
+
+    def forget(self, partition: int) -> None:
+        """The client's node has left or may have restarted: it gets another query when it is
+        there.
+        """
+        node = self._node_of.pop(partition, None)
+        if node is not None:
+            self._asked.discard(node)
+
+    def ask_again(self, grid: Grid) -> Collection[int]:
+        """Query every known node once more, for the end of its ledger; returns the clients that did
+        not reply.
+        """
+        for partition in list(self._node_of):
+            self.forget(partition)
+        self.refresh(grid)
+        return self.sizes.keys() - self._node_of.keys()
+
+    def _ask(self, grid: Grid, nodes: Sequence[int], clients: int, patience: float) -> None:
+        if not nodes:
+            return
+        queries = [
+            Message(
+                RecordDict({CODE: code_record(local=not self._deployed)}), node, MessageType.QUERY
+            )
+            for node in nodes
+        ]
+        asked = time.time()
+        replies = list(grid.send_and_receive(queries, timeout=patience))
+        waiting = {query.metadata.message_id: query.metadata.dst_node_id for query in queries}
+        for reply in replies:
+            node = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            self.refused.pop(node, None)
+            if self._deployed:
+                warn_of_clock(node, reply.metadata.created_at, asked, time.time())
+            try:
+                self._enter(node, reply, clients)
+                self._failures.pop(node, None)
+            except Exception as error:  # no reply of a node may end the run
+                self._refuse(node, reason_of(error))
+        for node in waiting.values() if self._deployed else ():
+            self._refuse(node, NO_REPLY)
+
+    def _refuse(self, node: int, why: str) -> None:
+        failed, due = self._failures.get(node, (0, 0))
+        if due <= self._refreshes:  # how often it was asked before the first round does not count
+            self._failures[node] = failed + 1, self._refreshes + 2 ** min(failed, MOST_DOUBLINGS)
+        self.refused[node] = why
+        log(WARNING, "node %s cannot take part: %s", node, why)
+
+    def _enter(self, node: int, reply: Message, clients: int) -> None:
+        if reply.has_error():
+            raise RuntimeError(shortened(reply.error.reason))
+        check_reply(reply)
+        partition, num_examples = read_identity(reply.content)
+        self._asked.add(node)
+        if not 0 <= partition < clients:
+            if self._deployed:
+                self.refused[node] = (
+                    f"it is client {partition}, and the run has clients 0 to {clients - 1}"
+                )
+            return
+        try:
+            check_same_code(reply.content, f"client {partition}")
+            self._check(node, partition, num_examples)
+            self.accept(
+                Identity(
+                    node=node,
+                    partition=partition,
+                    num_examples=num_examples,
+                    news=read_news(reply.content),
+                )
+            )
+        except Exception:
+            self._asked.discard(node)
+            raise
+        self.sizes.setdefault(partition, num_examples)
+        self._node_of[partition] = node
+        self._returned.add(partition)
+
+    def _check(self, node: int, partition: int, num_examples: int) -> None:
+        other = self._node_of.get(partition)
+        if other is not None and other != node:
+            raise RuntimeError(
+                f"nodes {other} and {node} both declare that they are client {partition}"
+            )
+        if num_examples < 1:
+            raise RuntimeError(f"client {partition} holds no examples")
+        if num_examples > self.most_examples:
+            raise RuntimeError(
+                f"client {partition} declares {num_examples:,} examples, the run takes "
+                f"{self.most_examples:,} at most: delta must be below 1 / N_k; lower delta if the "
+                "number is right"
+            )
+        known = self.sizes.get(partition) if self._deployed else self._declared[partition]
+        if known is not None and known != num_examples:
+            raise RuntimeError(
+                f"client {partition} holds {num_examples} examples, the run declares {known}: "
+                "data, partition settings or seed differ"
+            )
+
+    def _missing(self, missing: Iterable[int], clients: int) -> str:
+        why = "".join(f"; node {node}: {reason}" for node, reason in sorted(self.refused.items()))
+        return (
+            f"no node replied as one of the clients {list(missing)}: give the federation {clients} "
+            f"nodes with the partition-ids 0 to {clients - 1}, or more time{why}"
+        )
+
+
+def warn_of_clock(node: int, said: float, asked: float, now: float) -> None:
+    """Log a warning if a node wrote its reply, by its own clock, before it was asked or after the
+    reply was here.
+
+    Flower ends a node whose clock is so wrong as soon as it must sign a request, with status 0 and
+    no reason.
+    """
+    wrong = said - now if said > now else min(said - asked, 0.0)
+    if abs(wrong) > CLOCK_SECONDS:
+        log(
+            WARNING,
+            "the clock of node %s is %.0f s %s the server's: Flower refuses the key of a node that "
+            "is more than 5 s ahead or 305 s behind, and its SuperNode then ends with status 0; "
+            "set both clocks (NTP)",
+            node,
+            abs(wrong),
+            "ahead of" if wrong > 0 else "behind",
+        )
+
+
+def wait_for_nodes(grid: Grid, count: int) -> Sequence[int]:
+    """Node ids, once at least ``count`` are there; they are unknown at first. Raises RuntimeError
+    after two minutes.
+    """
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while (
+        len(nodes := found if isinstance(found := grid.get_node_ids(), range) else list(found))
+        < count
+    ):
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"the run has {count} clients, the federation only {len(nodes)} nodes; "
+                f'for a simulation give flwr run --federation-config "num-supernodes={count}"'
+            )
+        time.sleep(0.1)
+    return nodes

@@ -1,0 +1,139 @@
+"""The stages of a secure sum as Flower records; ``fedlsg.secure_sum`` has the protocol.
+
+server -> client   the terms of the attempt, the stage, and the protocol's message for it [stage
+                   "masked": next to the announcement of the round, whose values are asked for]
+client -> server   the protocol's answer, as the payload of an update
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedlsg.secure_sum import GivenUp, Server, Terms, Total
+from fedlsg.secure_sum.discrete import SumTerms
+from fedlsg.strategies.protocol.wire import STAGE as TERMS
+
+MESSAGE = "secure sum message"
+KEYS, SHARES, MASKED, AGREE, UNMASK = STAGES = ("keys", "shares", "masked", "agree", "unmask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One message of the server. ``run``, ``round``, ``attempt``, ``clients``, ``length``,
+    ``bits``: see ``Terms``.
+
+    ``noise``: deviation of one client's share of the noise, in units of the values. All keys depend
+    on it, and a client
+    adds no other: each ledger counts on the noise of the others, who could be told a smaller clip,
+    or less noise.
+    """
+
+    name: str
+    run: bytes
+    round: int
+    attempt: int
+    clients: tuple[int, ...]
+    length: int
+    bits: int
+    noise: float
+    message: bytes = b""
+
+    def terms(self, sums: SumTerms) -> Terms:
+        """The terms of the attempt; thresholds are those of the reader's own settings. Raises
+        ValueError as they do.
+        """
+        made = Terms(
+            run=self.run,
+            round=self.round,
+            attempt=self.attempt,
+            clients=self.clients,
+            min_survivors=sums.min_survivors,
+            colluders=sums.colluders,
+            length=self.length,
+            bits=self.bits,
+        )
+        return replace(made, run=hashlib.sha256(self.run + struct.pack("<d", self.noise)).digest())
+
+
+def write_stage(content: RecordDict, stage: Stage) -> RecordDict:
+    """Add a stage to a message; returns the message."""
+    content[TERMS] = ConfigRecord(
+        {
+            "stage": stage.name,
+            "run": stage.run,
+            "round": stage.round,
+            "attempt": stage.attempt,
+            "clients": list(stage.clients),
+            "length": stage.length,
+            "bits": stage.bits,
+            "noise": stage.noise,
+        }
+    )
+    data = Array(dtype="uint8", shape=(len(stage.message),), stype="raw", data=stage.message)
+    content[MESSAGE] = ArrayRecord({"message": data})
+    return content
+
+
+def read_stage(content: RecordDict) -> Stage:
+    """The stage of a message. Raises ValueError for anything else."""
+    try:
+        return _read_stage(
+            content.config_records[TERMS], content.array_records[MESSAGE]["message"].data
+        )
+    except KeyError as error:
+        raise ValueError(
+            f"expected a stage with its terms and its message, got none of the name {error}"
+        ) from None
+
+
+def _read_stage(record: ConfigRecord, message: bytes) -> Stage:
+    run, clients, name = record["run"], record["clients"], record["stage"]
+    if name not in STAGES or not isinstance(run, bytes) or not isinstance(clients, list):
+        raise ValueError(f"expected a stage among {STAGES} with its terms, got {name!r}")
+    noise = record["noise"]
+    if type(noise) is not float or not 0 < noise < math.inf:
+        raise ValueError(f"expected a finite noise > 0, got {noise!r}")
+    numbers = {key: _whole(record[key], key) for key in ("round", "attempt", "length", "bits")}
+    return Stage(
+        name=str(name),
+        run=run,
+        clients=tuple(_whole(client, "client") for client in clients),
+        message=message,
+        noise=noise,
+        **numbers,
+    )
+
+
+def _whole(value: object, name: str) -> int:
+    if type(value) is not int:
+        raise ValueError(f"expected a whole number {name}, got {value!r}")
+    return value
+
+
+Ask = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]
+"""Sends a stage with a message to each client; returns their answers."""
+
+
+def open_sum(server: Server, ask: Ask, clients: Iterable[int]) -> Mapping[int, bytes] | GivenUp:
+    """Keys and shares of these clients; returns the message of stage "masked" for those that are
+    still there.
+    """
+    sent = server.rosters(ask(KEYS, dict.fromkeys(clients, b"")).items())
+    return sent if isinstance(sent, GivenUp) else server.deliveries(ask(SHARES, sent).items())
+
+
+def close_sum(
+    server: Server, ask: Ask, masked: Mapping[int, bytes], read: Callable[[], None] = lambda: None
+) -> Total | GivenUp:
+    """The sum of masked values, or why there is none. ``read`` is called when the server has read
+    the values.
+    """
+    sent = server.survivors(masked.items())
+    read()
+    if not isinstance(sent, GivenUp):
+        sent = server.requests(ask(AGREE, sent).items())
+    return sent if isinstance(sent, GivenUp) else server.total(ask(UNMASK, sent).items())

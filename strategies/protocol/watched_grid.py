@@ -1,0 +1,328 @@
+"""The grid of a deployment: it waits for no node that cannot reply any more, and no node's reply is
+another's trouble.
+
+Flower reports a node that has left, but not one that was killed and returned under its own key
+within a minute. Flower never delivers again a message that the killed process had taken, and the
+server would wait until its timeout. Such a node has a new time of activation. This grid answers its
+open messages with an error, as Flower does for a node that has left.
+
+A node may put anything onto the SuperLink: a text of gigabytes, a tree of objects that it never
+uploads, objects that are no message. Flower's grid pulls all replies at once, waits for the objects
+of each for up to two hours, and raises where one cannot be read: all of them are lost then, and the
+run ends. A few threads pull here, one by one, so that a reply whose objects are late, or never
+come, keeps no other waiting.
+"""
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from logging import WARNING
+from math import inf
+from typing import Any, Protocol, cast
+from uuid import uuid4
+
+from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from fedlsg.strategies.protocol.expectations import BoundError, reason_of
+from fedlsg.strategies.protocol.wire import FAILED, TOO_SLOW
+
+
+class WrappedGrid(Grid):
+    """``inner`` under another type."""
+
+    def __init__(self, inner: Grid) -> None:
+        self.inner = inner
+
+    def set_run(self, run: Any) -> None:
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self.inner.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.inner.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self.inner.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self.inner.send_and_receive(messages, timeout=timeout)
+
+
+NODE_GONE = frozenset(
+    {
+        ErrorCode.MESSAGE_UNAVAILABLE,
+        ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+        ErrorCode.NODE_UNAVAILABLE,
+    }
+)
+"""Flower's error codes for a message, a reply or a node that does not exist any more."""
+POLL_SECONDS, PATIENCE_SECONDS = 1.0, 5.0
+
+
+class Deployed(Protocol):
+    """Only the grid of a deployment has this: when each connected node was last activated."""
+
+    def get_nodes(self) -> Iterable[Any]: ...
+
+
+class WatchedGrid(WrappedGrid):
+    """``inner``, a Flower grid with ``get_nodes``; a node that restarted counts as one that has
+    left.
+
+    It waits for each node for ``client_timeout`` seconds, and sends nothing to a node that still
+    owes a reply to an earlier training message: it would train for a round that is over.
+    ``returned`` is called with a node whose reply came too late. ``largest``: bytes of a reply. All
+    but ``send_and_receive`` is the inner grid's.
+    """
+
+    def __init__(
+        self,
+        inner: Grid,
+        client_timeout: float = inf,
+        *,
+        returned: Callable[[int], None] = lambda node: None,
+    ) -> None:
+        super().__init__(inner)
+        self.client_timeout, self.returned = client_timeout, returned
+        self.largest = PULLED_BYTES
+        self._pullers = Pullers(inner)
+        self._owed: dict[str, Message] = {}
+        self._known: dict[int, str] = {}
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """The replies until all are there or the time is over; an error for each node that
+        restarted or is too slow.
+        """
+        before = self._activations()
+        self._take_late(before)
+        busy = {message.metadata.dst_node_id for message in self._owed.values()}
+        asked = list(messages)
+        sent = [
+            message
+            for message in asked
+            if not (_trains(message) and message.metadata.dst_node_id in busy)
+        ]
+        names = list(self.inner.push_messages(sent)) if sent else []
+        replies = [
+            too_slow(m, "it still works on an earlier round") for m in asked if m not in sent
+        ]
+        open_ = {
+            name: message for name, message in zip(names, sent, strict=False) if name is not None
+        }
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
+        # Flower takes no message for a node that is not registered any more: the message has no
+        # name.
+        replies += [
+            lost_reply(message) for name, message in zip(names, sent, strict=False) if name is None
+        ]
+        while open_ and (deadline is None or time.monotonic() < deadline):
+            for name, reply in self._pulled(open_):
+                replies.append(reply)
+                open_.pop(name, None)
+            now = self._activations()
+            for name, message in list(open_.items()):
+                if _restarted(message, before, now):
+                    replies.append(lost_reply(open_.pop(name)))
+                elif _trains(message) and self.client_timeout < time.monotonic() - began:
+                    self._owed[name] = open_.pop(name)
+                    why = f"no reply within client_timeout, {self.client_timeout:g} s"
+                    replies.append(too_slow(message, why))
+            if open_:
+                time.sleep(POLL_SECONDS)
+        self._owed |= {name: message for name, message in open_.items() if _trains(message)}
+        return replies
+
+    def _pulled(self, open_: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
+        """The replies that are there, each by the name of its message. Late ones are thrown
+        away.
+        """
+        awaited = self._owed | dict(open_)
+        for name, reply in self._pullers.pull(awaited, self.largest, PATIENCE_SECONDS):
+            if name in open_:
+                yield name, reply
+                continue
+            message = self._owed.pop(name)
+            if not reply.has_error():
+                self.returned(message.metadata.dst_node_id)
+                log(
+                    WARNING,
+                    "the reply of node %s to a round that is over is not used",
+                    message.metadata.dst_node_id,
+                )
+
+    def _take_late(self, now: Mapping[int, str]) -> None:
+        """Take late replies; their nodes, and those that restarted, owe nothing any more."""
+        for _ in self._pulled({}):
+            pass
+        for name, message in list(self._owed.items()):
+            if _restarted(message, self._known, now):
+                del self._owed[name]
+        self._known |= now
+
+    def _activations(self) -> Mapping[int, str]:
+        """When each connected node was last activated."""
+        return {
+            node.node_id: node.last_activated_at for node in cast(Deployed, self.inner).get_nodes()
+        }
+
+
+def _trains(message: Message) -> bool:
+    return message.metadata.message_type == MessageType.TRAIN
+
+
+def _restarted(message: Message, before: Mapping[int, str], now: Mapping[int, str]) -> bool:
+    node = message.metadata.dst_node_id
+    return node in now and now[node] != before.get(node, now[node])
+
+
+def too_slow(message: Message, why: str) -> Message:
+    """The error reply for a node that is not waited for (any longer)."""
+    if not message.metadata.message_id:  # it was not sent
+        message.metadata.__dict__["_message_id"] = str(uuid4())
+    return Message(Error(code=TOO_SLOW, reason=why), reply_to=message)
+
+
+def lost_reply(message: Message) -> Message:
+    """The error reply for a message that its node lost."""
+    reason = "the node restarted and has lost the message"
+    return Message(Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason), reply_to=message)
+
+
+PULL_SECONDS = 120.0
+"""For one reply, once it is announced."""
+PULLED_BYTES = 2**30
+"""Of one reply, until the run's model is known."""
+WORKERS = 4
+PULL_PATHS = ("/pull-messages", "/pull-object")
+
+
+class Limits:
+    """What one reply may still bring, and until when: compared with the length that the SuperLink
+    announces.
+
+    Nothing of a longer answer is received. Without effect on a grid that speaks no HTTP.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.left, self.until = inf, inf
+        client = getattr(getattr(grid, "_runtime_client", None), "_client", None)
+        if client is not None:  # httpx calls it between the headers and the body
+            client.event_hooks["response"].append(self._check)
+
+    @contextmanager
+    def of_one(self, largest: int) -> Iterator[None]:
+        """Apply to what is pulled inside."""
+        self.left, self.until = largest, time.monotonic() + PULL_SECONDS
+        try:
+            yield
+        finally:
+            self.left = self.until = inf
+
+    def _check(self, response: Any) -> None:
+        if self.left == inf or not response.request.url.path.endswith(PULL_PATHS):
+            return
+        self.left -= int(response.headers.get("content-length", 0))
+        if self.left < 0:
+            raise BoundError("it is larger than any reply of this run")
+        if time.monotonic() > self.until:
+            raise BoundError(f"its parts were not on the SuperLink within {PULL_SECONDS:g} seconds")
+
+
+class Pullers:
+    """Threads that pull replies over HTTP, each with a connection of its own; another grid is asked
+    without threads.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid, self._own = grid, threading.local()
+        self._threads = ThreadPoolExecutor(WORKERS) if hasattr(grid, "_runtime_client") else None
+        self._running: dict[str, Future[list[Message]]] = {}
+
+    def pull(
+        self, messages: dict[str, Message], largest: int, patience: float
+    ) -> Iterable[tuple[str, Message]]:
+        """The replies to these messages that are there within a few seconds, each by the name of
+        what it answers.
+
+        What is not complete by then is among those of a later call.
+        """
+        if self._threads is None:
+            found = {
+                name: pull_one(self._grid, name, message) for name, message in messages.items()
+            }
+            return [(name, replies[0]) for name, replies in found.items() if replies]
+        for name in messages.keys() - self._running.keys():
+            self._running[name] = self._threads.submit(self._pull, name, messages[name], largest)
+        wait(self._running.values(), timeout=patience)
+        done = {name: future for name, future in self._running.items() if future.done()}
+        for name in done:
+            del self._running[name]
+        return [
+            (name, replies[0])
+            for name, future in done.items()
+            if name in messages and (replies := future.result())
+        ]
+
+    def _pull(self, name: str, message: Message, largest: int) -> list[Message]:
+        if not hasattr(self._own, "grid"):
+            self._own.grid = copy.copy(self._grid)
+            self._own.grid._client = None  # it connects anew
+            self._own.limits = Limits(self._own.grid)
+        with self._own.limits.of_one(largest):
+            return pull_one(self._own.grid, name, message)
+
+
+def pull_one(grid: Grid, name: str, message: Message) -> list[Message]:
+    """The reply to one message if it is there, an error in its place if it is no reply to it.
+
+    Raises whatever the SuperLink itself raises, when it does not answer.
+    """
+    try:
+        replies = list(grid.pull_messages([name]))
+    except Exception as error:
+        why = reason_of(error)
+        list(grid.get_node_ids())  # raises, too, where it is not the reply that fails
+        return [unreadable(message, why)]
+    return [
+        reply if _answers(reply, name, message) else unreadable(message, "another message's")
+        for reply in replies
+    ]
+
+
+def _answers(reply: Message, name: str, message: Message) -> bool:
+    """Whether it is what it says: a node writes the metadata of its reply itself."""
+    sent_by = reply.metadata.src_node_id
+    return reply.metadata.reply_to_message_id == name and (
+        reply.has_error() or sent_by == message.metadata.dst_node_id
+    )
+
+
+def unreadable(message: Message, why: str) -> Message:
+    """The error for a reply that is none."""
+    return Message(Error(code=FAILED, reason=f"its reply cannot be read: {why}"), reply_to=message)
