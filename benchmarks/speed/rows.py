@@ -182,11 +182,11 @@ def measure(name: str, batch: int, steps: int) -> dict[str, Any]:
     make, data, how, before = CASES[name]
     example = before(torch.arange(2))[0]
     own, whole = (trained(make, example, batch, steps + 2) for _ in range(2))
-    rows = own.batches(data, **how)
+    rows, batches = own.batches(data, **how), Whole(before, CPU)
     whole._rehearsals.before = lambda *given: None  # type: ignore[method-assign]
     arms: dict[str, Callable[[], Any]] = {
         "one by one": lambda: own.step(rows),
-        "before": lambda: whole.step(Whole(before, CPU)),
+        "before": lambda: whole.step(batches),
     }
     if (opacus := by_opacus(make, example, before, batch)) is not None:
         arms["opacus"] = opacus

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fedlsg.rows.collate import tensors_of
 from fedlsg.tensors import fields_of, of_fields
@@ -97,7 +98,6 @@ def _padded(part: Any, fill: Fill, padding: Padding) -> Any:
     for name, value in fields.items():
         number = _fill_of(fill, name, value)
         if number is not None:
-            length = len(value)
-            fields[name] = value.new_full((padding.length_of(length), *value.shape[1:]), number)
-            fields[name][:length] = value
+            more = padding.length_of(len(value)) - len(value)
+            fields[name] = pad(value, [0, 0] * (value.ndim - 1) + [0, more], value=number)
     return of_fields(fields)
