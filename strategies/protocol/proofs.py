@@ -34,7 +34,7 @@ from fedlsg.user_code.digest import HOME, version_at
 
 PARTS = ("simulations", "strategies")
 """Folders of fedlsg: inside of it in a wheel, next to it in a clone and in a bundle."""
-OUTSIDE = re.compile(r"fedlsg/(attacks|simulations/attacks|simulations/attacks/audit)/")
+OUTSIDE = re.compile(r"fedlsg/(attacks|simulations/attacks)/")
 """Files that no run imports: ``fab-exclude`` in pyproject.toml leaves them out of a bundle."""
 
 CODE = "code"

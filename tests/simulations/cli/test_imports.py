@@ -90,7 +90,14 @@ def test_before_a_command_runs_nothing_heavy_is_imported():
     assert planted >= {"scipy", "numpy"}, "negative control"
 
 
-APPS = ("client.app", "client.train", "run", "server.app", "engines.local", "engines.ray")
+APPS = (
+    "client.client_app",
+    "client.train",
+    "run",
+    "server.server_app",
+    "engines.local",
+    "engines.ray",
+)
 FIRST_ROUND = """
 import torch
 from fedlsg.simulations import workloads

@@ -99,7 +99,7 @@ def test_what_a_client_confesses_is_in_its_log_alone(run):
     assert "0" in run.rows[0].rejected.split()
 
 
-@pytest.mark.parametrize("module", ["files", "last_payload"])
+@pytest.mark.parametrize("module", ["atomic_files", "last_payload"])
 def test_a_secret_that_is_written_like_the_rest_is_found(module, tmp_path, monkeypatch):
     """Negative control."""
     write = atomic_files.write_atomically

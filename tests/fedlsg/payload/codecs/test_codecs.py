@@ -149,9 +149,8 @@ def without_defaults(source: str) -> str:
 
 def own_file(path: Path, name: str) -> bool:
     """Its own, and types of settings, which are made from declarations."""
-    return (
-        path == Path(f"fedlsg/payload/codecs/{name.replace('-', '_')}.py")
-        or path.name == "method_settings_typed.py"
+    return path == Path(f"fedlsg/payload/codecs/{name.replace('-', '_')}.py") or path.name.endswith(
+        "_settings_typed.py"
     )
 
 
