@@ -2,7 +2,7 @@
 other: they add up.
 
 Rows are known by their origin. That is the memory of tensors and arrays, of which slices and views
-are a part; the object of a Dataset or a table; the first and the last row of a list; or the path of
+are a part; the object of a Dataset or a table; each row of a list; or the path of
 a file. Wrappers (``Subset``, ``ConcatDataset``, functions of positions) are seen through. Copies
 have another origin. Memory that a tensor or an array has borrowed (``torch.from_numpy``) counts as
 the same until the process ends, for nobody says when it is used for something else.
@@ -19,7 +19,6 @@ from itertools import chain
 from numbers import Number
 from pathlib import Path
 from threading import Lock
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from torch.utils.data import Dataset
 from fedlsg.accounting.population import spread
 from fedlsg.privacy.ledger_entry import Entry
 from fedlsg.privacy.totals import Totals
-from fedlsg.user_code.objects import constants_and_names, walk
+from fedlsg.user_code.objects import walk
 
 LEAST = 10
 """A tensor that data or functions hold is data itself if it has one row for so many of theirs, or
@@ -156,11 +155,8 @@ def places_of(data: Any, rows: int = 0) -> list[Place]:
         return [Place(str(Path(data).expanduser().resolve()), 0, 1, lambda: data)]
     if isinstance(data, Dataset) and hasattr(data, "__len__"):
         rows = len(data)
-    start = [data]
-    if isinstance(data, FunctionType):
-        start += map(data.__globals__.get, constants_and_names(data.__code__)[1])
     whole = None if isinstance(data, tuple | dict) else data  # their members count
-    things = [thing for thing in walk(start, set()) if thing is whole or _is_data(thing, rows)]
+    things = [thing for thing in walk([data], set()) if thing is whole or _is_data(thing, rows)]
     return list(chain(*map(_places_of, things)))
 
 
@@ -169,10 +165,16 @@ def _is_data(thing: Any, rows: int) -> bool:
     model.
     """
     if isinstance(thing, Tensor | np.ndarray):
-        return thing.ndim > 0 and len(thing) * LEAST >= rows and not isinstance(thing, nn.Parameter)
+        longest = max(thing.shape, default=0)  # a series may have its time last
+        return longest * LEAST >= max(rows, 1) and not isinstance(thing, nn.Parameter)
     if isinstance(thing, list | tuple | dict):
         return 0 < rows <= len(thing) * LEAST
-    return isinstance(thing, Dataset) or hasattr(type(thing), "iloc")
+    return isinstance(thing, Dataset) or hasattr(type(thing), "iloc") or _is_arrow(thing)
+
+
+def _is_arrow(thing: Any) -> bool:
+    """Whether a thing is a table of pyarrow, which data of the hub are made of."""
+    return type(thing).__module__.startswith("pyarrow") and hasattr(thing, "itercolumns")
 
 
 def _places_of_row(row: Any) -> Iterator[Place]:
@@ -187,13 +189,13 @@ def _places_of_row(row: Any) -> Iterator[Place]:
 
 def _places_of(thing: Any) -> Iterator[Place]:
     """The place of a thing: of memory, all that was allocated with it; of a table, those of its
-    columns, too; of a list of rows, those of its ends.
+    columns, too; of a list of rows, those of all its rows.
     """
     if isinstance(thing, np.memmap) and thing.filename is not None:
         yield from places_of(thing.filename)
     if isinstance(thing, list | tuple | dict):
-        rows = list(thing.values() if isinstance(thing, dict) else thing)
-        yield from chain(*map(_places_of_row, (*rows[:1], *rows[-1:])))
+        rows = thing.values() if isinstance(thing, dict) else thing
+        yield from chain(*map(_places_of_row, rows))
         return
     while isinstance(thing, np.ndarray) and isinstance(thing.base, np.ndarray | Tensor):
         thing = thing.base
@@ -214,5 +216,14 @@ def _places_of(thing: Any) -> Iterator[Place]:
     else:
         with suppress(TypeError):  # a pair, a dict or a number: their members count
             yield Place("object", id(thing), id(thing) + 1, weakref.ref(thing))
+    if _is_arrow(thing):
+        buffers = (
+            part.buffers()
+            for column in thing.itercolumns()
+            for part in getattr(column, "chunks", [column])
+        )
+        for buffer in filter(None, chain(*buffers)):
+            start = buffer.address
+            yield Place("cpu", start, start + buffer.size, lambda: True)
     if hasattr(type(thing), "iterrows"):
         yield from chain(*(_places_of(column.to_numpy()) for _, column in thing.items()))

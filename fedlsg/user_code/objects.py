@@ -1,61 +1,58 @@
 """What a user's objects hold, so that all of it can be put back.
 
 A rehearsal leaves no trace (``restored``), and no pass leaves one for the next (``put_back``):
-objects are afterwards, bit for bit, what they were before. Walked from the given objects:
-attributes, containers, tensors and arrays (their numbers), generators of torch, numpy and python,
-what functions hold in closures and defaults, and classes and global variables that a user's own
-code names. Not walked: other objects that global variables hold, such as a logger; iterators, whose
-place cannot be set; what is outside of Python's objects (files, environment, context variables).
+objects are afterwards, bit for bit, what they were before. ``walk`` reaches whatever Python's
+garbage collector would reach (attributes, slots, containers, caches), closures and defaults of
+functions, and the global variables that a user's functions name, also through modules of theirs. It
+stops at code of libraries, and at what lives outside of a pass (``NOT_WALKED``, ``OURS``).
+Put back are attributes, containers, numbers of tensors and arrays, bytes, classes of the user,
+closures and global variables; caches of functions are emptied, random generators go on. Not put
+back: the place of an iterator, objects that compiled code keeps, and what is outside of Python's
+objects (files, environment, context variables).
 """
 
-import dis
-import inspect
-import operator
+import gc
+import io
+import logging
 import random
+import sys
+import threading
 import weakref
-from collections import deque
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
+from copyreg import _slotnames  # type: ignore[attr-defined]
+from functools import _lru_cache_wrapper, lru_cache, partial
+from itertools import chain
+from operator import is_
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedlsg.user_code.digest import filled_cells
 from fedlsg.user_code.failure import is_users
 
-PLAIN = (
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    type,
-    ModuleType,
-    BuiltinFunctionType,
-    torch.dtype,
+ATOMS = frozenset(
+    (str, bytes, int, float, complex, bool, type(None), CodeType, torch.dtype, torch.device)
 )
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 """Weak references whose object may be gone: then asking for their class fails."""
-MANY = 10_000
+NOT_WALKED = (logging.Logger, io.IOBase, threading.Thread, FrameType)
+OURS = tuple(
+    f"fedlsg.{name}" for name in ("privacy.", "strategies.private_step", "strategies.strategy")
+) + tuple(f"fedlsg.simulations.{name}." for name in ("server", "client", "engines", "storage"))
+"""Where objects of fedlsg are that user code may hold, such as a step with its ledger."""
+MANY = 100_000
 """Items of a container above which they are not walked, such as the rows of a data set."""
-PLAIN_KINDS = frozenset(PLAIN) - {type}
+CONTAINERS = (OrderedDict, dict, list, set, deque)
+"""The kinds whose items are put back, by their own methods: a user's class may have others."""
 ABSENT = object()
-SPACES = (Tensor, np.ndarray, dict, list, set, deque, SimpleNamespace, FunctionType, partial)
-"""Global variables that are walked, besides objects of a user's classes."""
+Packages = frozenset[str]
+NONE: Packages = frozenset()
 Undo = Callable[[], bool]
 """Puts an object back, and says whether it was another one."""
 
@@ -84,12 +81,12 @@ def generators_in(*objects: object) -> list[Any]:
     return [thing for thing in walk(objects, set()) if state_of(thing) is not None]
 
 
-def put_back(things: Iterable[object]) -> Undo:
+def put_back(things: Iterable[object], packages: Packages = NONE) -> Undo:
     """A function that puts back what these things are now; random generators go on.
 
     To be called as often as one likes.
     """
-    undo = [how for how in map(_of, things) if how]
+    undo = [how for thing in things if (how := _of(thing, packages))]
     return lambda: any([how() for how in reversed(undo)])
 
 
@@ -103,7 +100,7 @@ def put_back_spaces(spaces: list[dict[str, Any]]) -> Undo:
 
     def undo() -> bool:
         same = names == [name for space in spaces for name in space] and all(
-            map(operator.is_, values, [value for space in spaces for value in space.values()])
+            map(is_, values, [value for space in spaces for value in space.values()])
         )
         if not same:
             for space, held in zip(spaces, before, strict=True):
@@ -123,55 +120,68 @@ def _of_process() -> Iterator[Callable[[], object]]:
     yield partial(random.setstate, random.getstate())
 
 
-def walk(start: Iterable[object], seen: set[int]) -> Iterator[Any]:
-    """Every object that can be reached, once. ``seen`` has identities, also of earlier walks."""
+def walk(start: Iterable[object], seen: set[int], packages: Packages = NONE) -> Iterator[Any]:
+    """Every object that can be reached, once. ``seen`` has identities, also of earlier walks.
+
+    ``packages``: names of installed packages whose code is walked as a user's is.
+    """
     due: list[Any] = list(start)
     while due:
         thing = due.pop()
         kind = type(thing)
-        if kind in PLAIN_KINDS or id(thing) in seen or kind in PROXIES:
-            continue
-        if isinstance(thing, PLAIN) and not (isinstance(thing, type) and is_own(thing)):
+        if kind in ATOMS or id(thing) in seen or kind in PROXIES or _is_left(thing, packages):
             continue
         seen.add(id(thing))
         yield thing
-        due += _inside(thing)
+        due += _inside(thing, packages)
 
 
-def _inside(thing: Any) -> list[Any]:
+def _is_left(thing: Any, packages: Packages) -> bool:
+    """Whether a thing is not walked: a library's class or module, or what lives longer than a
+    pass.
+    """
     if isinstance(thing, type):
-        return [*map(_function_of, vars(thing).values()), *thing.__bases__]
-    found: list[Any] = list((_attributes(thing) or {}).values())
-    if is_own(type(thing)):
-        found.append(type(thing))
+        return not is_own(thing, packages)
+    if isinstance(thing, ModuleType):
+        return not _is_users_module(thing, packages)
+    ours = str(type(thing).__module__).startswith(OURS) and not isinstance(thing, nn.Module)
+    return ours or isinstance(thing, NOT_WALKED)
+
+
+def _inside(thing: Any, packages: Packages) -> list[Any]:
     if isinstance(thing, FunctionType):
-        named = [space[name] for space, name in _named(thing) if name in space]
+        named = [space[name] for space, name in _named(thing, packages) if name in space]
         defaults = [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-        cells = [cell.cell_contents for cell in filled_cells(thing)]
-        return [*found, *cells, *defaults, *filter(_is_state, named)]
-    if isinstance(thing, MethodType):
-        return [thing.__self__, thing.__func__]
-    if isinstance(thing, partial):
-        return [*found, thing.func, *thing.args, *thing.keywords.values()]
+        cells = [content for _, content in _cells(thing) if content is not ABSENT]
+        return [*cells, *defaults, *named, thing.__dict__]
+    if isinstance(thing, type):
+        return [*map(_function_of, vars(thing).values()), *thing.__bases__, type(thing)]
     if isinstance(thing, Tensor):
-        return [*found, *([] if not thing.is_leaf or thing.grad is None else [thing.grad])]
-    if not isinstance(thing, dict | list | tuple | set | deque) or len(thing) > MANY:
-        return found
-    return [*found, *_members(thing)]
-
-
-def _named(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
-    """The global variables that a user's function names, its own and those of modules of theirs."""
-    if not is_users(function.__code__.co_filename):
+        hooks = thing._backward_hooks, getattr(thing, "_post_accumulate_grad_hooks", None)
+        return [thing.__dict__, *hooks, thing.grad if thing.is_leaf else None]
+    if isinstance(thing, np.ndarray):
+        return list(thing.flat) if thing.dtype == object else []
+    if isinstance(thing, (*CONTAINERS, tuple, frozenset)) and len(thing) > MANY:
         return []
-    names, space = names_of(function.__code__), function.__globals__
-    modules = [space[name] for name in names if isinstance(space.get(name), ModuleType)]
-    spaces = [vars(m) for m in modules if is_users(getattr(m, "__file__", None) or "<frozen")]
-    return [(space, name) for space in (space, *spaces) for name in names]
+    of_thread = [thing.__dict__] if isinstance(thing, threading.local) else []
+    return [*gc.get_referents(thing), *of_thread]
 
 
-def _is_state(value: Any) -> bool:
-    return isinstance(value, SPACES) or is_own(value if isinstance(value, type) else type(value))
+def _named(function: FunctionType, packages: Packages) -> list[tuple[dict[str, Any], str]]:
+    """The global variables that a user's function names, its own and those of modules of theirs."""
+    if not _is_users_function(function, packages):
+        return []
+    names, spaces = names_of(function.__code__), [function.__globals__]
+    for space in spaces:  # it grows
+        modules = [space.get(name, sys.modules.get(name)) for name in names]
+        spaces += [
+            vars(module)
+            for module in modules
+            if isinstance(module, ModuleType)
+            and _is_users_module(module, packages)
+            and not any(vars(module) is known for known in spaces)
+        ]
+    return [(space, name) for space in spaces for name in names]
 
 
 def _function_of(value: Any) -> Any:
@@ -179,20 +189,28 @@ def _function_of(value: Any) -> Any:
     return getattr(value, "fget", None) or getattr(value, "__func__", value)
 
 
+def _cells(function: FunctionType) -> list[tuple[CellType, Any]]:
+    """What a function holds of its surroundings; ``ABSENT`` for a name that is not set yet."""
+    return [(cell, _content(cell)) for cell in function.__closure__ or ()]
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
 def _attributes(thing: Any) -> dict[str, Any] | None:
     found = getattr(thing, "__dict__", None)  # None with slots
     return found if isinstance(found, dict) else None
-
-
-def _members(thing: Any) -> list[Any]:
-    return [*thing, *(thing.values() if isinstance(thing, dict) else ())]
 
 
 def state_of(thing: Any) -> Callable[[], object] | None:
     """Puts a random generator back; None for anything else."""
     if isinstance(thing, torch.Generator):
         return partial(thing.set_state, thing.get_state())
-    if isinstance(thing, random.Random):
+    if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom):
         return partial(thing.setstate, thing.getstate())
     if isinstance(thing, np.random.RandomState):
         return partial(thing.set_state, thing.get_state())
@@ -201,34 +219,71 @@ def state_of(thing: Any) -> Callable[[], object] | None:
     return None
 
 
-def _of(thing: Any) -> Undo | None:
+def _of(thing: Any, packages: Packages = NONE) -> Undo | None:
     """How an object becomes again what it is now; None where nothing is known to change."""
     if isinstance(thing, Tensor):
         return _of_tensor(thing)
     if isinstance(thing, np.ndarray):
-        writeable = thing.flags.writeable and thing.dtype != object
-        return _of_array(thing) if writeable else None
+        return _of_array(thing) if thing.flags.writeable else None
     if isinstance(thing, type):
         return _of_class(thing)
+    if isinstance(thing, bytearray | array):
+        return _of_bytes(thing)
+    ways = []
     if isinstance(thing, FunctionType):
-        return _of_function(thing)
-    attributes = _attributes(thing)
-    ways = [] if attributes is None else [_of_items(attributes, attributes.update)]
-    if isinstance(thing, dict | set):
-        ways.append(_of_items(thing, thing.update))
-    elif isinstance(thing, list | deque):
-        ways.append(_of_items(thing, thing.extend))
+        ways.append(_of_function(thing, packages))
+    if isinstance(thing, _lru_cache_wrapper) and thing.cache_info().currsize:
+        ways.append(lambda: thing.cache_clear() is not None)
+    if isinstance(thing, CONTAINERS):
+        ways.append(_of_items(thing))
+    if (attributes := _attributes(thing)) is not None:
+        ways.append(_of_items(attributes))
+    if slots := [] if isinstance(thing, CONTAINERS) else _slotnames(type(thing)):
+        ways.append(_of_slots(thing, slots))
     return (lambda: any([way() for way in ways])) if ways else None
 
 
-def _of_items(now: Any, refill: Callable[[Any], object]) -> Undo:
-    before: Any = dict(now) if isinstance(now, dict) else list(now)
+def _of_items(now: Any) -> Undo:
+    base = next(kind for kind in CONTAINERS if isinstance(now, kind))
+    is_dict = issubclass(base, dict)
+    before: Any = dict(dict.items(now)) if is_dict else [*base.__iter__(now)]
+    members = [*before, *before.values()] if is_dict else before
+    refill: Any = getattr(base, "update", None) or base.extend  # type: ignore[attr-defined]
 
     def undo() -> bool:
-        changed = not _identical(_members(now), _members(before))
+        there = [*base.__iter__(now), *(dict.values(now) if is_dict else ())]
+        changed = len(there) != len(members) or not all(map(is_, there, members))
         if changed:
-            now.clear()
-            refill(before)
+            base.clear(now)  # type: ignore[attr-defined]
+            refill(now, before)
+        return changed
+
+    return undo
+
+
+def _of_slots(thing: Any, names: list[str]) -> Undo:
+    before = [getattr(thing, name, ABSENT) for name in names]
+
+    def undo() -> bool:
+        changed = False
+        for name, value in zip(names, before, strict=True):
+            if getattr(thing, name, ABSENT) is not value:
+                changed = True
+                if value is ABSENT:
+                    object.__delattr__(thing, name)
+                else:
+                    object.__setattr__(thing, name, value)
+        return changed
+
+    return undo
+
+
+def _of_bytes(values: Any) -> Undo:
+    before = values[:]
+
+    def undo() -> bool:
+        changed = bool(values != before)
+        values[:] = before
         return changed
 
     return undo
@@ -238,7 +293,7 @@ def _of_array(array: np.ndarray[Any, Any]) -> Undo:
     before = array.copy()
 
     def undo() -> bool:
-        changed = array.tobytes() != before.tobytes()
+        changed = array.tobytes() != before.tobytes()  # of objects: where they are
         np.copyto(array, before)
         return changed
 
@@ -265,15 +320,18 @@ def _attributes_of_class(kind: type) -> dict[str, Any]:
     return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
 
 
-def _of_function(function: FunctionType) -> Undo:
+def _of_function(function: FunctionType, packages: Packages) -> Undo:
     """Its cells, and the global variables that it names."""
-    cells = [(cell, cell.cell_contents) for cell in filled_cells(function)]
-    named = [(space, name, space.get(name, ABSENT)) for space, name in _named(function)]
+    cells = _cells(function)
+    named = [(space, name, space.get(name, ABSENT)) for space, name in _named(function, packages)]
 
     def undo() -> bool:
-        other_cells = [(c, value) for c, value in cells if c.cell_contents is not value]
+        other_cells = [(cell, value) for cell, value in cells if _content(cell) is not value]
         for cell, value in other_cells:
-            cell.cell_contents = value
+            if value is ABSENT:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = value
         rebound = [part for part in named if part[0].get(part[1], ABSENT) is not part[2]]
         for space, name, value in rebound:
             if value is ABSENT:
@@ -285,28 +343,17 @@ def _of_function(function: FunctionType) -> Undo:
     return undo
 
 
-def _identical(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
-
-
 @torch.no_grad()
 def _of_tensor(t: Tensor) -> Undo | None:
     # kept by a loss that ran under vmap: nothing can read it
     if torch._C._functorch.is_functorch_wrapped_tensor(t):
         return None
-    if (
-        is_lazy(t)
-        or t.layout != torch.strided
-        or t.is_meta
-        or t.is_quantized
-        or t.is_nested
-        or t.is_inference()
-    ):
+    if is_lazy(t) or t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested:
         return None
-    version = t._version
+    version = None if t.is_inference() else t._version
     before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None
     kept = _attributes(t)
-    attributes = (lambda: False) if kept is None else _of_items(kept, kept.update)
+    attributes = (lambda: False) if kept is None else _of_items(kept)
 
     @torch.no_grad()
     def undo() -> bool:
@@ -314,9 +361,13 @@ def _of_tensor(t: Tensor) -> Undo | None:
             t.data = before
             return True
         # Comparing numbers would wait for a GPU: there, a write that a version shows is a change,
-        # and all numbers are copied. NaN is copied again.
+        # and all numbers are copied.
         on_cpu = t.device.type == "cpu"
-        changed = not torch.equal(t, before) if on_cpu else t._version != version
+        changed = not _equal(t, before) if on_cpu else t._version != version
+        if t.is_inference():
+            with torch.inference_mode():
+                t.copy_(before)
+            return changed
         if changed or not on_cpu:
             t.data.copy_(before)  # no new version: a graph of this pass may hold the tensor
         if t.is_leaf:
@@ -327,35 +378,48 @@ def _of_tensor(t: Tensor) -> Undo | None:
     return undo
 
 
+def _equal(now: Tensor, before: Tensor) -> bool:
+    """Whether all numbers are equal; NaN is equal to itself."""
+    return torch.equal(now, before) or bool(
+        ((now == before) | ((now != now) & (before != before))).all()
+    )
+
+
 @lru_cache(maxsize=4096)
 def names_of(code: CodeType) -> tuple[str, ...]:
-    """What a function and the functions inside it name."""
-    return tuple(dict.fromkeys(constants_and_names(code)[1]))
+    """What a function and the functions inside it name: variables, attributes, modules."""
+    inner = (names_of(part) for part in code.co_consts if isinstance(part, CodeType))
+    return tuple(dict.fromkeys(chain(code.co_names, *inner)))
 
 
-def constants_and_names(code: CodeType) -> tuple[list[Any], list[str]]:
-    """Constants and names of a function and of the functions inside it."""
-    constants, names = [], []
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD"):
-            names.append(str(step.argval))
-        elif isinstance(step.argval, CodeType):
-            inner = constants_and_names(step.argval)
-            constants += inner[0]
-            names += inner[1]
-        elif step.opname.endswith(("_CONST", "_SMALL_INT")):
-            constants.append(step.argval)
-    return constants, names
-
-
-def is_own(kind: Any) -> bool:
-    """Whether a class is a user's: its file is, or it has none because a notebook made it."""
-    return _is_own(kind)
+def _is_users_function(function: FunctionType, packages: Packages) -> bool:
+    """Whether a function is a user's, by its file; by that of its module, where a text made it."""
+    file, space = function.__code__.co_filename, function.__globals__
+    if file.startswith("<") and not file.startswith("<frozen"):
+        file = "" if space.get("__name__") == "__main__" else space.get("__file__") or ""
+    return not file or is_users(file) or _top(function.__module__) in packages
 
 
 @lru_cache(maxsize=4096)
-def _is_own(kind: Any) -> bool:
-    try:
-        return is_users(inspect.getsourcefile(kind) or "<frozen")
-    except (TypeError, OSError):
-        return bool(kind.__module__ == "__main__")
+def is_own(kind: Any, packages: Packages = NONE) -> bool:
+    """Whether a class is a user's: a function of it is, or it has none and its module is."""
+    home = sys.modules.get(kind.__module__)
+    if kind.__module__ == "__main__" or home is None or _top(kind.__module__) in packages:
+        return True
+    functions = [f for f in map(_function_of, vars(kind).values()) if isinstance(f, FunctionType)]
+    return _is_users_module(home, packages) or any(
+        _is_users_function(function, packages) for function in functions
+    )
+
+
+def _is_users_module(module: ModuleType, packages: Packages) -> bool:
+    """Whether a module is a user's, as the package that it is in."""
+    top = _top(module.__name__)
+    file = getattr(sys.modules.get(top, module), "__file__", None)
+    if file is None:  # of Python, or of several folders, or made by hand
+        return top not in sys.stdlib_module_names
+    return is_users(file) or top in packages
+
+
+def _top(name: str | None) -> str:
+    return (name or "").partition(".")[0]

@@ -50,7 +50,7 @@ def check_rows(base: Base) -> None:
     for name, split in splits.items():
         check_split(split, name)
     model, loss, known = base.build_model().cpu().eval(), base.workload.loss, False
-    with restored(loss), own_draws("cpu"):
+    with restored(model, loss), own_draws("cpu"):
         for name, split in splits.items():
 
             def run(rows: Tensor, split: Split = split) -> Any:

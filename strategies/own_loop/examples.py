@@ -2,7 +2,6 @@
 before a charge.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -182,7 +181,7 @@ def takes(model: nn.Module, loss: LossFunction) -> Takes:
     own type.
     """
     own = copy_of(model).cpu()
-    double = copy.deepcopy(own).double()
+    double = copy_of(own).double()
 
     def runs(inputs: Batch, targets: Batch) -> bool:
         for part, batch in (

@@ -383,7 +383,8 @@ class Rehearsals:
         if len(self._done) >= MOST_STATES:
             self._done.clear()
             self._checked.clear()
-        with restored(self._release.loss, generators_of=(batch, groups)):
+        used = self._release.state.model, self._release.loss
+        with restored(*used, generators_of=(batch, groups)):
             self.check(batch, now)
             first = torch.arange(min(2, self._release.spending.num_examples))
             rows = first_rows(batch, self._release.spending.num_examples)

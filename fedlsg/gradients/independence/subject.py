@@ -6,10 +6,12 @@ Symbols: B examples of a batch.
 """
 
 import copy
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from types import FunctionType
+from threading import Lock
+from types import FunctionType, GeneratorType, MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -216,6 +218,10 @@ def narrow(block: Block) -> Block:
     return replace(block, keep=Keep(axis=1, index=columns))
 
 
+SHARED = (ModuleType, MappingProxyType, GeneratorType, io.IOBase, type(Lock()))
+"""What a model may hold and nobody can copy: copies hold the same."""
+
+
 def copy_of(model: nn.Module) -> nn.Module:
     """A copy of the model, without torch.compile around its modules.
 
@@ -235,7 +241,13 @@ def copy_of(model: nn.Module) -> nn.Module:
                     f"store {name}.detach()"
                 )
                 raise unsupported(path, module, f"{reason}; {fix}")
-    around = nn.ModuleList([copy.deepcopy(model)])
+    shared = {
+        id(value): value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, SHARED)
+    }
+    around = nn.ModuleList([copy.deepcopy(model, shared)])
     for module in list(around.modules()):
         for name, child in module.named_children():
             if compiled(child):

@@ -149,14 +149,14 @@ def _of_library(given: Given, isolation: Isolation) -> list[Any]:
         return gradients_of_rows(given)
 
 
-KEEP_NOTHING = ("torch.", "fedlsg.")
+KEEP_NOTHING = ("torch.nn.modules.", "fedlsg.")
 _told: WeakSet[nn.Module] = WeakSet()
 """Models about which that was said."""
 
 
 def library_with_state(model: nn.Module) -> bool:
-    """Whether a model of libraries has modules that may write to themselves; those of torch and of
-    fedlsg do not.
+    """Whether a model of libraries has modules that may write to themselves; torch's own layers and
+    those of fedlsg do not (``torch.ao`` has observers, which do).
     """
     known_ones = all(type(m).__module__.startswith(KEEP_NOTHING) for m in model.modules())
     return not known_ones and not own_model(model)

@@ -2,6 +2,7 @@
 one's trace.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +12,14 @@ from torch import nn
 
 from fedlsg.rows.draws import seed_generator
 from fedlsg.rows.seeds import seeds_replaced
-from fedlsg.user_code.objects import PLAIN_KINDS, put_back, put_back_spaces, state_of, walk
+from fedlsg.user_code.library import LIBRARIES
+from fedlsg.user_code.objects import ATOMS, Packages, put_back, put_back_spaces, state_of, walk
 
-TABLES = ("_parameters", "_buffers", "_modules")
-OF_TORCH = frozenset(vars(nn.Module()))
-"""Attributes of every module: those in ``TABLES``, hooks, and the mode."""
+OF_TORCH = vars(nn.Module())
+"""Attributes of every module."""
+TABLES = [name for name, value in OF_TORCH.items() if isinstance(value, dict)]
+"""Those that hold parameters, buffers, modules and hooks."""
+HOOKS = [name for name in TABLES if name not in ("_parameters", "_buffers", "_modules")]
 OURS = "fedlsg.gradients."
 """The pass itself: forwards that it replaces, which hold what it collects."""
 
@@ -26,17 +30,15 @@ def forgetting(*used: object, parameters: bool = True) -> Iterator[Callable[[], 
     they held before.
 
     Gives a function that puts all of it back at once, and says whether anything had changed; it is
-    called at the end in any case. Put back is what ``walk`` reaches: attributes, containers, other
-    objects, numbers of tensors and arrays, closures, classes of the user, and global variables that
-    the user's code names. ``parameters=False`` leaves the numbers of parameters out.
-    Random generators that they keep or name draw from secret seeds inside. Not put back:
-    iterators and generator functions, hooks, and what is outside of Python's objects, such as
-    files, environment and context variables.
+    called at the end in any case. Put back is what ``user_code.objects.walk`` reaches from them and
+    from their hooks. ``parameters=False`` leaves the numbers of parameters out.
+    Random generators that they keep or name draw from secret seeds inside.
     """
     modules = [m for thing in used if isinstance(thing, nn.Module) for m in thing.modules()]
     spaces = [space for module in modules for space in (vars(module), *_tables(module))]
-    others = _others(used, modules, parameters)
-    undo = put_back_spaces(spaces), put_back(others)
+    packages = _packages_of(used, modules)
+    others = _others(used, modules, parameters, packages)
+    undo = put_back_spaces(spaces), put_back(others, packages)
     with _secret_draws(others):
         try:
             yield lambda: any([how() for how in undo])
@@ -66,19 +68,29 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
     return [vars(module)[name] for name in TABLES]
 
 
-def _others(used: tuple[object, ...], modules: list[nn.Module], parameters: bool) -> list[Any]:
+def _packages_of(used: tuple[object, ...], modules: list[nn.Module]) -> Packages:
+    """The packages whose code runs in a pass, but for those that keep nothing."""
+    kinds = {kind for thing in (*used, *modules) for kind in type(thing).__mro__}
+    homes = {str(kind.__module__) for kind in kinds} | {
+        str(getattr(thing, "__module__", "")) for thing in used
+    }
+    known = {*LIBRARIES, *sys.stdlib_module_names, "fedlsg"}
+    return frozenset(name for home in homes if (name := home.partition(".")[0]) not in known)
+
+
+def _others(
+    used: tuple[object, ...], modules: list[nn.Module], parameters: bool, packages: Packages
+) -> list[Any]:
     """What the modules hold besides: numbers of tensors, objects, the user's code; and the loss."""
     start = [thing for thing in used if not isinstance(thing, nn.Module)]
     for module in modules:
         start += [type(module), *module._buffers.values()]
         if parameters:
             start += module._parameters.values()
-        start += [
-            value
-            for name, value in vars(module).items()
-            if name not in OF_TORCH and type(value) not in PLAIN_KINDS and not _is_ours(value)
-        ]
-    return list(walk(start, {id(module) for module in modules}))
+        kept = [value for name, value in vars(module).items() if name not in OF_TORCH]
+        kept += [hook for name in HOOKS for hook in vars(module)[name].values()]
+        start += [value for value in kept if type(value) not in ATOMS and not _is_ours(value)]
+    return list(walk(start, {id(module) for module in modules}, packages))
 
 
 def _is_ours(value: Any) -> bool:

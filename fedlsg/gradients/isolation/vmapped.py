@@ -292,7 +292,7 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
         parts = [next(filled) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return _one_loss(loss_fn, tree_unflatten(parts, spec), y)
 
-    losses = []
+    losses, gradients = [], []
     with forgetting(loss_fn) as put_back:
         if loss_fn not in _by_rows:
             alone = [t.unsqueeze(1) for t in tensors], each(targets, lambda t: t.unsqueeze(1))
@@ -304,6 +304,35 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
                 put_back()
         for b in range(count):
             target = each(targets, partial(row_of, number=b))
-            losses.append(of_one([row_of(t, b) for t in tensors], target))
+            rows = [row_of(t.detach(), b).requires_grad_(t.requires_grad) for t in tensors]
+            loss = of_one(rows, target)
+            needed = [row for row in rows if row.requires_grad and loss.requires_grad]
+            found = torch.autograd.grad(loss, needed, allow_unused=True) if needed else ()
+            by_row = {id(row): gradient for row, gradient in zip(needed, found, strict=True)}
+            gradients.append([by_row.get(id(row)) for row in rows])
+            losses.append(loss.detach())
             put_back()
-    return torch.stack(losses)
+    slopes = [
+        torch.cat([torch.zeros_like(t[:1]) if g is None else g for g in of_rows])
+        for t, of_rows in zip(tensors, zip(*gradients, strict=True), strict=True)
+    ]
+    return _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
+
+
+class _WithSlopes(torch.autograd.Function):
+    """Losses whose gradients are known: code of a loss that runs in backward has run before, while
+    what it wrote was put back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, *slopes_and_tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*slopes_and_tensors[: len(slopes_and_tensors) // 2])
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *scales: Tensor) -> Any:
+        (scale,) = scales
+        of_tensors = [
+            slope * scale.view(-1, *[1] * (slope.ndim - 1)) for slope in ctx.saved_tensors
+        ]
+        return None, *[None] * len(of_tensors), *of_tensors

@@ -4,6 +4,8 @@ together.
 
 import gc
 import math
+from argparse import Namespace
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -99,6 +101,30 @@ SETS = TensorDataset(X, Y)
 OWN = Own(X)
 
 
+@dataclass(slots=True)
+class Slotted(Dataset):
+    """A data set whose attributes are slots."""
+
+    x: torch.Tensor
+
+    def __len__(self):
+        return 40
+
+
+HOLDER = Namespace(frame=FRAME, many=MANY)
+SERIES = torch.randn(2, 400)
+ARROW = pa.table({"a": list(range(40))})
+
+
+def by_a_helper(positions):
+    """Rows of what another function names."""
+    return helper(positions)
+
+
+def helper(positions):
+    return HOLDER.many[positions], positions
+
+
 class OwnList(Dataset):
     """Rows of a list or a dict."""
 
@@ -145,6 +171,12 @@ SAME = {
         lambda positions: torch.stack([MANY[i] for i in positions]),
         (MANY, 0),
     ),
+    "slots": (Slotted(X), (X, Y)),
+    "a helper of a function": (by_a_helper, (MANY, MANY)),
+    "a row in the middle of a list": (OwnList(ROWS), ROWS[20:21]),
+    "parts of one list": (OwnList(ROWS[:25]), OwnList(ROWS[15:])),
+    "windows of a series": (Own(SERIES), (SERIES, 0)),
+    "wrappers of one table of arrow": (OwnList(ARROW), OwnList(ARROW.slice(3))),
     "an object of another library": (pa.table({"a": [1, 2]}).column("a"), None),
     "a function of a closure": ((lambda x: lambda positions: x[positions])(X), (X, Y)),
     "a function of another one": (

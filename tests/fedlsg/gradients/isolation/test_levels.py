@@ -3,8 +3,12 @@ example to another.
 """
 
 import re
+from argparse import Namespace
 from contextlib import contextmanager
-from types import SimpleNamespace
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -359,6 +363,47 @@ class ByOwnRule(Plain):
 
 
 KEPT = {"v": torch.zeros(8)}
+OPTIONS = Namespace(v=torch.zeros(8))
+BANK = nn.ParameterDict({"v": nn.Parameter(torch.zeros(8), requires_grad=False)})
+
+
+@dataclass(slots=True)
+class Slotted:
+    v: torch.Tensor
+
+
+class Once(type):
+    made: ClassVar[dict] = {}
+
+    def __call__(cls):
+        return Once.made.setdefault(cls, super().__call__())
+
+
+class Single(metaclass=Once):
+    def __init__(self):
+        self.v = torch.zeros(8)
+
+
+@lru_cache
+def single():
+    return SimpleNamespace(v=torch.zeros(8))
+
+
+class Swapped(dict):
+    """A dict whose ``update`` does something else."""
+
+    def update(self, v):
+        dict.update(self, v=self["v"] + v)
+
+
+def add(m, v):
+    add.v = add.v + v
+
+
+add_to_options = partial(lambda options, v: setattr(options, "v", options.v + v), OPTIONS)
+exec("v = 0.0\ndef add_here(x):\n    global v\n    v = v + x\ndef here(): return v", OTHER := {})
+PACKAGE = ModuleType("another_package")
+PACKAGE.inner = ModuleType("another_package.inner")
 
 
 class Stateful(Plain):
@@ -374,6 +419,15 @@ class Stateful(Plain):
         self.frozen.note = torch.zeros(8)
         type(self).shared = torch.zeros(8)
         KEPT["v"] = torch.zeros(8)
+        OPTIONS.v, add.v, PACKAGE.inner.v, OTHER["v"] = torch.zeros(4, 8)
+        self.slotted, self.bytes = Slotted(torch.zeros(8)), bytearray(4)
+        self.objects, self.swapped = np.empty(2, dtype=object), Swapped(v=torch.zeros(8))
+        self.objects[1] = torch.zeros(8)
+        with torch.inference_mode():
+            self.inferred = torch.zeros(8)
+        Once.made.clear()
+        BANK["v"].data.zero_()
+        single.cache_clear()
 
 
 def written(read, write):
@@ -385,6 +439,23 @@ def written(read, write):
             return h - read(self)
 
     return Written
+
+
+def inferred_add(kept, v):
+    with torch.inference_mode():
+        kept.add_(v)
+
+
+def hook_that_keeps():
+    """A hook on a layer of torch, whose closure keeps the rows before."""
+    model, kept = Plain(), [torch.zeros(8)]
+
+    def keep(layer, inputs, output):
+        kept.append(kept[-1] + output.detach().mean(0))
+        return output - kept[-2]
+
+    model.first.register_forward_hook(keep)
+    return model
 
 
 def keeping_loss(outputs, y, kept=[]):  # noqa: B006 - this is what is tried
@@ -402,6 +473,28 @@ STATES = {
     "a parameter's attribute": (lambda m: m.frozen.note, lambda m, v: m.frozen.note.add_(v)),
     "its class": (lambda m: m.shared, lambda m, v: setattr(type(m), "shared", m.shared + v)),
     "a global variable": (lambda m: KEPT["v"], lambda m, v: KEPT.update(v=KEPT["v"] + v)),
+    "slots": (lambda m: m.slotted.v, lambda m, v: setattr(m.slotted, "v", m.slotted.v + v)),
+    "global options": (lambda m: OPTIONS.v, lambda m, v: setattr(OPTIONS, "v", OPTIONS.v + v)),
+    "by a global partial": (lambda m: OPTIONS.v, lambda m, v: add_to_options(v)),
+    "a global module of torch": (lambda m: BANK["v"], lambda m, v: BANK["v"].data.add_(v)),
+    "a function's attribute": (lambda m: add.v, lambda m, v: add(m, v)),
+    "a cached object": (lambda m: single().v, lambda m, v: single().v.add_(v)),
+    "one object of a metaclass": (lambda m: Single().v, lambda m, v: Single().v.add_(v)),
+    "a dict with an update of its own": (
+        lambda m: m.swapped["v"],
+        lambda m, v: m.swapped.update(v),
+    ),
+    "an array of objects": (lambda m: m.objects[1], lambda m, v: m.objects[1].add_(v)),
+    "bytes": (
+        lambda m: float(m.bytes[0]),
+        lambda m, v: m.bytes.__setitem__(0, max(m.bytes[0], 9 * (v.abs().max() > 15))),
+    ),
+    "a tensor of inference mode": (lambda m: m.inferred, lambda m, v: inferred_add(m.inferred, v)),
+    "code that a text made": (lambda m: OTHER["here"](), lambda m, v: OTHER["add_here"](v)),
+    "a module in a module": (
+        lambda m: PACKAGE.inner.v,
+        lambda m, v: setattr(PACKAGE.inner, "v", PACKAGE.inner.v + v),
+    ),
     "a trained weight": (lambda m: 0.0, lambda m, v: m.first.weight.data.mul_(0.5)),
 }
 
@@ -435,6 +528,7 @@ class Unwraps(Plain):
 
 FORMS = {
     **{name: (written(*how), own) for name, how in STATES.items()},
+    "a hook that keeps": (hook_that_keeps, own),
     "a loss that keeps": (Plain, per_example_loss(keeping_loss)),
     "a mode": (InAMode, own),
     "hooks on saved tensors": (Saves, own),
@@ -516,7 +610,7 @@ def test_negative_control_attributes_that_stay_are_a_way(monkeypatch):
         yield lambda: False
 
     monkeypatch.setattr(alone, "forgetting", nothing)
-    for name in ("attribute", "list", "a loss that keeps", *STATES):
+    for name in ("attribute", "list", "a loss that keeps", "a hook that keeps", *STATES):
         assert moved(name, "rows") > 1.01, name
 
 
@@ -600,6 +694,67 @@ def test_a_loss_of_a_library_model_sees_the_outputs_of_one_example(loss, level):
         for k in (0, 1)
     ]
     assert loss.loss is by_value or not torch.allclose(mixed[0][1:], mixed[1], atol=1e-6)
+
+
+class Flips(torch.autograd.Function):
+    """Keeps in backward whether a gradient was large."""
+
+    sign = 1.0
+
+    @staticmethod
+    def forward(ctx, outputs):
+        return outputs.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if float(gradient.norm()) > 5:
+            Flips.sign = -1.0
+        return gradient * Flips.sign
+
+
+def flipping(outputs, y):
+    return (Flips.apply(outputs) - F.one_hot(y, 3)).square().sum(1)
+
+
+def flipped():
+    """How far an outlier at the start moves the other examples' gradients."""
+    torch.manual_seed(0)
+    x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
+    x[0] *= 1e4
+    model, loss = nn.Linear(4, 3), per_example_loss(flipping)
+    made = []
+    for first in (0, 1):
+        Flips.sign = 1.0
+        parts = per_example_gradients(
+            model, loss, x[first:], y[first:], dense_frame(model), isolation="isolated"
+        )
+        made.append(torch.cat(parts, 1))
+    assert error([made[1]], [naive_of(model, loss, x[1:], y[1:])]) < 1e-5
+    return float((made[0][1:] - made[1]).norm())
+
+
+def naive_of(model, loss, x, y):
+    """Gradients of batches of one."""
+    Flips.sign = 1.0
+    rows = []
+    for row in range(len(x)):
+        losses = loss(model(x[row : row + 1]), y[row : row + 1])
+        found = torch.autograd.grad(losses.sum(), list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in found]))
+    return torch.stack(rows)
+
+
+def test_what_a_loss_keeps_in_backward_is_put_back():
+    assert flipped() < 1e-6
+
+
+def test_negative_control_a_loss_that_keeps_in_backward_is_a_way(monkeypatch):
+    @contextmanager
+    def nothing(*used):
+        yield lambda: False
+
+    monkeypatch.setattr(vmapped, "forgetting", nothing)
+    assert flipped() > 0.1
 
 
 @pytest.mark.parametrize("level", LEVELS)
