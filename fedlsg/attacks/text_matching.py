@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
-from fedlsg.attacks.replay import Distance, objective
+from fedlsg.attacks.replay import DISTANCES, DistanceName, objective
 from fedlsg.attacks.search import Box, Count, Progress, Search, Watch, Weight, adam, search
 from fedlsg.attacks.tokens import TextPrior
 from fedlsg.config import Setting
@@ -42,7 +42,7 @@ class TextMatching(Search):
     restart.
     """
 
-    distance: Distance = "cosine"
+    distance: DistanceName = "cosine"
     restarts: Count = 2
     evaluations: Count = 60
     step_size: Annotated[float, Setting(above=0, below=math.inf)] = 0.3
@@ -174,7 +174,7 @@ class Tokens:
         return value + float(self._cost(tokens)[~known & self.replaceable(tokens)].sum())
 
     def _cost(self, tokens: Tensor) -> Tensor:
-        if self.attack.distance != "likelihood":
+        if not DISTANCES[self.attack.distance].likelihood:
             return torch.zeros(tokens.shape, device=tokens.device)
         if self.prior.log_frequency is None:
             return torch.full(
