@@ -190,7 +190,7 @@ def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
     return product  # not every build of torch has it
 
 
-@cache
+@cache  # of the machine: for a process
 def mkl_uses_wide_vectors() -> bool:
     """Whether MKL (torch's mm and bmm) uses all of the processor: one from Intel, as far as the
     system says.

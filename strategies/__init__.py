@@ -238,7 +238,7 @@ def _own() -> _Builds:
     return _recipes_in(tuple(recipes.__path__))
 
 
-@cache
+@cache  # of installed packages: for a process
 def _offered() -> _Builds:
     found = {}
     for name, point in user_code.offered(GROUP).items():
@@ -252,7 +252,7 @@ def _offered() -> _Builds:
     return found
 
 
-@cache
+@cache  # other folders are another key
 def _recipes_in(folders: tuple[str, ...]) -> _Builds:
     """A file that defines no function ``recipe`` of its own is a helper of other recipes, and no
     method.

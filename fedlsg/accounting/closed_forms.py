@@ -97,7 +97,7 @@ def upper_bound(events: Sequence[Event], delta: float) -> float:
     return max(float(bounds.min()), 0.0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def _log_moments(sample_rate: float, noise_multiplier: float) -> Float64[np.ndarray, " orders"]:
     """log A at every order, of one step."""
     half = 0.5 / noise_multiplier / noise_multiplier

@@ -57,7 +57,7 @@ from fedlsg.accounting.tilt import (
 MANY, MOST_WORK = 16, 2**24
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
     """Bounds on epsilon in both directions of add/remove; ``estimate`` is the upper bound less the
     grid's error.
@@ -84,7 +84,7 @@ def largest_addition(events: Sequence[Event]) -> float:
     return sum(-e.steps * math.log1p(-e.sample_rate) for e in events) * (1 + 1e-9)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def chernoff(events: tuple[Event, ...], delta: float) -> float:
     """About epsilon, a few percent above it: the Renyi bound at the best real order, without a
     grid.

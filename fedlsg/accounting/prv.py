@@ -62,7 +62,7 @@ ORDERS = RDP([]).orders.tolist()
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
     """Bounds on epsilon with an additive error near min(.01, .005 epsilon), a small epsilon from a
     rough first pass.

@@ -74,7 +74,7 @@ def outputs_at(r: Vector, sample_rate: float, noise_multiplier: float) -> Vector
     return noise_multiplier**2 * z + 0.5
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # by its arguments alone: never stale
 def nodes(sample_rate: float, noise_multiplier: float, reach: float) -> Nodes:
     """(R, log of phi times the weight) at Gauss-Legendre nodes: E[f(R)] without the example is a
     sum over them.

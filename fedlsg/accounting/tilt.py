@@ -56,7 +56,7 @@ class Loss:
         return self.known[theta]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # by its arguments alone: never stale
 def loss(sample_rate: float, noise_multiplier: float, reach: float, removal: bool) -> Loss:
     """The loss of one step, of outputs up to ``reach``."""
     ratio, log_weight = nodes(sample_rate, noise_multiplier, reach)

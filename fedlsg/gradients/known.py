@@ -57,6 +57,7 @@ class Known:
 
 
 _known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+"""Invalid as soon as the fingerprint or the registered layers are others, and by ``forget``."""
 
 
 def known(model: nn.Module) -> Known:
@@ -113,6 +114,7 @@ class Prepared:
 
 
 _prepared: WeakKeyDictionary[Frame, Prepared] = WeakKeyDictionary()
+"""Invalid with what is ``known`` of the model, and for another precision or other reads."""
 
 
 def prepare(

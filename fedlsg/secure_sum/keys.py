@@ -83,7 +83,7 @@ def combine(shares: Mapping[int, bytes], threshold: int, of: str = "secret") -> 
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # by its arguments alone: never stale
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     """Lagrange's weights at 0. Cached: in a dense graph the same holders give many secrets."""
     weights = []

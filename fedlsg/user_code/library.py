@@ -186,7 +186,7 @@ def origin_of(function: FunctionType) -> tuple[Origin, str]:
     return max(_origin(path, os.path.getmtime(path)) for path in files)
 
 
-@functools.cache
+@functools.cache  # a changed file has another time
 def _origin(file: str, changed: float) -> tuple[Origin, str]:
     for root, name, listed in _records(tuple(sys.path)):
         if file.startswith(root) and (given := listed.get(file.removeprefix(root))):
@@ -200,7 +200,7 @@ def _origin(file: str, changed: float) -> tuple[Origin, str]:
     return whose, f"code of {Path(file).name}"
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)  # another sys.path is another key
 def _records(places: tuple[str, ...]) -> list[tuple[str, str, dict[str, str]]]:
     """Folder, name and RECORD of each installed library: digests by path in the folder."""
     records = []

@@ -327,7 +327,7 @@ def _of_tensor(t: Tensor) -> Undo | None:
     return undo
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def names_of(code: CodeType) -> tuple[str, ...]:
     """What a function and the functions inside it name."""
     return tuple(dict.fromkeys(constants_and_names(code)[1]))
@@ -353,7 +353,7 @@ def is_own(kind: Any) -> bool:
     return _is_own(kind)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # of a class's file: for a process
 def _is_own(kind: Any) -> bool:
     try:
         return is_users(inspect.getsourcefile(kind) or "<frozen")

@@ -139,7 +139,7 @@ def unfolding_output(
     return out.view(batch, k, taps, -1).transpose(2, 3)
 
 
-@cache
+@cache  # by its arguments alone: never stale
 def last_tap_first(k: int, taps: int, device: torch.device) -> Int[Tensor, " k_taps"]:
     """Rows (k, taps) with the taps from the last to the first."""
     return torch.arange(k * taps, device=device).view(k, taps).flip(1).flatten()
