@@ -20,7 +20,6 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.config.isolation import Wanted
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size, trainable
-from fedlsg.gradients.fingerprint import Fingerprint, Followed
 from fedlsg.gradients.isolation.levels import Isolation, resolve
 from fedlsg.gradients.isolation.passes import forget_loss
 from fedlsg.gradients.isolation.trial import level_of_own_code, word_on
@@ -52,6 +51,7 @@ from fedlsg.tensors import fields_of, of_fields
 from fedlsg.training import Groups, together
 from fedlsg.training.local_training import Shape, runs_of, shape_of
 from fedlsg.user_code.failure import depends_on_values, describe
+from fedlsg.user_code.fingerprint import Fingerprint, Followed
 from fedlsg.user_code.objects import restored
 
 Pair = tuple[Inputs, Inputs]
