@@ -21,6 +21,9 @@ from fedlsg.tensors import (
     to_memory_order,
 )
 
+Sides = tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]
+"""L or dL, and R or dR."""
+
 
 def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
     """W as a matrix: out units by everything else. Two-dimensional weights pass unchanged."""
@@ -31,7 +34,7 @@ def flatten_kernel(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
 
 def decompose(
     W: Float[Tensor, "m *rest"], rank: int, *, generator: torch.Generator, power_steps: int = 1
-) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+) -> Sides:
     """Orthonormal carriers L (m, r), R (r, n) of W (m, n) by the power method with a Gaussian
     start.
 
@@ -55,7 +58,7 @@ def decompose_each(
     *,
     generators: Sequence[torch.Generator],
     power_steps: int,
-) -> list[tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]]:
+) -> list[Sides]:
     """``decompose`` of each weight with its own generator. QR of all that are alike in shape is one
     call.
     """
@@ -92,7 +95,7 @@ def decompose_each(
 
 def random_carriers(
     shape: tuple[int, int], rank: int, *, generator: torch.Generator, like: Tensor
-) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+) -> Sides:
     """Uniformly random orthonormal carriers for a weight of ``shape`` (Yu et al. 2021, sec. 4,
     "RGP-random").
 
@@ -150,7 +153,7 @@ def orthonormal_rows_of_each(
 
 def project(
     dW: Float[Tensor, "m *rest"], L: Float[Tensor, "m r"], R: Float[Tensor, "r n"]
-) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+) -> Sides:
     """Carrier gradients dL = dW R^T (m, r) and dR = L^T dW (r, n) of a weight's gradient dW.
 
     Source: Ito et al. 2023, Eq. 8; Yu et al. 2021, Eq. 2. A kernel's dW is flattened to (m, c kh
@@ -215,7 +218,7 @@ def average_core(
     dR: Float[Tensor, "r n"],
     L: Float[Tensor, "m r"],
     R: Float[Tensor, "r n"],
-) -> tuple[Float[Tensor, "m r"], Float[Tensor, "r n"]]:
+) -> Sides:
     """Average the two noisy copies of the r x r core L^T dL = dR R^T: less noise for free, not in
     the papers.
 

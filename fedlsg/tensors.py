@@ -27,16 +27,16 @@ BY_NAME = (
 
 def each(batch: Fields, change: Callable[[Tensor], Any]) -> Any:
     """Apply a change to the tensor, or to every tensor of a batch."""
-    return (
-        change(batch)
-        if isinstance(batch, Tensor)
-        else {name: change(t) for name, t in batch.items()}
-    )
+    if isinstance(batch, Tensor):
+        return change(batch)
+    return {name: change(t) for name, t in batch.items()}
 
 
 def fields_of(batch: Fields) -> dict[str, Tensor]:
     """Tensors by name, "" for a batch that is a tensor."""
-    return {"": batch} if isinstance(batch, Tensor) else {str(name): t for name, t in batch.items()}
+    if isinstance(batch, Tensor):
+        return {"": batch}
+    return {str(name): t for name, t in batch.items()}
 
 
 def of_fields(fields: Mapping[str, Tensor]) -> Any:
@@ -71,9 +71,9 @@ def spaced(count: int, most: int = 16) -> Int[Tensor, " places"]:
 
 def taps_outside(W: Float[Tensor, "m *rest"]) -> bool:
     """Whether W is a kernel in channels_last memory."""
-    return (
-        W.ndim == 4 and not W.is_contiguous() and W.is_contiguous(memory_format=torch.channels_last)
-    )
+    if W.ndim != 4 or W.is_contiguous():
+        return False
+    return W.is_contiguous(memory_format=torch.channels_last)
 
 
 def matrix_in_memory_order(W: Float[Tensor, "m *rest"]) -> Float[Tensor, "m n"]:
@@ -95,8 +95,9 @@ def to_kernel_order(A: Float[Tensor, "r n"], W: Float[Tensor, "m *rest"]) -> Flo
 
 def sum_over_taps(columns: Float[Tensor, " n"], W: Float[Tensor, "m *rest"]) -> Float[Tensor, " c"]:
     """One number an in channel, from one number a column in the memory order of W."""
-    shape: Sequence[int] = (-1, W.shape[1]) if taps_outside(W) else (W.shape[1], -1)
-    total: Tensor = columns.unflatten(0, shape).sum(0 if taps_outside(W) else 1)
+    outside = taps_outside(W)
+    shape: Sequence[int] = (-1, W.shape[1]) if outside else (W.shape[1], -1)
+    total: Tensor = columns.unflatten(0, shape).sum(0 if outside else 1)
     return total
 
 
@@ -116,14 +117,15 @@ def weighted_sum(
     flat = rows.flatten(1)
     factors = factors.to(dtype)
     exact = factors.dtype == torch.float64 or keeps_digits(flat.device.type)
-    if flat.dtype != factors.dtype:
-        width = max(1, at_once(flat.device.type) // max(1, len(flat)))
-        parts = (part.to(factors.dtype) for part in flat.split(width, dim=1))
-        total = torch.cat(
-            [factors @ part if exact else (factors.unsqueeze(1) * part).sum(0) for part in parts]
-        )
+
+    def sum_of(part: Tensor) -> Tensor:
+        return factors @ part if exact else (factors.unsqueeze(1) * part).sum(0)
+
+    if flat.dtype == factors.dtype:
+        total = sum_of(flat)
     else:
-        total = factors @ flat if exact else (factors.unsqueeze(1) * flat).sum(0)
+        width = max(1, at_once(flat.device.type) // max(1, len(flat)))
+        total = torch.cat([sum_of(part.to(factors.dtype)) for part in flat.split(width, dim=1)])
     total = total.view(rows.shape[1:])
     return total if axes is None else total.permute(own_order(block))
 
@@ -188,26 +190,21 @@ def linear_kernel(like: Tensor) -> Callable[..., Tensor] | None:
     return product  # not every build of torch has it
 
 
-@cache
+@cache  # of the machine: for a process
 def mkl_uses_wide_vectors() -> bool:
     """Whether MKL (torch's mm and bmm) uses all of the processor: one from Intel, as far as the
     system says.
     """
     processor = Path("/proc/cpuinfo")
-    return (
-        torch.backends.mkl.is_available()
-        and processor.exists()
-        and "GenuineIntel" in processor.read_text()
-    )
+    if not torch.backends.mkl.is_available() or not processor.exists():
+        return False
+    return "GenuineIntel" in processor.read_text()
 
 
 def times_transposed(A: Float[Tensor, "r t"], X: Float[Tensor, "n t"]) -> Float[Tensor, "r n"]:
     """A X^T for few rows A, in half of mm's time where X is large and dense."""
-    product = (
-        linear_kernel(X)
-        if X.numel() >= NARROW and X.is_contiguous() and A.dtype == X.dtype
-        else None
-    )
+    pays = X.numel() >= NARROW and X.is_contiguous() and A.dtype == X.dtype
+    product = linear_kernel(X) if pays else None
     if product is None:
         return A @ X.mT
     return product(A.contiguous(), X, None, "none", [], "")
@@ -230,8 +227,8 @@ def batch_times_transposed(
     if product is None:
         torch.index_select(torch.bmm(A, X.mT), 1, rows, out=out)
         return
-    for a, x, own in zip(A, X, out, strict=True):
-        torch.index_select(product(a, x, None, "none", [], ""), 0, rows, out=own)
+    for a, x, into in zip(A, X, out, strict=True):
+        torch.index_select(product(a, x, None, "none", [], ""), 0, rows, out=into)
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4

@@ -31,6 +31,9 @@ from fedlsg.strategies import recipes
 from fedlsg.strategies.method_settings_typed import MethodSettings
 from fedlsg.training import ServerOptimizer
 
+_Build = Callable[..., Method]
+_Builds = dict[str, _Build]
+
 GROUP = "fedlsg.methods"
 """The entry point group of packages that offer recipes."""
 ELSEWHERE = {
@@ -41,7 +44,7 @@ ELSEWHERE = {
     "dpsgd-full": "dpsgd",
 }
 """Names that other frameworks have for a recipe."""
-_GIVEN: dict[str, Callable[..., Method]] = {}
+_GIVEN: _Builds = {}
 
 
 def names() -> tuple[str, ...]:
@@ -51,7 +54,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*_own(), *user_code.offered(GROUP)}))
 
 
-def give(name: str, build: Callable[..., Method]) -> None:
+def give(name: str, build: _Build) -> None:
     """Let this process find a recipe under a name. Raises ValueError for a function that is no
     recipe, or a taken name.
 
@@ -79,7 +82,7 @@ def forget(*names: str) -> None:
         _GIVEN.pop(name, None)
 
 
-def given() -> Mapping[str, Callable[..., Method]]:
+def given() -> Mapping[str, _Build]:
     """Recipes that this process was given, by name."""
     return dict(_GIVEN)
 
@@ -220,23 +223,23 @@ def summary(name: str) -> str:
     return summary_of(sys.modules[build.__module__].__doc__ if name in _own() else getdoc(build))
 
 
-def _build(name: str) -> Callable[..., Method]:
+def _build(name: str) -> _Build:
     check_name(name)
     return _recipes()[name]
 
 
-def _recipes() -> dict[str, Callable[..., Method]]:
+def _recipes() -> _Builds:
     """All recipes by name, in the order of names; those that were given come last."""
     found = {**_own(), **_offered()}
     return {**{name: found[name] for name in sorted(found)}, **_GIVEN}
 
 
-def _own() -> dict[str, Callable[..., Method]]:
+def _own() -> _Builds:
     return _recipes_in(tuple(recipes.__path__))
 
 
-@cache
-def _offered() -> dict[str, Callable[..., Method]]:
+@cache  # of installed packages: for a process
+def _offered() -> _Builds:
     found = {}
     for name, point in user_code.offered(GROUP).items():
         if name in _own():
@@ -249,12 +252,12 @@ def _offered() -> dict[str, Callable[..., Method]]:
     return found
 
 
-@cache
-def _recipes_in(folders: tuple[str, ...]) -> dict[str, Callable[..., Method]]:
+@cache  # other folders are another key
+def _recipes_in(folders: tuple[str, ...]) -> _Builds:
     """A file that defines no function ``recipe`` of its own is a helper of other recipes, and no
     method.
     """
-    found: dict[str, Callable[..., Method]] = {}
+    found: _Builds = {}
     for file in iter_modules(folders):
         name = f"{recipes.__name__}.{file.name}"
         module = user_code.run(f"{name.replace('.', '/')}.py", partial(import_module, name))

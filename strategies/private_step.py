@@ -369,7 +369,7 @@ class PrivateStep:
         shape are found without it. With DP-SNIP, the first step prunes before it, in a pass over
         all examples that is charged as well. Model and loss are checked and rehearsed before the
         charge: in the first step, and in each one before which they changed (a layer, a hook, a
-        forward, a mode, an attribute: ``fedlsg.gradients.fingerprint``).
+        forward, a mode, an attribute: ``fedlsg.user_code.fingerprint``).
         Raises BudgetError if the step would pass epsilon, ValueError for what the check refuses and
         for trainable parameters that are not those of the start: nothing was charged or drawn.
         """

@@ -43,7 +43,7 @@ class OutOfReachError(ValueError):
     """No argument in the searched range meets the target, or all of them do."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # by its arguments alone: never stale
 def calibrate_noise_multiplier(
     *,
     epsilon: float,
@@ -104,7 +104,7 @@ def calibrate_each(
     }
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def _calibrated(
     epsilon: float,
     delta: float,
@@ -159,7 +159,7 @@ def _calibrated(
     return found
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def max_steps(
     *,
     epsilon: float,

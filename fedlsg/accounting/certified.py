@@ -28,6 +28,8 @@ from fedlsg.accounting.events import (
     split,
 )
 
+Intervals = dict[str, Interval]
+
 ACCOUNTANTS = ("prv", "pld")
 SMALLEST_NOISE = 0.02
 """Below it one sampled step loses an epsilon of 1,000 or more: no accountant is asked, nothing is
@@ -99,7 +101,7 @@ def compose(
         return EpsilonBound(
             lower=0.0, estimate=0.0, upper=0.0, accountant="none", intervals={}, failures={}
         )
-    intervals: dict[str, Interval] = {}
+    intervals: Intervals = {}
     failures = {name: "not asked" for name in ACCOUNTANTS if name not in accountants}
     for name in (name for name in ACCOUNTANTS if name in accountants):
         answer = _witness(merged, delta) if name == "prv" else _certified(merged, delta, failures)
@@ -134,7 +136,7 @@ def compose(
 
 def _certified(
     events: tuple[Event, ...], delta: float, failures: dict[str, str]
-) -> dict[str, Interval] | str:
+) -> Intervals | str:
     """The certified bounds by their names, or why there is none."""
     if _full_batches(events):
         return {"gaussian": closed_forms.gaussian_interval(events[0].noise_multiplier, delta)}
@@ -142,7 +144,7 @@ def _certified(
         return f"not tried: a noise multiplier is below {SMALLEST_NOISE:g}"
     merged, whole = len(events) > MOST_SETTINGS, events
     events = fewer(events, MOST_SETTINGS)
-    found: dict[str, Interval] = {}
+    found: Intervals = {}
     lost = math.fsum(e.steps * (e.sample_rate / e.noise_multiplier) ** 2 for e in events)
     hopeless = len(events) > WITNESSED and lost > HOPELESS
     answer = "not tried: epsilon is in the thousands" if hopeless else _answer("pld", events, delta)
@@ -170,7 +172,7 @@ def _below_renyi(bound: Interval, events: tuple[Event, ...], delta: float) -> bo
     return bound.upper * 1.01 < least
 
 
-def _witness(events: tuple[Event, ...], delta: float) -> dict[str, Interval] | str:
+def _witness(events: tuple[Event, ...], delta: float) -> Intervals | str:
     """prv-accountant's interval, or why there is none."""
     if len(events) > WITNESSED:
         return (
@@ -243,9 +245,7 @@ def _library(name: str) -> ModuleType:
     return accountant_pld
 
 
-def _agreement(
-    intervals: dict[str, Interval], name: str, events: tuple[Event, ...], delta: float
-) -> str:
+def _agreement(intervals: Intervals, name: str, events: tuple[Event, ...], delta: float) -> str:
     """ "prv" where it allows the reported bound, "unwitnessed" where it did not answer or is all
     there is.
 

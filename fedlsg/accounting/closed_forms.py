@@ -15,13 +15,10 @@ so nothing underflows and nothing is lost at a small delta. No grid and no trans
 
 Sampled batches: Renyi divergences in closed form, and at fractional orders by quadrature.
 
-    A(a) = sum over k <= a of  C(a, k) (1 - q)^(a - k) q^k exp((k^2 - k) / (2 sigma^2))     one
-                               step, integer order a
-    A(a) = E[(1 - q + q e^((2 x - 1) / (2 sigma^2)))^a], x ~ N(0, sigma^2)                  one
-                                                                                            step,
-                                                                                            any
-                                                                                            order a
-                                                                                            > 1
+    A(a) of one step, of an integer order a:
+        sum over k <= a of  C(a, k) (1 - q)^(a - k) q^k exp((k^2 - k) / (2 sigma^2))
+    and of any order a > 1:
+        E[(1 - q + q e^((2 x - 1) / (2 sigma^2)))^a], x ~ N(0, sigma^2)
     epsilon = min over a of  T log A(a) / (a - 1)  +  log(1 - 1 / a)  -  log(a delta) / (a - 1)
 
 Mironov, Talwar & Zhang 2019 (arXiv 1908.10530), theorem 5 and section 3.3: A bounds both directions
@@ -50,7 +47,7 @@ from fedlsg.accounting.events import (
     smaller_delta,
     split,
 )
-from fedlsg.accounting.step import log_expectations
+from fedlsg.accounting.step import log_expectations, log_sum
 
 INTEGERS = tuple(range(2, 257))
 FRACTIONS = tuple(1 + k / 20 for k in range(1, 140) if k % 20)
@@ -92,33 +89,28 @@ def upper_bound(events: Sequence[Event], delta: float) -> float:
     """
     if any(e.noise_multiplier < LEAST_NOISE for e in check_plain(events)):
         return math.inf
-    spent = sum(
-        (e.steps * _log_moments(e.sample_rate, e.noise_multiplier) for e in events),
-        np.zeros(len(ORDERS)),
-    )
-    bounds = (
-        spent / (ORDERS - 1)
-        + np.log1p(-1 / ORDERS)
-        - (np.log(ORDERS) + math.log(delta)) / (ORDERS - 1)
-    )
+    spent = np.zeros(len(ORDERS))
+    for event in events:
+        spent = spent + event.steps * _log_moments(event.sample_rate, event.noise_multiplier)
+    conversion = (np.log(ORDERS) + math.log(delta)) / (ORDERS - 1)
+    bounds = spent / (ORDERS - 1) + np.log1p(-1 / ORDERS) - conversion
     return max(float(bounds.min()), 0.0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def _log_moments(sample_rate: float, noise_multiplier: float) -> Float64[np.ndarray, " orders"]:
     """log A at every order, of one step."""
     half = 0.5 / noise_multiplier / noise_multiplier
     if sample_rate == 1.0:
         return np.asarray(half * (ORDERS * ORDERS - ORDERS))
-    found = np.empty(len(ORDERS))
     k = np.arange(INTEGERS[-1] + 1)
     gained = k * math.log(sample_rate) + (k * k - k) * half
-    for i, a in enumerate(INTEGERS):
-        comb = _LOG_FACTORIALS[a] - _LOG_FACTORIALS[: a + 1] - _LOG_FACTORIALS[a::-1]
-        terms = comb + gained[: a + 1] + (a - k[: a + 1]) * math.log1p(-sample_rate)
-        found[i] = terms.max() + math.log(np.exp(terms - terms.max()).sum())
-    found[len(INTEGERS) :] = log_expectations(sample_rate, noise_multiplier, FRACTIONS)
-    return found
+    whole = []
+    for a in INTEGERS:
+        log_choices = _LOG_FACTORIALS[a] - _LOG_FACTORIALS[: a + 1] - _LOG_FACTORIALS[a::-1]
+        log_others = (a - k[: a + 1]) * math.log1p(-sample_rate)
+        whole.append(log_sum(log_choices + gained[: a + 1] + log_others))
+    return np.append(whole, log_expectations(sample_rate, noise_multiplier, FRACTIONS))
 
 
 def gaussian_interval(noise_multiplier: float, delta: float) -> Interval:
@@ -139,15 +131,11 @@ def _gaussian_epsilon(mu: float, log_delta: float) -> float:
 
     # Phi(-t) <= e^(-t^2 / 2) / 2, so delta is below the target at the larger end.
     largest = mu * (mu / 2 + math.sqrt(-2 * log_delta))
-    return float(
-        brentq(
-            lambda epsilon: _log_delta(epsilon, mu) - log_delta,
-            0.0,
-            largest,
-            xtol=1e-300,
-            rtol=1e-14,
-        )
-    )
+
+    def excess(epsilon: float) -> float:
+        return _log_delta(epsilon, mu) - log_delta
+
+    return float(brentq(excess, 0.0, largest, xtol=1e-300, rtol=1e-14))
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
@@ -156,14 +144,12 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
     t = epsilon / mu - mu / 2
     if t < -8:  # delta is 1 to within e^-32, less a term that is as small or exact
-        return math.log1p(
-            -min(math.exp(log_ndtr(t)) + math.exp(min(epsilon + log_ndtr(-t - mu), 0.0)), 1 - 1e-16)
-        )
+        below = math.exp(log_ndtr(t))
+        above = math.exp(min(epsilon + log_ndtr(-t - mu), 0.0))
+        return math.log1p(-min(below + above, 1 - 1e-16))
     mills = math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))
     further = math.sqrt(math.pi / 2) * erfcx((t + mu) / math.sqrt(2))
     difference = mu * (1 - t * mills) if mu < TINY else mills - further
-    return (
-        math.log(difference) - t * t / 2 - math.log(math.sqrt(2 * math.pi))
-        if difference > 0
-        else -math.inf
-    )
+    if difference <= 0:
+        return -math.inf
+    return math.log(difference) - t * t / 2 - math.log(math.sqrt(2 * math.pi))

@@ -127,7 +127,7 @@ def _age(path: Path) -> float:
         return math.inf
 
 
-@cache
+@cache  # of installed code: for a process
 def _code() -> list[str]:
     """What an answer depends on besides its inputs: the accountants' code, and the versions of what
     they use.

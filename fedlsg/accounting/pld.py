@@ -57,7 +57,7 @@ from fedlsg.accounting.tilt import (
 MANY, MOST_WORK = 16, 2**24
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
     """Bounds on epsilon in both directions of add/remove; ``estimate`` is the upper bound less the
     grid's error.
@@ -84,49 +84,51 @@ def largest_addition(events: Sequence[Event]) -> float:
     return sum(-e.steps * math.log1p(-e.sample_rate) for e in events) * (1 + 1e-9)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def chernoff(events: tuple[Event, ...], delta: float) -> float:
     """About epsilon, a few percent above it: the Renyi bound at the best real order, without a
     grid.
     """
-    return max(
-        _saddle(Sum.of(events, delta, removal=removal), delta)[1] for removal in (True, False)
-    )
+    sums = [Sum.of(events, delta, removal=removal) for removal in (True, False)]
+    return max(_saddle(total, delta)[1] for total in sums)
 
 
 def _bounds(total: Sum, delta: float, other: float) -> Interval:
     """Bounds for one direction; ``other``: what the other direction has, below which this one need
     not be sharp.
     """
-    theta, chernoff = _saddle(total, delta)
-    if chernoff * (1 + 1e-6) < other:
-        return Interval(lower=0.0, estimate=0.0, upper=max(chernoff * (1 + 1e-6), 0.0))
+    theta, renyi = _saddle(total, delta)
+    surely = renyi * (1 + 1e-6)
+    if surely < other:
+        return Interval(lower=0.0, estimate=0.0, upper=max(surely, 0.0))
     _, _, variance = total.moments(theta)
     theta = min(max(theta, 0.5 / math.sqrt(variance)), total.steepest / 2)
-    scale = max(chernoff, 0.1 * math.sqrt(variance))
+    scale = max(renyi, 0.1 * math.sqrt(variance))
     best: Interval | None = None
     before = math.inf
     for _ in range(12):
         try:
             grid = plan(total, delta, theta, scale)
-            if len(total.events) > MANY and grid.cells * len(total.events) > MOST_WORK:
+            different = len(total.events)
+            if different > MANY and grid.cells * different > MOST_WORK:
                 raise AccountingError(
-                    f"{len(total.events)} different events on {grid.cells:,} points take minutes"
+                    f"{different} different events on {grid.cells:,} points take minutes"
                 )
-            found, added = _composed(total, grid, delta)
+            bounds, added = _composed(total, grid, delta)
         except AccountingError:  # a finer grid does not fit: the coarser one's answer holds
             if best is None:
                 raise
             break
-        best = found if best is None or found.upper < best.upper else best
-        fine = added <= 1.5 * TIGHTNESS * found.upper
+        best = bounds if best is None or bounds.upper < best.upper else best
+        upper = bounds.upper
+        fine = added <= 1.5 * TIGHTNESS * upper
         # `added` supposes a grid that is fine next to epsilon; where it is not, two widths must
         # agree.
-        settled = found.upper >= 200 * grid.width or before - found.upper <= TIGHTNESS * found.upper
-        if found.upper == 0 or (fine and settled) or grid.cells > MAX_WINDOW / 4:
+        settled = upper >= 200 * grid.width or before - upper <= TIGHTNESS * upper
+        if upper == 0 or (fine and settled) or grid.cells > MAX_WINDOW / 4:
             break
-        before = found.upper
-        scale *= 0.25 if fine else min(0.5, TIGHTNESS * found.upper / added)
+        before = upper
+        scale *= 0.25 if fine else min(0.5, TIGHTNESS * upper / added)
     assert best is not None
     return best
 
@@ -141,7 +143,8 @@ def _saddle(total: Sum, delta: float) -> tuple[float, float]:
     steepest = total.steepest
     log_delta = math.log(delta - total.outside)
     theta = solve(lambda t, k, mean: t * mean - k + math.log1p(t) + log_delta, total, steepest)
-    k = total.moments(theta)[0] + 2e-16 * total.steps * (1 + 3 * theta / steepest) ** 12 + 1e-9
+    left_out = 2e-16 * total.steps * (1 + 3 * theta / steepest) ** 12
+    k = total.moments(theta)[0] + left_out + 1e-9
     return theta, (k - log_delta - math.log1p(theta)) / theta + math.log(theta / (1 + theta))
 
 
@@ -150,11 +153,8 @@ def _added(total: Sum, grid: TiltedGrid, fall: float) -> float:
     each unit of it.
     """
     steep = max(grid.theta, fall)
-    return (
-        total.steps
-        * min(grid.width, (1 + steep) * grid.width**2 / 12)
-        * max(1.0, grid.theta / fall)
-    )
+    moved = min(grid.width, (1 + steep) * grid.width**2 / 12)
+    return total.steps * moved * max(1.0, grid.theta / fall)
 
 
 def _composed(total: Sum, grid: TiltedGrid, delta: float) -> tuple[Interval, float]:
@@ -173,11 +173,9 @@ def _composed(total: Sum, grid: TiltedGrid, delta: float) -> tuple[Interval, flo
     upper = upper * (1 + 1e-9) + total.rounding if upper > 0 else 0.0
     if not math.isfinite(upper):
         raise AccountingError(f"no finite epsilon on a grid of {grid.cells:,} points at {delta=}")
-    lower = _lower(total, grid, curve, delta)
+    lower = min(_lower(total, grid, curve, delta), upper)
     added = _added(total, grid, curve.fall(upper)) if upper > 0 else 0.0
-    return Interval(
-        lower=min(lower, upper), estimate=max(upper - added, min(lower, upper)), upper=upper
-    ), added
+    return Interval(lower=lower, estimate=max(upper - added, lower), upper=upper), added
 
 
 def _lower(total: Sum, grid: TiltedGrid, curve: Curve, delta: float) -> float:
@@ -187,12 +185,10 @@ def _lower(total: Sum, grid: TiltedGrid, curve: Curve, delta: float) -> float:
     Each loss moves within an interval of length h, by at most h^2 / 8 on average (Hoeffding's
     lemma, since the mean of e^-loss stays); the sum over steps is Hoeffding's inequality.
     """
-    steps = total.steps
-    moved = min(
-        steps * grid.width,
-        steps * grid.width**2 / 8 + grid.width * math.sqrt(steps * math.log(100 / delta) / 2),
-    )
-    found = curve.epsilon(delta * 1.015, errors=-1.0)
-    if grid.aliased(found) > 0.004 * delta:
+    steps, width = total.steps, grid.width
+    likely = steps * width**2 / 8 + width * math.sqrt(steps * math.log(100 / delta) / 2)
+    moved = min(steps * width, likely)
+    epsilon = curve.epsilon(delta * 1.015, errors=-1.0)
+    if grid.aliased(epsilon) > 0.004 * delta:
         return 0.0
-    return max(found * (1 - 1e-9) - moved - total.rounding, 0.0)
+    return max(epsilon * (1 - 1e-9) - moved - total.rounding, 0.0)

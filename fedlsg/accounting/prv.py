@@ -62,7 +62,7 @@ ORDERS = RDP([]).orders.tolist()
 GAUSS_NODES, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(20)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def interval(events: tuple[Event, ...], delta: float) -> Interval:
     """Bounds on epsilon with an additive error near min(.01, .005 epsilon), a small epsilon from a
     rough first pass.
@@ -111,10 +111,9 @@ def _compose(events: Sequence[Event], delta: float, eps_error: float) -> Interva
         half_width = _half_width(mechanisms, steps, eps_error, delta_error)
         mesh = eps_error / math.sqrt(sum(steps) / 2 * math.log(12 / delta_error))
         domain = _domain(half_width, mesh)
-        parts = [
-            CellCentred().discretise(_TruncatedLoss(m, domain.t_min(), domain.t_max()), domain)
-            for m in mechanisms
-        ]
+        ends = domain.t_min(), domain.t_max()
+        losses = [_TruncatedLoss(mechanism, *ends) for mechanism in mechanisms]
+        parts = [CellCentred().discretise(loss, domain) for loss in losses]
         composed = Heterogeneous(parts).compute_composition(steps)
         lower, estimate, upper = composed.compute_epsilon(delta, delta_error, eps_error)
     if not math.isfinite(upper):
@@ -136,8 +135,8 @@ def _renyi_epsilon(mechanisms: "list[_Step]", steps: list[int], delta: float) ->
     @lru_cache
     def at(place: int) -> float:
         with np.errstate(all="ignore"):
-            found = float(RDP(mechanisms, [ORDERS[place]]).compute_epsilon(delta, steps)[2])
-        return found
+            _, _, upper = RDP(mechanisms, [ORDERS[place]]).compute_epsilon(delta, steps)
+        return float(upper)
 
     low, high = 0, len(ORDERS) - 1
     while low < high:
@@ -199,17 +198,18 @@ class _TruncatedLoss(PrivacyRandomVariableTruncated):
         20-point Gauss-Legendre between the losses of 257 equally spaced outputs, 0 and the grid's
         ends: between two such nodes F is smooth.
         """
-        nodes = np.unique(
-            np.clip([self.t_min, self.t_max, 0.0, *self._losses(257)], self.t_min, self.t_max)
-        )
+        ends = self.t_min, self.t_max
+        nodes = np.unique(np.clip([*ends, 0.0, *self._losses(257)], *ends))
         half = np.diff(nodes)[:, None] / 2
         t = (nodes[1:] + nodes[:-1])[:, None] / 2 + half * GAUSS_NODES
         below = self.cdf(t)
-        return np.float64((np.where(t > 0, 1 - below, -below) * GAUSS_WEIGHTS * half).sum()).item()
+        tails = np.where(t > 0, 1 - below, -below)
+        return np.float64((tails * GAUSS_WEIGHTS * half).sum()).item()
 
     def _losses(self, count: int) -> np.ndarray:
         """Losses of equally spaced outputs that reach 12 standard deviations past either centre."""
         sigma, q = float(self.prv.sigma), float(self.prv.p)
         outputs = np.linspace(-12 * sigma, 1 + 12 * sigma, count)
         without = math.log1p(-q) if q < 1 else -math.inf
-        return np.asarray(np.logaddexp(without, math.log(q) + (2 * outputs - 1) / (2 * sigma**2)))
+        with_example = math.log(q) + (2 * outputs - 1) / (2 * sigma**2)
+        return np.asarray(np.logaddexp(without, with_example))

@@ -25,7 +25,10 @@ from jaxtyping import Float64
 
 from fedlsg.accounting.events import AccountingError
 
-Nodes = tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]
+Rule = Float64[np.ndarray, "n k"]
+Numbers = Float64[np.ndarray, "*shape"]
+Vector = Float64[np.ndarray, " n"]
+Nodes = tuple[Vector, Vector]
 MASS_ROUNDING = 2e-13
 """Relative error of a mass: of the quadrature, of exp at arguments up to 700, of a sum of positive
 terms.
@@ -52,9 +55,7 @@ def reach_for(probability: float) -> float:
     return reach
 
 
-def log_ratio(
-    x: Float64[np.ndarray, "*shape"], sample_rate: float, noise_multiplier: float
-) -> Float64[np.ndarray, "*shape"]:
+def log_ratio(x: Numbers, sample_rate: float, noise_multiplier: float) -> Numbers:
     """R(x), with a small relative error where R is near 0."""
     q = sample_rate
     z = (2 * x - 1) / (2 * noise_multiplier**2)
@@ -65,9 +66,7 @@ def log_ratio(
     return np.where(np.abs(change) < 0.5, near, np.logaddexp(math.log1p(-q), math.log(q) + z))
 
 
-def outputs_at(
-    r: Float64[np.ndarray, " n"], sample_rate: float, noise_multiplier: float
-) -> Float64[np.ndarray, " n"]:
+def outputs_at(r: Vector, sample_rate: float, noise_multiplier: float) -> Vector:
     """The x with R(x) = r, minus infinity where r is not above log(1 - q)."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inside = np.expm1(r) / sample_rate
@@ -75,21 +74,25 @@ def outputs_at(
     return noise_multiplier**2 * z + 0.5
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # by its arguments alone: never stale
 def nodes(sample_rate: float, noise_multiplier: float, reach: float) -> Nodes:
     """(R, log of phi times the weight) at Gauss-Legendre nodes: E[f(R)] without the example is a
     sum over them.
     """
     edges = _edges(noise_multiplier, reach)
+    return _log_nodes(edges, sample_rate, noise_multiplier)
+
+
+def _log_nodes(edges: Vector, sample_rate: float, noise_multiplier: float) -> Nodes:
+    """As ``nodes``, six in each interval between the edges."""
     x, weight = _legendre(edges[:-1], edges[1:], 6)
-    return log_ratio(x, sample_rate, noise_multiplier).ravel(), (
-        _log_phi(x, noise_multiplier) + np.log(weight)
-    ).ravel()
+    log_weight = _log_phi(x, noise_multiplier) + np.log(weight)
+    return log_ratio(x, sample_rate, noise_multiplier).ravel(), log_weight.ravel()
 
 
 def rounded(
     sample_rate: float, noise_multiplier: float, reach: float, width: float, most: int
-) -> tuple[int, Float64[np.ndarray, " n"]]:
+) -> tuple[int, Vector]:
     """(k, m): m[i] is the log of the mass without the example at R = (k + i) width, a grid's point.
 
     Connect the dots (Doroshenko et al. 2022, algorithm 1): each cell's outputs go to its two ends
@@ -104,7 +107,8 @@ def rounded(
     Raises: AccountingError if there would be more than ``most`` points, or if the masses do not sum
     to 1.
     """
-    low, high = log_ratio(_edges(noise_multiplier, reach)[[0, -1]], sample_rate, noise_multiplier)
+    fixed = _edges(noise_multiplier, reach)
+    low, high = log_ratio(fixed[[0, -1]], sample_rate, noise_multiplier)
     first, last = math.floor(low / width), math.ceil(high / width)
     if last - first >= most:
         raise AccountingError(
@@ -113,26 +117,26 @@ def rounded(
     if first == last:
         last += 1
     inner = outputs_at(np.arange(first + 1, last) * width, sample_rate, noise_multiplier)
-    fixed = _edges(noise_multiplier, reach)
     inner = np.clip(inner, fixed[0], fixed[-1])
     edges = np.sort(np.concatenate([inner, fixed]))
-    cell = np.searchsorted(inner, (edges[1:] + edges[:-1]) / 2, side="right")
-    wide = np.diff(edges) > 0.03 * (fixed[1] - fixed[0])
+    starts, ends, lengths = edges[:-1], edges[1:], np.diff(edges)
+    cells = np.searchsorted(inner, (ends + starts) / 2, side="right")
+    wide = lengths > 0.03 * (fixed[1] - fixed[0])
     # Times e^scale, so that what is likely only with the example does not underflow: phi e^R stays
     # below phi's maximum.
+    count = last - first
     scale = np.maximum(np.arange(first, last) * width, 0.0)
-    down, up = np.zeros(last - first), np.zeros(last - first)
-    for part, order in ((wide, 6), (~wide & (np.diff(edges) > 0), 3)):
-        x, weight = _legendre(edges[:-1][part], edges[1:][part], order)
-        r = log_ratio(x, sample_rate, noise_multiplier) - ((first + cell[part]) * width)[:, None]
-        mass = np.exp(_log_phi(x, noise_multiplier) + scale[cell[part]][:, None]) * weight
+    down, up = np.zeros(count), np.zeros(count)
+    for part, order in ((wide, 6), (~wide & (lengths > 0), 3)):
+        cell = cells[part]
+        x, weight = _legendre(starts[part], ends[part], order)
+        r = log_ratio(x, sample_rate, noise_multiplier) - ((first + cell) * width)[:, None]
+        mass = np.exp(_log_phi(x, noise_multiplier) + scale[cell][:, None]) * weight
         r = np.clip(r, 0.0, width)
-        up += np.bincount(
-            cell[part], (mass * np.expm1(r)).sum(axis=1) / math.expm1(width), last - first
-        )
-        down += np.bincount(
-            cell[part], (mass * np.expm1(r - width)).sum(axis=1) / math.expm1(-width), last - first
-        )
+        upwards = (mass * np.expm1(r)).sum(axis=1) / math.expm1(width)
+        downwards = (mass * np.expm1(r - width)).sum(axis=1) / math.expm1(-width)
+        up += np.bincount(cell, upwards, count)
+        down += np.bincount(cell, downwards, count)
     with np.errstate(divide="ignore"):
         low, high = np.log(down) - scale, np.log(up) - scale
     log_masses = np.logaddexp(np.append(low, -np.inf), np.append(-np.inf, high))
@@ -144,20 +148,17 @@ def rounded(
     return first, log_masses
 
 
-def _edges(noise_multiplier: float, reach: float) -> Float64[np.ndarray, " n"]:
+def _edges(noise_multiplier: float, reach: float) -> Vector:
     """Equal intervals over all described outputs, in each of which log phi and R change by at most
     1.
     """
     sigma = noise_multiplier
     span = 2 * reach * sigma + 1
-    return np.linspace(
-        -reach * sigma, 1 + reach * sigma, math.ceil(span * (reach * sigma + 2) / sigma**2) + 1
-    )
+    intervals = math.ceil(span * (reach * sigma + 2) / sigma**2)
+    return np.linspace(-reach * sigma, 1 + reach * sigma, intervals + 1)
 
 
-def _legendre(
-    low: Float64[np.ndarray, " n"], high: Float64[np.ndarray, " n"], order: int
-) -> tuple[Float64[np.ndarray, "n k"], Float64[np.ndarray, "n k"]]:
+def _legendre(low: Vector, high: Vector, order: int) -> tuple[Rule, Rule]:
     """Nodes and weights in each interval."""
     at, weight = _rule(order)
     half = (high - low)[:, None] / 2
@@ -167,9 +168,7 @@ def _legendre(
 _rule = lru_cache(np.polynomial.legendre.leggauss)
 
 
-def _log_phi(
-    x: Float64[np.ndarray, "*shape"], noise_multiplier: float
-) -> Float64[np.ndarray, "*shape"]:
+def _log_phi(x: Numbers, noise_multiplier: float) -> Numbers:
     return -0.5 * (x / noise_multiplier) ** 2 - math.log(noise_multiplier * math.sqrt(2 * math.pi))
 
 
@@ -183,11 +182,11 @@ def log_expectations(
     low, high = -14 * sigma, max(orders) + 14 * sigma
     count = math.ceil((high - low) * (14 + (2 * max(orders) + 1) / sigma) / sigma)
     edges = np.linspace(low, high, min(count, 20_000) + 1)
-    x, weight = _legendre(edges[:-1], edges[1:], 6)
-    exponents = log_ratio(x, sample_rate, sigma).ravel()
-    start = (_log_phi(x, sigma) + np.log(weight)).ravel()
-    found = []
-    for order in orders:
-        terms = order * exponents + start
-        found.append(terms.max() + math.log(np.exp(terms - terms.max()).sum()))
-    return np.array(found)
+    exponents, log_weights = _log_nodes(edges, sample_rate, sigma)
+    return np.array([log_sum(order * exponents + log_weights) for order in orders])
+
+
+def log_sum(terms: Vector) -> float:
+    """log sum e^terms."""
+    largest = terms.max()
+    return float(largest + math.log(np.exp(terms - largest).sum()))

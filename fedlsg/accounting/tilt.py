@@ -56,14 +56,14 @@ class Loss:
         return self.known[theta]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # by its arguments alone: never stale
 def loss(sample_rate: float, noise_multiplier: float, reach: float, removal: bool) -> Loss:
     """The loss of one step, of outputs up to ``reach``."""
     ratio, log_weight = nodes(sample_rate, noise_multiplier, reach)
     largest = float(np.abs(ratio).max())
-    return (
-        Loss(ratio, log_weight + ratio, largest) if removal else Loss(-ratio, log_weight, largest)
-    )
+    if removal:
+        return Loss(ratio, log_weight + ratio, largest)
+    return Loss(-ratio, log_weight, largest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,30 +95,28 @@ class Sum:
         """The largest theta at which the sum over nodes is E[e^(theta loss)], to 1e-8: e^(theta
         loss) must not change by more than e^3 between two of the intervals in which the nodes are.
         """
-        return min(
-            3
-            * (self.reach * e.noise_multiplier + 2)
-            / -math.expm1(math.log1p(-e.sample_rate) - one.largest)
-            if e.sample_rate < 1
-            else 3 * (self.reach * e.noise_multiplier + 2)
-            for e, one in zip(self.events, self.losses, strict=True)
-        )
+        thetas = []
+        for event, loss in zip(self.events, self.losses, strict=True):
+            theta = 3 * (self.reach * event.noise_multiplier + 2)
+            if event.sample_rate < 1:
+                theta /= -math.expm1(math.log1p(-event.sample_rate) - loss.largest)
+            thetas.append(theta)
+        return min(thetas)
 
     @property
     def rounding(self) -> float:
         """An upper bound of the error of S: each loss has a few units in its last place."""
-        return sum(
-            e.steps * 1e-15 * one.largest for e, one in zip(self.events, self.losses, strict=True)
-        )
+        pairs = zip(self.events, self.losses, strict=True)
+        return sum(event.steps * 1e-15 * loss.largest for event, loss in pairs)
 
     def moments(self, theta: float) -> tuple[float, float, float]:
         """K, K' and K'' at theta: log E[e^(theta S)], and mean and variance of the tilted S."""
         total, mean, variance = 0.0, 0.0, 0.0
-        for e, one in zip(self.events, self.losses, strict=True):
-            log_mean, middle, spread = one.moments(theta)
-            total += e.steps * log_mean
-            mean += e.steps * middle
-            variance += e.steps * spread
+        for event, loss in zip(self.events, self.losses, strict=True):
+            log_mean, middle, spread = loss.moments(theta)
+            total += event.steps * log_mean
+            mean += event.steps * middle
+            variance += event.steps * spread
         return total, mean, variance
 
     def rounded(self, event: Event, width: float) -> tuple[int, Vector]:
@@ -153,10 +151,8 @@ class TiltedGrid:
         """
         period = self.cells * self.width
         t, log_mean = self.chernoff
-        first, ratio = (
-            log_mean - t * (epsilon + period) + self.theta * period,
-            math.exp((self.theta - t) * period),
-        )
+        first = log_mean - t * (epsilon + period) + self.theta * period
+        ratio = math.exp((self.theta - t) * period)
         if first > 0 or ratio > 0.5 or self.theta * period < 1:
             return 1.0
         return 2 * (math.exp(first) + math.exp(-self.theta * period))
@@ -164,36 +160,38 @@ class TiltedGrid:
 
 def plan(total: Sum, delta: float, theta: float, scale: float) -> TiltedGrid:
     """Width and window for an epsilon near ``scale``."""
-    steps = total.steps
-    width = max(
-        TIGHTNESS * scale / steps, math.sqrt(12 * TIGHTNESS * scale / (steps * (1 + theta)))
-    )
-    width = min(width, COARSEST)
-    share, steepest = math.log(SMALL_SHARE * delta), total.steepest
+    steps, steepest = total.steps, total.steepest
+    surely = TIGHTNESS * scale / steps
+    on_average = math.sqrt(12 * TIGHTNESS * scale / (steps * (1 + theta)))
+    width = min(max(surely, on_average), COARSEST)
+    log_share, log_aliased = math.log(SMALL_SHARE * delta), math.log(ALIASED)
     k, mean, variance = total.moments(theta)
     while True:
         grid = steps * width**2 / 8  # K(t) rises by at most (t + t^2) of it
         spread = math.sqrt(variance + 2 * grid)
         # P(S > top) <= SMALL_SHARE delta, and of the tilted law at most ALIASED is `beyond` it.
-        high = solve(lambda t, k, mean: t * mean + grid * t**2 - k + share, total, steepest)  # noqa: B023
+        high = solve(lambda t, k, mean: t * mean + grid * t**2 - k + log_share, total, steepest)  # noqa: B023
         k_high = total.moments(high)[0] + grid * (high + high**2)
-        top = (k_high - share) / high
+        top = (k_high - log_share) / high
         far = solve(
-            lambda t, k_t, mean: (t - theta) * mean - k_t + k + math.log(ALIASED),
+            lambda t, k_t, mean: (t - theta) * mean - k_t + k + log_aliased,
             total,
             steepest,
             theta,
         )
         k_far = total.moments(far)[0] + grid * (far + far**2)
-        beyond = (k_far - k - math.log(ALIASED)) / (far - theta)
+        beyond = (k_far - k - log_aliased) / (far - theta)
         bottom = mean - 4 * spread
-        length = (
-            max(top - bottom, beyond - mean + spread, (math.log(1e4) - math.log(delta)) / theta)
-            + 2 * width
+        needed = max(
+            top - bottom,
+            beyond - mean + spread,
+            (math.log(1e4) - math.log(delta)) / theta,
         )
-        if length <= width * MAX_WINDOW:
+        length = needed + 2 * width
+        longest = width * MAX_WINDOW
+        if length <= longest:
             break
-        width *= max(1.05, length / (width * MAX_WINDOW))
+        width *= max(1.05, length / longest)
         if width > COARSEST:
             raise AccountingError(
                 f"the loss of {steps:,} steps does not fit a grid: raise the noise multiplier"
@@ -249,12 +247,11 @@ def tilted(total: Sum, plan: TiltedGrid, dtype: type[np.floating[Any]]) -> "Curv
                 return Curve(log_front=log_front, tilted=masses, error=0.0, plan=plan)
             middle = round(float(weight @ at / mass))
             centre += event.steps * middle
-            found = rfft(
-                np.bincount((at - middle) % plan.cells, weight / mass, plan.cells).astype(dtype)
-            )
-            size_of = np.abs(found)
+            masses = np.bincount((at - middle) % plan.cells, weight / mass, plan.cells)
+            transform = rfft(masses.astype(dtype))
+            size_of = np.abs(transform)
             magnitude += event.steps * np.log(size_of)
-            phase += event.steps * np.angle(found)
+            phase += event.steps * np.angle(transform)
             nearly += event.steps * np.log(size_of + each)
             worst += event.steps * np.log(size_of + 2 * each)
         grown = worst - nearly
@@ -285,42 +282,45 @@ class Curve:
         theta = self.plan.theta
         distance = self.plan.width * np.arange(1, len(self.tilted))
         distance = distance[: int(np.searchsorted(theta * distance, 60.0))]
-        found: Vector = np.exp(-theta * distance) * -np.expm1(-distance)
-        return found
+        weights: Vector = np.exp(-theta * distance) * -np.expm1(-distance)
+        return weights
 
     def at(self, i: int, errors: float = 1.0) -> float:
         """delta at the grid's point i of the window, with the bound of FFT errors added (or with -1
         taken off).
         """
-        theta, h = self.plan.theta, self.plan.width
+        theta = self.plan.theta
         weight = self.weights[: len(self.tilted) - i - 1]
         # Of what is further away, all masses together are at most 1 and the error's share.
         rest = math.exp(-60.0) if len(weight) < len(self.tilted) - i - 1 else 0.0
         masses = self.tilted[i + 1 : i + 1 + len(weight)]
-        found = float(weight @ masses) + errors * (self.error * float(weight.sum()) + rest)
-        point = (self.plan.bottom + i) * h
-        return found * math.exp(min(self.log_front - theta * point, 700.0))
+        delta = float(weight @ masses) + errors * (self.error * float(weight.sum()) + rest)
+        log_front = self.log_front - theta * self._value(i)
+        return delta * math.exp(min(log_front, 700.0))
+
+    def _value(self, i: int) -> float:
+        """The grid's point i of the window."""
+        return (self.plan.bottom + i) * self.plan.width
+
+    def _near(self, epsilon: float) -> int:
+        """A point of the window next to ``epsilon``, with two behind it."""
+        i = math.floor(epsilon / self.plan.width) - self.plan.bottom
+        return min(max(i, 0), len(self.tilted) - 3)
 
     def noise(self, epsilon: float) -> float:
         """What the bound of FFT errors adds to delta near ``epsilon``."""
         if not math.isfinite(epsilon):
             return math.inf
-        i = min(
-            max(math.floor(epsilon / self.plan.width) - self.plan.bottom, 0), len(self.tilted) - 3
-        )
+        i = self._near(epsilon)
         return self.at(i) - self.at(i, 0.0)
 
     def fall(self, epsilon: float) -> float:
         """- d log delta / d epsilon near ``epsilon``."""
-        i = min(
-            max(math.floor(epsilon / self.plan.width) - self.plan.bottom, 0), len(self.tilted) - 3
-        )
+        i = self._near(epsilon)
         before, after = self.at(i), self.at(i + 1)
-        return (
-            max(math.log(before / after) / self.plan.width, 1e-9)
-            if 0 < after < before < math.inf
-            else self.plan.theta
-        )
+        if 0 < after < before < math.inf:
+            return max(math.log(before / after) / self.plan.width, 1e-9)
+        return self.plan.theta
 
     def epsilon(self, delta: float, errors: float = 1.0) -> float:
         """Smallest epsilon >= 0 with delta(epsilon) <= delta; it is linear in e^epsilon between
@@ -333,13 +333,13 @@ class Curve:
             return 0.0
         low = max(low, 0)
         if self.at(low, errors) <= delta:  # it is below the window
-            return max((self.plan.bottom + low) * self.plan.width, 0.0) if errors > 0 else 0.0
+            return max(self._value(low), 0.0) if errors > 0 else 0.0
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.at(middle, errors) <= delta else (middle, high)
-        start = (self.plan.bottom + low) * self.plan.width
         before, after = self.at(low, errors), self.at(high, errors)
         if errors > 0 and not after <= delta < before < math.inf:
             return math.inf
         share = (before - delta) / (before - after) if before > after else 1.0
-        return max(start + math.log1p(min(share, 1.0) * math.expm1(self.plan.width)), 0.0)
+        further = math.log1p(min(share, 1.0) * math.expm1(self.plan.width))
+        return max(self._value(low) + further, 0.0)

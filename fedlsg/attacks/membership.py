@@ -32,6 +32,8 @@ from torch import Tensor
 
 from fedlsg.attacks.metrics import Rate, Roc, clopper_pearson, roc
 
+Scores = Float[np.ndarray, " examples"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossThreshold:
@@ -103,10 +105,10 @@ def scaled_confidence(
 
 
 def lira_online(
-    target: Float[np.ndarray, " examples"],
+    target: Scores,
     shadows: Float[np.ndarray, "models examples"],
     inside: Bool[np.ndarray, "models examples"],
-) -> Float[np.ndarray, " examples"]:
+) -> Scores:
     """log N(phi; in) - log N(phi; out) of each example; higher means more likely a member.
 
     ``inside`` says which shadow was trained with which example.
@@ -121,10 +123,10 @@ def lira_online(
 
 
 def lira_offline(
-    target: Float[np.ndarray, " examples"],
+    target: Scores,
     shadows: Float[np.ndarray, "models examples"],
     inside: Bool[np.ndarray, "models examples"],
-) -> Float[np.ndarray, " examples"]:
+) -> Scores:
     """log P[shadow without the example is less sure than the target], by a fitted Gaussian; higher
     for members.
 
@@ -139,7 +141,7 @@ def fit_gaussians(
     shadows: Float[np.ndarray, "models examples"],
     chosen: Bool[np.ndarray, "models examples"],
     fixed: bool,
-) -> tuple[Float[np.ndarray, " examples"], Float[np.ndarray, " examples"]]:
+) -> tuple[Scores, Scores]:
     """Mean and deviation of each example's chosen values; one pooled deviation for all where
     ``fixed``.
     """

@@ -21,13 +21,14 @@ from scipy.stats import t as student_t
 from torch import Tensor
 from torch.nn import functional as F
 
+Images = Float[Tensor, "batch c h w"]
+Examples = Float[Tensor, "batch *shape"]
+
 SSIM_WINDOW = 7
 K1, K2 = 0.01, 0.03
 
 
-def psnr(
-    guess: Float[Tensor, "batch *shape"], truth: Float[Tensor, "batch *shape"], *, data_range: float
-) -> Float[Tensor, " batch"]:
+def psnr(guess: Examples, truth: Examples, *, data_range: float) -> Float[Tensor, " batch"]:
     """10 log10(range^2 / mean squared error) of each example in dB; infinite for equal ones, NaN
     for unknown values.
     """
@@ -36,9 +37,7 @@ def psnr(
     return 10 * torch.log10(data_range**2 / error)
 
 
-def ssim(
-    guess: Float[Tensor, "batch c h w"], truth: Float[Tensor, "batch c h w"], *, data_range: float
-) -> Float[Tensor, " batch"]:
+def ssim(guess: Images, truth: Images, *, data_range: float) -> Float[Tensor, " batch"]:
     """Mean structural similarity of each image over 7x7 windows and channels (Wang et al. 2004), at
     most 1.
 
@@ -111,8 +110,14 @@ def token_recall(
     ``ignored`` tokens (padding, begin, end) count on neither side. NaN where nothing is left of the
     truth.
     """
-    wanted = Counter(token for token in truth if token not in ignored)
-    return (wanted & Counter(guess)).total() / wanted.total() if wanted else math.nan
+    wanted = Counter(_without(truth, ignored))
+    if not wanted:
+        return math.nan
+    return (wanted & Counter(guess)).total() / wanted.total()
+
+
+def _without(tokens: Sequence[int], ignored: Set[int]) -> list[int]:
+    return [token for token in tokens if token not in ignored]
 
 
 def exact_match(
@@ -121,9 +126,7 @@ def exact_match(
     """Whether the guess is the truth token by token, in order, after ``ignored`` tokens are left
     out of both.
     """
-    return [token for token in guess if token not in ignored] == [
-        token for token in truth if token not in ignored
-    ]
+    return _without(guess, ignored) == _without(truth, ignored)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +156,10 @@ def mean_interval(values: Float[Tensor, " n"], *, confidence: float = 0.95) -> I
         raise ValueError(f"expected 0 < {confidence=} < 1")
     values = values.double().cpu()
     mean, count = float(values.mean()), len(values)
-    reach = float(student_t.isf((1 - confidence) / 2, count - 1) * values.std() / math.sqrt(count))
-    return Interval(
-        mean=mean, low=mean - reach, high=mean + reach, confidence=confidence, count=count
-    )
+    quantile = student_t.isf((1 - confidence) / 2, count - 1)
+    reach = float(quantile * values.std() / math.sqrt(count))
+    low, high = mean - reach, mean + reach
+    return Interval(mean=mean, low=low, high=high, confidence=confidence, count=count)
 
 
 Scores = Float[np.ndarray, " n"]
@@ -188,10 +191,8 @@ def roc(
     confidence: float = 0.95,
 ) -> Roc:
     """All figures of one attack."""
-    return Roc(
-        auc=auc(members, others, confidence=confidence),
-        tpr={rate: tpr_at_fpr(members, others, rate, confidence=confidence) for rate in rates},
-    )
+    tpr = {rate: tpr_at_fpr(members, others, rate, confidence=confidence) for rate in rates}
+    return Roc(auc=auc(members, others, confidence=confidence), tpr=tpr)
 
 
 def auc(members: Scores, others: Scores, *, confidence: float = 0.95) -> Rate:
@@ -205,13 +206,15 @@ def auc(members: Scores, others: Scores, *, confidence: float = 0.95) -> Rate:
     of_member = (ranks[:n] - rankdata(members)) / m  # share of the others below each member
     of_other = 1 - (ranks[n:] - rankdata(others)) / n
     value = float(of_member.mean())
-    variance = (of_member.var(ddof=1) / n if n > 1 else 0.0) + (
-        of_other.var(ddof=1) / m if m > 1 else 0.0
-    )
+    variance = 0.0
+    for shares in (of_member, of_other):
+        if len(shares) > 1:
+            variance += shares.var(ddof=1) / len(shares)
     if variance == 0:
-        edge = clopper_pearson(round(value * min(n, m)), min(n, m), confidence)
+        trials = min(n, m)
+        edge = clopper_pearson(round(value * trials), trials, confidence)
         return Rate(value=value, low=min(edge.low, value), high=max(edge.high, value))
-    reach = float(ndtri((1 + confidence) / 2)) * float(np.sqrt(variance))
+    reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance)
     return Rate(value=value, low=max(0.0, value - reach), high=min(1.0, value + reach))
 
 
@@ -228,11 +231,15 @@ def tpr_at_fpr(members: Scores, others: Scores, rate: float, *, confidence: floa
         raise ValueError(f"expected 0 < {rate=} < 1")
     error = (1 - confidence) / 4
     passing = np.sort(others)[::-1]
-    value = _share_above(members, _nth_highest(passing, int(rate * m + 1e-9)))
-    strict = _nth_highest(passing, int(binom.ppf(error, m, rate)) - 1)
-    loose = _nth_highest(passing, int(binom.isf(error, m, rate)) + 1)
-    low = clopper_pearson(round(_share_above(members, strict) * n), n, 1 - 2 * error).low
-    high = clopper_pearson(round(_share_above(members, loose) * n), n, 1 - 2 * error).high
+
+    def members_above(position: int) -> int:
+        return int((members > _nth_highest(passing, position)).sum())
+
+    value = members_above(int(rate * m + 1e-9)) / n
+    strict = members_above(int(binom.ppf(error, m, rate)) - 1)
+    loose = members_above(int(binom.isf(error, m, rate)) + 1)
+    low = clopper_pearson(strict, n, 1 - 2 * error).low
+    high = clopper_pearson(loose, n, 1 - 2 * error).high
     return Rate(value=value, low=min(low, value), high=max(high, value))
 
 
@@ -251,10 +258,6 @@ def _nth_highest(descending: Scores, position: int) -> float:
     if position < 0:
         return np.inf
     return float(descending[position]) if position < len(descending) else -np.inf
-
-
-def _share_above(members: Scores, threshold: float) -> float:
-    return float((members > threshold).mean())
 
 
 def _check_scores(members: Scores, others: Scores) -> tuple[int, int]:

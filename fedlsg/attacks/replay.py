@@ -21,8 +21,9 @@ clip: what it misses is no protection. Candidates and public values go in, no tr
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import methodcaller
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -31,6 +32,7 @@ from torch.func import functional_call
 
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers.powersgd import decode, encode
+from fedlsg.config import Setting
 from fedlsg.frame import Frame
 from fedlsg.gradients import Batch, batch_size, kept_values, trainable
 from fedlsg.gradients.blocks import embed
@@ -54,19 +56,18 @@ def dense_gradients(
     ``weights`` replace W_t where given: later local steps start from weights that depend on the
     candidate, too.
     """
-    own = trainable(observation.model)
+    parameters = trainable(observation.model)
     if targets.is_floating_point():
         targets = targets.to(observation.values)
     at = {
         name: (p.detach().requires_grad_() if weights is None else weights[name])
-        for name, p in own.items()
+        for name, p in parameters.items()
     }
     rows = []
     for row in range(batch_size(inputs, targets)):
-        one = each(inputs, methodcaller("narrow", 0, row, 1))
-        outputs = functional_call(
-            observation.model, at, *(((one,), {}) if isinstance(one, Tensor) else ((), one))
-        )
+        example = each(inputs, methodcaller("narrow", 0, row, 1))
+        arguments = ((example,), {}) if isinstance(example, Tensor) else ((), example)
+        outputs = functional_call(observation.model, at, *arguments)
         loss = observation.loss_fn(outputs, targets[row : row + 1]).sum()
         rows.append(
             torch.autograd.grad(loss, list(at.values()), create_graph=True, materialize_grads=True)
@@ -102,16 +103,10 @@ def replay(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Te
     weights: dict[str, Tensor] | None = None
     velocity = accumulated = torch.zeros(())
     for step in range(local.steps):
-        units = per_unit(
-            in_frame(dense_gradients(observation, inputs, targets, weights=weights), frame),
-            frame,
-            1,
-        )
-        velocity = (
-            local.momentum * velocity
-            + clipped_sum(units, observation.mechanism)
-            - local.pull * accumulated
-        )
+        gradients = dense_gradients(observation, inputs, targets, weights=weights)
+        units = per_unit(in_frame(gradients, frame), frame, 1)
+        gradient = clipped_sum(units, observation.mechanism)
+        velocity = local.momentum * velocity + gradient - local.pull * accumulated
         accumulated = accumulated + velocity
         if step + 1 < local.steps:
             scale = local.learning_rate / local.expected_batch
@@ -128,7 +123,6 @@ def lifted(observation: Observation) -> dict[str, Tensor]:
     return observation.frame.gradients(observation.values)
 
 
-Distance = Literal["euclidean", "cosine", "blocks", "likelihood"]
 Compare = Literal["adaptive", "naive"]
 Objective = Callable[[Batch, Tensor], Tensor]
 """(inputs, targets) -> a scalar with a graph back to both."""
@@ -171,8 +165,34 @@ def _energy(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
     return values.square().sum()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far what a candidate sends is from what was received: (sent, received) -> ``measure``.
+
+    by_block: ``measure`` takes a list of blocks on each side, in place of all values. directions:
+    it is blind to the length of what is sent. likelihood: in units of 2 s^2 it is a -log
+    likelihood, which needs noise and the client simulated, and to which that of a prior is added.
+    """
+
+    measure: Callable[[Any, Any], Tensor]
+    by_block: bool = False
+    directions: bool = False
+    likelihood: bool = False
+
+
+DISTANCES: dict[str, Distance] = {
+    "euclidean": Distance(measure=euclidean),
+    "cosine": Distance(measure=cosine, directions=True),
+    "blocks": Distance(measure=cosine_of_blocks, by_block=True, directions=True),
+    "likelihood": Distance(
+        measure=lambda sent, received: _energy(sent - received), likelihood=True
+    ),
+}
+DistanceName = Annotated[str, Setting(choices=tuple(DISTANCES))]
+
+
 def objective(
-    observation: Observation, *, distance: Distance, compare: Compare = "adaptive"
+    observation: Observation, *, distance: str, compare: Compare = "adaptive"
 ) -> Objective:
     """The distance of a candidate batch to this observation.
 
@@ -182,37 +202,35 @@ def objective(
     Raises ValueError for an unknown choice and for a naive likelihood; DoesNotApply for a
     likelihood without noise, and for a payload of nothing but zeros.
     """
-    for name, value, options in (("distance", distance, Distance), ("compare", compare, Compare)):
-        if value not in get_args(options):
-            raise ValueError(f"expected {name} in {get_args(options)}, got {value!r}")
+    for name, value, options in (
+        ("distance", distance, tuple(DISTANCES)),
+        ("compare", compare, get_args(Compare)),
+    ):
+        if value not in options:
+            raise ValueError(f"expected {name} in {options}, got {value!r}")
+    measured = DISTANCES[distance]
     if not bool(observation.values.any()):
         raise DoesNotApply("the payload is all zeros: no gradient was sent that could be matched")
-    if distance == "likelihood" and compare == "naive":
+    if measured.likelihood and compare == "naive":
         raise ValueError(
             "a likelihood needs the client simulated: choose compare='adaptive', or another "
             "distance"
         )
-    if distance == "likelihood" and not observation.noise_std > 0:
+    if measured.likelihood and not observation.noise_std > 0:
         raise DoesNotApply(
             "a likelihood needs noise, and none was added: choose the distance 'euclidean' or "
             "'cosine'"
         )
     if compare == "naive":
-        return _naive(observation, distance)
+        return _naive(observation, measured)
+    split, received = observation.frame.split, observation.values
 
     def adaptive(inputs: Batch, targets: Tensor) -> Tensor:
         sent = replay(observation, inputs, targets)
-        if distance == "likelihood":
-            return _energy(sent - observation.values) / (2 * observation.noise_std**2)
-        if distance == "blocks":
-            return cosine_of_blocks(
-                observation.frame.split(sent), observation.frame.split(observation.values)
-            )
-        return (
-            euclidean(sent, observation.values)
-            if distance == "euclidean"
-            else cosine(sent, observation.values)
-        )
+        if measured.by_block:
+            return measured.measure(split(sent), split(received))
+        far = measured.measure(sent, received)
+        return far / (2 * observation.noise_std**2) if measured.likelihood else far
 
     return adaptive
 
@@ -234,12 +252,12 @@ def unexplained(observation: Observation, inputs: Batch, targets: Tensor, *, sca
 
 def _naive(observation: Observation, distance: Distance) -> Objective:
     received = [gradient.flatten() for gradient in lifted(observation).values()]
-    measure = euclidean if distance == "euclidean" else cosine
 
     def naive(inputs: Batch, targets: Tensor) -> Tensor:
-        sent = [G.sum(0).flatten() for G in dense_gradients(observation, inputs, targets).values()]
-        if distance == "blocks":
-            return cosine_of_blocks(sent, received)
-        return measure(torch.cat(sent), torch.cat(received))
+        gradients = dense_gradients(observation, inputs, targets)
+        sent = [G.sum(0).flatten() for G in gradients.values()]
+        if distance.by_block:
+            return distance.measure(sent, received)
+        return distance.measure(torch.cat(sent), torch.cat(received))
 
     return naive

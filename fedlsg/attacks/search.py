@@ -24,7 +24,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from fedlsg.attacks.observation import Observation
-from fedlsg.attacks.replay import Compare, Distance, unexplained
+from fedlsg.attacks.replay import DISTANCES, Compare, DistanceName, unexplained
 from fedlsg.config import Setting, check_declared
 from fedlsg.gradients import Batch
 
@@ -57,7 +57,7 @@ class Search:
     None: no limit.
     """
 
-    distance: Distance = "euclidean"
+    distance: DistanceName = "euclidean"
     compare: Compare = "adaptive"
     evaluations: Count = 400
     restarts: Count = 4
@@ -136,9 +136,8 @@ def search(
     left = None
     if attack.compare == "adaptive":
         inputs, targets = batch(points[0])
-        left = unexplained(
-            observation, inputs, targets, scaled=attack.distance in ("cosine", "blocks")
-        )
+        scaled = DISTANCES[attack.distance].directions
+        left = unexplained(observation, inputs, targets, scaled=scaled)
     return Found(point=points[0], objective=watch.lowest, restarts=watch.restart, unexplained=left)
 
 

@@ -26,10 +26,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
-from fedlsg.attacks.replay import Distance, objective
+from fedlsg.attacks.replay import DISTANCES, DistanceName, objective
 from fedlsg.attacks.search import Box, Count, Progress, Search, Watch, Weight, adam, search
 from fedlsg.attacks.tokens import TextPrior
 from fedlsg.config import Setting
+
+TokenIds = Int64[Tensor, "batch positions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class TextMatching(Search):
     restart.
     """
 
-    distance: Distance = "cosine"
+    distance: DistanceName = "cosine"
     restarts: Count = 2
     evaluations: Count = 60
     step_size: Annotated[float, Setting(above=0, below=math.inf)] = 0.3
@@ -151,12 +153,10 @@ class Tokens:
         """(inputs, targets) of tokens and labels."""
         return self.inputs(point[0]), point[1]
 
-    def inputs(self, tokens: Int64[Tensor, "batch positions"]) -> dict[str, Tensor]:
+    def inputs(self, tokens: TokenIds) -> dict[str, Tensor]:
         return {"input_ids": tokens, "attention_mask": (tokens != self.prior.vocabulary.pad).long()}
 
-    def replaceable(
-        self, tokens: Int64[Tensor, "batch positions"]
-    ) -> Bool[Tensor, "batch positions"]:
+    def replaceable(self, tokens: TokenIds) -> Bool[Tensor, "batch positions"]:
         """Which positions hold a token that texts are made of."""
         return torch.isin(tokens, self.allowed)
 
@@ -174,7 +174,7 @@ class Tokens:
         return value + float(self._cost(tokens)[~known & self.replaceable(tokens)].sum())
 
     def _cost(self, tokens: Tensor) -> Tensor:
-        if self.attack.distance != "likelihood":
+        if not DISTANCES[self.attack.distance].likelihood:
             return torch.zeros(tokens.shape, device=tokens.device)
         if self.prior.log_frequency is None:
             return torch.full(
@@ -206,9 +206,7 @@ class Tokens:
         with standing_in(self.words, table.flatten(0, 1), pad), sdpa_kernel(SDPBackend.MATH):
             return self.distance(self.inputs(places.masked_fill(padded, pad)), labels)
 
-    def free(
-        self, tokens: Tensor, labels: Tensor, watch: Watch
-    ) -> Int64[Tensor, "batch positions"]:
+    def free(self, tokens: Tensor, labels: Tensor, watch: Watch) -> TokenIds:
         """Adam on free embeddings, then the token of each position that points the same way."""
         table = self.words.weight.detach()
         shape = torch.Size((*tokens.shape, table.shape[1]))
@@ -304,9 +302,7 @@ class Tokens:
         return outputs.shape[1]
 
 
-def exchanged(
-    tokens: Int64[Tensor, "batch positions"], one: tuple[int, int], other: tuple[int, int]
-) -> Int64[Tensor, "batch positions"]:
+def exchanged(tokens: TokenIds, one: tuple[int, int], other: tuple[int, int]) -> TokenIds:
     """The tokens with two of them in each other's place."""
     changed = tokens.clone()
     changed[one], changed[other] = tokens[other], tokens[one]

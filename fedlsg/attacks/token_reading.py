@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.tokens import TokenScores, Vocabulary, embedded
 
+Pairs = list[tuple[int, int]]
+
 CANDIDATES = 64
 """Tokens a position that are looked at again; the span test ranks all of them first."""
 SWEEPS = 4
@@ -113,15 +115,13 @@ def _outside(x: Float[Tensor, "*some n"], basis: Float[Tensor, "k n"]) -> Float[
     return x - (x @ basis.mT) @ basis
 
 
-def _pursue(
-    given: _Choices, texts: int, generator: torch.Generator | None
-) -> list[tuple[int, int]]:
+def _pursue(given: _Choices, texts: int, generator: torch.Generator | None) -> Pairs:
     """(candidate, position), the most certain first, until nothing of Y is left or every place is
     taken.
     """
     Y, x = given.Y, given.x.clone()
     open_places = torch.full((x.shape[1],), texts)
-    taken: list[tuple[int, int]] = []
+    taken: Pairs = []
     for _ in range(texts * x.shape[1]):
         _, values, right = torch.linalg.svd(Y, full_matrices=False)
         basis = right[values > given.least]
@@ -144,7 +144,7 @@ def _pursue(
     return taken
 
 
-def _again(given: _Choices, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _again(given: _Choices, taken: Pairs) -> Pairs:
     """Each choice made again given all others, until none changes: the received energy left over
     never grows.
     """
@@ -165,7 +165,7 @@ def _again(given: _Choices, taken: list[tuple[int, int]]) -> list[tuple[int, int
     return taken
 
 
-def _spanned(given: _Choices, taken: list[tuple[int, int]]) -> Float[Tensor, "k n"]:
+def _spanned(given: _Choices, taken: Pairs) -> Float[Tensor, "k n"]:
     """Orthonormal rows of the span of the chosen embeddings."""
     if not taken:
         return given.x.new_zeros(0, given.x.shape[-1])

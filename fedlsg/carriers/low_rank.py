@@ -22,6 +22,8 @@ from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
 from fedlsg.randomness import public_generator
 
+Bases = Iterator[dict[str, Tensor]]
+
 BIAS = ".bias"
 
 
@@ -117,7 +119,7 @@ class LowRank(Carrier):
         """L and R of each carried weight, by its own public draw."""
         return low_rank_coordinates(self, public, self._matrices(public))
 
-    def _matrices(self, public: Public) -> Iterator[dict[str, Tensor]]:
+    def _matrices(self, public: Public) -> Bases:
         """What is decomposed together: all weights, which are there anyway."""
         yield {name: W for name, W in public.weights.items() if name in public.carried}
 
@@ -133,7 +135,7 @@ class LowRankChange(LowRank):
     kind: ClassVar[str] = "low-rank-change"
     warmup: Warmup = 1
 
-    def _matrices(self, public: Public) -> Iterator[dict[str, Tensor]]:
+    def _matrices(self, public: Public) -> Bases:
         return changes(public, self.warmup)
 
 
@@ -171,9 +173,7 @@ def step_carrier(kind: StepCarrier, rank: int) -> Carrier:
     return next((made(rank=rank) for made in kinds if made.kind == kind), Dense())
 
 
-def low_rank_coordinates(
-    carrier: Carrier, public: Public, runs: Iterator[dict[str, Tensor]]
-) -> tuple[Coordinates, ...]:
+def low_rank_coordinates(carrier: Carrier, public: Public, runs: Bases) -> tuple[Coordinates, ...]:
     """Coordinates in the carriers of matrices; the matrices of one run are decomposed together."""
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for run in runs:
@@ -185,7 +185,7 @@ def low_rank_coordinates(
     return of_pairs(public.weights, pairs, carrier.form)
 
 
-def changes(public: Public, warmup: int) -> Iterator[dict[str, Tensor]]:
+def changes(public: Public, warmup: int) -> Bases:
     """W - W_0 of each carried weight, made and dropped one by one; before ``warmup`` updates W
     itself, all together.
     """

@@ -30,14 +30,14 @@ def personal_names(names: Iterable[str], personal: str, classifier: str) -> tupl
     Raises ValueError for none of them, or all.
     """
     start, known = (f"{classifier}." if personal == CLASSIFIER else personal), list(names)
-    found = tuple(name for name in known if personal and name.startswith(start))
-    if not 0 < len(found) < len(known):
-        which = "all" if found else "no"
+    chosen = tuple(name for name in known if personal and name.startswith(start))
+    if not 0 < len(chosen) < len(known):
+        which = "all" if chosen else "no"
         raise ValueError(
             f"personal={personal!r} means {which} trained parameters: name a part of the model, "
             f"the classifier or the start of some of these names: {', '.join(known)}"
         )
-    return found
+    return chosen
 
 
 def shared_values(values: Float[Tensor, " kept"], frame: Frame) -> Float[Tensor, " sent"]:
@@ -50,13 +50,12 @@ def with_zeros(sent: Float[Tensor, " sent"], frame: Frame) -> Float[Tensor, " ke
     """A step's values from those that were sent: 0 for personal parameters, of which the server
     knows nothing.
     """
-    parts = iter(sent.split([block.kept for block in frame.wire.blocks]))
-    return torch.cat(
-        [
-            sent.new_zeros(b.kept) if b.parameter in frame.personal else next(parts)
-            for b in frame.blocks
-        ]
-    )
+    of_blocks = iter(sent.split([block.kept for block in frame.wire.blocks]))
+    values = []
+    for block in frame.blocks:
+        personal = block.parameter in frame.personal
+        values.append(sent.new_zeros(block.kept) if personal else next(of_blocks))
+    return torch.cat(values)
 
 
 def personal_size(frame: Frame) -> int:
@@ -69,11 +68,8 @@ def personal_gradient(values: Float[Tensor, " kept"], frame: Frame) -> Float[Ten
     one.
     """
     parts = zip(frame.blocks, frame.unflatten(values), strict=True)
-    return (
-        torch.cat([part.flatten() for block, part in parts if block.parameter in frame.personal])
-        .double()
-        .cpu()
-    )
+    kept = [part.flatten() for block, part in parts if block.parameter in frame.personal]
+    return torch.cat(kept).double().cpu()
 
 
 def personal_weights(
@@ -82,9 +78,9 @@ def personal_weights(
     """A client's personal parameters: those of ``weights``, which all clients begin with, plus its
     displacement.
     """
-    own = {name: weights[name].detach() for name in names}
-    parts = displacement.split([W.numel() for W in own.values()])
-    return {
-        name: (W.cpu().double() + part.reshape(W.shape)).to(W)
-        for (name, W), part in zip(own.items(), parts, strict=True)
-    }
+    parts = displacement.split([weights[name].numel() for name in names])
+    moved = {}
+    for name, part in zip(names, parts, strict=True):
+        W = weights[name].detach()
+        moved[name] = (W.cpu().double() + part.reshape(W.shape)).to(W)
+    return moved

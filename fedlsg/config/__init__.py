@@ -178,7 +178,7 @@ def declared(of: Callable[..., object], *, without: Iterable[str] = ()) -> dict[
     return {one.name: one for one in _declarations(of, tuple(without))}
 
 
-@cache
+@cache  # of a class's source: for a process
 def _declarations(of: Callable[..., object], without: tuple[str, ...]) -> tuple[Declared, ...]:
     hints = get_type_hints(of, include_extras=True)
     return tuple(
@@ -216,7 +216,7 @@ def values_of(instance: object) -> dict[str, tuple[Setting, Any]]:
     return {one.name: (one.setting, getattr(instance, name)) for name, one in _fields(cls).items()}
 
 
-@cache
+@cache  # of a class's source: for a process
 def _fields(of: Callable[..., object]) -> dict[str, Declared]:
     hints = {
         name: (hint, _parts(hint)) for name, hint in get_type_hints(of, include_extras=True).items()

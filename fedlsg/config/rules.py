@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from operator import ge, gt, le, lt
 from typing import Any
 
+Words = Mapping[str, str]
+
 ATOM = re.compile(r"(not )?([\w.]+)\s*(!=|>=|<=|=|>|<)?\s*(.*)")
 COMPARE = {">": gt, ">=": ge, "<": lt, "<=": le}
 
@@ -52,14 +54,14 @@ class Rule:
         """Whether the facts break it; what is not known breaks nothing."""
         return bool(holds(self.of, facts)) and holds(self.needs, facts) is False
 
-    def message(self, facts: Facts, words: Mapping[str, str]) -> str:
+    def message(self, facts: Facts, words: Words) -> str:
         """What is wrong, why, and what to do. ``words``: how to call facts that are no settings."""
         why = self.why or (
             "otherwise it has no effect: leave it out" if self.idle else "leave one of them out"
         )
         return f"{_now(self.subject, facts, words)} {self.wants(facts, words)}: {_fill(why, facts)}"
 
-    def wants(self, facts: Facts, words: Mapping[str, str]) -> str:
+    def wants(self, facts: Facts, words: Words) -> str:
         """``needs x = a or b, got x=c``, or ``does not go with y=d``, for values that break the
         rule.
         """
@@ -86,7 +88,7 @@ def idle_unless(condition: str, why: str = "", *, of: str = "") -> Rule:
     return Rule(of=of, needs=condition, why=why, idle=True)
 
 
-def check_rules(rules: Iterable[Rule], facts: Facts, words: Mapping[str, str]) -> None:
+def check_rules(rules: Iterable[Rule], facts: Facts, words: Words) -> None:
     """Raise ValueError for the first broken rule; rules of what only has no effect are left out."""
     for rule in rules:
         if not rule.idle and rule.broken(facts):
@@ -129,7 +131,7 @@ def example(condition: str) -> dict[str, Any]:
     return found
 
 
-def spell(condition: str, words: Mapping[str, str]) -> str:
+def spell(condition: str, words: Words) -> str:
     """A condition for a reader."""
     return " or ".join(
         " and ".join(_spell(atom, words) for atom in o.split(" and "))
@@ -157,7 +159,7 @@ def _all(parts: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-def _spell(atom: str, words: Mapping[str, str]) -> str:
+def _spell(atom: str, words: Words) -> str:
     name, sign, right = _parse(atom)
     known = words.get(name, name)
     if sign in ("", "not"):
@@ -170,7 +172,7 @@ def _list(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"
 
 
-def _now(subject: str, facts: Facts, words: Mapping[str, str]) -> str:
+def _now(subject: str, facts: Facts, words: Words) -> str:
     """A fact with the value that it has."""
     name = _parse(subject)[0]
     if name in words:

@@ -48,7 +48,7 @@ def draw_order(clients: int, *, round: int, seed: int, per_round: int = 1) -> It
                 place += 1
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # by its arguments alone: never stale
 def _turns(clients: int, seed: int) -> tuple[int, ...]:
     return tuple(draw_order(clients, round=0, seed=seed))
 

@@ -24,6 +24,8 @@ from fedlsg.frame.forms import TANGENT, Form, Part
 from fedlsg.lowrank import flatten_kernel
 from fedlsg.tensors import to_device
 
+Values = Float[Tensor, " kept"]
+
 Group = Literal["carriers", "norms", "classifier"]
 """Parameters with a learning rate and a weight in the clip of their own. ``classifier``: the whole
 head.
@@ -234,9 +236,7 @@ class Frame:
         """L, R of every carried parameter, in order."""
         return tuple(t for c in self.coordinates for t in (c.L, c.R) if t is not None)
 
-    def gradients(
-        self, values: Float[Tensor, " kept"], *, averaged: bool = False
-    ) -> dict[str, Tensor]:
+    def gradients(self, values: Values, *, averaged: bool = False) -> dict[str, Tensor]:
         """Weight-shaped gradients implied by kept values: zeros where frozen, Eq. 3, L S R or S
         where carried.
 
@@ -255,7 +255,7 @@ class Frame:
     def add_to(
         self,
         parameters: Mapping[str, Tensor],
-        values: Float[Tensor, " kept"],
+        values: Values,
         scales: Mapping[str, float],
         *,
         averaged: bool = False,
@@ -273,7 +273,7 @@ class Frame:
         for scale, pairs in whole.items():
             torch._foreach_add_([W for W, _ in pairs], [G for _, G in pairs], alpha=scale)
 
-    def project(self, gradients: Mapping[str, Tensor]) -> Float[Tensor, " kept"]:
+    def project(self, gradients: Mapping[str, Tensor]) -> Values:
         """Kept values of weight-shaped gradients: what a step would send of them. Linear.
 
         ``gradients``: one in the shape of every parameter of the frame.
@@ -302,14 +302,14 @@ class Frame:
                 else sent,
             )
 
-    def unflatten(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
+    def unflatten(self, values: Values) -> list[Tensor]:
         """Kept values as full blocks, zero where frozen, the clip's weights taken off again."""
         pieces = self.split(values)
         return [
             p if b.weight == 1 else p / b.weight for p, b in zip(pieces, self.blocks, strict=True)
         ]
 
-    def split(self, values: Float[Tensor, " kept"]) -> list[Tensor]:
+    def split(self, values: Values) -> list[Tensor]:
         """Kept values as full blocks, zero where frozen, as they were clipped."""
         if values.shape != (self.kept,):
             raise ValueError(f"expected {self.kept} kept values, got shape {tuple(values.shape)}")

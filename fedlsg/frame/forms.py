@@ -32,6 +32,12 @@ from fedlsg.lowrank import (
     reconstruct,
 )
 
+Sent = Sequence[Tensor]
+"""The blocks that are sent of a weight."""
+
+Dims = tuple[int, ...]
+Matrix = Float[Tensor, "m n"]
+
 Part = Literal["L", "R", "core", "rest", "dense"]
 FormName = Literal["tangent", "core", "preconditioned", "embedding", "embedding-only"]
 
@@ -75,25 +81,25 @@ class Form(ABC):
         """Numbers of rows and columns of what is sent, for which a probe predicts energies."""
         return sizes.r, sizes.s
 
-    def shape(self, part: Part, shape: tuple[int, ...], L: Tensor, R: Tensor) -> tuple[int, ...]:
+    def shape(self, part: Part, shape: Dims, L: Tensor, R: Tensor) -> Dims:
         """Shape of one block of a parameter of ``shape``."""
         return (L.shape[1], R.shape[0])
 
     @abstractmethod
-    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+    def project(self, dW: Matrix, L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         """What is sent of a gradient, a tensor for each part. Linear in dW."""
 
     @abstractmethod
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sent, L: Tensor, R: Tensor) -> Matrix:
         """The gradient of the weight that the blocks imply. Linear in ``sent``."""
 
-    def average(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Sequence[Tensor]:
+    def average(self, sent: Sent, L: Tensor, R: Tensor) -> Sent:
         """The blocks after the two copies of the r x r core, where there are two, are averaged
         (``average_core``).
         """
         return sent
 
-    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float) -> None:
+    def add(self, W: Tensor, sent: Sent, L: Tensor, R: Tensor, scale: float) -> None:
         """W += scale * lift, in W's own memory where that is possible."""
         W.add_(self.lift(sent, L, R).reshape(W.shape), alpha=scale)
 
@@ -116,7 +122,7 @@ class Tangent(Form):
     def energies(self, sizes: Sizes, W: Tensor) -> tuple[int, int]:
         return sizes.m, W.shape[1]
 
-    def shape(self, part: Part, shape: tuple[int, ...], L: Tensor, R: Tensor) -> tuple[int, ...]:
+    def shape(self, part: Part, shape: Dims, L: Tensor, R: Tensor) -> Dims:
         """That of dR is (r, n), or (r, c, kh * kw) for a convolution, so that axis 1 always counts
         in units.
         """
@@ -124,16 +130,16 @@ class Tangent(Form):
             return tuple(L.shape)
         return tuple(R.shape) if len(shape) == 2 else (R.shape[0], shape[1], math.prod(shape[2:]))
 
-    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+    def project(self, dW: Matrix, L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         return project(dW, L, R)
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sent, L: Tensor, R: Tensor) -> Matrix:
         return reconstruct(sent[0], sent[1].flatten(1), L, R)
 
-    def average(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Sequence[Tensor]:
+    def average(self, sent: Sent, L: Tensor, R: Tensor) -> Sent:
         return average_core(sent[0], sent[1].flatten(1), L, R)
 
-    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float) -> None:
+    def add(self, W: Tensor, sent: Sent, L: Tensor, R: Tensor, scale: float) -> None:
         add_reconstruction(W, sent[0], sent[1].flatten(1), L, R, scale)
 
 
@@ -146,13 +152,13 @@ class Core(Form):
         m, n = W.shape[0], math.prod(W.shape[1:])
         return Sizes(m, min(out_rank or rank, m), min(rank, n), n)
 
-    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+    def project(self, dW: Matrix, L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         return (project_core(dW, L, R),)
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sent, L: Tensor, R: Tensor) -> Matrix:
         return lift_core(sent[0], L, R)
 
-    def add(self, W: Tensor, sent: Sequence[Tensor], L: Tensor, R: Tensor, scale: float) -> None:
+    def add(self, W: Tensor, sent: Sent, L: Tensor, R: Tensor, scale: float) -> None:
         add_core(W, sent[0], L, R, scale)
 
 
@@ -168,7 +174,7 @@ class Preconditioned(Core):
     def pays(self, sizes: Sizes, share: float) -> bool:
         return True
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sent, L: Tensor, R: Tensor) -> Matrix:
         return sent[0]
 
     add = Form.add
@@ -183,10 +189,10 @@ class EmbeddingOnly(Form):
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
         return Sizes(W.numel(), min(rank, W.numel()), 1, 1)
 
-    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+    def project(self, dW: Matrix, L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         return (L.mT @ dW.reshape(-1, 1),)
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sent, L: Tensor, R: Tensor) -> Matrix:
         return lift_core(sent[0], L, R)
 
 
@@ -198,15 +204,15 @@ class Embedding(EmbeddingOnly):
     def values(self, sizes: Sizes) -> int:
         return sizes.r + sizes.m
 
-    def shape(self, part: Part, shape: tuple[int, ...], L: Tensor, R: Tensor) -> tuple[int, ...]:
+    def shape(self, part: Part, shape: Dims, L: Tensor, R: Tensor) -> Dims:
         return shape if part == "rest" else super().shape(part, shape, L, R)
 
-    def project(self, dW: Float[Tensor, "m n"], L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+    def project(self, dW: Matrix, L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
         g = dW.reshape(-1, 1)
         w = L.mT @ g
         return w, g - L @ w
 
-    def lift(self, sent: Sequence[Tensor], L: Tensor, R: Tensor) -> Float[Tensor, "m n"]:
+    def lift(self, sent: Sent, L: Tensor, R: Tensor) -> Matrix:
         return lift_core(sent[0], L, R) + sent[1].reshape(-1, 1)
 
 

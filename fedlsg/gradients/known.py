@@ -22,7 +22,6 @@ from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import NORMS
 from fedlsg.gradients.called import CallLayer, call_layers
 from fedlsg.gradients.calls.registry import BY_LAYERS, Ways, registered_layers, ways_of
-from fedlsg.gradients.fingerprint import Fingerprint, fingerprint_of_modules
 from fedlsg.gradients.hooked_layers import (
     Layer,
     Slot,
@@ -33,6 +32,7 @@ from fedlsg.gradients.hooked_layers import (
 )
 from fedlsg.gradients.precision import Precision
 from fedlsg.gradients.supported import Checked, check_frame, check_supported, trainable
+from fedlsg.user_code.fingerprint import Fingerprint, fingerprint_of_modules
 
 
 class Known:
@@ -57,6 +57,7 @@ class Known:
 
 
 _known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+"""Invalid as soon as the fingerprint or the registered layers are others, and by ``forget``."""
 
 
 def known(model: nn.Module) -> Known:
@@ -113,6 +114,7 @@ class Prepared:
 
 
 _prepared: WeakKeyDictionary[Frame, Prepared] = WeakKeyDictionary()
+"""Invalid with what is ``known`` of the model, and for another precision or other reads."""
 
 
 def prepare(

@@ -30,6 +30,8 @@ from fedlsg.gradients.precision import without_autocast
 from fedlsg.gradients.unbatched import Unbatched, plain
 from fedlsg.gradients.uses import Uses
 
+Gradients = Sequence[Tensor | Lazy]
+
 
 @contextmanager
 def replace_parameters(
@@ -62,7 +64,7 @@ def table(uses: Uses, module: nn.Embedding, slot: Slot, ids: Tensor, output: Ten
     """The output of an embedding that was read without the batch, as an Unbatched value."""
     name = slot.block.parameter
 
-    def receive(parts: Sequence[Tensor | Lazy]) -> None:
+    def receive(parts: Gradients) -> None:
         dense = [part for part in parts if isinstance(part, Tensor)]
         if dense:
             g = torch.stack(dense).sum(0).reshape(uses.step.batch, -1, output.shape[-1])
@@ -99,7 +101,7 @@ def without_batch(step: Graph, layer: Layer | CallLayer, x: Tensor, output: Tens
     assert uses is not None
     batch, one = step.batch, int(x.ndim > 0 and x.shape[0] == 1 and output.shape[0] == 1)
 
-    def receive(parts: Sequence[Tensor | Lazy]) -> None:
+    def receive(parts: Gradients) -> None:
         dense = [part for part in parts if isinstance(part, Tensor)]
         if not dense:
             return
@@ -133,7 +135,7 @@ def pull_back(module: nn.Module, x: Tensor, g: Float[Tensor, "batch *shape"]) ->
 
 
 def shared_output(
-    uses: Uses, value: Tensor, name: str, receive: Callable[[Sequence[Tensor | Lazy]], None]
+    uses: Uses, value: Tensor, name: str, receive: Callable[[Gradients], None]
 ) -> Tensor:
     """A copy of a new leaf, which the model may change in place."""
     leaf = uses.source(value, name, receive)
@@ -141,10 +143,10 @@ def shared_output(
         return uses.mark(leaf.clone(), (name,))
 
 
-def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None]:
+def to_slot(step: Graph, slot: Slot) -> Callable[[Gradients], None]:
     """Put the sum of a parameter's gradients in its block."""
 
-    def receive(parts: Sequence[Tensor | Lazy]) -> None:
+    def receive(parts: Gradients) -> None:
         ghost = step.ghosts("")
         if len(parts) == 1:
             step.add(slot.position, settle(parts[0], slot, ghost=ghost))
@@ -162,7 +164,7 @@ def to_slot(step: Graph, slot: Slot) -> Callable[[Sequence[Tensor | Lazy]], None
     return receive
 
 
-def tie(parts: Sequence[Tensor | Lazy]) -> TiedGradients | None:
+def tie(parts: Gradients) -> TiedGradients | None:
     """The gradients of a linear and an embedding use as factors, if there is no other and ghost
     clipping is cheaper.
     """

@@ -22,13 +22,15 @@ from fedlsg.masks.freezing import (
 )
 from fedlsg.masks.mask import Choose, Mask, split_kept
 
+Blocks = tuple[Block, ...]
+
 
 class Units(Mask, kind="units"):
     """Rows of dL and columns of dR of important units."""
 
     units: ClassVar[bool] = True
 
-    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+    def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """Dense blocks whole."""
         axes = {b: 0 if b.part == "L" else 1 for b in blocks if b.part != "dense"}
         some = [(b, axis) for b, axis in axes.items() if frozen_count(b.shape[axis], rate)]
@@ -70,7 +72,7 @@ class Energy(Mask, kind="energy"):
 
     predicted = True
 
-    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+    def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """Other blocks whole."""
         return tuple(replace(block, keep=_energy_keep(block, rate, public)) for block in blocks)
 
@@ -78,7 +80,7 @@ class Energy(Mask, kind="energy"):
 class Uniform(Mask, kind="uniform"):
     """Random over all coordinates of the step."""
 
-    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+    def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """One draw for all blocks."""
         when = (public.time.epoch,) if self.redraw == "epoch" else ("round", public.time.round)
         kept = uniform(
@@ -103,7 +105,7 @@ class Own(Mask, kind="own"):
                 "functools.partial)"
             )
 
-    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+    def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """What the function keeps of each block."""
         assert self.choose is not None
         return tuple(
@@ -124,7 +126,7 @@ class Whole(Mask, kind="all"):
                 f"sparsity={self.sparsity} needs a mask: this method keeps every coordinate"
             )
 
-    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+    def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """All of a block, or what pruning left of it."""
         if not public.pruned:
             return blocks
@@ -141,7 +143,7 @@ class Magnitude(Mask, kind="magnitude"):
 
     entries: ClassVar[bool] = True
 
-    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+    def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """Biases and norms whole."""
         return tuple(
             replace(block, keep=entries_kept(self, block, rate, public, magnitudes))
@@ -165,7 +167,7 @@ class Drop(Mask, kind="drop"):
         if self.drop == "none":
             raise ValueError(f"drop={self.drop!r} does not fit a mask of kind {self.kind!r}")
 
-    def keep(self, blocks: tuple[Block, ...], rate: float, public: Public) -> tuple[Block, ...]:
+    def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """Biases and norms whole."""
         choose = draws if self.drop == "random" else magnitudes
         return tuple(

@@ -117,7 +117,7 @@ class Envelope:
     cells: Int16[np.ndarray, " cells"]  # the offset k that all points of a cell give, or OPEN
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # by its arguments alone: never stale
 def envelope_of(deviation: Fraction) -> Envelope:
     """The staircase and the table of g for a deviation in grid steps.
 

@@ -9,7 +9,7 @@ used.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 LONGEST_PAUSE = 16
@@ -38,8 +38,9 @@ class Health:
         for client in asked if self.since else ():
             self.asked[client] = self.asked.get(client, 0) + 1
             if client in failed:
-                self.failures[client] = self.failures.get(client, 0) + 1
-                self.due[client] = round + 1 + min(2 ** (self.failures[client] - 1), LONGEST_PAUSE)
+                failures = self.failures.get(client, 0) + 1
+                pause = min(2 ** (failures - 1), LONGEST_PAUSE)
+                self.failures[client], self.due[client] = failures, round + 1 + pause
             else:
                 self.forgive(client)
 
@@ -64,22 +65,19 @@ class Health:
             (ready if self.due.get(client, 0) <= round else paused).append(client)
             if len(ready) == number:
                 break
-        paused.sort(key=lambda one: self.failures[one])
+        paused.sort(key=self.failures.__getitem__)
         once = [client for client in paused if self.failures[client] == 1]
         chosen = (ready + once)[:number]
         wanted = min(least, number) if chosen else number
-        return sorted(chosen + paused[len(once) :][: max(wanted - len(chosen), 0)])
+        missing = max(wanted - len(chosen), 0)
+        return sorted(chosen + paused[len(once) :][:missing])
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, in plain values."""
-        return {
-            name: value if name == "since" else dict(value) for name, value in vars(self).items()
-        }
+        return asdict(self)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; an empty one is that of a run in which nobody was asked."""
         self.since = saved.get("since", 0)
-        names = ("failures", "due", "asked", "left_out")
-        self.failures, self.due, self.asked, self.left_out = (
-            dict(saved.get(name, {})) for name in names
-        )
+        for name in ("failures", "due", "asked", "left_out"):
+            setattr(self, name, dict(saved.get(name, {})))

@@ -171,14 +171,15 @@ def _show(field: object) -> str:
 
 def encode_indices(indices: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> bytes:
     """Bytes of ascending flat positions in consecutive blocks of these ``shapes``."""
-    flat = indices.cpu().numpy()
-    ends = [0, *itertools.accumulate(math.prod(shape) for shape in shapes)]
-    cuts = np.searchsorted(flat, ends)
-    pieces = [
-        _block(flat[a:b] - start, shape)
-        for a, b, start, shape in zip(cuts[:-1], cuts[1:], ends[:-1], shapes, strict=True)
-    ]
-    return b"".join(pieces)
+    flat, starts = indices.cpu().numpy(), _starts(shapes)
+    pieces = np.split(flat, np.searchsorted(flat, starts[1:-1])) if shapes else []
+    blocks = zip(pieces, starts, shapes, strict=False)
+    return b"".join(_block(piece - start, shape) for piece, start, shape in blocks)
+
+
+def _starts(shapes: Sequence[Shape]) -> list[int]:
+    """The first flat position of each block, and the end of the last one."""
+    return [0, *itertools.accumulate(math.prod(shape) for shape in shapes)]
 
 
 def decode_indices(
@@ -190,16 +191,16 @@ def decode_indices(
     With ``most``: no more positions than that, and in proportion to them and to the stream.
     Raises ValueError for bytes that no encoder makes.
     """
-    place, start, found = 0, 0, []
-    left = sum(math.prod(shape) for shape in shapes) if most is None else most
-    for shape in shapes:
+    starts = _starts(shapes)
+    left = starts[-1] if most is None else most
+    place, positions = 0, [np.zeros(0, dtype=np.int64)]
+    for start, shape in zip(starts, shapes, strict=False):
         kept, place = _read_block(stream, place, shape, left)
         left -= len(kept)
-        found.append(kept + start)
-        start += math.prod(shape)
+        positions.append(kept + start)
     if place != len(stream):
         raise ValueError("payload indices: bytes after the last block")
-    return torch.from_numpy(np.concatenate([*found, np.zeros(0, dtype=np.int64)]))
+    return torch.from_numpy(np.concatenate(positions))
 
 
 def section_bound(shapes: Sequence[Shape], most: int) -> int:
@@ -209,13 +210,14 @@ def section_bound(shapes: Sequence[Shape], most: int) -> int:
     sizes = [math.prod(shape) for shape in shapes]
     width = len(leb128(max([1, *sizes]) - 1))
     gaps = len(sizes) * (1 + len(leb128(most * width))) + most * width
-    return min(gaps, sum(1 + (size + 7) // 8 for size in sizes))
+    bitmaps = sum(1 + (size + 7) // 8 for size in sizes)
+    return min(gaps, bitmaps)
 
 
 def counts_within(positions: Int[Tensor, " kept"], shapes: Sequence[Shape]) -> list[int]:
     """How many ascending flat positions are in each of the blocks."""
-    ends = [0, *itertools.accumulate(math.prod(shape) for shape in shapes)]
-    return [int(n) for n in np.diff(np.searchsorted(positions.cpu().numpy(), ends))]
+    counts: list[int] = np.diff(np.searchsorted(positions.cpu().numpy(), _starts(shapes))).tolist()
+    return counts
 
 
 def read_chosen(
@@ -252,23 +254,27 @@ def _block(kept: np.ndarray, shape: Shape) -> bytes:
         return bytes([ALL])
     mask = np.zeros(size, dtype=bool)
     mask[kept] = True
-    forms = [bytes([BITMAP]) + np.packbits(mask).tobytes(), bytes([GAPS]) + _gaps(kept)]
-    for axis in range(min(2, len(shape))) if len(shape) > 1 else ():
+    forms = [_bits(BITMAP, mask), _gaps(GAPS, kept)]
+    for axis in (0, 1) if len(shape) > 1 else ():
         slices = np.moveaxis(mask.reshape(shape), axis, 0).reshape(shape[axis], -1)
         units = slices[:, 0]
         if (slices == units[:, None]).all():
-            forms.append(bytes([BITS_OF_UNITS + axis]) + np.packbits(units).tobytes())
-            forms.append(bytes([GAPS_OF_UNITS + axis]) + _gaps(units.nonzero()[0]))
+            forms.append(_bits(BITS_OF_UNITS + axis, units))
+            forms.append(_gaps(GAPS_OF_UNITS + axis, units.nonzero()[0]))
     return min(forms, key=lambda form: (len(form), form[0]))
 
 
-def _gaps(ascending: np.ndarray) -> bytes:
+def _bits(form: int, mask: np.ndarray) -> bytes:
+    return bytes([form]) + np.packbits(mask).tobytes()
+
+
+def _gaps(form: int, ascending: np.ndarray) -> bytes:
     gaps = np.diff(ascending, prepend=-1) - 1
     if len(gaps) and int(gaps.max()) >= 128:
         body = b"".join(leb128(int(gap)) for gap in gaps)
     else:
         body = gaps.astype(np.uint8).tobytes()
-    return leb128(len(body)) + body
+    return bytes([form]) + leb128(len(body)) + body
 
 
 def _read_block(stream: bytes, place: int, shape: Shape, most: int) -> tuple[np.ndarray, int]:
@@ -287,7 +293,8 @@ def _read_block(stream: bytes, place: int, shape: Shape, most: int) -> tuple[np.
     _few(len(units) * (math.prod(shape) // shape[axis]), most)
     inner = math.prod(shape[axis + 1 :])
     outer = np.arange(math.prod(shape[:axis])) * (inner * shape[axis])
-    return (outer[:, None, None] + units[:, None] * inner + np.arange(inner)).reshape(-1), place
+    positions = outer[:, None, None] + units[:, None] * inner + np.arange(inner)
+    return positions.reshape(-1), place
 
 
 def _few(count: int, most: int) -> int:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import Dataset
 
+from fedlsg.accounting import Event
 from fedlsg.accounting.population import spread
 from fedlsg.privacy.ledger_entry import Entry
 from fedlsg.privacy.totals import Totals
@@ -132,16 +133,19 @@ def epsilon_of_runs(runs: Sequence[DataRun], delta: float | None = None) -> floa
     """
     charged = [run.charged() for run in runs]
     entries = list(chain(*chain(*charged)))
-    if (
-        not all(entry.has_epsilon for entry in entries)
-        or len({entry.unit for entry in entries}) > 1
-    ):
+    units = {entry.unit for entry in entries}
+    if not all(entry.has_epsilon for entry in entries) or len(units) > 1:
         return math.inf
-    histories = [
-        {Totals().extended(each).events() for each in clients if each} for clients in charged
-    ]
-    alike = tuple(chain(*chain(*(found for found in histories if len(found) == 1))))
-    parts = [*([[alike]] if alike else []), *(list(found) for found in histories if len(found) > 1)]
+    alike: list[Event] = []
+    parts: list[list[tuple[Event, ...]]] = []
+    for clients in charged:
+        histories = {Totals().extended(entries).events() for entries in clients if entries}
+        if len(histories) > 1:
+            parts.append(list(histories))
+        else:
+            alike += chain(*histories)
+    if alike:
+        parts.insert(0, [tuple(alike)])
     if delta is None:
         delta = min((run.delta for run in runs if run.delta is not None), default=math.inf)
     return math.fsum(spread(part, delta=delta / len(parts)).largest for part in parts)
@@ -203,16 +207,15 @@ def _places_of(thing: Any) -> Iterator[Place]:
         storage = thing.untyped_storage()
         known, start = StorageWeakRef(storage), storage.data_ptr()
         storage_ends = storage.resizable()  # else the memory is that of an array or a buffer
-        yield Place(
-            str(thing.device),
-            start,
-            start + storage.nbytes(),
-            lambda: None if storage_ends and known.expired() else known,
-        )
+
+        def life() -> object:
+            return None if storage_ends and known.expired() else known
+
+        yield Place(str(thing.device), start, start + storage.nbytes(), life)
     elif isinstance(thing, np.ndarray):
         start = thing.ctypes.data
-        life = weakref.ref(thing) if thing.flags.owndata else (lambda: True)
-        yield Place("cpu", start, start + thing.nbytes, life)
+        alive = weakref.ref(thing) if thing.flags.owndata else (lambda: True)
+        yield Place("cpu", start, start + thing.nbytes, alive)
     else:
         with suppress(TypeError):  # a pair, a dict or a number: their members count
             yield Place("object", id(thing), id(thing) + 1, weakref.ref(thing))
@@ -226,4 +229,5 @@ def _places_of(thing: Any) -> Iterator[Place]:
             start = buffer.address
             yield Place("cpu", start, start + buffer.size, lambda: True)
     if hasattr(type(thing), "iterrows"):
-        yield from chain(*(_places_of(column.to_numpy()) for _, column in thing.items()))
+        for _, column in thing.items():
+            yield from _places_of(column.to_numpy())

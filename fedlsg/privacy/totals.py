@@ -24,6 +24,7 @@ itself knows it: nothing is promised against it.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, get_args
 
 from fedlsg.accounting import Event
@@ -108,21 +109,15 @@ class Totals:
         return self._and(new) if new else self
 
     def _and(self, new: Sequence[Entry]) -> "Totals":
-        attempts, spent, taken, epochs = (
-            dict(self.attempts),
-            dict(self.spent),
-            dict(self.taken),
-            dict(self.epochs),
-        )
+        attempts, spent = dict(self.attempts), dict(self.spent)
+        taken, epochs = dict(self.taken), dict(self.epochs)
         for number, entry in enumerate(new, start=self.count + 1):
             of_round = (entry.run, entry.round)
             attempts[of_round] = max(attempts.get(of_round, 0), entry.attempt + 1)
             if entry.batches:
-                touched = list(_touched(entry, taken, number))
-                if entry.private:
-                    for epoch in touched:
-                        epochs[epoch] = min(epochs.get(epoch, noise_of(entry)), noise_of(entry))
-                order = order_of(entry)
+                noise, order = noise_of(entry), order_of(entry)
+                for epoch in _touched(entry, taken, number) if entry.private else ():
+                    epochs[epoch] = min(epochs.get(epoch, noise), noise)
                 taken[order] = max(taken.get(order, 0), entry.first_batch + entry.steps)
             elif entry.private:
                 setting = (entry.sample_rate, noise_of(entry))
@@ -141,11 +136,12 @@ class Totals:
         An epoch of shuffled batches is a step at q = 1.
         """
         merged: dict[tuple[float, float], Sum] = {}
-        parts = [*self.spent.items(), *(((1.0, noise), (1, 0.0)) for noise in self.epochs.values())]
-        for (q, (sigma, shares, colluders)), (steps, log_ratio) in parts:
-            own = q, multiplier_against(reader, sigma, min_survivors=shares, colluders=colluders)
-            before = merged.get(own, (0, 0.0))
-            merged[own] = before[0] + steps, sum_up((before[1], log_ratio))
+        of_epochs = (((1.0, noise), (1, 0.0)) for noise in self.epochs.values())
+        for (q, noise), (steps, log_ratio) in chain(self.spent.items(), of_epochs):
+            sigma, shares, colluders = noise
+            sigma = multiplier_against(reader, sigma, min_survivors=shares, colluders=colluders)
+            before = merged.get((q, sigma), (0, 0.0))
+            merged[q, sigma] = before[0] + steps, sum_up((before[1], log_ratio))
         return _events(merged)
 
 
@@ -153,6 +149,13 @@ def _together(before: Sum | None, entry: Entry) -> Sum:
     """The entries of a setting so far, and one more. Lambdas are added upwards."""
     steps, log_ratio = before or (0, 0.0)
     return steps + entry.steps, sum_up((log_ratio, entry.log_ratio))
+
+
+def _events(spent: Mapping[tuple[float, float], Sum]) -> tuple[Event, ...]:
+    return tuple(
+        Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio)
+        for (q, sigma), (steps, log_ratio) in sorted(spent.items())
+    )
 
 
 def noise_of(entry: Entry) -> Noise:
@@ -165,13 +168,6 @@ def noise_of(entry: Entry) -> Noise:
     if entry.run and entry.log_ratio and not entry.min_survivors:
         sigma /= math.sqrt(FEWEST)
     return sigma, entry.min_survivors, entry.colluders
-
-
-def _events(spent: Mapping[tuple[float, float], Sum]) -> tuple[Event, ...]:
-    return tuple(
-        Event(sample_rate=q, noise_multiplier=sigma, steps=steps, log_ratio=log_ratio)
-        for (q, sigma), (steps, log_ratio) in sorted(spent.items())
-    )
 
 
 def order_of(entry: Entry) -> Order:

@@ -109,7 +109,7 @@ def _is_ours(frame: FrameType | None) -> bool:
     return False
 
 
-@cache
+@cache  # of installed torch and numpy: for a process
 def _methods() -> list[tuple[dict[str, Any], str, Any, Any]]:
     """The dictionary of a type, a name, what stands there, and what stands there inside.
 
@@ -163,7 +163,7 @@ def _state_of(kind: Any, original: Any) -> property:
     return property(original.__get__, set_state)
 
 
-@cache
+@cache  # of installed numpy: for a process
 def _functions() -> list[tuple[str, Any, Any]]:
     """The functions of numpy that ``SeedSequence`` calls for its entropy: name, what stands there,
     what does inside.

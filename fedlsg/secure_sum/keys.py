@@ -32,6 +32,8 @@ from jaxtyping import Integer, UInt
 
 from fedlsg.secure_sum.terms import SecureSumError
 
+Words = UInt[np.ndarray, " length"]
+
 PRIME = 2**256 - 189
 SHARE_BYTES = 32
 
@@ -81,7 +83,7 @@ def combine(shares: Mapping[int, bytes], threshold: int, of: str = "secret") -> 
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # by its arguments alone: never stale
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     """Lagrange's weights at 0. Cached: in a dense graph the same holders give many secrets."""
     weights = []
@@ -297,7 +299,7 @@ def word(bits: int) -> np.dtype:
     return np.dtype(f"<u{next(size for size in (1, 2, 4, 8) if 8 * size >= bits)}")
 
 
-def reduced(values: Integer[np.ndarray, " length"], bits: int) -> UInt[np.ndarray, " length"]:
+def reduced(values: Integer[np.ndarray, " length"], bits: int) -> Words:
     """A copy of integers modulo 2^b, as words. Negative ones wrap: -1 becomes 2^b - 1. No value is
     refused.
 
@@ -308,7 +310,7 @@ def reduced(values: Integer[np.ndarray, " length"], bits: int) -> UInt[np.ndarra
     return clear(values.astype(word(bits)), bits)
 
 
-def clear(words: UInt[np.ndarray, " length"], bits: int) -> UInt[np.ndarray, " length"]:
+def clear(words: Words, bits: int) -> Words:
     """Set the bits of words above ``bits`` to 0, in place."""
     words &= words.dtype.type(2**bits - 1)
     return words
@@ -321,7 +323,7 @@ def sign(own: int, other: int) -> int:
     return 1 if own < other else -1
 
 
-def add_masks(words: UInt[np.ndarray, " length"], seeds: Iterable[tuple[bytes, int]]) -> None:
+def add_masks(words: Words, seeds: Iterable[tuple[bytes, int]]) -> None:
     """Add sign x PRG(seed) to words, in place, modulo the length of a word; ``clear`` the bits
     above b afterwards.
 

@@ -35,12 +35,15 @@ from fedlsg.secure_sum.keys import (
 from fedlsg.secure_sum.messages import Announced, packed_bytes, unpack_bits
 from fedlsg.secure_sum.terms import STAGES, GivenUp, SecureSumError, Terms, WrongSharesError
 
+ByClient = dict[int, bytes]
+"""Messages of clients."""
+
 Pairs = Iterable[tuple[int, bytes]]
 Read = TypeVar("Read")
 WRONG = "answer: a share that does not fit the others: it is wrong, or was dealt so by its owner"
 
 
-Shares = dict[int, dict[int, bytes]]
+Shares = dict[int, ByClient]
 """Shares of one kind of secret, by its owner and by the point of the holder."""
 
 
@@ -138,11 +141,11 @@ class Server:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.refused: dict[int, str] = {}
-        self.sent: dict[int, bytes] = {}
+        self.sent: ByClient = {}
         self.given_up: GivenUp | None = None
         self._stage = 0
         self._announced: dict[int, Announced] = {}
-        self._sealed: dict[int, dict[int, bytes]] = {}
+        self._sealed: dict[int, ByClient] = {}
         """Sealed shares by sender and receiver; for k receivers each."""
         self._survivors: frozenset[int] = frozenset()
         self._agreed: frozenset[int] = frozenset()
@@ -151,7 +154,7 @@ class Server:
         """The digest of who announced which keys, sent shares and survived."""
         self._words = np.zeros(0, word(terms.bits))
 
-    def rosters(self, keys: Pairs) -> dict[int, bytes] | GivenUp:
+    def rosters(self, keys: Pairs) -> ByClient | GivenUp:
         """Stage 0: public keys to all who announced theirs. A key that comes twice is refused the
         second time.
         """
@@ -170,14 +173,14 @@ class Server:
         }
         return self._forward("keys", wire.ROSTER, tables)
 
-    def deliveries(self, shares: Pairs) -> dict[int, bytes] | GivenUp:
+    def deliveries(self, shares: Pairs) -> ByClient | GivenUp:
         """Stage 1: sealed shares to their receivers. Shares for others than neighbours in the
         roster are refused.
         """
         self._begin("shares")
         most = wire.table_bytes(self.terms.plan.degree, SEALED_BYTES)
 
-        def read(client: int, message: bytes) -> dict[int, bytes]:
+        def read(client: int, message: bytes) -> ByClient:
             body = wire.read(message, wire.SHARES, client, self.terms, least=0, most=most)
             due = self._near(client, self._announced)
             return wire.read_table(body, SEALED_BYTES, due, of=f"shares of client {client}")
@@ -191,7 +194,7 @@ class Server:
         }
         return self._forward("shares", wire.DELIVERY, tables)
 
-    def survivors(self, masked: Pairs) -> dict[int, bytes] | GivenUp:
+    def survivors(self, masked: Pairs) -> ByClient | GivenUp:
         """Stage 2: add the masked vectors; the set of survivors, fixed from now on, to all of
         them.
         """
@@ -220,14 +223,14 @@ class Server:
         }
         return self.sent
 
-    def requests(self, tags: Pairs) -> dict[int, bytes] | GivenUp:
+    def requests(self, tags: Pairs) -> ByClient | GivenUp:
         """Stage 3: each client's tags to their receivers, which give their shares for them. Clients
         check them.
         """
         self._begin("agree")
         size = wire.table_bytes(len(self._survivors) - 1, TAG_BYTES)
 
-        def read(client: int, message: bytes) -> dict[int, bytes]:
+        def read(client: int, message: bytes) -> ByClient:
             body = wire.read(message, wire.TAGS, client, self.terms, least=size, most=size)
             return wire.read_table(
                 body, TAG_BYTES, self._survivors - {client}, of=f"tags of client {client}"
@@ -339,7 +342,7 @@ class Server:
 
     def _forward(
         self, stage: str, kind: int, tables: Mapping[int, Mapping[int, bytes]]
-    ) -> dict[int, bytes] | GivenUp:
+    ) -> ByClient | GivenUp:
         """One message for each client: the set of all of them, and its own table."""
         if reason := self._too_few(tables.keys()):
             return self._give_up(stage, reason, len(tables))

@@ -52,6 +52,7 @@ from fedlsg.training.local_training import (
     without_filling,
 )
 
+Update = Float[Tensor, " kept"]
 AddNoise = Callable[[Tensor, Mechanism, SecretStream], Tensor]
 """A clipped sum -> what leaves of it."""
 
@@ -78,10 +79,10 @@ def client_step(
     noise: SecretStream,
     charge: Callable[[], None],
     groups: Groups = together,
-    scale: Sequence[Float[Tensor, " kept"]] | None = None,
+    scale: Sequence[Update] | None = None,
     checked: Checked | None = None,
     add: AddNoise | None = None,
-) -> Float[Tensor, " kept"]:
+) -> Update:
     """K local steps in one frame: the accumulated noisy sum of clipped per-example gradients, kept
     coordinates only.
 
@@ -162,7 +163,7 @@ def unprotected(mechanism: Mechanism, frame: Frame, parameters: Checked) -> bool
     return alike and all(p.is_contiguous() for p in parameters.values())
 
 
-def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
+def _noisy_steps(x: StepInputs, noise: SecretStream) -> Update:
     """A_K = sum_k v_k of noisy sums s_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1): -lr times its Eq. 3
     changes W locally.
 
@@ -195,7 +196,7 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Float[Tensor, " kept"]:
     return accumulated
 
 
-def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Float[Tensor, " kept"]:
+def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
     """The sum over a batch; in float64 if ``wide``, or for several microbatches, or more than
     NARROW_SUM examples.
     """
@@ -295,7 +296,7 @@ Gradients = list[Tensor]
 """One tensor a parameter, in its shape."""
 
 
-def plain_steps(x: StepInputs) -> Float[Tensor, " kept"]:
+def plain_steps(x: StepInputs) -> Update:
     """What ``client_step`` gives where ``unprotected``, bit for bit; it was charged. The model
     comes back unchanged.
     """
@@ -309,9 +310,7 @@ def plain_steps(x: StepInputs) -> Float[Tensor, " kept"]:
                 torch._foreach_copy_(owned, start)
 
 
-def _steps(
-    owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining
-) -> Float[Tensor, " kept"]:
+def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining) -> Update:
     """A_K = sum_k v_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1); W moves by -lr / expected_batch times
     v_k after each step but the last.
     """

@@ -35,7 +35,7 @@ WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 """Methods of an optimizer that torch hides from its compiler."""
 
 
-@cache
+@cache  # of installed torch: for a process
 def classes() -> Mapping[str, type[Optimizer]]:
     """The classes that need a gradient and a learning rate only, by the name that a user gives."""
     found: dict[str, type[Optimizer]] = {
@@ -188,7 +188,7 @@ class Option:
             ) from None
 
 
-@cache
+@cache  # of installed torch: for a process
 def options_of(name: str) -> Mapping[str, Option]:
     """What ``optimizer_options`` may say of a class, by name."""
     cls = classes()[name]

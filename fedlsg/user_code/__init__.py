@@ -224,7 +224,7 @@ class _Text(SourceFileLoader):
         return self.source_to_code(text, path)
 
 
-@cache
+@cache  # a hook is set once, and stays: for a process
 def _read_text_in(folder: Path) -> None:
     """Let no import from a folder of the user's, or from below it, read a compiled copy."""
 
@@ -273,7 +273,7 @@ def run(place: str, code: Callable[[], T]) -> T:
         raise ImportError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-@cache
+@cache  # of installed packages: for a process
 def offered(group: str) -> Mapping[str, EntryPoint]:
     """What installed packages offer in an entry point group, by name; nothing of it is imported.
 

@@ -58,7 +58,7 @@ def without_exit() -> Iterator[None]:
         ) from end
 
 
-@cache
+@cache  # of a path and installed packages: for a process
 def is_users(file: str) -> bool:
     """Whether a file of code is a user's own: not of Python, of an installed package, or of
     fedlsg.

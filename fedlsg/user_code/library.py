@@ -83,12 +83,15 @@ def own_code(thing: Any) -> str | None:
     The text names place, function and file: ``"0.act: gelu is code of train.py"``. The first call
     reads each file once.
     """
-    of_all = [getattr(of_all_modules, f"_global{name}") for name in HOOKS]
-    of_all += [_get_current_function_mode_stack(), _get_current_dispatch_mode_stack()]
-    of_all.append(torch._C._autograd._top_saved_tensors_default_hooks(False))
-    due: deque[Part] = deque(
-        [("", thing, Origin.LIBRARY), ("for all modules", of_all, Origin.LIBRARY)]
-    )
+    of_all = [
+        *(getattr(of_all_modules, f"_global{name}") for name in HOOKS),
+        _get_current_function_mode_stack(),
+        _get_current_dispatch_mode_stack(),
+        torch._C._autograd._top_saved_tensors_default_hooks(False),
+    ]
+    due = deque[Part]()
+    due.append(("", thing, Origin.LIBRARY))
+    due.append(("for all modules", of_all, Origin.LIBRARY))
     seen: dict[int, object] = {}  # the things themselves, so that no other one gets their id
     while due:
         place, part, most = due.popleft()
@@ -97,9 +100,11 @@ def own_code(thing: Any) -> str | None:
         seen[id(part)] = part
         if isinstance(part, type) and not issubclass(part, nn.Module):
             most = Origin.INSTALLED
-        if found := _refusal(part, most):
-            return f"{place or getattr(thing, '__name__', type(thing).__name__)}: {found}"
-        due += ((f"{place}.{n}".strip("."), value, limit) for n, value, limit in _parts(part, most))
+        if refusal := _refusal(part, most):
+            name = place or getattr(thing, "__name__", type(thing).__name__)
+            return f"{name}: {refusal}"
+        for name, value, limit in _parts(part, most):
+            due.append((f"{place}.{name}".strip("."), value, limit))
     return None
 
 
@@ -130,7 +135,8 @@ def _parts(thing: Any, most: Origin) -> Iterator[Part]:
         return
     is_class, is_module = isinstance(thing, type), isinstance(thing, ModuleType)
     kind = thing if is_class else type(thing)
-    yield from (("", base, most) for base in (kind.__bases__ if is_class else (kind,)))
+    for base in kind.__bases__ if is_class else (kind,):
+        yield "", base, most
     if kind.__name__ == "OptimizedModule":
         return  # private passes run the original, which is inside
     whole = not is_module and (most is Origin.LIBRARY or _top(kind) in FEW)
@@ -171,19 +177,22 @@ def origin_of(function: FunctionType) -> tuple[Origin, str]:
     if file.startswith("<frozen "):
         return Origin.LIBRARY, ""
     module = sys.modules.get(space.get("__name__", ""))
-    home = getattr(module, "__file__", None) if vars(module or os) is space else None
-    files = {home or "", home if file.startswith("<") else file}
-    if not all(file and os.path.exists(file) for file in files):
+    home = ""
+    if module is not None and vars(module) is space:
+        home = getattr(module, "__file__", None) or ""
+    files = {home, home if file.startswith("<") else file}
+    if not all(map(os.path.exists, files)):
         return Origin.OWN, f"code of {Path(file).name}"
-    return max(_origin(str(file), os.path.getmtime(str(file))) for file in files)
+    return max(_origin(path, os.path.getmtime(path)) for path in files)
 
 
-@functools.cache
+@functools.cache  # a changed file has another time
 def _origin(file: str, changed: float) -> tuple[Origin, str]:
     for root, name, listed in _records(tuple(sys.path)):
         if file.startswith(root) and (given := listed.get(file.removeprefix(root))):
-            found = hashlib.sha256(Path(file).read_bytes()).digest()
-            if given == f"sha256={base64.urlsafe_b64encode(found).decode().rstrip('=')}":
+            digest = hashlib.sha256(Path(file).read_bytes()).digest()
+            recorded = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+            if given == f"sha256={recorded}":
                 return Origin.LIBRARY, ""
             return Origin.OWN, f"code of {Path(file).name}, not as {name} was installed"
     near = "-packages" not in file or str(Path(file).resolve()).startswith(OWN)
@@ -191,14 +200,14 @@ def _origin(file: str, changed: float) -> tuple[Origin, str]:
     return whose, f"code of {Path(file).name}"
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)  # another sys.path is another key
 def _records(places: tuple[str, ...]) -> list[tuple[str, str, dict[str, str]]]:
     """Folder, name and RECORD of each installed library: digests by path in the folder."""
-    found = []
-    for one in (one for name in LIBRARIES for one in metadata.distributions(name=name)):
-        rows = csv.reader((one.read_text("RECORD") or "").splitlines())
-        root = os.path.join(str(one.locate_file("")), "")
-        found.append(
-            (root, f"{one.name} {one.version}", {row[0]: row[1] for row in rows if len(row) > 1})
-        )
-    return found
+    records = []
+    for library in LIBRARIES:
+        for distribution in metadata.distributions(name=library):
+            rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
+            digests = {row[0]: row[1] for row in rows if len(row) > 1}
+            root = os.path.join(str(distribution.locate_file("")), "")
+            records.append((root, f"{distribution.name} {distribution.version}", digests))
+    return records

@@ -385,7 +385,7 @@ def _equal(now: Tensor, before: Tensor) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # by its arguments alone: never stale
 def names_of(code: CodeType) -> tuple[str, ...]:
     """What a function and the functions inside it name: variables, attributes, modules."""
     inner = (names_of(part) for part in code.co_consts if isinstance(part, CodeType))
@@ -400,7 +400,7 @@ def _is_users_function(function: FunctionType, packages: Packages) -> bool:
     return not file or is_users(file) or _top(function.__module__) in packages
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # a class that its module gives up later stays what it was
 def is_own(kind: Any, packages: Packages = NONE) -> bool:
     """Whether a class is a user's: a function of it is, or it has none and its module is."""
     home = sys.modules.get(kind.__module__)

@@ -18,7 +18,6 @@ from flwr.common.logger import log
 from fedlsg.carriers.probe import Basis, refresh_of
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked, check
-from fedlsg.gradients.fingerprint import Followed
 from fedlsg.simulations.client.node.refusals import ChangedModelError, FrameDiffersError
 from fedlsg.simulations.client.replica import (
     History,
@@ -42,6 +41,7 @@ from fedlsg.strategies.protocol.wire import (
     read_weights,
 )
 from fedlsg.tensors import keep_freed_memory
+from fedlsg.user_code.fingerprint import Followed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

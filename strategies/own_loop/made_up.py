@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedlsg.gradients import Batch
 from fedlsg.randomness import public_generator
-from fedlsg.tensors import each, fields_of, of_fields, rows_of
+from fedlsg.tensors import fields_of, of_fields, rows_of
 
 ROWS = 4
 """Rows that are made."""
@@ -89,12 +88,13 @@ class Maker:
     def rows(self) -> tuple[Batch, Batch] | None:
         """Inputs and targets that model and loss take, each row alone; None if nothing is taken."""
         for floats, integers, target in self.fills():
-            made = [self._made(side, floats, integers, target) for side in (0, 1)]
-            taken = [0] if self._takes_row(made, 0) else []
-            if taken:
-                taken += [row for row in range(1, ROWS) if self._takes_row(made, row)]
-                chosen = torch.tensor(taken)
-                return rows_of(made[0], chosen), rows_of(made[1], chosen)
+            inputs = self._made("inputs", floats, integers)
+            targets = self._made("targets", target, {})
+            if not self._takes_row(inputs, targets, 0):
+                continue
+            others = [row for row in range(1, ROWS) if self._takes_row(inputs, targets, row)]
+            chosen = torch.tensor([0, *others])
+            return rows_of(inputs, chosen), rows_of(targets, chosen)
         return None
 
     def fills(self) -> Iterator[tuple[Fill, Mapping[str, Fill], Fill]]:
@@ -108,16 +108,17 @@ class Maker:
             for fills, target in product(product(INTEGERS, repeat=len(names)), TARGETS):
                 yield normal, dict(zip(names, fills, strict=True)), target
 
-    def _made(self, side: int, floats: Fill, integers: Mapping[str, Fill], target: Fill) -> Any:
+    def _made(self, side: str, default: Fill, fills: Mapping[str, Fill]) -> Batch:
+        """Inputs or targets: each field by its own fill, or the default."""
         made = {}
-        for name, field in fields_of((self.inputs, self.targets)[side]).items():
-            fill = target if side else integers.get(name, floats)
-            if "mask" in name and field.ndim > 1:
-                fill = lengths
-            draw = public_generator(0, "made up", side, name)
+        for name, field in fields_of(getattr(self, side)).items():
+            is_mask = "mask" in name and field.ndim > 1
+            fill = lengths if is_mask else fills.get(name, default)
+            draw = public_generator(0, "made up", int(side == "targets"), name)
             made[name] = fill(field, draw).to(field.dtype)
-        return of_fields(made)
+        batch: Batch = of_fields(made)
+        return batch
 
-    def _takes_row(self, made: list[Any], row: int) -> bool:
-        inputs, targets = (each(part, lambda t: t[row : row + 1]) for part in made)
-        return self.takes(inputs, targets)
+    def _takes_row(self, inputs: Batch, targets: Batch, row: int) -> bool:
+        place = torch.tensor([row])
+        return self.takes(rows_of(inputs, place), rows_of(targets, place))

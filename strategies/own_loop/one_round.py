@@ -20,7 +20,6 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.config.isolation import Wanted
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import LossFunction, batch_size, trainable
-from fedlsg.gradients.fingerprint import Fingerprint, Followed
 from fedlsg.gradients.isolation.levels import Isolation, resolve
 from fedlsg.gradients.isolation.passes import forget_loss
 from fedlsg.gradients.isolation.trial import level_of_own_code, word_on
@@ -52,7 +51,10 @@ from fedlsg.tensors import fields_of, of_fields
 from fedlsg.training import Groups, together
 from fedlsg.training.local_training import Shape, runs_of, shape_of
 from fedlsg.user_code.failure import depends_on_values, describe
+from fedlsg.user_code.fingerprint import Fingerprint, Followed
 from fedlsg.user_code.objects import restored
+
+Pair = tuple[Inputs, Inputs]
 
 MOST_STATES = 16
 """States of a model and forms of the data that are remembered as rehearsed."""
@@ -87,7 +89,7 @@ def check_moved(model: nn.Module) -> None:
             )
 
 
-def repeated(inputs: Inputs, targets: Inputs, like: tuple[Inputs, Inputs] | None = None) -> Batch:
+def repeated(inputs: Inputs, targets: Inputs, like: Pair | None = None) -> Batch:
     """A batch function that gives some rows over and over, in memory as those of ``like`` are."""
     count = batch_size(inputs, targets)
     layouts = [
@@ -231,7 +233,7 @@ class Release:
         inputs: Inputs,
         targets: Inputs,
         terms: ClientTerms,
-        like: tuple[Inputs, Inputs] | None = None,
+        like: Pair | None = None,
     ) -> None:
         """The rounds that come next, on made-up rows: whatever fails in them fails here, before
         anything is charged.
@@ -353,9 +355,7 @@ class Rehearsals:
     ``wanted``: the level of isolation, or "auto" for that of the rule.
     """
 
-    def __init__(
-        self, release: Release, example: tuple[Inputs, Inputs] | None, wanted: Wanted = "auto"
-    ) -> None:
+    def __init__(self, release: Release, example: Pair | None, wanted: Wanted = "auto") -> None:
         model = release.state.model
         self._release, self._example, self._wanted = release, example, wanted
         self._trained = {name: (p, p.shape) for name, p in trainable(model).items()}
@@ -437,7 +437,7 @@ class Rehearsals:
         if batch is not None:
             self._checked[now] = level
 
-    def _choose_level(self, rows: tuple[Inputs, Inputs]) -> None:
+    def _choose_level(self, rows: Pair) -> None:
         """The level of isolation for model and loss as they are now, tried on rows of the form of
         these.
 
@@ -465,14 +465,14 @@ class Rehearsals:
             logging.getLogger("fedlsg").warning("isolation=%s: %s", level, said)
         return level
 
-    def _like(self, rows: tuple[Inputs, Inputs]) -> tuple[Inputs, Inputs]:
+    def _like(self, rows: Pair) -> Pair:
         """The owner's example, where it has the names and types of the data; else made-up rows."""
         made = self._example
         if made is None or [names_of(part) for part in made] != [names_of(part) for part in rows]:
             made = made_up(*rows)
         return made
 
-    def _rehearse(self, rows: tuple[Inputs, Inputs], terms: ClientTerms) -> None:
+    def _rehearse(self, rows: Pair, terms: ClientTerms) -> None:
         """A step on the owner's example, where it has the names and types of the data; else on
         made-up rows.
 

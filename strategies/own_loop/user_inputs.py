@@ -26,6 +26,8 @@ from fedlsg.tensors import BY_NAME, each, fields_of, of_fields, rows_of
 from fedlsg.training import Batch, Positions
 from fedlsg.user_code.objects import generators_in
 
+Pair = tuple[Inputs, Any]
+
 SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32)
 Check = Callable[[Inputs, Inputs], None]
 Data = Dataset[Any] | tuple[Any, Any] | Callable[[Positions], Any]
@@ -176,7 +178,7 @@ class Stored:
     def draw_from(self, stream: SecretStream | None) -> None:
         """Nothing is drawn here."""
 
-    def __call__(self, rows: Positions) -> tuple[Inputs, Any]:
+    def __call__(self, rows: Positions) -> Pair:
         """Inputs and targets of the positions."""
         rows = rows if self.rows is None else self.rows[rows]
         return _on((rows_of(self.inputs, rows), rows_of(self.targets, rows)), self.device)
@@ -198,20 +200,18 @@ class Together:
         """Begin a step, whose draws come from this stream; or end it, and keep no key."""
         self._draws.stream = stream
 
-    def __call__(self, positions: Positions) -> tuple[Inputs, Any]:
+    def __call__(self, positions: Positions) -> Pair:
         """Inputs and targets of the positions."""
         with self._draws.making():
             self._draws.begin(self._draws.next_key())
             return _on(self._function(positions), self._device)
 
 
-def first_rows(batch: Batch, num_examples: int) -> tuple[Inputs, Any]:
+def first_rows(batch: Batch, num_examples: int) -> Pair:
     """The first two rows of the data; one, where they differ in shape."""
     positions = torch.arange(min(2, num_examples))
     groups = batch.groups(positions) if isinstance(batch, OneByOne) else [positions]
-    rows: tuple[Inputs, Any] = guarded(batch)(
-        next(group for group in groups if 0 in group.tolist())
-    )
+    rows: Pair = guarded(batch)(next(group for group in groups if 0 in group.tolist()))
     return rows
 
 
@@ -271,7 +271,7 @@ def guarded(batch: Callable[[Positions], Any]) -> Batch:
     batch's size.
     """
 
-    def of(positions: Positions) -> tuple[Inputs, Any]:
+    def of(positions: Positions) -> Pair:
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
         made = check_batch(batch(positions), len(positions))
@@ -285,7 +285,7 @@ def plain(t: Tensor) -> Tensor:
     return t.as_subclass(Tensor)
 
 
-def check_batch(given: Any, count: int) -> tuple[Inputs, Any]:
+def check_batch(given: Any, count: int) -> Pair:
     """What a batch function gave. Raises ValueError unless it is inputs and targets of ``count``
     rows.
     """

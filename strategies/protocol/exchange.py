@@ -41,6 +41,8 @@ from fedlsg.strategies.protocol.wire import (
     announced_to,
 )
 
+ByClient = dict[int, Any]
+
 
 class Exchange:
     """What is sent and received in the current round; ``report`` says what happened in it.
@@ -169,7 +171,7 @@ class Exchange:
             clients=clients, updates=[values[client] for client in clients], noise_std=noise
         )
 
-    def _of_replacements(self) -> dict[int, Any]:
+    def _of_replacements(self) -> ByClient:
         """The values of other clients, as many as were lost; a replacement that is lost has none
         itself.
         """
@@ -195,7 +197,7 @@ class Exchange:
         )
         return self._collect(self._send(self._announce_to(others)), gone=lost)
 
-    def _collect(self, replies: Iterable[Message], gone: Collection[int] = ()) -> dict[int, Any]:
+    def _collect(self, replies: Iterable[Message], gone: Collection[int] = ()) -> ByClient:
         """What ``_accept`` returned of each valid reply, by partition.
 
         Clients that derive another frame, hold another model or have restarted get one more message
@@ -222,7 +224,7 @@ class Exchange:
                 self._send(self._announce_to(sorted(frames | models | returned), framed, models))
             )
 
-    def _in_time(self, values: dict[int, Any]) -> dict[int, Any]:
+    def _in_time(self, values: ByClient) -> ByClient:
         """The values without those that came too late in simulated time: their clients stay
         charged.
         """
@@ -318,7 +320,7 @@ class Exchange:
             content[RECORD] = held_record(copies.held(partition))
         return Message(content, node, MessageType.TRAIN, group_id=str(plan.round))
 
-    def _read(self, replies: Iterable[Message], *, stage: bool = False) -> dict[int, Any]:
+    def _read(self, replies: Iterable[Message], *, stage: bool = False) -> ByClient:
         """What ``_accept`` returns of each valid reply, by partition; everything else is entered in
         the report.
 
@@ -329,7 +331,7 @@ class Exchange:
         waiting = {
             message.metadata.message_id: (partition, message) for partition, message in self._sent
         }
-        values: dict[int, Any] = {}
+        values: ByClient = {}
         for partition, message in self._sent:
             self.report.count_down(partition, message, stage=stage)
             if stage or partition not in self.report.dropped:

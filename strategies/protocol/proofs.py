@@ -65,7 +65,7 @@ class OtherCodeError(RuntimeError):
     """Server and client run different code."""
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # of the code that was imported: for a process
 def own_identity() -> CodeIdentity:
     """The code that this process imported, whatever its working directory is."""
     return identity_of(HOME)

@@ -138,7 +138,7 @@ _ANNOUNCED = tuple(f.name for f in fields(Announcement))
 _VALUES = itemgetter(*_ANNOUNCED)
 
 
-@lru_cache(maxsize=16, typed=True)
+@lru_cache(maxsize=16, typed=True)  # by its arguments alone: never stale
 def _announcement(*values: Any) -> Announcement:
     """Cached: clients of equal terms read the same one, several times each."""
     return Announcement(**dict(zip(_ANNOUNCED, values, strict=True)))

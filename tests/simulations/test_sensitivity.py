@@ -28,11 +28,11 @@ from benchmarks.privacy.adversaries import (
     text_cases,
 )
 from benchmarks.privacy.neighbours import BOUND, Moved, Subject, move, subject
-from fedlsg.gradients.fingerprint import Watching
 from fedlsg.gradients.precision import Precision
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.training import local_training as microbatches
 from fedlsg.training.local_training import ROWS_ON_CPU, LocalTraining, shape_of
+from fedlsg.user_code.fingerprint import Watching
 from tests.fedlsg.support.own_methods import OWN_RECIPE
 from tests.simulations.support.made_texts import VOCABULARY, make_bert
 

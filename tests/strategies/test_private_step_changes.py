@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fedlsg.gradients.fingerprint
+import fedlsg.user_code.fingerprint
 from fedlsg.gradients.isolation import block_gradients
 from fedlsg.gradients.isolation.passes import own_model
 from fedlsg.strategies.own_loop import one_round
@@ -301,7 +301,7 @@ def test_negative_control_a_gate_that_forgets_lets_examples_mix(planted, monkeyp
     """Without the fingerprint, or without hooks in it, the step above is charged and mixes."""
     if planted == "hooks":
         monkeypatch.setattr(
-            fedlsg.gradients.fingerprint._Walk, "hooks", lambda self, space, names: ()
+            fedlsg.user_code.fingerprint._Walk, "hooks", lambda self, space, names: ()
         )
     else:
         monkeypatch.setattr(one_round.Followed, "now", lambda self: self.checked)

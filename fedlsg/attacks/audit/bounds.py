@@ -78,7 +78,7 @@ def from_curve(epsilons: Float[np.ndarray, " n"], deltas: Float[np.ndarray, " n"
     return least
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)  # by its arguments alone: never stale
 def subsampled(
     *, sample_rate: float, noise_multiplier: float, steps: int, delta: float
 ) -> tuple[Least, float]:

@@ -21,6 +21,7 @@ from fedlsg.privacy import Mechanism, add_noise, clipped_sum, poisson_batch
 from fedlsg.randomness import SecretStream
 from fedlsg.secure_sum.discrete import SumTerms, discrete_gaussian, plan_release, rotate
 
+AddNoise = Callable[[Tensor], Tensor]
 Patches = dict[str, Callable[..., Any]]
 Noise = Callable[[Tensor, Any, SecretStream], Tensor]
 """Values, how much noise, the stream -> the values with noise."""
@@ -35,7 +36,7 @@ HOMES = {
 """Where the shipped path looks a function up."""
 
 
-def in_noise(change: Callable[[Noise, Callable[[Tensor], Tensor]], Noise]) -> Patches:
+def in_noise(change: Callable[[Noise, AddNoise], Noise]) -> Patches:
     """One mistake in both kinds of noise; ``change`` gets the function, and what is sent without
     any noise.
     """
@@ -114,7 +115,7 @@ def shares_for(count: Callable[[SumTerms], int]) -> Patches:
 def mask_unlike_noise() -> Patches:
     """Noise on the coordinates of another mask: some that are sent have none."""
 
-    def change(add: Noise, bare: Callable[[Tensor], Tensor]) -> Noise:
+    def change(add: Noise, bare: AddNoise) -> Noise:
         def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
             other = torch.rand(len(values), generator=torch.Generator().manual_seed(1)) < 0.9
             return torch.where(other.to(values.device), add(values, how, noise), bare(values))
@@ -127,7 +128,7 @@ def mask_unlike_noise() -> Patches:
 def noise_reused() -> Patches:
     """One draw for all steps of all clients."""
 
-    def change(add: Noise, bare: Callable[[Tensor], Tensor]) -> Noise:
+    def change(add: Noise, bare: AddNoise) -> Noise:
         drawn: dict[int, Tensor] = {}
 
         def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
@@ -145,7 +146,7 @@ def noise_left_out(clients: int) -> Patches:
     output has none.
     """
 
-    def change(add: Noise, bare: Callable[[Tensor], Tensor]) -> Noise:
+    def change(add: Noise, bare: AddNoise) -> Noise:
         calls = count(1)
 
         def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:

@@ -110,7 +110,7 @@ class Stated:
         }[self.trust]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # by its arguments alone: never stale
 def least_noise(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
     """The least noise multiplier at which T releases are (epsilon, delta)-private, less its own
     error, by bisection.

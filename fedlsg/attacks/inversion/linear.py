@@ -41,6 +41,8 @@ from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observati
 from fedlsg.attacks.replay import replay
 from fedlsg.carriers import find_output_layer
 
+Values = Float[Tensor, " n"]
+
 DECADES, STEP = 2.0, 0.1
 """Powers of ten within which a scale is searched, and the distance of those that are tried
 first.
@@ -103,9 +105,7 @@ def input_of_linear(observation: Observation, prior: Prior) -> Guess:
     return Guess(inputs=x.reshape(1, *prior.shape), objective=found.residual, note=note)
 
 
-def frozen_columns(
-    layer: ReceivedLayer, x: Float[Tensor, " n"], g: Float[Tensor, " m"]
-) -> Float[Tensor, " n"]:
+def frozen_columns(layer: ReceivedLayer, x: Values, g: Float[Tensor, " m"]) -> Values:
     """x with its unknown entries solved from left = g (R x)^T where that determines them, NaN where
     it does not.
     """
@@ -123,7 +123,7 @@ def frozen_columns(
     return filled
 
 
-def fit_range(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
+def fit_range(x: Values, prior: Prior) -> Values:
     """x with the sign and the largest scale that keep it in the prior's range; its middle value
     where it cannot be.
 
@@ -140,7 +140,7 @@ def fit_range(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
     return x * sign * scale if 0 < scale < torch.inf else x
 
 
-def clamp(x: Float[Tensor, " n"], prior: Prior) -> Float[Tensor, " n"]:
+def clamp(x: Values, prior: Prior) -> Values:
     """x pulled into the prior's range, NaN left alone."""
     low, high = (end.flatten() for end in prior.bounds)
     return torch.where(x.isnan(), x, x.clamp(low, high))

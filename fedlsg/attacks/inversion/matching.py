@@ -34,7 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
-from fedlsg.attacks.replay import Objective, objective
+from fedlsg.attacks.replay import DISTANCES, Objective, objective
 from fedlsg.attacks.search import Box, Energy, Progress, Search, Watch, Weight, adam, lbfgs, search
 
 RELUS = (F.relu, torch.relu, Tensor.relu)
@@ -321,7 +321,7 @@ def _energy(
     value = distance(inputs, targets)
     if attack.total_variation:
         value = value + attack.total_variation * total_variation(inputs).sum()
-    if attack.distance == "likelihood":
+    if DISTANCES[attack.distance].likelihood:
         value = value + surprise(prior, inputs, pixels.expected_under(targets)).sum()
     return value
 

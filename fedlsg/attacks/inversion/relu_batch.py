@@ -25,6 +25,8 @@ from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import ReceivedLayer, received_first_layer
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
 
+Units = Float[Tensor, "rows batch"]
+
 DRAWS, MOST_DRAWS = 2048, 100_000
 """Subsets of B - 1 rows in one go, so that memory stays small; at the most: 2^B times a few are
 enough while half of the neurons are on."""
@@ -92,7 +94,7 @@ def _guess(
     observation: Observation,
     layer: ReceivedLayer,
     prior: Prior,
-    columns: Float[Tensor, "rows batch"],
+    columns: Units,
     rows: Bool[Tensor, " m"],
     near: Tolerances,
 ) -> Guess:
@@ -142,9 +144,7 @@ def _check(observation: Observation, layer: ReceivedLayer) -> None:
         )
 
 
-def _range_of(
-    layer: ReceivedLayer, near: Tolerances
-) -> tuple[Float[Tensor, "rows batch"], Bool[Tensor, " m"]]:
+def _range_of(layer: ReceivedLayer, near: Tolerances) -> tuple[Units, Bool[Tensor, " m"]]:
     received = layer.right if layer.left is None else layer.left
     assert layer.bias is not None
     rows = received.kept.any(1)
@@ -161,7 +161,7 @@ def _range_of(
 
 
 def _inputs(
-    layer: ReceivedLayer, G: Float[Tensor, "rows batch"], rows: Bool[Tensor, " m"]
+    layer: ReceivedLayer, G: Units, rows: Bool[Tensor, " m"]
 ) -> tuple[Float[Tensor, "n batch"], float]:
     """X from G: through L^T G, or, where rows of dL are frozen, through R X = left^T G^+^T and the
     rows of dR.
@@ -205,7 +205,7 @@ def _contradictions(
 
 
 def sparse_columns(
-    P: Float[Tensor, "rows batch"],
+    P: Units,
     generator: torch.Generator,
     near: Tolerances,
     accept: Callable[[Float[Tensor, "batch batch"]], bool] = lambda A: True,
@@ -243,9 +243,7 @@ def sparse_columns(
     )
 
 
-def _refined(
-    P: Float[Tensor, "rows batch"], zeros: Bool[Tensor, "batch rows"]
-) -> Float[Tensor, "batch batch"]:
+def _refined(P: Units, zeros: Bool[Tensor, "batch rows"]) -> Float[Tensor, "batch batch"]:
     """Columns of A from all rows where each is zero, instead of the B - 1 that found it."""
     if P.shape[1] == 1:
         return P.new_ones(1, 1)
@@ -266,7 +264,7 @@ def _null_vectors(
 
 
 def _sparsest(
-    P: Float[Tensor, "rows batch"], directions: Float[Tensor, "k batch"], near: Tolerances
+    P: Units, directions: Float[Tensor, "k batch"], near: Tolerances
 ) -> tuple[Float[Tensor, "independent batch"], Bool[Tensor, "independent rows"]]:
     """Of the directions the independent ones with most zeros in P a, sparsest first, and where
     these zeros are.

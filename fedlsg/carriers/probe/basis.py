@@ -10,8 +10,10 @@ For checkpoints and messages a basis is one flat vector: L, R and both energies 
 weight. The round is not in it: it follows from that of the state or message.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 from jaxtyping import Float
@@ -102,9 +104,8 @@ def probe_basis(carrier: Probe, public: Public, source: ProbeSource) -> Basis:
             L, energy = anchor_basis(anchors[name], sizes.r, generator=generator)
             pairs[name] = Pair(L, torch.ones(1, 1).to(L), energy, torch.ones(1).to(L))
             continue
-        pairs[name] = make_pair(
-            moments[name], sizes, carrier, generator, columns=public.weights[name].shape[1]
-        )
+        columns = public.weights[name].shape[1]
+        pairs[name] = make_pair(moments[name], sizes, carrier, generator, columns=columns)
         if carrier.splits:
             check_orthonormal(pairs[name].L, pairs[name].R, f"carriers of a probe for {name}")
     return Basis(round=public.time.round, pairs=pairs)
@@ -172,10 +173,8 @@ def scales(energy: Float[Tensor, " c"], units: int, carrier: Probe) -> Float[Ten
 
 def flatten(basis: Basis) -> Float[Tensor, " numbers"]:
     """All numbers of a basis in the order of its weights, float32."""
-    pairs = basis.pairs.values()
-    return torch.cat(
-        [X.flatten() for pair in pairs for X in (pair.L, pair.R, pair.out_energy, pair.in_energy)]
-    )
+    tensors = chain(*(vars(pair).values() for pair in basis.pairs.values()))
+    return torch.cat([X.flatten() for X in tensors])
 
 
 def unflatten(
@@ -191,23 +190,18 @@ def unflatten(
     Raises ValueError for another length, or for numbers that are not finite float32.
     """
     shapes = [shape for name in carried for shape in _shapes(carrier, weights[name])]
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    if (
-        flat.shape != (sum(sizes),)
-        or flat.dtype != torch.float32
-        or not bool(flat.isfinite().all())
-    ):
+    sizes = [math.prod(shape) for shape in shapes]
+    is_basis = flat.shape == (sum(sizes),) and flat.dtype == torch.float32
+    if not is_basis or not bool(flat.isfinite().all()):
         raise ValueError(
             f"expected {sum(sizes)} finite float32 numbers of a basis, got {tuple(flat.shape)} "
             f"{flat.dtype}"
         )
     device = next(iter(weights.values())).device
-    parts = [
-        part.reshape(shape)
-        for part, shape in zip(flat.to(device).split(sizes), shapes, strict=True)
-    ]
-    fours = [Pair(*(part.clone() for part in parts[i : i + 4])) for i in range(0, len(parts), 4)]
-    return Basis(round=round, pairs=dict(zip(carried, fours, strict=True)))
+    parts = zip(flat.to(device).split(sizes), shapes, strict=True)
+    tensors = (part.reshape(shape).clone() for part, shape in parts)
+    pairs = {name: Pair(*islice(tensors, 4)) for name in carried}
+    return Basis(round=round, pairs=pairs)
 
 
 def _shapes(carrier: Carrier, W: Tensor) -> tuple[tuple[int, ...], ...]:

@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedlsg.carriers.probe.moments import part_of
-from fedlsg.frame import Coordinates, Frame, make_blocks
-from fedlsg.gradients import Batch, LossFunction, batch_size, check, trainable
+from fedlsg.carriers.probe.moments import dense_frame, part_of
+from fedlsg.gradients import Batch, LossFunction, batch_size, check
 from fedlsg.gradients.isolation import per_example_gradients
 
 WHOLE_UP_TO = 256
@@ -52,10 +51,11 @@ def top_eigenvectors(
             "expected a finite matrix of second moments, got NaN or infinity in shape "
             f"{tuple(A.shape)}"
         )
-    start = (
-        torch.randn(len(A), count + EXTRA, generator=generator) if is_large(len(A), count) else None
-    )
-    values, vectors = whole(A) if start is None else subspace(A, start.to(A))
+    if is_large(len(A), count):
+        start = torch.randn(len(A), count + EXTRA, generator=generator)
+        values, vectors = subspace(A, start.to(A))
+    else:
+        values, vectors = whole(A)
     values, vectors = values.flip(0)[:count].clamp_min(0), vectors.flip(1)[:, :count]
     largest = vectors.abs().argmax(0)
     signs = torch.where(vectors.gather(0, largest.unsqueeze(0)) < 0, -1.0, 1.0)
@@ -101,10 +101,7 @@ def anchor_gradients(
     An anchor whose gradient is not finite is left out. Raises ValueError if none is left, or for
     too many numbers.
     """
-    coordinates = tuple(
-        Coordinates(name=name, shape=tuple(W.shape)) for name, W in trainable(model).items()
-    )
-    frame = Frame(coordinates=coordinates, blocks=make_blocks(coordinates))
+    frame = dense_frame(model)
     count = batch_size(inputs, targets)
     if count * frame.size > LARGEST:
         raise ValueError(
@@ -112,20 +109,19 @@ def anchor_gradients(
             f"choose probes of at most {LARGEST // frame.size}, or freeze a part of the model"
         )
     checked = check(model, frame)
-    found: list[list[Tensor]] = []
+    parts: list[list[Tensor]] = []
     for start in range(0, count, AT_ONCE):
         x, y = (part_of(batch, start, start + AT_ONCE) for batch in (inputs, targets))
-        found.append(
-            [g.float() for g in per_example_gradients(model, loss_fn, x, y, frame, checked=checked)]
-        )
-    each = [torch.cat(parts) for parts in zip(*found, strict=True)]
-    finite = torch.stack([g.isfinite().all(1) for g in each]).all(0)
+        gradients = per_example_gradients(model, loss_fn, x, y, frame, checked=checked)
+        parts.append([g.float() for g in gradients])
+    whole_batch = [torch.cat(of_parameter) for of_parameter in zip(*parts, strict=True)]
+    finite = torch.stack([g.isfinite().all(1) for g in whole_batch]).all(0)
     if not bool(finite.any()):
         raise ValueError(
             f"none of the {count} anchors has a finite gradient: check the weights and the "
             "source's inputs"
         )
-    return {c.name: g[finite] for c, g in zip(coordinates, each, strict=True)}
+    return {c.name: g[finite] for c, g in zip(frame.coordinates, whole_batch, strict=True)}
 
 
 def anchor_basis(

@@ -35,6 +35,10 @@ from fedlsg.gradients import (
     factored_gradients,
     trainable,
 )
+from fedlsg.tensors import each
+
+Kernels = Float[Tensor, "batch t t"]
+PerExample = Float[Tensor, " batch"]
 
 CANCELLED = 1e-3
 """Lower bound on |dW| as a share of |G| |X|: below that the Gram matrices in float32 have no digits
@@ -63,20 +67,16 @@ class Dense(Examples):
 
     each: Float[Tensor, "batch m n"]
 
-    def squares(self) -> Float[Tensor, " batch"]:
+    def squares(self) -> PerExample:
         """Squared norms, in float64."""
-        norms: Tensor = torch.linalg.vector_norm(self.each.flatten(1), dim=1, dtype=torch.float64)
-        return norms.square()
+        return _norms(self.each).square()
 
-    def sums(
-        self, weights: Float[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
+    def sums(self, weights: PerExample) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
         """A and B."""
         scaled = self.each * weights.view(-1, 1, 1)
-        rows, columns = (t.flatten(0, 1) for t in (scaled, scaled.mT))
-        return symmetric_product(rows, self.each.flatten(0, 1)), symmetric_product(
-            columns, self.each.mT.flatten(0, 1)
-        )
+        A = symmetric_product(scaled.flatten(0, 1), self.each.flatten(0, 1))
+        B = symmetric_product(scaled.mT.flatten(0, 1), self.each.mT.flatten(0, 1))
+        return A, B
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,24 +85,22 @@ class Gram(Examples):
 
     G: Float[Tensor, "batch t m"]
     X: Float[Tensor, "batch t n"]
-    GG: Float[Tensor, "batch t t"]
-    XX: Float[Tensor, "batch t t"]
+    GG: Kernels
+    XX: Kernels
 
-    def squares(self) -> Float[Tensor, " batch"]:
+    def squares(self) -> PerExample:
         """Squared norms, in float64, at least CANCELLED^2 |G|^2 |X|^2."""
-        lengths = [K.diagonal(dim1=1, dim2=2).double().sum(1) for K in (self.GG, self.XX)]
-        squares: Tensor = torch.linalg.vecdot(
-            self.GG.flatten(1).double(), self.XX.flatten(1).double()
-        )
-        return torch.maximum(squares, CANCELLED**2 * lengths[0] * lengths[1])
+        GG, XX = self.GG.flatten(1).double(), self.XX.flatten(1).double()
+        g, x = (K.diagonal(dim1=1, dim2=2).double().sum(1) for K in (self.GG, self.XX))
+        squares: Tensor = torch.linalg.vecdot(GG, XX)
+        return torch.maximum(squares, CANCELLED**2 * g * x)
 
-    def sums(
-        self, weights: Float[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
+    def sums(self, weights: PerExample) -> tuple[Float[Tensor, "n n"], Float[Tensor, "m m"]]:
         """A and B."""
-        pairs = ((self.GG, self.X), (self.XX, self.G))
         reached = self.GG.diagonal(dim1=1, dim2=2).flatten() != 0
-        A, B = (weighted(K * weights.view(-1, 1, 1), F, reached) for K, F in pairs)
+        scales = weights.view(-1, 1, 1)
+        A = weighted(self.GG * scales, self.X, reached)
+        B = weighted(self.XX * scales, self.G, reached)
         return A, B
 
 
@@ -130,13 +128,13 @@ def values(factors: Factors) -> int:
     return T * (m + n) + (2 * T * T if gram else m * n)
 
 
-def inner_products(F: Float[Tensor, "batch t k"]) -> Float[Tensor, "batch t t"]:
+def inner_products(F: Float[Tensor, "batch t k"]) -> Kernels:
     """F F^T of every example."""
     return torch.linalg.vecdot(F, F).unsqueeze(2) if F.shape[1] == 1 else F @ F.mT
 
 
 def weighted(
-    K: Float[Tensor, "batch t t"], F: Float[Tensor, "batch t k"], reached: Bool[Tensor, " batch_t"]
+    K: Kernels, F: Float[Tensor, "batch t k"], reached: Bool[Tensor, " batch_t"]
 ) -> Float[Tensor, "k k"]:
     """The sum of F^T K F over the examples, K symmetric.
 
@@ -202,10 +200,7 @@ def second_moments(
     Raises ValueError if no probe has a finite gradient other than zero, and what
     ``per_example_gradients`` raises.
     """
-    coordinates = tuple(
-        Coordinates(name=name, shape=tuple(W.shape)) for name, W in trainable(model).items()
-    )
-    frame = Frame(coordinates=coordinates, blocks=make_blocks(coordinates))
+    frame = dense_frame(model)
     checked = check(model, frame)
     found = {name: _zeros(W) for name, W in checked.items() if name in carried}
     count, start, size, used = batch_size(inputs, targets), 0, FIRST, 0
@@ -228,15 +223,22 @@ def second_moments(
     return found
 
 
+def dense_frame(model: nn.Module) -> Frame:
+    """The frame of dense gradients of all trainable parameters."""
+    coordinates = tuple(
+        Coordinates(name=name, shape=tuple(W.shape)) for name, W in trainable(model).items()
+    )
+    return Frame(coordinates=coordinates, blocks=make_blocks(coordinates))
+
+
 def _zeros(W: Tensor) -> Moments:
     sizes = W.shape[1:].numel(), W.shape[0]
     return Moments(*(torch.zeros(k, k, device=W.device) for k in sizes))
 
 
 def part_of(batch: Batch, start: int, stop: int) -> Batch:
-    if isinstance(batch, Tensor):
-        return batch[start:stop]
-    return {name: tensor[start:stop] for name, tensor in batch.items()}
+    part: Batch = each(batch, lambda t: t[start:stop])
+    return part
 
 
 def _add(
@@ -248,31 +250,31 @@ def _add(
     layers: dict[str, Kept] = {}
     squares = []
     for name in list(gradients):
-        each = gradients.pop(name)
-        if isinstance(each, Factors):
-            layers[name] = keep(each)
+        gradient = gradients.pop(name)
+        if isinstance(gradient, Factors):
+            layers[name] = keep(gradient)
             squares.append(layers[name].squares())
+        elif isinstance(gradient, GhostGradients):
+            squares.append(gradient.norms().square())
         else:
-            norms = each.norms() if isinstance(each, GhostGradients) else _norms(each)
-            squares.append(norms.square())
+            squares.append(_norms(gradient).square())
     total = torch.stack(squares).sum(0)
     usable = total.isfinite() & (total > SMALLEST)
     whole = bool(usable.all())
     weights = total[usable].reciprocal().float()
     for name, layer in layers.items():
-        for into, sums in zip(
-            found[name], (layer if whole else layer.of(usable)).sums(weights), strict=True
-        ):
-            into += sums
+        chosen = layer if whole else layer.of(usable)
+        for into, more in zip(found[name], chosen.sums(weights), strict=True):
+            into += more
     return len(weights)
 
 
-def _norms(gradient: Float[Tensor, "batch *shape"]) -> Float[Tensor, " batch"]:
+def _norms(gradient: Float[Tensor, "batch *shape"]) -> PerExample:
     norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float64)
     return norms
 
 
 def _size(gradients: Iterable[object]) -> int:
     """Examples of the next microbatch, from the gradients of this one."""
-    one = sum(values(each) for each in gradients if isinstance(each, Factors))
-    return min(MOST, max(1, KEPT // max(1, one)))
+    of_example = sum(values(factors) for factors in gradients if isinstance(factors, Factors))
+    return min(MOST, max(1, KEPT // max(1, of_example)))

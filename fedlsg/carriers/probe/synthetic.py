@@ -21,6 +21,9 @@ from torch import Tensor
 
 from fedlsg.randomness import check_cpu
 
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
 __all__ = ["Vocabulary", "bags_of_words", "dead_leaves", "pink"]
 
 SMALLEST, LARGEST = 3.0, 0.5
@@ -40,7 +43,7 @@ AT_ONCE = 2**7
 
 
 def dead_leaves(
-    count: int, shape: tuple[int, int, int], generator: torch.Generator
+    count: int, shape: Shape, generator: torch.Generator
 ) -> Float[Tensor, "count c h w"]:
     """``count`` images (channels, height, width) in 0..1, float32: discs and turned squares in
     plain colours.
@@ -54,13 +57,17 @@ def dead_leaves(
     of IEEE numbers are used. Raises ValueError for a generator of another device, or an empty
     shape.
     """
+    _check(count, shape, generator)
+    parts = [torch.zeros(0, *shape)]
+    for start in range(0, count, AT_ONCE):
+        parts.append(_paint(min(AT_ONCE, count - start), shape, generator))
+    return torch.cat(parts)
+
+
+def _check(count: int, shape: Shape, generator: torch.Generator) -> None:
     check_cpu(generator)
     if count < 0 or min(shape) < 1:
         raise ValueError(f"expected {count=} >= 0 and at least one pixel and channel, got {shape=}")
-    parts = [
-        _paint(min(AT_ONCE, count - start), shape, generator) for start in range(0, count, AT_ONCE)
-    ]
-    return torch.cat(parts) if parts else torch.zeros(0, *shape)
 
 
 def smallest(side: int) -> float:
@@ -78,32 +85,31 @@ def squared_radii(count: int, side: int, generator: torch.Generator) -> Float[Te
     return 1 / (a - torch.rand(count, generator=generator, dtype=torch.float64) * (a - b))
 
 
-def _paint(
-    count: int, shape: tuple[int, int, int], generator: torch.Generator
-) -> Float[Tensor, "count c h w"]:
+def _paint(count: int, shape: Shape, generator: torch.Generator) -> Float[Tensor, "count c h w"]:
     channels, height, width = shape
-    leaves = max(1, int(height * width / (COVER * smallest(min(height, width)) ** 2)))
+    side, pixels = min(height, width), height * width
+    leaves = max(1, int(pixels / (COVER * smallest(side) ** 2)))
+    total = count * leaves
     # 0: the backing's
-    grey, own = (torch.rand(count, k, leaves + 1, generator=generator) for k in (1, channels))
-    colours = (1 - CHROMA) * grey + CHROMA * own
-    centres = torch.rand(count * leaves, 2, generator=generator) * torch.tensor([height, width])
-    squared = squared_radii(count * leaves, min(height, width), generator).float()
-    turns = torch.rand(count * leaves, generator=generator)
-    top = torch.zeros(count * height * width, dtype=torch.int64)
+    grey = torch.rand(count, 1, leaves + 1, generator=generator)
+    of_channels = torch.rand(count, channels, leaves + 1, generator=generator)
+    colours = (1 - CHROMA) * grey + CHROMA * of_channels
+    centres = torch.rand(total, 2, generator=generator) * torch.tensor([height, width])
+    squared = squared_radii(total, side, generator).float()
+    turns = torch.rand(total, generator=generator)
+    top = torch.zeros(count * pixels, dtype=torch.int64)
     reach = 1
-    while reach < 2 * LARGEST * min(height, width):
+    while reach < 2 * LARGEST * side:
         # leaves of one octave of radii touch pixels at most so far from the centre's own
         reach *= 2
         chosen = ((squared < reach**2) & (squared >= (reach / 2) ** 2)).nonzero().squeeze(1)
         for square in (0, 1):
             some = chosen[chosen % 2 == square]
-            forms = (centres[some], squared[some], turns[some] if square else None)
-            pixels, which = _covered(*forms, reach, (height, width))
-            leaf = some[which]
-            top.scatter_reduce_(
-                0, leaf // leaves * (height * width) + pixels, leaf % leaves + 1, "amax"
-            )
-    index = top.view(count, 1, height * width).expand(-1, channels, -1)
+            turned = turns[some] if square else None
+            covered, which = _covered(centres[some], squared[some], turned, reach, (height, width))
+            image, layer = some[which] // leaves, some[which] % leaves
+            top.scatter_reduce_(0, image * pixels + covered, layer + 1, "amax")
+    index = top.view(count, 1, pixels).expand(-1, channels, -1)
     return colours.gather(2, index).view(count, *shape)
 
 
@@ -117,11 +123,9 @@ def _covered(
     """
     corner = centres.floor()
     steps = torch.arange(-reach, reach + 1)
-    rows, columns = (corner[:, axis, None] + steps for axis in (0, 1))
-    down, across = (
-        (rows + 0.5 - centres[:, :1]).unsqueeze(2),
-        (columns + 0.5 - centres[:, 1:]).unsqueeze(1),
-    )
+    rows, columns = corner[:, :1] + steps, corner[:, 1:] + steps
+    down = (rows + 0.5 - centres[:, :1]).unsqueeze(2)
+    across = (columns + 0.5 - centres[:, 1:]).unsqueeze(1)
     limit = squared.view(-1, 1, 1)
     if turns is None:
         inside = down * down + across * across <= limit
@@ -132,9 +136,8 @@ def _covered(
         cos, sin = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
         first, second = cos * down - sin * across, sin * down + cos * across
         inside = torch.maximum(first * first, second * second) <= limit / 2
-    inside &= ((rows >= 0) & (rows < size[0])).unsqueeze(2) & (
-        (columns >= 0) & (columns < size[1])
-    ).unsqueeze(1)
+    inside &= ((rows >= 0) & (rows < size[0])).unsqueeze(2)
+    inside &= ((columns >= 0) & (columns < size[1])).unsqueeze(1)
     which, row, column = inside.nonzero(as_tuple=True)
     return rows[which, row].long() * size[1] + columns[which, column].long(), which
 
@@ -149,9 +152,7 @@ any two channels.
 """
 
 
-def pink(
-    count: int, shape: tuple[int, int, int], generator: torch.Generator
-) -> Float[Tensor, "count c h w"]:
+def pink(count: int, shape: Shape, generator: torch.Generator) -> Float[Tensor, "count c h w"]:
     """``count`` images (channels, height, width) in 0..1, float32: Gaussian noise with amplitude
     f^-ALPHA.
 
@@ -161,25 +162,20 @@ def pink(
     transform.
     Raises ValueError for a generator of another device, or an empty shape.
     """
-    check_cpu(generator)
+    _check(count, shape, generator)
     channels, height, width = shape
-    if count < 0 or min(shape) < 1:
-        raise ValueError(f"expected {count=} >= 0 and at least one pixel and channel, got {shape=}")
     white = torch.randn(count, channels + 1, height, width, generator=generator)
-    common, own = white[:, :1], white[:, 1:]
-    mixed = math.sqrt(CORRELATION) * common + math.sqrt(1 - CORRELATION) * own
-    noise: Tensor = torch.fft.irfft2(
-        torch.fft.rfft2(mixed) * _amplitude(height, width), s=(height, width)
-    )
+    common, of_channels = white[:, :1], white[:, 1:]
+    mixed = math.sqrt(CORRELATION) * common + math.sqrt(1 - CORRELATION) * of_channels
+    spectrum = torch.fft.rfft2(mixed) * _amplitude(height, width)
+    noise: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
     return (MEAN + CONTRAST * noise).clamp_(0, 1)
 
 
 def _amplitude(height: int, width: int) -> Float[Tensor, "h half"]:
     """f^-ALPHA over the half plane of a real transform, scaled so that pixels have variance 1."""
-    down, across = (
-        torch.fft.fftfreq(height, dtype=torch.float64),
-        torch.fft.fftfreq(width, dtype=torch.float64),
-    )
+    down = torch.fft.fftfreq(height, dtype=torch.float64)
+    across = torch.fft.fftfreq(width, dtype=torch.float64)
     frequency = (down.unsqueeze(1) ** 2 + across.unsqueeze(0) ** 2).sqrt()
     frequency[0, 0] = 1 / max(height, width)
     amplitude = frequency**-ALPHA
@@ -251,9 +247,8 @@ def bags_of_words(
     types: list[list[int]] = [[0] * len(row) for row in ids]
     for text, (long, after) in enumerate(zip(lengths, vocabulary.around[1:], strict=True)):
         drawn = torch.rand(int(long.sum()), generator=generator, dtype=torch.float64) * below[-1]
-        words = vocabulary.words[
-            torch.searchsorted(below, drawn, right=True).clamp_(max=len(below) - 1)
-        ]
+        places = torch.searchsorted(below, drawn, right=True).clamp_(max=len(below) - 1)
+        words = vocabulary.words[places]
         for row, part in enumerate(words.split(long.tolist())):
             ids[row] += [*part.tolist(), *after]
             types[row] += [text] * (len(part) + len(after))
@@ -278,8 +273,10 @@ def _padded(
         whole = [row + [value] * (width - len(row)) for row in rows]
         return torch.tensor(whole, dtype=torch.int64).view(len(rows), width)
 
-    found = {
+    texts = {
         "input_ids": filled(ids, vocabulary.pad_id),
         "attention_mask": filled([[1] * len(row) for row in ids], 0),
     }
-    return found | ({"token_type_ids": filled(types, 0)} if vocabulary.types else {})
+    if vocabulary.types:
+        texts["token_type_ids"] = filled(types, 0)
+    return texts

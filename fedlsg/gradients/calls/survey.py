@@ -22,6 +22,8 @@ from fedlsg.gradients.calls.registry import kind_of
 from fedlsg.gradients.formulas.layers import has_formulas
 from fedlsg.user_code.failure import describe
 
+Scales = tuple[float, ...]
+
 SCALES = (1.0, 0.5, 0.25)
 """Factors of the copies of one example, so that they differ (``vary``)."""
 FLAT, UNKNOWN = -1, -2
@@ -70,7 +72,7 @@ class Survey:
 
 def survey(
     model: nn.Module,
-    run: Callable[[tuple[float, ...]], Any],
+    run: Callable[[Scales], Any],
     kind: Hashable,
     answers: dict[Hashable, Any],
 ) -> Survey:
@@ -92,9 +94,7 @@ def survey(
     return Survey(failure=failure)
 
 
-def _look(
-    model: nn.Module, run: Callable[[tuple[float, ...]], Any], scales: tuple[float, ...]
-) -> Survey:
+def _look(model: nn.Module, run: Callable[[Scales], Any], scales: Scales) -> Survey:
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     with _evaluating(model), torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
         seen = _runs(model, run, scales, {})
@@ -116,8 +116,8 @@ def _look(
 
 def _runs(
     model: nn.Module,
-    run: Callable[[tuple[float, ...]], Any],
-    scales: tuple[float, ...],
+    run: Callable[[Scales], Any],
+    scales: Scales,
     axes: Mapping[int, Axes],
 ) -> list[tuple["_Reads", dict[str, list[Tensor]]]]:
     """What is read in a run over each copy alone, and in one over all; rows of tables vary along
@@ -180,13 +180,13 @@ def examples_first(t: Tensor, axis: Axis, batch: int) -> Tensor:
     return t.movedim(axis or 0, 0)
 
 
-def copies_of(t: Tensor, scales: tuple[float, ...]) -> Tensor:
+def copies_of(t: Tensor, scales: Scales) -> Tensor:
     """Copies of the first row, varied where it has real numbers."""
     copies = t[:1].detach().expand(len(scales), *t.shape[1:]).clone()
     return vary(copies, scales) if t.is_floating_point() and t.ndim else copies
 
 
-def vary(copies: Tensor, scales: tuple[float, ...]) -> Tensor:
+def vary(copies: Tensor, scales: Scales) -> Tensor:
     """Means of each copy and of a ramp from 0 to 1, so that also copies of zeros differ, within
     their range.
     """
@@ -207,7 +207,7 @@ class _Reads(TorchFunctionMode):
     than examples.
     """
 
-    def __init__(self, scales: tuple[float, ...], axes: Mapping[int, Axes]) -> None:
+    def __init__(self, scales: Scales, axes: Mapping[int, Axes]) -> None:
         super().__init__()
         self.scales, self.axes, self.uneven = scales, axes, False
         self.ids: dict[int, list[Tensor]] = {}

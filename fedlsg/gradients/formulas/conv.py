@@ -20,15 +20,16 @@ from torch import Tensor, nn
 
 from fedlsg.tensors import batch_times_transposed
 
+Images = Float[Tensor, "batch c h w"]
+Outputs = Float[Tensor, "batch k oh ow"]
+
 CACHED, UNCACHED = 2**18, 2**28
 """Values unfolded at once. On a CPU they fit in its cache: 4 times as fast as all at once for B =
 1000.
 """
 
 
-def kernel_gradient(
-    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d
-) -> Float[Tensor, "batch k c taps"]:
+def kernel_gradient(g: Outputs, x: Images, conv: nn.Conv2d) -> Float[Tensor, "batch k c taps"]:
     """Gradient of each example's loss with respect to the kernel between the channels of x and
     those of g.
 
@@ -37,23 +38,17 @@ def kernel_gradient(
     the product, which need not be its own.
     """
     if by_example(g, x, conv):
-        return torch.stack(
-            [own_gradient(*pair, conv) for pair in zip(g.split(1), x.split(1), strict=True)]
-        )
-    output_patch, input_patch = (
-        g.shape[1] * math.prod(x.shape[2:]),
-        x.shape[1] * math.prod(g.shape[2:]),
-    )
+        pairs = zip(g.split(1), x.split(1), strict=True)
+        return torch.stack([own_gradient(one_g, one_x, conv) for one_g, one_x in pairs])
+    output_patch = g.shape[1] * math.prod(x.shape[2:])
+    input_patch = x.shape[1] * math.prod(g.shape[2:])
     unfolding = unfolding_output if output_patch <= input_patch else unfolding_input
     patch = min(output_patch, input_patch) * math.prod(conv.kernel_size)
-    return unfolding(
-        g, x, conv, max(1, (CACHED if x.device.type == "cpu" else UNCACHED) // max(1, patch))
-    )
+    at_once = CACHED if x.device.type == "cpu" else UNCACHED
+    return unfolding(g, x, conv, max(1, at_once // max(1, patch)))
 
 
-def by_example(
-    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d
-) -> bool:
+def by_example(g: Outputs, x: Images, conv: nn.Conv2d) -> bool:
     """Whether calling the convolution's own backward kernel for each example is faster: both sides
     wide, on a CPU.
 
@@ -73,25 +68,34 @@ def own_gradient(
 ) -> Float[Tensor, "k c taps"]:
     """Kernel gradient of one example, by the kernel that autograd calls."""
     like = g.new_empty(g.shape[1], x.shape[1], *conv.kernel_size)
+    return convolution_gradient(g, x, like, conv).flatten(2)
+
+
+def convolution_gradient(
+    g: Outputs, x: Images, weight: Float[Tensor, "k c kh kw"], conv: nn.Conv2d
+) -> Float[Tensor, "k c kh kw"]:
+    """The sum of the examples' kernel gradients, by autograd's own kernel; ``weight`` gives shape
+    and type.
+    """
+    gradient: Tensor
     _, gradient, _ = torch.ops.aten.convolution_backward(
         g,
         x,
-        like,
+        weight,
         None,
         conv.stride,
-        conv.padding,
+        padding_before(conv),
         conv.dilation,
         False,
         [0, 0],
         1,
         [False, True, False],
     )
-    taps: Tensor = gradient.flatten(2)
-    return taps
+    return gradient
 
 
 def unfolding_input(
-    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d, tile: int
+    g: Outputs, x: Images, conv: nn.Conv2d, tile: int
 ) -> Float[Tensor, "batch k c taps"]:
     """Kernel gradient as g times the patches of x, ``tile`` examples at a time."""
     if len(x) > tile:
@@ -103,7 +107,7 @@ def unfolding_input(
 
 
 def output_patches(
-    x: Float[Tensor, "batch c h w"], conv: nn.Conv2d, size: Sequence[int]
+    x: Images, conv: nn.Conv2d, size: Sequence[int]
 ) -> Float[Tensor, "batch c kh kw oh ow"]:
     """View of x, padded: [..., i, j, y, z] is the pixel that tap (i, j) reads for output (y, z) of
     ``size``.
@@ -114,7 +118,7 @@ def output_patches(
 
 
 def unfolding_output(
-    g: Float[Tensor, "batch k oh ow"], x: Float[Tensor, "batch c h w"], conv: nn.Conv2d, tile: int
+    g: Outputs, x: Images, conv: nn.Conv2d, tile: int
 ) -> Float[Tensor, "batch k c taps"]:
     """Kernel gradient as the patches of g, spread by the stride, times x, ``tile`` examples at a
     time.
@@ -129,15 +133,13 @@ def unfolding_output(
     batch, k, taps = x.shape[0], g.shape[1], math.prod(conv.kernel_size)
     rows = last_tap_first(k, taps, g.device)
     out = x.new_empty(batch, k * taps, x.shape[1])
-    whole = (patches, x.flatten(2), out)
-    for part, own, into in (
-        zip(*(t.split(tile) for t in whole), strict=True) if batch > tile else (whole,)
-    ):
-        batch_times_transposed(part.reshape(part.shape[0], k * taps, -1), own, rows, out=into)
+    tiles = (t.split(tile) for t in (patches, x.flatten(2), out))
+    for part, images, into in zip(*tiles, strict=True):
+        batch_times_transposed(part.reshape(len(part), k * taps, -1), images, rows, out=into)
     return out.view(batch, k, taps, -1).transpose(2, 3)
 
 
-@cache
+@cache  # by its arguments alone: never stale
 def last_tap_first(k: int, taps: int, device: torch.device) -> Int[Tensor, " k_taps"]:
     """Rows (k, taps) with the taps from the last to the first."""
     return torch.arange(k * taps, device=device).view(k, taps).flip(1).flatten()
@@ -150,9 +152,7 @@ def padding_before(conv: nn.Conv2d) -> tuple[int, ...]:
     return (0, 0) if isinstance(conv.padding, str) else conv.padding
 
 
-def spread(
-    g: Float[Tensor, "batch k oh ow"], stride: Sequence[int]
-) -> Float[Tensor, "batch k h w"]:
+def spread(g: Outputs, stride: Sequence[int]) -> Float[Tensor, "batch k h w"]:
     """g with stride - 1 zeros between neighbouring outputs."""
     if max(stride) == 1:
         return g
@@ -178,13 +178,9 @@ def windows(
     """View of t whose entry [..., i, j, y, z] is t[..., y * step + i * dilation, z * step + j *
     dilation].
     """
-    down, right = t.stride()[2:]
+    *outer, down, right = t.stride()
     (dilation_y, dilation_x), (step_y, step_x) = conv.dilation, step
-    strides = (
-        *t.stride()[:2],
-        down * dilation_y,
-        right * dilation_x,
-        down * step_y,
-        right * step_x,
-    )
+    taps = down * dilation_y, right * dilation_x
+    outputs = down * step_y, right * step_x
+    strides = (*outer, *taps, *outputs)
     return t.as_strided((*t.shape[:2], *conv.kernel_size, *size), strides)

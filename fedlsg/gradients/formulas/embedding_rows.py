@@ -41,7 +41,15 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.rnn import pad_sequence
 
-from fedlsg.gradients.formulas.ghost import CANCELLED, GhostGradients, product_is_cheaper, worth_it
+from fedlsg.gradients.formulas.ghost import (
+    CANCELLED,
+    GhostGradients,
+    lengths,
+    product_is_cheaper,
+    worth_it,
+)
+
+Factors = Float[Tensor, " batch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,27 +68,25 @@ class RowGradients(GhostGradients):
         assert self.g._version == self.version  # autograd's tensor was not written to since
         size = self.layer.weight.shape[0]
         ids, g = self.x.flatten(), self.g.reshape(-1, self.g.shape[-1])
-        example = torch.arange(len(self.x), device=ids.device).repeat_interleave(
-            self.x[0].numel() if len(self.x) else 0
-        )
+        places = self.x[0].numel() if len(self.x) else 0
+        example = torch.arange(len(self.x), device=ids.device).repeat_interleave(places)
         if self.padding is not None:
             real = ids != self.padding
             ids, example, g = ids[real], example[real], g[real]
         keys, place = torch.unique(example * size + ids, return_inverse=True)
-        total = g.new_zeros(len(keys), g.shape[1], dtype=torch.float64).index_add_(
-            0, place, g.double()
-        )
+        total = g.new_zeros(len(keys), g.shape[1], dtype=torch.float64)
+        total.index_add_(0, place, g.double())
         return keys // size, keys % size, total.to(self.dtype)
 
-    def norms(self) -> Float[Tensor, " batch"]:
+    def norms(self) -> Factors:
         """Norm of each example's gradient in float64, of the very rows that are summed."""
         example, _, rows = self.rows
         squares = rows.double().square().sum(1)
-        total: Tensor = squares.new_zeros(len(self.x)).index_add_(0, example, squares).sqrt()
-        return total
+        total = squares.new_zeros(len(self.x)).index_add_(0, example, squares)
+        return total.sqrt()
 
     def weighted_sum(
-        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
+        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
         """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight;
         in float64.
@@ -98,13 +104,11 @@ class RowGradients(GhostGradients):
 
     def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch rows d"]:
         """The gradients with all rows, zeros included; of the given columns only."""
-        some = (
-            self
-            if columns is None
-            else replace(self, g=self.g.index_select(-1, columns.to(self.g.device)))
-        )
-        example, number, rows = some.rows
-        out = rows.new_zeros(len(self.x), self.layer.weight.shape[0], some.g.shape[-1])
+        if columns is not None:
+            chosen = self.g.index_select(-1, columns.to(self.g.device))
+            return replace(self, g=chosen).dense()
+        example, number, rows = self.rows
+        out = rows.new_zeros(len(self.x), self.layer.weight.shape[0], self.g.shape[-1])
         out[example, number] = rows
         return out
 
@@ -127,7 +131,7 @@ class ProductGradients(GhostGradients):
         return worth_it(self.layer.weight) and product_is_cheaper(self.layer.weight, self.g)
 
     def weighted_sum(
-        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
+        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
         """As for all ``GhostGradients``."""
         assert self.x._version == self.seen
@@ -136,8 +140,12 @@ class ProductGradients(GhostGradients):
     def dense(self, columns: Int[Tensor, " c"] | None = None) -> Float[Tensor, "batch m n"]:
         """The gradients; of the given columns only."""
         x = self.x if columns is None else self.x.index_select(-1, columns.to(self.x.device))
-        rows, others = (t.reshape(len(t), -1, t.shape[-1]) for t in (self.g, x))
-        return (rows.mT @ others).to(self.dtype)
+        return (by_position(self.g).mT @ by_position(x)).to(self.dtype)
+
+
+def by_position(factor: Float[Tensor, "batch *t k"]) -> Float[Tensor, "batch positions k"]:
+    """All positions of an example in one dimension."""
+    return factor.reshape(len(factor), -1, factor.shape[-1])
 
 
 def product(layer: Any, g: Tensor, x: Tensor) -> ProductGradients:
@@ -156,36 +164,32 @@ class TiedGradients(GhostGradients):
     linear: ProductGradients
     table: RowGradients
 
-    def norms(self) -> Float[Tensor, " batch"]:
+    def norms(self) -> Factors:
         """An upper bound on the norm of what each example adds, as for all ``GhostGradients``."""
         linear, table = self.linear.norms(), self.table.norms()
-        lengths = [
-            torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64)
-            for t in (self.g, self.x)
-        ]
-        positions, eps = lengths[0] * lengths[1], torch.finfo(torch.float64).eps
-        lost = (
-            2 * (self.x.shape[-1] + self.g[0].numel() // self.g.shape[-1]) * eps * positions * table
-        )
-        bound: Tensor = (
-            (linear.square() + table.square() + 2 * self.products() + lost).clamp(min=0).sqrt()
-        )
-        bound = bound + torch.finfo(self.dtype).eps * positions
+        positions = lengths(self.g) * lengths(self.x)
+        count = self.g[0].numel() // self.g.shape[-1]
+        eps = torch.finfo(torch.float64).eps
+        lost = 2 * (self.x.shape[-1] + count) * eps * positions * table
+        squares = linear.square() + table.square() + 2 * self.products() + lost
+        bound = squares.clamp(min=0).sqrt() + torch.finfo(self.dtype).eps * positions
         return torch.maximum(bound, CANCELLED * (positions + table))
 
-    def products(self) -> Float[Tensor, " batch"]:
+    def products(self) -> Factors:
         """<P_b, R_b> of each example, in float64."""
         example, number, rows = self.table.rows
-        g, x = (t.reshape(len(t), -1, t.shape[-1]) for t in (self.g, self.x))
-        ends = torch.searchsorted(example, torch.arange(len(g) + 1, device=example.device)).tolist()
-        found = rows.new_zeros(len(g), dtype=torch.float64)
+        g, x = by_position(self.g), by_position(self.x)
+        examples = torch.arange(len(g) + 1, device=example.device)
+        ends = torch.searchsorted(example, examples).tolist()
+        products = rows.new_zeros(len(g), dtype=torch.float64)
         for b, (start, end) in enumerate(pairwise(ends)):  # rows are in the order of their examples
             factors = g[b][:, number[start:end]].double()
-            found[b] = (factors * (x[b].double() @ rows[start:end].double().mT)).sum()
-        return found
+            reached = x[b].double() @ rows[start:end].double().mT
+            products[b] = (factors * reached).sum()
+        return products
 
     def weighted_sum(
-        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
+        self, factors: Factors, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
         """sum_b f_b (P_b + R_b) over the examples that are ``finite``, or all; in float64."""
         return self.linear.weighted_sum(factors, finite) + self.table.weighted_sum(factors, finite)
@@ -225,15 +229,8 @@ def convolution(module: _ConvNd, inputs: tuple[Tensor, ...], g: Tensor) -> Found
         x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode), (0,) * (g.ndim - 2)
     beyond = [0] * len(padding)
     if module.transposed:
-        sizes = zip(
-            g.shape[2:],
-            x.shape[2:],
-            module.stride,
-            padding,
-            module.dilation,
-            module.kernel_size,
-            strict=True,
-        )
+        stride, dilation, kernel = module.stride, module.dilation, module.kernel_size
+        sizes = zip(g.shape[2:], x.shape[2:], stride, padding, dilation, kernel, strict=True)
         beyond = [out - ((n - 1) * s - 2 * p + d * (k - 1) + 1) for out, n, s, p, d, k in sizes]
     _, weight, _ = torch.ops.aten.convolution_backward(
         g.reshape(1, -1, *g.shape[2:]),
@@ -256,15 +253,16 @@ def embedding_bag(module: nn.EmbeddingBag, inputs: tuple[Any, ...], g: Tensor) -
     starts.
     """
     ids, weights = inputs[0], inputs[2] if len(inputs) > 2 else None
-    outside = torch.full_like(ids, False, dtype=torch.bool)
+    outside = torch.zeros_like(ids, dtype=torch.bool)
     if ids.ndim == 1:
-        ends = [*inputs[1].tolist(), *([] if module.include_last_offset else [len(ids)])]
+        ends = inputs[1].tolist()
+        if not module.include_last_offset:
+            ends.append(len(ids))
         sizes = [stop - start for start, stop in pairwise(ends)]
-        outside = pad_sequence(list(outside.split(sizes)), batch_first=True, padding_value=True)
-        weights = (
-            None if weights is None else pad_sequence(list(weights.split(sizes)), batch_first=True)
-        )
-        ids = pad_sequence(list(ids.split(sizes)), batch_first=True)
+        outside = pad_sequence(outside.split(sizes), batch_first=True, padding_value=True)
+        if weights is not None:
+            weights = pad_sequence(weights.split(sizes), batch_first=True)
+        ids = pad_sequence(ids.split(sizes), batch_first=True)
     if module.padding_idx is not None:
         outside = outside | (ids == module.padding_idx)
     each = g.unsqueeze(1).expand(-1, ids.shape[1], -1)

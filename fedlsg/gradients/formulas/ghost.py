@@ -28,8 +28,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from fedlsg.gradients.formulas.conv import padding_before
+from fedlsg.gradients.formulas.conv import convolution_gradient, padding_before
 from fedlsg.tensors import keeps_digits
+
+PerExample = Float[Tensor, " batch"]
 
 SMALLEST_WEIGHT = 2**14
 """Size of a weight from which ghost clipping is considered."""
@@ -67,30 +69,24 @@ class GhostGradients:
         """(B, size of the weight)."""
         return len(self.g), self.layer.weight.numel()
 
-    def norms(self) -> Float[Tensor, " batch"]:
+    def norms(self) -> PerExample:
         """An upper bound on the norm of what each example adds to ``weighted_sum`` with factor 1,
         in float64.
 
         It is above the norm if positions cancel to a thousandth: such an example is clipped to less
         than C.
         """
-        lengths = [
-            torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=torch.float64)
-            for t in (self.g, self.x)
-        ]
-        overlap = math.prod(self.layer.kernel_size) if isinstance(self.layer, nn.Conv2d) else 1
-        positions = lengths[0] * lengths[1] * math.sqrt(overlap)
-        pairs = (self.g[0].numel() // len(self.layer.weight)) ** 2
-        single = pairs == 1 and not isinstance(self.layer, nn.Conv2d)  # a product of two vectors
-        squares = positions.square() if single else squared_norms(self.layer, self.g, self.x)
-        lost = (
-            (sum(self.layer.weight.flatten(1).shape) + pairs)
-            * torch.finfo(torch.float64).eps
-            * positions.square()
-        )
-        bound: Tensor = (squares.clamp(min=0) + lost).sqrt() + torch.finfo(
-            self.dtype
-        ).eps * positions
+        layer = self.layer
+        is_conv = isinstance(layer, nn.Conv2d)
+        overlap = math.prod(layer.kernel_size) if isinstance(layer, nn.Conv2d) else 1
+        positions = lengths(self.g) * lengths(self.x) * math.sqrt(overlap)
+        pairs = (self.g[0].numel() // len(layer.weight)) ** 2
+        single = pairs == 1 and not is_conv  # a product of two vectors
+        squares = positions.square() if single else squared_norms(layer, self.g, self.x)
+        terms = sum(layer.weight.flatten(1).shape) + pairs
+        lost = terms * torch.finfo(torch.float64).eps * positions.square()
+        rounding = torch.finfo(self.dtype).eps * positions
+        bound = (squares.clamp(min=0) + lost).sqrt() + rounding
         return torch.maximum(bound, CANCELLED * positions)
 
     def weighted_sums(
@@ -101,10 +97,12 @@ class GhostGradients:
         """
         each = factors.shape[1]
         if type(self) is not GhostGradients or isinstance(self.layer, nn.Conv2d):
-            places = range(0, len(self.x), each)
-            some = [None if finite is None else finite[i : i + each] for i in places]
-            given = zip(places, factors, some, strict=True)
-            return torch.stack([self.part(i, i + each).weighted_sum(f, own) for i, f, own in given])
+            sums = []
+            for slot, of_slot in enumerate(factors):
+                start, stop = slot * each, (slot + 1) * each
+                chosen = None if finite is None else finite[start:stop]
+                sums.append(self.part(start, stop).weighted_sum(of_slot, chosen))
+            return torch.stack(sums)
         assert self.g._version == self.version
         g, x = self.g.double(), self.x.double()
         if finite is not None:
@@ -122,7 +120,7 @@ class GhostGradients:
         return self.part(0, count)
 
     def weighted_sum(
-        self, factors: Float[Tensor, " batch"], finite: Bool[Tensor, " batch"] | None
+        self, factors: PerExample, finite: Bool[Tensor, " batch"] | None
     ) -> Float[Tensor, " size"]:
         """sum_b f_b G_b over the examples that are ``finite``, or all, in the order of the weight;
         in float64.
@@ -138,23 +136,8 @@ class GhostGradients:
         if not isinstance(self.layer, nn.Conv2d):
             product: Tensor = scaled.flatten(0, -2).mT @ x.flatten(0, -2)
             return product.flatten()
-        conv = self.layer
-        padding = list(padding_before(conv))
-        _, total, _ = torch.ops.aten.convolution_backward(
-            scaled,
-            x,
-            conv.weight.detach().double(),
-            None,
-            conv.stride,
-            padding,
-            conv.dilation,
-            False,
-            [0, 0],
-            1,
-            [False, True, False],
-        )
-        flat: Tensor = total.flatten()
-        return flat
+        weight = self.layer.weight.detach().double()
+        return convolution_gradient(scaled, x, weight, self.layer).flatten()
 
 
 def ghost_is_cheaper(layer: nn.Module, g: Tensor) -> bool:
@@ -207,7 +190,13 @@ def keeps_float32_digits(device_type: str) -> bool:
     return device_type == "cpu" or not torch.backends.cudnn.allow_tf32
 
 
-def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " batch"]:
+def lengths(factor: Float[Tensor, "batch *any"]) -> PerExample:
+    """|t_b| of every example, in float64."""
+    norms: Tensor = torch.linalg.vector_norm(factor.flatten(1), dim=1, dtype=torch.float64)
+    return norms
+
+
+def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> PerExample:
     """|G_b|^2 of every example, in float64; NaN or infinite for an example that is not finite."""
     if isinstance(layer, nn.Conv2d):
         G, X = g.double().flatten(2), padded(x.double(), padding_before(layer))
@@ -217,9 +206,7 @@ def squared_norms(layer: nn.Module, g: Tensor, x: Tensor) -> Float[Tensor, " bat
     return row_products(G @ G.mT, X @ X.mT)
 
 
-def row_products(
-    A: Float[Tensor, "batch *any"], B: Float[Tensor, "batch *other"]
-) -> Float[Tensor, " batch"]:
+def row_products(A: Float[Tensor, "batch *any"], B: Float[Tensor, "batch *other"]) -> PerExample:
     """Inner product of A and B for each example."""
     products: Tensor = torch.linalg.vecdot(A.flatten(1), B.flatten(1))
     return products

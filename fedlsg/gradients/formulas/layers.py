@@ -33,6 +33,10 @@ from fedlsg.gradients.formulas.standardized import (
     standardize,
 )
 
+Positions = Float[Tensor, "batch *t m"]
+Projected = Float[Tensor, "batch r oh ow"]
+Outputs = Float[Tensor, "batch m oh ow"]
+
 
 @runtime_checkable
 class LayerGradients(Protocol):
@@ -79,14 +83,10 @@ class LinearGradients:
     ) -> Float[Tensor, "batch *t r"]:
         return times_rows(x, R)
 
-    def outer(
-        self, g: Float[Tensor, "batch *t m"], L: Float[Tensor, "m r"]
-    ) -> Float[Tensor, "batch *t r"]:
+    def outer(self, g: Positions, L: Float[Tensor, "m r"]) -> Float[Tensor, "batch *t r"]:
         return times_rows(g, L.mT)
 
-    def left(
-        self, g: Float[Tensor, "batch *t m"], u: Float[Tensor, "batch *t r"]
-    ) -> Float[Tensor, "batch m r"]:
+    def left(self, g: Positions, u: Float[Tensor, "batch *t r"]) -> Float[Tensor, "batch m r"]:
         return torch.bmm(sequence(u).mT, sequence(g)).transpose(1, 2)  # 3 times as fast as g^T u
 
     def right(
@@ -94,12 +94,10 @@ class LinearGradients:
     ) -> Float[Tensor, "batch r n"]:
         return self.weight(v, x)
 
-    def weight(
-        self, g: Float[Tensor, "batch *t m"], x: Float[Tensor, "batch *t n"]
-    ) -> Float[Tensor, "batch m n"]:
+    def weight(self, g: Positions, x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch m n"]:
         return torch.bmm(sequence(g).mT, sequence(x))
 
-    def bias(self, g: Float[Tensor, "batch *t m"]) -> Float[Tensor, "batch m"]:
+    def bias(self, g: Positions) -> Float[Tensor, "batch m"]:
         return sequence(g).sum(1)
 
 
@@ -114,36 +112,30 @@ class ConvGradients:
     def batch_first(self, x: Tensor) -> bool:
         return x.ndim == 4
 
-    def inner(
-        self, x: Float[Tensor, "batch c h w"], R: Float[Tensor, "r n"]
-    ) -> Float[Tensor, "batch r oh ow"]:
+    def inner(self, x: Float[Tensor, "batch c h w"], R: Float[Tensor, "r n"]) -> Projected:
         conv = self.layer
         kernels = R.reshape(R.shape[0], conv.in_channels, *conv.kernel_size)
         return F.conv2d(x, kernels, None, conv.stride, conv.padding, conv.dilation)
 
-    def outer(
-        self, g: Float[Tensor, "batch m oh ow"], L: Float[Tensor, "m r"]
-    ) -> Float[Tensor, "batch r oh ow"]:
+    def outer(self, g: Outputs, L: Float[Tensor, "m r"]) -> Projected:
         return torch.bmm(L.mT.expand(g.shape[0], -1, -1), g.flatten(2)).view(
             g.shape[0], -1, *g.shape[2:]
         )
 
-    def left(
-        self, g: Float[Tensor, "batch m oh ow"], u: Float[Tensor, "batch r oh ow"]
-    ) -> Float[Tensor, "batch m r"]:
+    def left(self, g: Outputs, u: Projected) -> Float[Tensor, "batch m r"]:
         return torch.bmm(u.flatten(2), g.flatten(2).mT).transpose(1, 2)
 
     def right(
-        self, v: Float[Tensor, "batch r oh ow"], x: Float[Tensor, "batch c h w"]
+        self, v: Projected, x: Float[Tensor, "batch c h w"]
     ) -> Float[Tensor, "batch r c taps"]:
         return kernel_gradient(v, x, self.layer)
 
     def weight(
-        self, g: Float[Tensor, "batch m oh ow"], x: Float[Tensor, "batch c h w"]
+        self, g: Outputs, x: Float[Tensor, "batch c h w"]
     ) -> Float[Tensor, "batch m c taps"]:
         return kernel_gradient(g, x, self.layer)
 
-    def bias(self, g: Float[Tensor, "batch m oh ow"]) -> Float[Tensor, "batch m"]:
+    def bias(self, g: Outputs) -> Float[Tensor, "batch m"]:
         return g.sum((2, 3))
 
 
@@ -153,13 +145,11 @@ class StandardizedConvGradients(ConvGradients):
 
     layer: StandardizedConv2d
 
-    def outer(
-        self, g: Float[Tensor, "batch m oh ow"], L: Float[Tensor, "m r"]
-    ) -> Float[Tensor, "batch r oh ow"]:
+    def outer(self, g: Outputs, L: Float[Tensor, "m r"]) -> Projected:
         return super().outer(g, scales(self.layer.weight.detach().flatten(1)).unsqueeze(1) * L)
 
     def weight(
-        self, g: Float[Tensor, "batch m oh ow"], x: Float[Tensor, "batch c h w"]
+        self, g: Outputs, x: Float[Tensor, "batch c h w"]
     ) -> Float[Tensor, "batch m c taps"]:
         G = super().weight(g, x)
         return pull_back(G.flatten(2), standardize(self.layer.weight.detach().flatten(1))).reshape(
@@ -174,7 +164,7 @@ class TransposedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(inputs, outputs, device=device))
 
-    def forward(self, x: Float[Tensor, "batch *t n"]) -> Float[Tensor, "batch *t m"]:
+    def forward(self, x: Float[Tensor, "batch *t n"]) -> Positions:
         return x @ self.weight
 
 

@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+Examples = Float[Tensor, "batch *t"]
+Channels = Float[Tensor, "batch c *t"]
 Statistics = tuple[Tensor, Tensor]
 Affine = tuple[Tensor, Tensor]
 
@@ -30,23 +32,21 @@ class GroupNormGradients:
     def batch_first(self, x: Tensor) -> bool:
         return x.ndim >= 2
 
-    def statistics(self, x: Float[Tensor, "batch c *t"], node: Node | None) -> Statistics:
+    def statistics(self, x: Channels, node: Node | None) -> Statistics:
         """Mean and rstd, (B, groups) each, from the node of the output if it has them."""
         if node is not None and node.name() == "NativeGroupNormBackward0":
             return node._saved_result1.detach(), node._saved_result2.detach()  # type: ignore[attr-defined]
-        batch, channels, groups = x.shape[0], x.shape[1], self.layer.num_groups
-        positions = x[0, 0].numel()
+        layer, positions = self.layer, x[0, 0].numel()
+        batch, channels, groups = x.shape[0], x.shape[1], layer.num_groups
         _, mean, rstd = torch.native_group_norm(
-            x, None, None, batch, channels, positions, groups, self.layer.eps
+            x, None, None, batch, channels, positions, groups, layer.eps
         )
         return mean, rstd
 
-    def bias(self, g: Float[Tensor, "batch c *t"]) -> Float[Tensor, "batch c"]:
+    def bias(self, g: Channels) -> Float[Tensor, "batch c"]:
         return g.reshape(*g.shape[:2], -1).sum(2)
 
-    def scale_and_shift(
-        self, g: Float[Tensor, "batch c *t"], x: Float[Tensor, "batch c *t"], statistics: Statistics
-    ) -> Affine:
+    def scale_and_shift(self, g: Channels, x: Channels, statistics: Statistics) -> Affine:
         """Both gradients, (B, c) each."""
         mean, rstd = (s.to(x.dtype) for s in statistics)
         batch, channels = x.shape[:2]
@@ -68,8 +68,8 @@ class GroupNormGradients:
             )
             return scale.view(batch, channels), shift.view(batch, channels)
         mean, rstd = (s.repeat_interleave(channels // s.shape[1], 1) for s in (mean, rstd))
-        shift = g.flatten(2).sum(2)
-        return ((g * x).flatten(2).sum(2) - mean * shift) * rstd, shift
+        shift, products = g.flatten(2).sum(2), (g * x).flatten(2).sum(2)
+        return (products - mean * shift) * rstd, shift
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class LayerNormGradients:
     def batch_first(self, x: Tensor) -> bool:
         return x.ndim > len(self.layer.normalized_shape)
 
-    def statistics(self, x: Float[Tensor, "batch *t"], node: Node | None) -> Statistics:
+    def statistics(self, x: Examples, node: Node | None) -> Statistics:
         """Mean and rstd of every position, from the node of the output if it has them."""
         if node is not None and node.name() == "NativeLayerNormBackward0":
             return node._saved_result1.detach(), node._saved_result2.detach()  # type: ignore[attr-defined]
@@ -92,12 +92,10 @@ class LayerNormGradients:
         )
         return mean, rstd
 
-    def bias(self, g: Float[Tensor, "batch *t"]) -> Float[Tensor, "batch *normalised"]:
+    def bias(self, g: Examples) -> Float[Tensor, "batch *normalised"]:
         return g.reshape(g.shape[0], -1, *self.layer.normalized_shape).sum(1)
 
-    def scale_and_shift(
-        self, g: Float[Tensor, "batch *t"], x: Float[Tensor, "batch *t"], statistics: Statistics
-    ) -> Affine:
+    def scale_and_shift(self, g: Examples, x: Examples, statistics: Statistics) -> Affine:
         """Both gradients, (B, *normalized_shape) each."""
         batch, shape = x.shape[0], self.layer.normalized_shape
         mean, rstd = (s.to(x.dtype).reshape(batch, -1, 1) for s in statistics)

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+Outputs = Float[Tensor, "batch m oh ow"]
+
 EPS = 1e-4
 
 
@@ -81,7 +83,7 @@ class OutputNote:
     Usually y costs no memory: the norm after the convolution keeps its input anyway.
     """
 
-    y: Float[Tensor, "batch m oh ow"]
+    y: Outputs
     patch_sums: Float[Tensor, "batch 1 oh ow"]
     bias: Float[Tensor, " m"] | None
     standardized: Standardized
@@ -93,9 +95,7 @@ class OutputNote:
         """Whether y was changed in place after the call."""
         return self.y._version != self.version
 
-    def sums(
-        self, g: Float[Tensor, "batch m oh ow"]
-    ) -> tuple[Float[Tensor, "batch m"], Float[Tensor, "batch m"]]:
+    def sums(self, g: Outputs) -> tuple[Float[Tensor, "batch m"], Float[Tensor, "batch m"]]:
         """s S / n and s A of each example; A is zero where the norm does not count. Computed
         once.
         """
@@ -111,7 +111,7 @@ class OutputNote:
 
 
 def note_output(
-    conv: StandardizedConv2d, x: Float[Tensor, "batch c h w"], y: Float[Tensor, "batch m oh ow"]
+    conv: StandardizedConv2d, x: Float[Tensor, "batch c h w"], y: Outputs
 ) -> OutputNote:
     """The note of one call of ``conv``."""
     ones = x.new_ones(1, 1, *conv.kernel_size)
@@ -128,7 +128,7 @@ def note_output(
 
 def finish_left(
     GR: Float[Tensor, "batch kept r"],
-    g: Float[Tensor, "batch m oh ow"],
+    g: Outputs,
     R: Float[Tensor, "r n"],
     note: OutputNote,
     index: Int[Tensor, " kept"] | None,
@@ -144,7 +144,7 @@ def finish_left(
 
 def finish_right(
     vx: Float[Tensor, "batch r kept taps"],
-    g: Float[Tensor, "batch m oh ow"],
+    g: Outputs,
     L: Float[Tensor, "m r"],
     note: OutputNote,
     index: Int[Tensor, " kept"] | None,
@@ -162,7 +162,7 @@ def finish_right(
 
 def finish_core(
     vu: Float[Tensor, "batch r s"],
-    g: Float[Tensor, "batch m oh ow"],
+    g: Outputs,
     L: Float[Tensor, "m r"],
     R: Float[Tensor, "s n"],
     note: OutputNote,

@@ -146,7 +146,7 @@ class Draws(TorchDispatchMode):
         return False
 
 
-@cache
+@cache  # by its arguments alone: never stale
 def kind(func: Any) -> tuple[bool, bool]:
     """Whether an operation may draw, and whether it sums."""
     return RANDOM in func.tags, any(part in func._schema.name for part in SUMS)

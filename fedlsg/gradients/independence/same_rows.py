@@ -12,7 +12,7 @@ over the examples alone. What it cannot find: mixing below the tolerance, about 
 float32.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Shaped
@@ -27,15 +27,17 @@ def differing(alone: Shaped[Tensor, "k *row"], together: Shaped[Tensor, "k *row"
     """Columns of the flattened rows in which they differ; row i of both is one example."""
     if alone.dtype != together.dtype:
         return [0]
-    a, b = (_numbers(x) for x in (alone, together))
-    wrong = ~((a == b) | ((a != a) & (b != b)))
+    a, b = _numbers(alone), _numbers(together)
+    wrong = ~((a == b) | (a.isnan() & b.isnan()))
     if a.is_floating_point() and bool(wrong.any()):
         eps = float(torch.finfo(a.dtype).eps)
         a, b = a.double(), b.double()
-        most = torch.where(a.isfinite(), a, -torch.inf).amax(0)
-        least = torch.where(a.isfinite(), a, torch.inf).amin(0)
+        finite = a.isfinite()
+        most = torch.where(finite, a, -torch.inf).amax(0)
+        least = torch.where(finite, a, torch.inf).amin(0)
         size = torch.maximum(least.abs(), most.abs())
-        allowed = min(ROUNDING * eps, COARSEST) * (most - least) + ROUNDING / 8 * eps * size
+        spread = min(ROUNDING * eps, COARSEST) * (most - least)
+        allowed = spread + ROUNDING / 8 * eps * size
         wrong &= ~((a - b).abs() <= allowed)
     columns: list[int] = wrong.any(0).nonzero().flatten().tolist()
     return columns
@@ -43,7 +45,8 @@ def differing(alone: Shaped[Tensor, "k *row"], together: Shaped[Tensor, "k *row"
 
 def _numbers(x: Tensor) -> Tensor:
     x = x.detach().cpu()
-    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
     return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
 
 
@@ -56,27 +59,31 @@ def row_differs(alone: Sequence[Tensor], together: Sequence[Tensor]) -> list[int
     shapes = {row.shape for row in alone}
     if len(shapes) == 1 and shapes == {row.shape for row in together}:
         return differing(torch.stack(list(alone)), torch.stack(list(together)))
-    for own, padded in zip(alone, together, strict=True):
-        parts = list(_parts(padded, own))
-        found = [differing(own.unsqueeze(0), part.unsqueeze(0)) for part in parts]
-        if not found:
+    for row, padded in zip(alone, together, strict=True):
+        parts = _parts(padded, row)
+        columns = [differing(row.unsqueeze(0), part.unsqueeze(0)) for part in parts]
+        if not columns:
             return None
-        if all(found):
-            return found[0]
+        if all(columns):
+            return columns[0]
     return []
 
 
-def _parts(row: Tensor, like: Tensor) -> Iterator[Tensor]:
-    """The parts of ``row`` of the shape of ``like``, at its start or end, with one value around."""
-    sizes = list(zip(like.shape, row.shape, strict=row.ndim == like.ndim))
-    if row.ndim != like.ndim or any(own > padded for own, padded in sizes):
-        return
-    for part in (
-        tuple(slice(0, own) for own, _ in sizes),
-        tuple(slice(padded - own, padded) for own, padded in sizes),
-    ):
-        rest = torch.ones_like(row, dtype=torch.bool)
-        rest[part] = False
-        values = row[rest]
-        if not len(values) or bool(((values == values[0]) | (values != values)).all()):
-            yield row[part]
+def _parts(padded: Tensor, row: Tensor) -> list[Tensor]:
+    """The parts of ``padded`` of the shape of ``row``, at its start or end; one value is around."""
+    if padded.ndim != row.ndim:
+        return []
+    before = [long - short for short, long in zip(row.shape, padded.shape, strict=True)]
+    if min(before, default=0) < 0:
+        return []
+    at_start = tuple(slice(0, size) for size in row.shape)
+    at_end = tuple(slice(start, None) for start in before)
+    return [padded[part] for part in (at_start, at_end) if _is_padding(padded, part)]
+
+
+def _is_padding(padded: Tensor, part: tuple[slice, ...]) -> bool:
+    """Whether everything outside the part has one value, or is NaN."""
+    outside = torch.ones_like(padded, dtype=torch.bool)
+    outside[part] = False
+    values = padded[outside]
+    return not len(values) or bool(((values == values[0]) | values.isnan()).all())

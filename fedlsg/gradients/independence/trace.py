@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients.calls.torch_func import tensors_in
-from fedlsg.gradients.fingerprint import Watching
 from fedlsg.gradients.independence.coupled_draws import longer_dimension
+from fedlsg.user_code.fingerprint import Watching
 
 Key = tuple[str, str, int]
 """Path of a module, ``input`` or ``output``, number of the tensor in all of its calls."""

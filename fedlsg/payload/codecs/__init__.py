@@ -145,7 +145,7 @@ def check_length(body: bytes | memoryview, length: int) -> None:
         raise ValueError(f"payload length: expected {length} bytes of values, got {len(body)}")
 
 
-@cache
+@cache  # of a class's source: for a process
 def _own_settings(codec: type[Codec]) -> Mapping[str, Declared]:
     hints = get_type_hints(codec, include_extras=True)
     notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
@@ -177,7 +177,7 @@ def codec_settings() -> dict[str, Declared]:
     return agreed((f"codec {codec.name}", codec.settings) for codec in all_codecs().values())
 
 
-@cache
+@cache  # of installed files: for a process
 def all_codecs() -> Mapping[str, Codec]:
     """All codecs by name, in the order of their wire ids. A file without ``CODEC`` is a helper, and
     no codec.

@@ -111,12 +111,12 @@ def outermost(code: int) -> int:
     return min(LARGEST, 2 + ((9 * power << octave) >> 35))
 
 
-@cache
+@cache  # by its arguments alone: never stale
 def _outermost() -> np.ndarray:
     return np.array([outermost(code) for code in range(CODES)])
 
 
-@cache
+@cache  # by its arguments alone: never stale
 def _knots() -> np.ndarray:
     """2^32 times the integral of exp(-t^2 / 2) from 0 to k / 64, for k = 0, ..., 513, by its series
     in integers.
@@ -132,7 +132,7 @@ def _knots() -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)  # by its arguments alone: never stale
 def weights(code: int, dither_class: int) -> np.ndarray:
     """Integer weights (int64, positive) of the symbols -T, ..., T for one scale and one dither
     class.
@@ -151,7 +151,7 @@ def weights(code: int, dither_class: int) -> np.ndarray:
     return np.diff(np.concatenate([-end, integral, end])) + 1
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)  # by its arguments alone: never stale
 def _model(code: int, dither_class: int) -> Any:
     import constriction
 

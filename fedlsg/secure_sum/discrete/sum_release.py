@@ -166,7 +166,7 @@ class Release:
         return random_signs(self.values, public_generator(seed, "rotation", round))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=16)  # by its arguments alone: never stale
 def plan_release(terms: SumTerms, mechanism: Mechanism, *, values: int, blocks: int) -> Release:
     """The release of a round in which clients send ``values`` coordinates of ``blocks`` blocks
     under ``mechanism``.

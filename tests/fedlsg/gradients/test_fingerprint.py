@@ -15,9 +15,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedlsg.gradients import fingerprint as module
 from fedlsg.gradients import per_example_loss
-from fedlsg.gradients.fingerprint import Followed, Watching, fingerprint
+from fedlsg.user_code import fingerprint as module
+from fedlsg.user_code.fingerprint import Followed, Watching, fingerprint
 
 
 class Activation(nn.Module):

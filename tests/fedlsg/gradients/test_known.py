@@ -12,9 +12,9 @@ from torch.nn.utils import prune
 import fedlsg.gradients.known as known
 import fedlsg.gradients.known as prepared
 from fedlsg.gradients import check
-from fedlsg.gradients.fingerprint import Fingerprint
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.gradients.supported import UnsupportedLayerError
+from fedlsg.user_code.fingerprint import Fingerprint
 from tests.fedlsg.support.gradient_oracle import TOLERANCE, make_frame, naive_error, squared_error
 
 
