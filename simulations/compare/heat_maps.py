@@ -1,6 +1,6 @@
 """Heat maps of two varied settings, and the values that settings are varied over."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from fedlsg.simulations.report.words import epsilon_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
 PANELS = 12
@@ -85,7 +84,7 @@ def _draw(panels: Sequence[Sequence[Line]], names: Sequence[str]) -> "Figure":
     height = max(2.4, 1.0 + 0.48 * len(up))
     figure, grid = panel_grid(len(panels), COLUMNS, (width, height))
     heights = [line.height for line in table if line.done]
-    colours = _colours(min(heights), max(heights), by_loss=any(line.by_loss for line in table))
+    colour_of = _colours(min(heights), max(heights), by_loss=any(line.by_loss for line in table))
     for axes, family in zip(grid, panels, strict=True):
         axes.set(xlim=(-0.5, len(across) - 0.5), ylim=(-0.5, len(up) - 0.5))
         axes.set(xlabel=names[0], ylabel=names[1])
@@ -100,20 +99,21 @@ def _draw(panels: Sequence[Sequence[Line]], names: Sequence[str]) -> "Figure":
             place = across.index(line.varied[names[0]]), up.index(line.varied[names[1]])
             places[place] = line
         for place in product(range(len(across)), range(len(up))):
-            _draw_cell(axes, places.get(place), place, colours)
+            _draw_cell(axes, places.get(place), place, colour_of)
         done = [place for place, line in places.items() if line.done]
         best = min(done, key=lambda place: places[place].deficit)
         _square(axes, best, 0.46, facecolor="none", edgecolor=RED, linewidth=2)
     return figure
 
 
-def _colours(low: float, high: float, *, by_loss: bool) -> "ScalarMappable":
-    """Colours of the means from ``low`` to ``high``, of which the better ones are lighter."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
+def _colours(low: float, high: float, *, by_loss: bool) -> Callable[[float], str]:
+    """The colour of a mean from ``low`` to ``high``, lighter for a better one."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize, to_hex
 
     low = low if high > low else high - 1.0  # equal means are all the best
-    return ScalarMappable(Normalize(low, high), "viridis_r" if by_loss else "viridis")
+    share, colours = Normalize(low, high), colormaps["viridis_r" if by_loss else "viridis"]
+    return lambda mean: to_hex(colours(float(share(mean))))
 
 
 def _square(axes: "Axes", place: tuple[int, int], half: float, **look: Any) -> None:
@@ -124,17 +124,15 @@ def _square(axes: "Axes", place: tuple[int, int], half: float, **look: Any) -> N
 
 
 def _draw_cell(
-    axes: "Axes", line: Line | None, place: tuple[int, int], colours: "ScalarMappable"
+    axes: "Axes", line: Line | None, place: tuple[int, int], colour_of: Callable[[float], str]
 ) -> None:
     """The mean of a line on its colour; of one without a mean, why."""
-    from matplotlib.colors import to_hex
-
     look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
     if line is None or line.mean is None:
         failed = line is not None and any(run.status == "failed" for run in line.runs)
         axes.text(*place, "failed" if failed else "--", **look)
         return
-    ground = to_hex(colours.to_rgba(line.height))
+    ground = colour_of(line.height)
     _square(axes, place, 0.5, facecolor=ground, edgecolor="none")
     words_colour = max((DARK, BRIGHT), key=lambda colour: contrast(colour, ground))
     words = score_words(line).replace(" ± ", "\n±")
