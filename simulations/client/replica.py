@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -76,6 +76,98 @@ class Known:
     digest: bytes = b""
 
 
+class Saved(NamedTuple):
+    """A version and the state that it has."""
+
+    version: int
+    server: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Of all simulated clients of a process: the run's folder has every step from the initial
+    model on, and no file is needed.
+    """
+
+    run: History
+    owner: None = None
+
+    def least(self, base: int) -> int:
+        """The oldest version that a message whose steps follow ``base`` can continue from."""
+        return 0
+
+    def saved(self, version: int, wanted: int) -> Saved | None:
+        """The run's checkpoint, if a replica at ``version`` is far behind."""
+        if wanted - max(version, 0) <= FAR:
+            return None
+        try:
+            checkpoint = self.run.load_checkpoint()
+        except ValueError:
+            return None
+        return Saved(int(checkpoint["downlink"]["version"]), checkpoint["server"])
+
+    def steps(self, version: int, base: int) -> list[Step]:
+        """The steps from ``version`` to ``base``. Raises ReplicaMissingError."""
+        try:
+            contents = [self.run.step(v + 1) for v in range(version, base)]
+            return [step for content in contents for step in read_steps(content)]
+        except (OSError, ValueError) as error:
+            raise ReplicaMissingError(
+                f"a step before version {base} cannot be read: {error}"
+            ) from None
+
+    def take_basis(self, state: ServerState, round: int) -> None:
+        """Take the server's carriers of a round, in place of the same probe once more."""
+        public = state.public
+        if public.source is None:
+            return
+        refresh = refresh_of(round, public.method.carrier)
+        if state.basis is None or state.basis.round != refresh:
+            state.basis = load_basis(public, lambda: self.run.basis(refresh), refresh)
+
+    def save(self, state: ServerState, version: int) -> None:
+        """In no file."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Of a client on a machine of its own: one file has its last state, and messages the rest."""
+
+    run: History
+    owner: int
+
+    def least(self, base: int) -> int:
+        return base
+
+    def saved(self, version: int, wanted: int) -> Saved | None:
+        """Its file, if this process has no replica of it."""
+        if version != NOWHERE:
+            return None
+        try:
+            content = io.BytesIO(load_bytes(self.run.replica(self.owner)))
+            saved = torch.load(content, map_location="cpu", weights_only=True)
+        except (OSError, ValueError):
+            return None
+        return Saved(int(saved["version"]), saved["server"])
+
+    def steps(self, version: int, base: int) -> list[Step]:
+        """None: no version before ``base`` is used."""
+        return []
+
+    def take_basis(self, state: ServerState, round: int) -> None:
+        """None are here: it computes the probe itself."""
+
+    def save(self, state: ServerState, version: int) -> None:
+        """Checked by its SHA-256, not synced: a lost file costs one whole model."""
+        body = io.BytesIO()
+        torch.save({"version": version, "server": state.state_dict() | {"initial": {}}}, body)
+        save_bytes(self.run.replica(self.owner), body.getvalue())
+
+
+Place = Shared | Own
+"""Where a replica finds what it lacks."""
+
+
 @dataclass(kw_only=True, eq=False)
 class Replica:
     """The state of ``known``; if that is None, no step can be applied to the model."""
@@ -105,17 +197,17 @@ class Replica:
         """
         reference = read_reference(content)
         assert reference is not None
-        wanted = Known(
-            version=reference.version, owner=None if shared else client, digest=reference.digest
-        )
+        place = Shared(run) if shared else Own(run, client)
+        wanted = Known(version=reference.version, owner=place.owner, digest=reference.digest)
         known, self.known = self.known, None
         if known != wanted:
-            self._frame = None if known is None or known.owner != wanted.owner else self._frame
+            if known is None or known.owner != wanted.owner:
+                self._frame = known = None
             if "weights" in content.array_records:
-                continues = self._take(content, announced, reference, known, run, wanted)
+                continues = self._take(content, announced, reference, known, place)
             else:
                 continues = True
-                self._catch_up(read_missed(content, reference), reference, known, run, wanted)
+                self._catch_up(read_missed(content, reference), reference.version, known, place)
             if digest_of(self.state.weights) != wanted.digest:
                 raise ReplicaDiffersError(
                     f"other weights here than the announced ones of version {wanted.version}"
@@ -123,9 +215,9 @@ class Replica:
             if not continues:
                 return wanted.digest
         self.state.round = finished_before(announced.round)
-        probed = self._probed(content, announced.round, run, shared=shared)
-        if (known != wanted or probed) and wanted.owner is not None:
-            self._save(run.replica(wanted.owner), wanted)
+        probed = self._probed(content, announced.round, place)
+        if known != wanted or probed:
+            place.save(self.state, wanted.version)
         self.known = wanted
         return wanted.digest
 
@@ -142,7 +234,7 @@ class Replica:
                 raise FrameDiffersError(str(error)) from None
         return self._frame[1]
 
-    def _probed(self, content: RecordDict, round: int, run: History, *, shared: bool) -> bool:
+    def _probed(self, content: RecordDict, round: int, place: Place) -> bool:
         """Take the carriers of a probe that were sent, else find or make those of the round;
         whether they are new.
 
@@ -152,22 +244,11 @@ class Replica:
         if sent is not None:
             self.state.take_basis(sent, round=round)
             self._frame = None
-        elif shared:
-            self._take_kept(run, round)
+        else:
+            place.take_basis(self.state, round)
         with suppress(CannotDrawError):
             return self.state.basis_of(round) is not before
         return False
-
-    def _take_kept(self, run: History, round: int) -> None:
-        """In a simulation: the server's carriers of a round, in place of the same probe once
-        more.
-        """
-        public, held = self.state.public, self.state.basis
-        if public.source is None:
-            return
-        refresh = refresh_of(round, public.method.carrier)
-        if held is None or held.round != refresh:
-            self.state.basis = load_basis(public, lambda: run.basis(refresh), refresh)
 
     def _begin(self) -> None:
         self.state = self.base.server_state(self.public)
@@ -175,10 +256,8 @@ class Replica:
 
     def _begin_again(self) -> None:
         if not self._at_start:
-            load_weights(
-                self.public.model,
-                parameters_to_vector(trainable(self.base.build_model()).values()).detach(),
-            )
+            initial = trainable(self.base.build_model()).values()
+            load_weights(self.public.model, parameters_to_vector(initial).detach())
             self._begin()
 
     def _take(
@@ -187,61 +266,45 @@ class Replica:
         announced: Announcement,
         reference: Reference,
         known: Known | None,
-        run: History,
-        wanted: Known,
+        place: Place,
     ) -> bool:
         """Take the whole model of a message; returns whether a replica continues from it."""
         if reference.base == reference.version:
             self._at_start = False
-            state = read_state(content)
             restart(
                 self.state,
                 read_weights(content),
-                state,
+                read_state(content),
                 round=announced.round,
                 updates=announced.updates,
             )
             return True
         # the message leaves this client without a replica; the process still has one
-        if wanted.owner is None:
-            try:
-                self._catch_up([], reference, known, run, wanted)
-                if digest_of(self.state.weights) == wanted.digest:
+        if place.owner is None:
+            with suppress(ReplicaMissingError, ReplicaDiffersError):
+                self._catch_up([], reference.version, known, place)
+                if digest_of(self.state.weights) == reference.digest:
                     return True
-            except (ReplicaMissingError, ReplicaDiffersError):
-                pass
         self._at_start = False
         load_weights(self.public.model, read_weights(content))
         return False
 
     def _catch_up(
-        self,
-        missed: list[Step],
-        reference: Reference,
-        known: Known | None,
-        run: History,
-        wanted: Known,
+        self, missed: list[Step], version: int, known: Known | None, place: Place
     ) -> None:
-        """Steps to the announced version: those of the message, and in a shared process those
-        before them.
+        """Steps to the announced version: those of the message, and before them those of the
+        place.
         """
-        base = reference.version - len(missed)
-        version = self._recall(base, known, run, wanted)
-        self._at_start = self._at_start and wanted.version == 0
-        try:
-            before = [run.step(v + 1) for v in range(version, base)]
-            steps = [step for data in before for step in read_steps(data)]
-        except (OSError, ValueError) as error:
-            raise ReplicaMissingError(
-                f"a step before version {base} cannot be read: {error}"
-            ) from None
-        for step in [*steps, *missed[max(version - base, 0) :]]:
-            derived = (
-                None if self._frame is None or self._frame[0] != step.round else self._frame[1]
-            )
+        base = version - len(missed)
+        begun = self._recall(base, version, known, place)
+        self._at_start = self._at_start and version == 0
+        for step in [*place.steps(begun, base), *missed[max(begun - base, 0) :]]:
+            derived = None
+            if self._frame is not None and self._frame[0] == step.round:
+                derived = self._frame[1]
             self._frame = None
-            if wanted.owner is None and step.round != PRUNING_ROUND:
-                self._take_kept(run, step.round)
+            if step.round != PRUNING_ROUND:
+                place.take_basis(self.state, step.round)
             try:
                 replay(self.state, step, downlink_codec(self.base.settings), derived)
             except ValueError as error:
@@ -249,65 +312,26 @@ class Replica:
                     f"round {step.round}'s update does not fit the replica: {error}"
                 ) from None
 
-    def _recall(self, base: int, known: Known | None, run: History, wanted: Known) -> int:
-        """Version of the state that steps continue from: the current one, the client's file, or the
+    def _recall(self, base: int, wanted: int, known: Known | None, place: Place) -> int:
+        """Version of the state that steps continue from: the current one, a saved one, or the
         initial model.
         """
-        least = 0 if wanted.owner is None else base
-        here = NOWHERE
-        if (
-            known is not None
-            and known.owner == wanted.owner
-            and least <= known.version <= wanted.version
-        ):
-            here = known.version
-        if wanted.owner is None and wanted.version - max(here, 0) > FAR:
-            version = self._checkpoint(run, wanted.version)
-            here = here if version is None else version
-        if here != NOWHERE:
-            return here
+        usable = range(place.least(base), wanted + 1)
+        current = known.version if known is not None and known.version in usable else NOWHERE
+        saved = place.saved(current, wanted)
+        if saved is not None and saved.version in usable:
+            self._at_start, self._frame, current = False, None, NOWHERE
+            with suppress(ValueError):
+                self.state.load_state_dict(saved.server)
+                self.state.average = None
+                return saved.version
+        if current != NOWHERE:
+            return current
         self._frame = None
-        if wanted.owner is not None:
-            version = self._load(run.replica(wanted.owner))
-            if version is not None and least <= version <= wanted.version:
-                return version
-        if least > 0:
+        if usable.start > 0:
             raise ReplicaMissingError(f"no replica of version {base} here")
         self._begin_again()
         return 0
-
-    def _checkpoint(self, run: History, newest: int) -> int | None:
-        """Load the run's checkpoint as the replica; returns its version, or None if it is missing
-        or too new.
-        """
-        try:
-            saved = run.load_checkpoint()
-        except ValueError:
-            return None
-        version = int(saved["downlink"]["version"])
-        if version > newest:
-            return None
-        self._at_start, self._frame = False, None
-        self.state.load_state_dict(saved["server"])
-        self.state.average = None
-        return version
-
-    def _save(self, path: Path, known: Known) -> None:
-        """Checked by its SHA-256, not synced: a lost file costs one whole model."""
-        body = io.BytesIO()
-        server = self.state.state_dict() | {"initial": {}}
-        torch.save({"version": known.version, "server": server}, body)
-        save_bytes(path, body.getvalue())
-
-    def _load(self, path: Path) -> int | None:
-        try:
-            content = load_bytes(path)
-            self._at_start = False
-            saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            self.state.load_state_dict(saved["server"])
-        except (OSError, ValueError):
-            return None
-        return int(saved["version"])
 
 
 def read_basis_of(state: PublicState, flat: Tensor, round: int) -> Basis:

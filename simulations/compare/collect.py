@@ -29,7 +29,7 @@ def cell_result(
 ) -> Result:
     """The state of a cell as a result; a run directory that cannot be read is a failed cell."""
     state, run = folder.status(cell, record), folder.run(cell)
-    found = Result(
+    result = Result(
         name=cell.name,
         label=cell.label,
         status=state.status,
@@ -41,11 +41,11 @@ def cell_result(
         try:
             if state.status == "done":
                 open_run(run.path, RESULTS, warn)
-            found = read_run(run.path, status=state.status, reason=state.reason, link=link)
+            result = read_run(run.path, status=state.status, reason=state.reason, link=link)
         except ValueError as error:
-            found = replace(found, status="failed", reason=str(error))
+            result = replace(result, status="failed", reason=str(error))
     group = (cell.label, repr({**cell.given, "seed": None}))
-    return replace(found, label=cell.label, group=group, varied=cell.varied)
+    return replace(result, label=cell.label, group=group, varied=cell.varied)
 
 
 def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) -> list[Result]:
@@ -56,63 +56,68 @@ def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) 
     Otherwise a label names the settings that differ, or a number if they are many; ``detail`` names
     all of them. Raises ValueError for a folder that is neither, and if there is no run at all.
     """
-    found: dict[Path, Result] = {}
+    runs: dict[Path, Result] = {}
     for path in paths:
-        cells = (path / CELLS).iterdir() if (path / CELLS).is_dir() else ()
-        inside = sorted(cell for cell in cells if (cell / "config.toml").exists())
-        for run in inside or [path]:
+        cells = sorted(path.glob(f"{CELLS}/*/config.toml"))
+        for run in [config.parent for config in cells] or [path]:
             result = read_run(open_run(run, RESULTS, say).path, link=link)
             place = run.expanduser().resolve()
-            varied = _varied(run, result) if inside else ()
-            found[place] = replace(result, label=_grid_label(place), varied=varied)
-    if not found:
+            varied = _varied(run, result) if cells else ()
+            result = replace(result, label=_grid_label(place), varied=varied)
+            runs[place] = replace(result, group=_group(result))
+    if not runs:
         raise ValueError("expected at least one run directory")
-    meant = grouped(found.values(), lambda run: (_workload(run), run.label))
-    clear = {
-        called
-        for called, own in meant.items()
-        if called[1] and len({(run.method, str(_hidden(run))) for run in own}) == 1
-    }
-    families = grouped(found, lambda path: (_workload(found[path]), found[path].method))
-    for (workload, _), family in families.items():
-        names = _names([found[path] for path in family], clear)
-        for place, (label, detail) in zip(family, names, strict=True):
-            label = f"{workload} {label}" if len({name for name, _ in families}) > 1 else label
-            own = found[place]
-            found[place] = replace(own, label=label, detail=detail, group=_group(own))
-    return list(found.values())
+    labels = _clear_labels(runs.values())
+    families = grouped(runs, lambda place: (_workload(runs[place]), runs[place].method))
+    several = len({workload for workload, _ in families}) > 1
+    for (workload, _), places in families.items():
+        names = _names([runs[place] for place in places], labels)
+        for place, (label, detail) in zip(places, names, strict=True):
+            label = f"{workload} {label}" if several else label
+            runs[place] = replace(runs[place], label=label, detail=detail)
+    return list(runs.values())
 
 
 def _workload(run: Result) -> Any:
     return run.settings.get("workload")
 
 
-def _names(own: Sequence[Result], clear: Set[tuple[Any, str]]) -> list[tuple[str, str]]:
+def _clear_labels(runs: Iterable[Result]) -> set[tuple[Any, str]]:
+    """The workloads and labels of grids that mean one method with one setting each."""
+    clear = set()
+    for label, labelled in grouped(runs, lambda run: (_workload(run), run.label)).items():
+        meanings = {(run.method, str(_hidden(run))) for run in labelled}
+        if label[1] and len(meanings) == 1:
+            clear.add(label)
+    return clear
+
+
+def _names(runs: Sequence[Result], labels: Set[tuple[Any, str]]) -> list[tuple[str, str]]:
     """(label, detail) of the runs of one method on one workload.
 
-    Those of their grids where all are ``clear``; else by the settings that have no column.
+    Those of their grids where all are in ``labels``; else by the settings that have no column.
     """
-    groups = grouped(own, _group).values()
-    kept = all((_workload(run), run.label) in clear for run in own)
-    kept = kept and all(len({run.label for run in group}) == 1 for group in groups)
-    hidden = [_hidden(run) for run in own]
-    variants = list({str(one): one for one in hidden}.values())
-    names = {name for one in variants for name in one}
-    differing = [
-        name for name in sorted(names) if len({str(one.get(name)) for one in variants}) > 1
-    ]
-    found = []
-    for run, mine in zip(own, hidden, strict=True):
-        said = [f"{name}={mine[name]}" for name in differing if mine.get(name) is not None]
-        detail = ", ".join(said)
+    clear = all((_workload(run), run.label) in labels for run in runs)
+    groups = {run.group for run in runs}
+    kept = clear and len({(run.group, run.label) for run in runs}) == len(groups)
+    hidden = [_hidden(run) for run in runs]
+    variants = list({str(settings): settings for settings in hidden}.values())
+    differing = []
+    for name in sorted(set().union(*variants)):
+        if len({str(settings.get(name)) for settings in variants}) > 1:
+            differing.append(name)
+    names = []
+    for run, settings in zip(runs, hidden, strict=True):
+        given = (name for name in differing if settings.get(name) is not None)
+        detail = ", ".join(f"{name}={settings[name]}" for name in given)
         if kept:
             label = run.label
         elif len(differing) > LABELLED:
-            label = f"{run.method} #{variants.index(mine) + 1}"
+            label = f"{run.method} #{variants.index(settings) + 1}"
         else:
             label = f"{run.method} ({detail})" if detail else run.method
-        found.append((label, detail))
-    return found
+        names.append((label, detail))
+    return names
 
 
 def _grid_label(cell: Path) -> str:
@@ -123,9 +128,13 @@ def _grid_label(cell: Path) -> str:
 
 def _varied(cell: Path, result: Result) -> tuple[tuple[str, Any], ...]:
     """The settings that a grid varies for a cell, which its name has, and their values."""
-    own = result.settings
-    varied = [(name, own[name]) for name in _grid_of(cell).get("vary", ()) if name in own]
-    return tuple(one for one in varied if f"-{word(*one)}-" in f"{cell.name}-")
+    varied = []
+    for name in _grid_of(cell).get("vary", ()):
+        if name in result.settings:
+            value = result.settings[name]
+            if f"-{word(name, value)}-" in f"{cell.name}-":
+                varied.append((name, value))
+    return tuple(varied)
 
 
 def _grid_of(cell: Path) -> dict[str, Any]:
@@ -156,7 +165,8 @@ def _binding(run: Result) -> dict[str, Any]:
         follows.add("noise_multiplier")
     if run.settings.get("local_steps", 1) == 1:
         follows.add("local_learning_rate")
-    return {k: value for k, value in run.settings.items() if k not in HARMLESS | follows}
+    unused = HARMLESS | follows
+    return {name: value for name, value in run.settings.items() if name not in unused}
 
 
 def _hidden(run: Result) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from itertools import chain, cycle
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedlsg.simulations.compare.bytes_axis import PLAIN, View, panels
 from fedlsg.simulations.compare.cells import grouped, is_number
@@ -32,9 +33,25 @@ FRONT = "Pareto front"
 WAYS = {"sent": ("uplink_bytes",), "sent and received": ("uplink_bytes", "downlink_bytes")}
 """Which bytes of summary.json an axis counts."""
 Charts = tuple[Chart, ...]
-Looks = Mapping[str, tuple[str, str, str]]
-Place = tuple[float, Line]
-"""A line, and where it is across."""
+
+
+class Look(NamedTuple):
+    """How a line is drawn."""
+
+    colour: str
+    marker: str
+    dashes: str
+
+
+Looks = Mapping[str, Look]
+"""By the name of a line."""
+
+
+class Place(NamedTuple):
+    """A line, and where it is across."""
+
+    x: float
+    line: Line
 
 
 def figures(table: Sequence[Line], view: View = PLAIN) -> "dict[str, Charts | Figure]":
@@ -45,34 +62,32 @@ def figures(table: Sequence[Line], view: View = PLAIN) -> "dict[str, Charts | Fi
     finished = in_legend_order(line for line in table if line.done)
     if not finished:
         return {}
-    found: dict[str, Charts | Figure] = {}
+    drawn: dict[str, Charts | Figure] = {}
     looks = looks_of(table)
     varied = varied_names(table) if any(line.varied for line in finished) else []
     if len(varied) == 1:
-        found["accuracy-varied"] = accuracy_by_setting(finished, varied[0])
+        drawn["accuracy-varied"] = accuracy_by_setting(finished, varied[0])
     elif varied and (heat := heat_maps(table, varied)):
-        found["accuracy-heat"] = heat
+        drawn["accuracy-heat"] = heat
     if view.bytes:
-        found["accuracy-total-bytes"] = accuracy_by_total_bytes(finished)
+        drawn["accuracy-total-bytes"] = accuracy_by_total_bytes(finished)
     elif not varied:
-        found["accuracy-epsilon"] = accuracy_by_epsilon(finished, looks)
-        found["accuracy-bytes"] = accuracy_by_bytes(finished, looks)
+        drawn["accuracy-epsilon"] = accuracy_by_epsilon(finished, looks)
+        drawn["accuracy-bytes"] = accuracy_by_bytes(finished, looks)
     if view.bytes or not varied or len(table) <= CURVES:
-        found["learning-curves"] = learning_curves(finished, looks)
-    return found
+        drawn["learning-curves"] = learning_curves(finished, looks)
+    return drawn
 
 
 def looks_of(table: Iterable[Line]) -> Looks:
-    """(colour, marker, dashes) by the name of a line; variants of a method share the colour
-    only.
-    """
-    names = sorted({(line.method, line.name) for line in table})
-    found = looks(names)
-    return {
-        name: (*found[name], DASHES[at % len(DASHES)])
-        for own in grouped(names, lambda one: one[0]).values()
-        for at, (_, name) in enumerate(own)
-    }
+    """The look of each line by its name; variants of a method share the colour only."""
+    pairs = sorted({(line.method, line.name) for line in table})
+    colours_and_markers = looks(pairs)
+    of_lines = {}
+    for variants in grouped(pairs, itemgetter(0)).values():
+        for (_, name), dashes in zip(variants, cycle(DASHES), strict=False):
+            of_lines[name] = Look(*colours_and_markers[name], dashes)
+    return of_lines
 
 
 def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> Charts:
@@ -84,15 +99,16 @@ def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> Charts:
     families = grouped(aimed, lambda line: line.name)
     middle = (len(families) - 1) / 2
     series = []
-    for at, own in enumerate(families.values()):
+    for at, family in enumerate(families.values()):
         shift = 1 + 0.015 * (at - middle)  # so that error bars do not cover each other
-        places = [shift * (line.epsilon_target or 0.0) for line in own]
-        series.append(marks(places, own, looks[own[0].name], own[0].marked))
-    free = [line for line in table if line.epsilon_target is None]
-    series += [level(line.height, line.marked, looks[line.name][0]) for line in free]
-    of = " or ".join(dict.fromkeys(line.unit.protects for line in table))
+        places = [shift * (line.epsilon_target or 0.0) for line in family]
+        series.append(marks(places, family, looks[family[0].name], family[0].marked))
+    for line in table:
+        if line.epsilon_target is None:
+            series.append(level(line.height, line.marked, looks[line.name].colour))
+    protected = " or ".join(dict.fromkeys(line.unit.protects for line in table))
     ticks = spaced([(target, f"{target:g}") for target in targets], log=True)
-    x = Axis(label=f"epsilon of {of} (target, logarithmic)", log=True, ticks=ticks)
+    x = Axis(label=f"epsilon of {protected} (target, logarithmic)", log=True, ticks=ticks)
     return (_accuracy("Accuracy at each epsilon", x, [*series, *chance(table)], table),)
 
 
@@ -106,17 +122,18 @@ def accuracy_by_setting(done: Sequence[Line], name: str) -> Charts:
     values = values_of(done, name)
     numbers = all(map(is_number, values))
     places = values if numbers else range(len(values))
-    families = grouped(done, lambda line: line.family([name]))
-    looks = looks_of(own[0] for own in families.values())
+    families = grouped(done, lambda line: line.family([name])).values()
+    looks = looks_of(family[0] for family in families)
     series = []
-    for own in families.values():
-        first, called = own[0], own[0].family([name], marked=True)
+    for family in families:
+        first = family[0]
+        look, legend = looks[first.name], first.family([name], marked=True)
         if name in first.varied:
-            own = sorted(own, key=lambda line: values.index(line.varied[name]))
-            x = [places[values.index(line.varied[name])] for line in own]
-            series.append(marks(x, own, looks[first.name], called))
+            family.sort(key=lambda line: values.index(line.varied[name]))
+            x = [places[values.index(line.varied[name])] for line in family]
+            series.append(marks(x, family, look, legend))
         else:
-            series.append(level(first.height, called, looks[first.name][0]))
+            series.append(level(first.height, legend, look.colour))
     log = bool(numbers and values[0] > 0 and values[-1] / values[0] >= WIDE)
     words = value_words_of(done, name, values)
     ticks = spaced(list(zip(map(float, places), words, strict=True)), log=log)
@@ -138,30 +155,30 @@ def _scores(table: Iterable[Line], label: str = "") -> Axis:
 
 def _dots(table: Sequence[Line], looks: Looks) -> Charts:
     ordered = sorted(table, key=order, reverse=True)
-    series = [
-        Series(
+    series = []
+    for place, line in enumerate(ordered):
+        look = looks[line.name]
+        row = Series(
             x=(line.height,),
             y=(place,),
             left=(line.height - line.spread,),
             right=(line.height + line.spread,),
-            colour=looks[line.name][0],
-            marker=looks[line.name][1],
+            colour=look.colour,
+            marker=look.marker,
             line=False,
             filled=line.private is not False,
         )
-        for place, line in enumerate(ordered)
-    ]
+        series.append(row)
     epsilon = "".join(f", epsilon {target:g}" for target in targets_of(table))
     names = tuple((float(place), line.marked) for place, line in enumerate(ordered))
-    return (
-        Chart(
-            title="Accuracy",
-            x=_scores(table, f"{measured(table)}{epsilon}"),
-            y=Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4),
-            series=(*series, *chance(table, upright=True)),
-            height=90 + 34 * len(ordered),
-        ),
+    chart = Chart(
+        title="Accuracy",
+        x=_scores(table, f"{measured(table)}{epsilon}"),
+        y=Axis(ticks=names, low=-0.6, high=len(ordered) - 0.4),
+        series=(*series, *chance(table, upright=True)),
+        height=90 + 34 * len(ordered),
     )
+    return (chart,)
 
 
 def accuracy_by_bytes(table: Sequence[Line], looks: Looks) -> Charts:
@@ -170,12 +187,13 @@ def accuracy_by_bytes(table: Sequence[Line], looks: Looks) -> Charts:
     Filled: the largest epsilon, or none. With the Pareto front of each epsilon.
     """
     bytes_sent = [line.mean_of("uplink_bytes") or 0.0 for line in table]
-    sent = [one for one in zip(_move_apart(bytes_sent), table, strict=True) if one[0]]
+    places = list(map(Place, _move_apart(bytes_sent), table))
+    sent = [place for place in places if place.x]
     last = (None, *targets_of(table)[-1:])
-    series = [
-        _mark(one, looks, filled=one[1].epsilon_target in last, named=one[1].epsilon_target in last)
-        for one in sent
-    ]
+    series = []
+    for place in sent:
+        filled = place.line.epsilon_target in last
+        series.append(_mark(place, looks, filled=filled, named=filled))
     x = Axis(label="bytes sent, all clients, whole run (logarithmic)", unit="bytes", log=True)
     return (_accuracy("Accuracy for bytes", x, [*fronts(sent), *series, *chance(table)], table),)
 
@@ -186,25 +204,27 @@ def accuracy_by_total_bytes(table: Sequence[Line]) -> Charts:
     Filled marks are private, hollow ones are not. Each epsilon has two charts: bytes sent, and both
     ways.
     """
-    charts, found = [], panels(table)
-    looks = looks_of(line for panel in found for line in panel.lines)
-    for panel in found:
+    charts, by_epsilon = [], panels(table)
+    looks = looks_of(line for panel in by_epsilon for line in panel.lines)
+    for panel in by_epsilon:
         for ways, names in WAYS.items():
-            places = [sum(line.mean_of(name) or 0.0 for name in names) for line in panel.lines]
-            sent = list(zip(places, panel.lines, strict=True))
-            series = [_mark(one, looks, filled=bool(one[1].private)) for one in sent]
+            sent = [
+                Place(sum(line.mean_of(name) or 0.0 for name in names), line)
+                for line in panel.lines
+            ]
+            series = [_mark(place, looks, filled=bool(place.line.private)) for place in sent]
             x = Axis(label=f"bytes {ways}, all clients, whole run", unit="bytes", log=True)
             charts.append(_accuracy(panel.title, x, [*fronts(sent), *series], panel.lines, 340))
     return tuple(charts)
 
 
-def _mark(one: Place, looks: Looks, *, filled: bool, named: bool = True) -> Series:
+def _mark(place: Place, looks: Looks, *, filled: bool, named: bool = True) -> Series:
     """One line as a mark whose words name it."""
-    place, line = one
-    at = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
-    name, look = line.marked if named else "", (*looks[line.name][:2], "-")
-    words = (f"{line.marked}{at}",)
-    return marks([place], [line], look, name, filled=filled, line=False, words=words)
+    line = place.line
+    epsilon = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
+    name = line.marked if named else ""
+    mark = marks([place.x], [line], looks[line.name]._replace(dashes="-"), name)
+    return replace(mark, filled=filled, line=False, words=(f"{line.marked}{epsilon}",))
 
 
 def fronts(sent: Iterable[Place]) -> list[Series]:
@@ -212,32 +232,34 @@ def fronts(sent: Iterable[Place]) -> list[Series]:
 
     None of fewer than three lines.
     """
-    found = []
-    private = [one for one in sent if one[1].private]
-    for target, own in grouped(private, lambda one: one[1].epsilon_target).items():
-        best = pareto(own)
-        if len(own) > 2 and len(best) > 1:
-            x, y = zip(*((place, line.height) for place, line in best), strict=True)
+    series = []
+    private = [place for place in sent if place.line.private]
+    for target, rivals in grouped(private, attrgetter("line.epsilon_target")).items():
+        best = pareto(rivals)
+        if len(rivals) > 2 and len(best) > 1:
+            x = [place.x for place in best]
+            y = [place.line.height for place in best]
             words = ("" if target is None else f"epsilon {target:g}",) * len(best)
-            found.append(Series(name=FRONT, x=x, y=y, colour=GREY, dashes="--", words=words))
-    return found
+            series.append(Series(name=FRONT, x=x, y=y, colour=GREY, dashes="--", words=words))
+    return series
 
 
 def pareto(sent: Sequence[Place]) -> list[Place]:
     """The lines that no other line beats: cheaper ones all have a worse score."""
     best: list[Place] = []
-    for place, line in sorted(sent, key=lambda one: (one[0], one[1].deficit)):
-        if not best or line.deficit < best[-1][1].deficit:
-            best.append((place, line))
+    for place in sorted(sent, key=attrgetter("x", "line.deficit")):
+        if not best or place.line.deficit < best[-1].line.deficit:
+            best.append(place)
     return best
 
 
 def _move_apart(places: Sequence[float]) -> list[float]:
     """Equal places of a logarithmic axis 2 % apart, so that marks do not cover each other."""
-    return [
-        place * 1.02 ** (places[:at].count(place) - (places.count(place) - 1) / 2)
-        for at, place in enumerate(places)
-    ]
+    moved = []
+    for at, place in enumerate(places):
+        middle = (places.count(place) - 1) / 2
+        moved.append(place * 1.02 ** (places[:at].count(place) - middle))
+    return moved
 
 
 def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
@@ -250,63 +272,62 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
     charts = []
     groups = grouped(table, lambda line: line.epsilon_target)
     for target in sorted(groups, key=lambda target: target or math.inf):
-        own = groups[target]
-        at = "no epsilon target" if target is None else f"epsilon {target:g}"
-        charts.append(
-            Chart(
-                title=f"{measured(table)}; {at}",
-                x=Axis(label="simulated seconds" if timed else "round", whole=not timed),
-                y=_scores(table),
-                series=tuple(one for line in own for one in _curve(line, looks, timed=timed)),
-                height=320,
-            )
+        epsilon = "no epsilon target" if target is None else f"epsilon {target:g}"
+        series = [_curve(line, looks[line.name], timed=timed) for line in groups[target]]
+        chart = Chart(
+            title=f"{measured(table)}; {epsilon}",
+            x=Axis(label="simulated seconds" if timed else "round", whole=not timed),
+            y=_scores(table),
+            series=tuple(chain.from_iterable(series)),
+            height=320,
         )
+        charts.append(chart)
     return tuple(charts)
 
 
-def _curve(line: Line, looks: Looks, *, timed: bool) -> list[Series]:
+def _curve(line: Line, look: Look, *, timed: bool) -> list[Series]:
     """The rounds that all finished seeds have, as a line and a band."""
-    score = "loss" if line.by_loss else "accuracy"
-    seeds = [
-        {row.round: row for row in run.rows if getattr(row, score) is not None} for run in line.done
+    score = attrgetter("loss" if line.by_loss else "accuracy")
+    clock = attrgetter("simulated.simulated_clock" if timed else "round")
+    tested = [row for run in line.done for row in run.rows if score(row) is not None]
+    rounds = [
+        rows
+        for _, rows in sorted(grouped(tested, attrgetter("round")).items())
+        if len(rows) == len(line.done)
     ]
-    rounds = sorted(set.intersection(*map(set, seeds)))
-    rows = [[seed[round] for seed in seeds] for round in rounds]
-    scores = [[line.scale * getattr(row, score) for row in own] for own in rows]
-    at = attrgetter("simulated.simulated_clock" if timed else "round")
-    clocks = [map(at, own) for own in rows]
-    x, y = (list(map(statistics.fmean, numbers)) for numbers in (clocks, scores))
-    colour, marker, dashes = looks[line.name]
-    marker = marker if len(rounds) == 1 else ""
-    found = [Series(name=line.name, x=x, y=y, colour=colour, marker=marker, dashes=dashes)]
-    if len(line.done) > 1:
-        low, high = list(map(min, scores)), list(map(max, scores))
-        found.append(replace(found[0], low=low, high=high, kind="band", marker="", dashes="-"))
-    return found
+    scores = [[line.scale * score(row) for row in rows] for rows in rounds]
+    mean = Series(
+        name=line.name,
+        x=[statistics.fmean(map(clock, rows)) for rows in rounds],
+        y=list(map(statistics.fmean, scores)),
+        colour=look.colour,
+        marker=look.marker if len(rounds) == 1 else "",
+        dashes=look.dashes,
+    )
+    if len(line.done) == 1:
+        return [mean]
+    low, high = list(map(min, scores)), list(map(max, scores))
+    return [mean, replace(mean, low=low, high=high, kind="band", marker="", dashes="-")]
 
 
-def marks(
-    places: Sequence[float], own: Sequence[Line], look: Sequence[str], name: str, **more: Any
-) -> Series:
+def marks(places: Sequence[float], table: Sequence[Line], look: Look, name: str) -> Series:
     """Means ± standard deviations of lines at these places."""
-    colour, marker, dashes = look
     return Series(
         name=name,
         x=tuple(places),
-        y=tuple(line.height for line in own),
-        low=tuple(line.height - line.spread for line in own),
-        high=tuple(line.height + line.spread for line in own),
-        colour=colour,
-        marker=marker,
-        dashes=dashes,
-        **more,
+        y=tuple(line.height for line in table),
+        low=tuple(line.height - line.spread for line in table),
+        high=tuple(line.height + line.spread for line in table),
+        **look._asdict(),
     )
 
 
 def chance(table: Sequence[Line], *, upright: bool = False) -> list[Series]:
     """A dotted line at guessing, if all runs share it and it is near enough to what is drawn."""
-    known = {line.chance.level for line in table if line.chance is not None}
+    levels = {line.chance.level for line in table if line.chance is not None}
+    if len(levels) != 1:
+        return []
+    level = levels.pop()
     means = [line.mean for line in table if line.mean is not None]
-    if len(known) == 1 and min(means) - max(known) < NEAR + max(means) - min(means):
-        return [guessing(100 * known.pop(), upright=upright)]
-    return []
+    near = min(means) - level < NEAR + max(means) - min(means)
+    return [guessing(100 * level, upright=upright)] if near else []

@@ -39,6 +39,7 @@ from fedlsg.simulations.flower_apps.whole_update import (
     as_arrays,
     check_door,
     check_trust,
+    check_whole,
     clients_of,
     folder_of,
     for_app,
@@ -101,7 +102,8 @@ def private_update(
     """
     note_other_torch()
     checked_epsilon(epsilon)
-    check_door(model, epsilon, delta, trust, colluders=(colluders, 1))
+    check_door(model, epsilon, delta, trust)
+    check_whole(colluders=(colluders, 1))
     if not isinstance(weighted_by_key, str) or not weighted_by_key:
         raise ValueError(
             f"expected {weighted_by_key=!r} to be the key by which the strategy weighs replies, a "

@@ -3,8 +3,8 @@ private payloads.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from fedlsg.simulations.flower_apps.whole_update import (
     Trust,
     as_arrays,
     check_door,
+    check_whole,
     dense_bytes,
     folder_of,
     settings_text,
@@ -46,6 +47,137 @@ SPARE = 10
 """One in so many clients may drop out of a secure sum, or read together with others, unless the
 user says.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateSettings:
+    """What all rounds share, as ``PrivateUpdates`` has it. ``own``: the settings of the method.
+
+    Raises ValueError for settings that do not fit.
+    """
+
+    method: str
+    own: Mapping[str, Any]
+    unit: Unit
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float
+    clip_norm: float
+    trust: Trust
+    min_survivors: int | None
+    colluders: int | None
+    codec: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        unit, epsilon, noise_multiplier = self.unit, self.epsilon, self.noise_multiplier
+        if unit not in ("client", "example"):
+            raise ValueError(f"expected {unit=} to be 'client' or 'example'")
+        if unit == "client" and (epsilon is None) == (noise_multiplier is None):
+            raise ValueError("give epsilon=, or noise_multiplier=, and not both")
+        if unit == "example" and (epsilon, noise_multiplier) != (None, None):
+            raise ValueError(
+                "unit='example': the noise is in the clients' PrivateStep; leave out epsilon and "
+                "noise_multiplier"
+            )
+        check_whole(
+            seed=(self.seed, 0),
+            min_survivors=(self.min_survivors, 2),
+            colluders=(self.colluders, 1),
+        )
+        if self.secure and (unit == "example" or self.codec != DEFAULT_CODEC):
+            raise ValueError(
+                "trust='secure' adds whole updates on a grid: it needs unit='client', and has no "
+                "codec; leave codec out"
+            )
+        if not self.secure and (self.min_survivors, self.colluders) != (None, None):
+            raise ValueError("min_survivors and colluders are of secure sums: give trust='secure'")
+        alone = replace(self.terms(1, 1, noise_multiplier or 1.0, 1), trust="client")
+        mechanism = alone.recipe().mechanism
+        if unit == "client" and not mechanism.private:
+            raise ValueError(
+                f"mechanism={mechanism.kind!r} has no epsilon, and every client would refuse it: "
+                "leave it out"
+            )
+
+    @property
+    def secure(self) -> bool:
+        """Whether the server learns the sum of the updates alone."""
+        return self.trust == "secure"
+
+    def check_strategy(self, strategy: FlowerStrategy) -> None:
+        """Raise ValueError for a strategy that needs more than the updates' mean, where that is all
+        it gets.
+        """
+        if self.secure and isinstance(strategy, COMPARING):
+            raise ValueError(
+                f"{type(strategy).__name__} compares the clients' updates, and trust='secure' "
+                "shows it their mean alone: give trust='client', or another strategy"
+            )
+
+    def calibrated(self, rounds: int) -> float | None:
+        """The noise multiplier that spends epsilon in so many rounds; as given without epsilon."""
+        if self.epsilon is None:
+            return self.noise_multiplier
+        sums = SumTerms(
+            clients=3,
+            min_survivors=3,
+            colluders=1,
+            expected_examples=3,
+            releases=rounds,
+            delta=self.delta,
+        )
+        return calibrate_noise_multiplier(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            sample_rate=1.0,
+            steps=rounds,
+            log_ratio=most_log_ratio(sums) if self.secure else 0.0,
+        )
+
+    def terms(self, round: int, rounds: int, noise: float | None, clients: int) -> RoundTerms:
+        """The terms of a round of so many clients with this noise multiplier."""
+        settings = dict(self.own)
+        if self.unit == "client":
+            settings |= {"clip_norm": self.clip_norm}
+        else:
+            settings |= {"mechanism": "none"}
+        if noise is not None:
+            settings["noise_multiplier"] = noise
+        terms = RoundTerms(
+            method=self.method,
+            settings=settings_text(settings),
+            unit=self.unit,
+            round=round,
+            rounds=rounds,
+            seed=self.seed,
+            codec=self.codec,
+            delta=self.delta,
+            trust=self.trust,
+        )
+        if not self.secure:
+            return terms
+        spare = clients // SPARE
+        return replace(
+            terms,
+            min_survivors=clients - spare if self.min_survivors is None else self.min_survivors,
+            colluders=max(1, spare) if self.colluders is None else self.colluders,
+        )
+
+    def swamped(self, clients: int, rounds: int, noise: float | None) -> str | None:
+        """A sentence where noise is likely to hide the updates: see ``SWAMPED``."""
+        if self.unit == "example" or not noise:
+            return None
+        added = clients if self.secure else math.sqrt(clients)
+        pull = math.sqrt(rounds) * added / noise
+        if pull >= SWAMPED:
+            return None
+        fix = "more clients" if self.secure else "trust='secure', or more clients"
+        return (
+            f"noise is likely to hide the updates of {clients} clients: in {rounds} rounds all of "
+            f"them move a weight {pull:.2g} times as far as noise does, at most. Give {fix}, a "
+            "larger epsilon, or unit='example'"
+        )
 
 
 class PrivateUpdates(FlowerStrategy):
@@ -102,57 +234,31 @@ class PrivateUpdates(FlowerStrategy):
                 "expected a flwr.serverapp.strategy.Strategy to wrap, got "
                 f"{type(strategy).__name__}"
             )
-        if unit not in ("client", "example"):
-            raise ValueError(f"expected {unit=} to be 'client' or 'example'")
-        if unit == "client" and (epsilon is None) == (noise_multiplier is None):
-            raise ValueError("give epsilon=, or noise_multiplier=, and not both")
-        if unit == "example" and (epsilon, noise_multiplier) != (None, None):
-            raise ValueError(
-                "unit='example': the noise is in the clients' PrivateStep; leave out epsilon and "
-                "noise_multiplier"
-            )
-        check_door(
-            model,
-            epsilon,
-            delta,
-            trust,
-            seed=(seed, 0),
-            min_survivors=(min_survivors, 2),
-            colluders=(colluders, 1),
-        )
+        check_door(model, epsilon, delta, trust)
         note_other_torch()
         self.strategy, self.model = strategy, model
         self.epsilon, self.noise_multiplier, self.delta = epsilon, noise_multiplier, delta
-        self._method, self._unit, self._codec, self._seed = method, unit, codec, seed
-        self._settings = settings | (
-            {"clip_norm": clip_norm} if unit == "client" else {"mechanism": "none"}
+        self.settings = UpdateSettings(
+            method=method,
+            own=settings,
+            unit=unit,
+            epsilon=epsilon,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            clip_norm=clip_norm,
+            trust=trust,
+            min_survivors=min_survivors,
+            colluders=colluders,
+            codec=codec,
+            seed=seed,
         )
-        if trust == "secure" and (unit == "example" or codec != DEFAULT_CODEC):
-            raise ValueError(
-                "trust='secure' adds whole updates on a grid: it needs unit='client', and has no "
-                "codec; leave codec out"
-            )
-        if trust == "secure" and isinstance(strategy, COMPARING):
-            raise ValueError(
-                f"{type(strategy).__name__} compares the clients' updates, and trust='secure' "
-                "shows it their mean alone: give trust='client', or another strategy"
-            )
-        if trust == "client" and (min_survivors, colluders) != (None, None):
-            raise ValueError("min_survivors and colluders are of secure sums: give trust='secure'")
-        self._trust, self._survivors, self._colluders = trust, min_survivors, colluders
+        self.settings.check_strategy(strategy)
         self._record = folder_of(record, "record")
         self._rounds: int | None = None
         self._spent = 0.0
         self._run = b""
         self._round: Round | None = None
         self._sum: SecureRound | None = None
-        tried = replace(self._terms(1, 1, noise_multiplier or 1.0, 1), trust="client")
-        mechanism = tried.recipe().mechanism
-        if unit == "client" and not mechanism.private:
-            raise ValueError(
-                f"mechanism={mechanism.kind!r} has no epsilon, and every client would refuse it: "
-                "leave it out"
-            )
 
     def start(
         self,
@@ -168,23 +274,7 @@ class PrivateUpdates(FlowerStrategy):
         ``num_rounds``.
         """
         self._rounds, self._run, self._spent = num_rounds, new_run(), 0.0
-        if self._unit == "client" and self.epsilon is not None:
-            secure = self._trust == "secure"
-            sums = SumTerms(
-                clients=3,
-                min_survivors=3,
-                colluders=1,
-                expected_examples=3,
-                releases=num_rounds,
-                delta=self.delta,
-            )
-            self.noise_multiplier = calibrate_noise_multiplier(
-                epsilon=self.epsilon,
-                delta=self.delta,
-                sample_rate=1.0,
-                steps=num_rounds,
-                log_ratio=most_log_ratio(sums) if secure else 0.0,
-            )
+        self.noise_multiplier = self.settings.calibrated(num_rounds)
         return super().start(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
@@ -195,7 +285,8 @@ class PrivateUpdates(FlowerStrategy):
         """The messages of the strategy inside, with the terms. Raises ValueError for weights of
         another model.
         """
-        if self._unit == "client" and self.noise_multiplier is None:
+        settings, noise = self.settings, self.noise_multiplier
+        if settings.unit == "client" and noise is None:
             raise RuntimeError(
                 "epsilon= needs the number of rounds: call start(), or give noise_multiplier="
             )
@@ -203,17 +294,19 @@ class PrivateUpdates(FlowerStrategy):
         if not messages:
             return messages
         rounds = max(self._rounds or 1, server_round)
-        terms = self._terms(server_round, rounds, self.noise_multiplier, len(messages))
-        here = Round.of(self.model, arrays, terms)
+        here = Round.of(
+            self.model, arrays, settings.terms(server_round, rounds, noise, len(messages))
+        )
         # a codec that cannot pack is found before any client is charged
-        if self._trust == "client":
+        if not settings.secure:
             here.unpack(here.pack(torch.zeros(here.frame.kept), 0), 0)
-        if server_round == 1 and (said := self._swamped(len(messages), rounds)):
-            log(WARNING, "fedlsg: %s", said)
-        self._round = here = replace(here, terms=replace(terms, digest=here.frame.digest.hex()))
+        if server_round == 1 and (warning := settings.swamped(len(messages), rounds, noise)):
+            log(WARNING, "fedlsg: %s", warning)
+        here = replace(here, terms=replace(here.terms, digest=here.frame.digest.hex()))
+        self._round = here
         for message in messages:
             message.content = RecordDict({**message.content, KEY: here.terms.record()})
-        if self._trust == "client":
+        if not settings.secure:
             return messages
         self._sum = SecureRound(grid, here, self._run or new_run(), messages)
         return self._sum.begin()
@@ -229,37 +322,47 @@ class PrivateUpdates(FlowerStrategy):
         here, replies = self._round, list(replies)
         if here is None or not replies:
             return self.strategy.aggregate_train(server_round, replies)
-        found = {
-            m.metadata.src_node_id: (m, p) for m in replies if (p := payload_of(m)) is not None
-        }
-        values: dict[int, Tensor] = {}
-        if self._sum is not None:
-            mean = self._sum.mean({node: payload for node, (_, payload) in found.items()})
-            values = {} if mean is None else {next(iter(found)): mean.float()}
-            if mean is not None and self._record is not None:
-                self._sum.keep(self._record, mean)
-        else:
-            for node, (_, payload) in found.items():
-                try:
-                    values[node] = here.unpack(payload, node)
-                except PayloadError as error:
-                    log(WARNING, "node %s is left out: %s", node, str(error)[:300])
+        sent: dict[int, Message] = {}
+        payloads: dict[int, bytes] = {}
+        for message in replies:
+            payload = payload_of(message)
+            if payload is not None:
+                node = message.metadata.src_node_id
+                sent[node], payloads[node] = message, payload
         rebuilt = [message for message in replies if message.has_error()]
-        for node, update in values.items():
-            message = found[node][0]
+        updates = self._updates(here, payloads)
+        for node, update in updates.items():
+            message = sent[node]
             records = {name: record for name, record in message.content.items() if name not in OURS}
             message.content = RecordDict({**records, "arrays": as_arrays(here.rebuilt(update))})
             rebuilt.append(message)
         arrays, metrics = self.strategy.aggregate_train(server_round, rebuilt)
-        if not values:
+        if not updates:
             return arrays, metrics
         metrics = MetricRecord() if metrics is None else metrics
-        self._spent = max(self._spent, *(spent_of(message) for message, _ in found.values()))
+        self._spent = max(self._spent, *map(spent_of, sent.values()))
         metrics["epsilon"] = self._spent
-        metrics["clients"] = len(found)
-        metrics["uplink_bytes"] = sum(len(payload) for _, payload in found.values())
-        metrics["downlink_bytes"] = dense_bytes(here.before) * len(found)
+        metrics["clients"] = len(payloads)
+        metrics["uplink_bytes"] = sum(map(len, payloads.values()))
+        metrics["downlink_bytes"] = dense_bytes(here.before) * len(payloads)
         return arrays, metrics
+
+    def _updates(self, here: Round, payloads: dict[int, bytes]) -> dict[int, Tensor]:
+        """The updates by node; of a secure sum their mean, by one of its nodes."""
+        if self._sum is not None:
+            mean = self._sum.mean(payloads)
+            if mean is None:
+                return {}
+            if self._record is not None:
+                self._sum.keep(self._record, mean)
+            return {next(iter(payloads)): mean.float()}
+        updates = {}
+        for node, payload in payloads.items():
+            try:
+                updates[node] = here.unpack(payload, node)
+            except PayloadError as error:
+                log(WARNING, "node %s is left out: %s", node, str(error)[:300])
+        return updates
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -275,54 +378,13 @@ class PrivateUpdates(FlowerStrategy):
 
     def summary(self) -> None:
         """Log the privacy of the updates, then the strategy inside."""
-        noise = (
-            "by PrivateStep"
-            if self._unit == "example"
-            else f"noise multiplier {self.noise_multiplier:.4g}"
-        )
-        log(INFO, "\t├──> Private updates: %s, one %s, %s", self._method, self._unit, noise)
+        method, unit = self.settings.method, self.settings.unit
+        if unit == "example":
+            noise = "by PrivateStep"
+        else:
+            noise = f"noise multiplier {self.noise_multiplier:.4g}"
+        log(INFO, "\t├──> Private updates: %s, one %s, %s", method, unit, noise)
         self.strategy.summary()
-
-    def _swamped(self, clients: int, rounds: int) -> str | None:
-        """A sentence where noise is likely to hide the updates: see ``SWAMPED``."""
-        if self._unit == "example" or not self.noise_multiplier:
-            return None
-        secure = self._trust == "secure"
-        pull = (
-            math.sqrt(rounds) * (clients if secure else math.sqrt(clients)) / self.noise_multiplier
-        )
-        if pull >= SWAMPED:
-            return None
-        fix = "more clients" if secure else "trust='secure', or more clients"
-        return (
-            f"noise is likely to hide the updates of {clients} clients: in {rounds} rounds all of "
-            f"them move a weight {pull:.2g} times as far as noise does, at most. Give {fix}, a "
-            "larger epsilon, or unit='example'"
-        )
-
-    def _terms(self, round: int, rounds: int, noise: float | None, clients: int) -> RoundTerms:
-        settings = (
-            self._settings if noise is None else {**self._settings, "noise_multiplier": noise}
-        )
-        spare = clients // SPARE
-        how: dict[str, Any] = {}
-        if self._trust == "secure":
-            how = {
-                "min_survivors": clients - spare if self._survivors is None else self._survivors,
-                "colluders": max(1, spare) if self._colluders is None else self._colluders,
-            }
-        return RoundTerms(
-            method=self._method,
-            settings=settings_text(settings),
-            unit=self._unit,
-            round=round,
-            rounds=rounds,
-            seed=self._seed,
-            codec=self._codec,
-            delta=self.delta,
-            trust=self._trust,
-            **how,
-        )
 
 
 def spent_of(reply: Message) -> float:

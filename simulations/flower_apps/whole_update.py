@@ -140,12 +140,8 @@ class RoundTerms:
 Trust = Literal["client", "secure"]
 
 
-def check_door(
-    model: object, epsilon: float | None, delta: float, trust: str, **whole: tuple[object, int]
-) -> None:
-    """Raise ValueError for what neither side can have; ``whole``: numbers by their names, with the
-    least of each.
-    """
+def check_door(model: object, epsilon: float | None, delta: float, trust: str) -> None:
+    """Raise ValueError for what neither side can have."""
     if isinstance(model, nn.Module) or not callable(model):
         raise ValueError(
             f"model={type(model).__name__}: expected the class or function that builds it, such as "
@@ -156,7 +152,13 @@ def check_door(
     checked_delta(delta)
     if trust not in ("client", "secure"):
         raise ValueError(f"expected {trust=} to be 'client' or 'secure'")
-    for name, (value, least) in whole.items():
+
+
+def check_whole(**numbers: tuple[object, int]) -> None:
+    """Raise ValueError for what is no whole number of at least so much, by name; None is left
+    out.
+    """
+    for name, (value, least) in numbers.items():
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"expected {name}={value!r} to be a whole number of {least} or more")
 

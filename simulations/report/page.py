@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from fedlsg.simulations.report.chart import Series
@@ -25,8 +26,13 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """Its name in the template."""
+        """The name of its template."""
         return type(self).__name__.lower()
+
+    @property
+    def parts(self) -> Iterable["Part"]:
+        """It, and those in it."""
+        return (self,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +204,10 @@ class Slides(Part):
 
     name: str
     slides: tuple[tuple[str, tuple[Part, ...]], ...]
+
+    @property
+    def parts(self) -> Iterable[Part]:
+        return chain((self,), *(parts for _, parts in self.slides))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""The one builder of pages and its one template: one HTML file from a page. HTML is nowhere else.
+"""The one builder of pages, and its templates: of a page, and of each kind of part. HTML is nowhere
+else.
 
 Accessible: landmarks, one h1, tables with scoped headers, figures with their words, boxes that
 scroll by keyboard.
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from fedlsg.simulations.report.page import Download, Drawing, Page, Part, Slides
+from fedlsg.simulations.report.page import Download, Drawing, Page, Part
 from fedlsg.simulations.report.style import CSS
 
 if TYPE_CHECKING:
@@ -53,43 +54,52 @@ def render(page: Page, follow: str = "") -> str:
 
 @functools.cache
 def _template() -> "Template":
-    from jinja2 import Environment, StrictUndefined
+    """Compiled once a process: it is a constant of this file."""
+    from jinja2 import DictLoader, Environment, StrictUndefined
 
-    made = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    environment = Environment(
+        loader=DictLoader(PARTS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    return made.from_string(TEMPLATE)
+    return environment.from_string(PAGE)
 
 
 def policy(run: Iterable[str], *, asks: bool = False) -> str:
     """What a browser may do with the page: run these scripts and no other, and load nothing that is
     not in it.
     """
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run)
-    known, own = (
-        " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'",
-        "connect-src 'self'; " * asks,
+    digests = []
+    for text in run:
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        digests.append(f"'sha256-{digest}'")
+    allowed = " ".join(digests) or "'none'"
+    server = "connect-src 'self'; " if asks else ""
+    return (
+        f"default-src 'none'; {server}script-src {allowed}; "
+        "style-src 'unsafe-inline'; img-src data:"
     )
-    return f"default-src 'none'; {own}script-src {known}; style-src 'unsafe-inline'; img-src data:"
 
 
 def _parts(page: Page) -> Iterable[Part]:
-    for part in (part for section in page.sections for part in section.parts):
-        yield part
-        if isinstance(part, Slides):
-            yield from (own for _, parts in part.slides for own in parts)
+    for section in page.sections:
+        for part in section.parts:
+            yield from part.parts
 
 
 @functools.cache
 def scripts(*, drawn: bool) -> tuple[str, ...]:
     """What a page runs, with the library if it has figures; nothing in a Flower bundle, which holds
-    no scripts.
+    no scripts. Read once a process: these files come with the package.
     """
-    files = [ASSETS / name for name in (*(LIBRARIES if drawn else ()), "page.js")]
-    there = all(file.exists() for file in files)
-    return (
-        tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files) if there else ()
-    )
+    names = (*LIBRARIES, "page.js") if drawn else ("page.js",)
+    files = [ASSETS / name for name in names]
+    if not all(file.exists() for file in files):
+        return ()
+    return tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files)
 
 
 def target(file: Download) -> str:
@@ -100,58 +110,7 @@ def target(file: Download) -> str:
     return f"data:{kind};base64,{base64.b64encode(file.content).decode()}"
 
 
-TEMPLATE = """<!DOCTYPE html>
-{% macro table(part, title) %}
-<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
- class="{% if part.chosen %}chosen{% else %}data{% if part.columns | length > 3 %} cards{% endif %}{% endif %}">
-{% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
-{% if part.chosen %}
-<style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
-{%- endfor %} .none { display: none; }</style>
-{% endif %}
-<thead><tr>{% for name in part.columns %}<th scope="col" class="{% if loop.index0 in part.left %}left{% endif %}
-{%- if part.chosen %} pick-{{ loop.index0 }}{% endif %}">
-{{- name }}</th>
-{%- endfor %}</tr></thead>
-<tbody>
-{% for row in part.rows %}
-{% if row.group and (loop.first or row.group != part.rows[loop.index0 - 1].group) %}
-{% if not loop.first %}</tbody><tbody>{% endif %}
-<tr class="group"><th scope="rowgroup" colspan="{{ part.columns | length }}">{{ row.group }}</th></tr>
-{% endif %}
-<tr{% if row.style %} class="{{ row.style }}"{% endif %}>
-{% set row_at = loop.index %}
-{% for cell in row.cells %}
-{% if loop.first %}
-<th scope="row"{% if loop.index0 in part.left %} class="left"{% endif %}>
-{%- if row.colour %}<span class="dot" data-colour="{{ row.colour }}"
- style="background: {{ row.colour }}"></span>{% endif -%}
-{% if row.ticked is not none %}<input type="checkbox" id="tick-{{ row_at }}" aria-label="compare {{ cell }}"
-{%- if row.ticked %} checked{% endif %}> {% endif %}{{ cell }}</th>
-{% else %}
-{% set at = loop.index0 %}
-<td{% if part.chosen %} class="left pick-{{ at }}"{% elif at in part.left %} class="left"
-{%- elif at in row.best %} class="best"{% endif %}
-{%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
-{%- if part.columns | length > 3 %} data-label="{{ part.columns[at] }}"{% endif %}>
-{%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
-{% endif %}
-{% endfor %}
-</tr>
-{% endfor %}
-</tbody></table></div>
-{% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
-{% endmacro %}
-{% macro tokens(part) %}
-<table class="tokens">
-{% for line in part.lines %}
-<tr{% if line.first %} class="group"{% endif %}><th scope="row">{{ line.name }}</th><td>
-{% for token, mark in line.tokens %}<span{% if mark %} class="{{ mark }}"{% endif %}>{{ token }}</span> {% endfor %}
-</td></tr>
-{% endfor %}
-</table>
-<p class="note">{{ part.caption }}</p>
-{% endmacro %}
+PAGE = """<!DOCTYPE html>
 {% macro key(one) %}
 <svg viewBox="0 0 30 14" aria-hidden="true" focusable="false">
 {% if one.patch %}<rect x="4" y="1" width="22" height="12" fill="{{ one.colour }}"/>{% endif %}
@@ -169,76 +128,7 @@ TEMPLATE = """<!DOCTYPE html>
 {% endmacro %}
 {% macro parts(some, title) %}
 {% for part in some %}
-{% if part.kind == "text" %}
-<p{% if part.style != "plain" %} class="{{ part.style }}"{% endif %}>{{ part.words }}</p>
-{% elif part.kind == "facts" %}
-{% if part.title %}<h3>{{ part.title }}</h3>{% endif %}
-<dl>
-{% for name, words in part.rows %}
-<dt>{{ name }}</dt><dd>{{ words }}</dd>
-{% endfor %}
-</dl>
-{% elif part.kind == "table" %}
-{{ table(part, title) }}
-{% elif part.kind == "tiles" %}
-<ul class="tiles">
-{% for tile in part.tiles %}
-<li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
-<strong>{{ tile.value }}</strong>
-{% if tile.note %}<span class="note">{{ tile.note | replace(" %", "\u00a0%") }}</span>{% endif %}</li>
-{% endfor %}
-</ul>
-{% elif part.kind == "gallery" %}
-<figure><div class="scroll" role="group" tabindex="0" aria-label="images"><table class="gallery"
- style="--side: {{ part.side }}px">
-<thead><tr>{% for name in part.columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in part.rows %}
-<tr>{% for shot in row %}<td>{% if shot.uri %}<img src="{{ shot.uri }}"
- alt="{{ part.columns[loop.index0] }}: {{ shot.words }}">
-{% endif %}<span{% if shot.style %} class="{{ shot.style }}"{% endif %}>{{ shot.words }}</span></td>{% endfor %}</tr>
-{% endfor %}
-</tbody></table></div>
-{% if part.caption %}<figcaption>{{ part.caption }}</figcaption>{% endif %}</figure>
-{% elif part.kind == "slides" %}
-<div class="slides" data-name="{{ part.name }}">
-{% for label, own in part.slides %}
-<div class="slide" data-label="{{ label }}"><h3>{{ part.name }} {{ label }}</h3>
-{{ parts(own, title) }}
-</div>
-{% endfor %}
-</div>
-{% elif part.kind == "drawing" %}
-<figure class="chart">
-{{ keys(part.legend) }}
-<div class="panels {{ ["one", "two", "three"][part.columns - 1] }}">
-{% for panel in part.panels %}
-<div class="panel"><p class="title">{{ panel.title }}</p>
-{{ keys(panel.legend) }}
-<svg role="img" class="still" viewBox="0 0 {{ panel.size[0] }} {{ panel.size[1] }}"
- aria-label="{{ panel.title }}. {{ panel.words }}">
-{{- panel.svg | safe }}</svg></div>
-{% endfor %}
-</div>
-<script type="application/json">{{ part.data | safe }}</script>
-<figcaption>{{ part.caption }}</figcaption></figure>
-{% elif part.kind == "picture" %}
-<figure><div class="scroll" role="group" tabindex="0" aria-label="picture">
-<img src="{{ part.uri }}" width="{{ part.width }}" alt="{{ part.caption }}"></div>
-<figcaption>{{ part.caption }}</figcaption></figure>
-{% elif part.kind == "tokenlines" %}
-{{ tokens(part) }}
-{% elif part.kind == "downloads" %}
-<ul class="files">
-{% for file in part.files %}
-<li><a href="{{ target(file) }}" download="{{ file.name }}">{{ file.name }}</a>: {{ file.says }}</li>
-{% endfor %}
-</ul>
-{% elif part.kind == "code" %}
-{% set dash_c %} <span>-c</span> {% endset %}
-{% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
-<pre>{{ part.text.split(" -c ") | join(dash_c) }}</pre>
-{% endif %}
+{% include part.kind %}
 {% endfor %}
 {% endmacro %}
 <html lang="en">
@@ -291,8 +181,126 @@ TEMPLATE = """<!DOCTYPE html>
 <script>{{ script | safe }}</script>
 {% endfor %}
 </body>
-</html>
-"""
+</html>"""
+PARTS = {
+    "text": """<p{% if part.style != "plain" %} class="{{ part.style }}"{% endif %}>{{ part.words }}</p>
+""",
+    "facts": """{% if part.title %}<h3>{{ part.title }}</h3>{% endif %}
+<dl>
+{% for name, words in part.rows %}
+<dt>{{ name }}</dt><dd>{{ words }}</dd>
+{% endfor %}
+</dl>
+""",
+    "table": """<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
+ class="{% if part.chosen %}chosen{% else %}data{% if part.columns | length > 3 %} cards{% endif %}{% endif %}">
+{% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
+{% if part.chosen %}
+<style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
+{%- endfor %} .none { display: none; }</style>
+{% endif %}
+<thead><tr>{% for name in part.columns %}<th scope="col" class="{% if loop.index0 in part.left %}left{% endif %}
+{%- if part.chosen %} pick-{{ loop.index0 }}{% endif %}">
+{{- name }}</th>
+{%- endfor %}</tr></thead>
+<tbody>
+{% for row in part.rows %}
+{% if row.group and (loop.first or row.group != part.rows[loop.index0 - 1].group) %}
+{% if not loop.first %}</tbody><tbody>{% endif %}
+<tr class="group"><th scope="rowgroup" colspan="{{ part.columns | length }}">{{ row.group }}</th></tr>
+{% endif %}
+<tr{% if row.style %} class="{{ row.style }}"{% endif %}>
+{% set row_at = loop.index %}
+{% for cell in row.cells %}
+{% if loop.first %}
+<th scope="row"{% if loop.index0 in part.left %} class="left"{% endif %}>
+{%- if row.colour %}<span class="dot" data-colour="{{ row.colour }}"
+ style="background: {{ row.colour }}"></span>{% endif -%}
+{% if row.ticked is not none %}<input type="checkbox" id="tick-{{ row_at }}" aria-label="compare {{ cell }}"
+{%- if row.ticked %} checked{% endif %}> {% endif %}{{ cell }}</th>
+{% else %}
+{% set at = loop.index0 %}
+<td{% if part.chosen %} class="left pick-{{ at }}"{% elif at in part.left %} class="left"
+{%- elif at in row.best %} class="best"{% endif %}
+{%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
+{%- if part.columns | length > 3 %} data-label="{{ part.columns[at] }}"{% endif %}>
+{%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
+{% endif %}
+{% endfor %}
+</tr>
+{% endfor %}
+</tbody></table></div>
+{% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
+
+""",
+    "tiles": """<ul class="tiles">
+{% for tile in part.tiles %}
+<li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
+<strong>{{ tile.value }}</strong>
+{% if tile.note %}<span class="note">{{ tile.note | replace(" %", "\u00a0%") }}</span>{% endif %}</li>
+{% endfor %}
+</ul>
+""",
+    "gallery": """<figure><div class="scroll" role="group" tabindex="0" aria-label="images"><table class="gallery"
+ style="--side: {{ part.side }}px">
+<thead><tr>{% for name in part.columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in part.rows %}
+<tr>{% for shot in row %}<td>{% if shot.uri %}<img src="{{ shot.uri }}"
+ alt="{{ part.columns[loop.index0] }}: {{ shot.words }}">
+{% endif %}<span{% if shot.style %} class="{{ shot.style }}"{% endif %}>{{ shot.words }}</span></td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% if part.caption %}<figcaption>{{ part.caption }}</figcaption>{% endif %}</figure>
+""",
+    "slides": """<div class="slides" data-name="{{ part.name }}">
+{% for label, own in part.slides %}
+<div class="slide" data-label="{{ label }}"><h3>{{ part.name }} {{ label }}</h3>
+{{ parts(own, title) }}
+</div>
+{% endfor %}
+</div>
+""",
+    "drawing": """<figure class="chart">
+{{ keys(part.legend) }}
+<div class="panels {{ ["one", "two", "three"][part.columns - 1] }}">
+{% for panel in part.panels %}
+<div class="panel"><p class="title">{{ panel.title }}</p>
+{{ keys(panel.legend) }}
+<svg role="img" class="still" viewBox="0 0 {{ panel.size[0] }} {{ panel.size[1] }}"
+ aria-label="{{ panel.title }}. {{ panel.words }}">
+{{- panel.svg | safe }}</svg></div>
+{% endfor %}
+</div>
+<script type="application/json">{{ part.data | safe }}</script>
+<figcaption>{{ part.caption }}</figcaption></figure>
+""",
+    "picture": """<figure><div class="scroll" role="group" tabindex="0" aria-label="picture">
+<img src="{{ part.uri }}" width="{{ part.width }}" alt="{{ part.caption }}"></div>
+<figcaption>{{ part.caption }}</figcaption></figure>
+""",
+    "tokenlines": """<table class="tokens">
+{% for line in part.lines %}
+<tr{% if line.first %} class="group"{% endif %}><th scope="row">{{ line.name }}</th><td>
+{% for token, mark in line.tokens %}<span{% if mark %} class="{{ mark }}"{% endif %}>{{ token }}</span> {% endfor %}
+</td></tr>
+{% endfor %}
+</table>
+<p class="note">{{ part.caption }}</p>
+
+""",
+    "downloads": """<ul class="files">
+{% for file in part.files %}
+<li><a href="{{ target(file) }}" download="{{ file.name }}">{{ file.name }}</a>: {{ file.says }}</li>
+{% endfor %}
+</ul>
+""",
+    "code": """{% set dash_c %} <span>-c</span> {% endset %}
+{% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
+<pre>{{ part.text.split(" -c ") | join(dash_c) }}</pre>
+""",
+}
+"""How a part of each kind is shown: ``part``, in a section of this ``title``."""
 BODY = "<body>"
 LIVE_LINE = """
 <style>#live {{ margin: 0; max-width: none; padding: .45rem 1rem; font-size: .875rem; background: var(--panel, #8882);

@@ -131,8 +131,6 @@ SEAL = "sha256"
 DIGEST_BYTES = 32
 FORMAT = b"fedlsg checkpoint 2\n"
 BEGIN = len(FORMAT) + DIGEST_BYTES
-FIRST_FORMAT = b"PK"
-"""The first bytes of checkpoints of the first format, which had no digest."""
 
 
 class DamagedError(ValueError):
@@ -255,11 +253,6 @@ def parse_checkpoint(content: bytes, path: Path) -> Record:
     """The state in a checkpoint's bytes. Raises as ``load_checkpoint``; errors name ``path``."""
     import torch
 
-    if content.startswith(FIRST_FORMAT):
-        raise ValueError(
-            f"{path} is of an older version of fedlsg and has no digest: continue this run with "
-            "that version, or start a new run"
-        )
     damaged = DamagedError(f"{path} is damaged: restore it from a copy, or start a new run")
     if not is_whole(content):
         raise damaged

@@ -110,7 +110,7 @@ class Result:
 
     @property
     def chance(self) -> Chance | None:
-        """None for runs of an older version, which did not record it."""
+        """None for a run that is not done, and where accuracy has no guess."""
         found = self.summary.get("chance")
         return None if found is None else Chance(**found)
 

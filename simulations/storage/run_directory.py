@@ -308,7 +308,7 @@ class RunDir:
         """The checkpoint to continue from; and, if that is not the last one, a sentence that says
         why.
 
-        Raises ValueError if both are missing or damaged, or of an older version.
+        Raises ValueError if both are missing or damaged.
         """
         try:
             return load_checkpoint(self.checkpoint), None

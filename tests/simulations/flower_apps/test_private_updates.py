@@ -22,7 +22,7 @@ from fedlsg.privacy import LedgerError
 from fedlsg.secure_sum.discrete.sum_release import plan_release
 from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import task_identity
-from fedlsg.simulations.flower_apps.private_updates import PrivateUpdates
+from fedlsg.simulations.flower_apps.private_updates import PrivateUpdates, UpdateSettings
 from fedlsg.simulations.flower_apps.whole_update import KEY
 from tests.simulations.support.own_updates import (
     CLIENTS,
@@ -240,6 +240,11 @@ def test_a_client_refuses_weaker_terms_and_pays_nothing(tmp_path, settings, give
     assert all(words in reply.error.reason for reply in grid.replies)
 
 
+def lie(settings: UpdateSettings, **own: Any) -> None:
+    """A server that has gone around its own checks."""
+    object.__setattr__(settings, "own", {**settings.own, **own})
+
+
 def test_mechanisms_without_epsilon_and_foreign_servers_are_refused(tmp_path):
     grid = Nodes(app_of(mod(tmp_path)))
     torch.manual_seed(0)
@@ -249,7 +254,7 @@ def test_mechanisms_without_epsilon_and_foreign_servers_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no epsilon"):
         wrapped(mechanism="clip-only")
     lying = wrapped()
-    lying._settings = {**lying._settings, "mechanism": "clip-only"}
+    lie(lying.settings, mechanism="clip-only")
     start(lying, grid, rounds=1)
     assert "no epsilon" in grid.replies[-1].error.reason
     assert not ledgers(tmp_path)
@@ -279,11 +284,11 @@ def test_training_under_another_name_is_private_too(tmp_path, kind):
 
 def test_a_server_cannot_ask_for_a_share_of_the_noise_alone(tmp_path):
     lying = wrapped()
-    lying._settings = {**lying._settings, "noise_share": 0.01}
+    lie(lying.settings, noise_share=0.01)
     grid = Nodes(app_of(mod(tmp_path)))
     with pytest.raises(ValueError, match="noise_share"):
         start(lying, grid, rounds=1)
-    terms = lying._terms(1, 1, 1.0, CLIENTS)
+    terms = lying.settings.terms(1, 1, 1.0, CLIENTS)
     content = RecordDict({"arrays": ArrayRecord(build().state_dict()), KEY: terms.record()})
     with task_identity():
         list(grid.send_and_receive([Message(content, FIRST_NODE, "train")]))
