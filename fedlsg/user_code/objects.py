@@ -232,8 +232,8 @@ def _of(thing: Any, packages: Packages = NONE) -> Undo | None:
     ways = []
     if isinstance(thing, FunctionType):
         ways.append(_of_function(thing, packages))
-    if isinstance(thing, _lru_cache_wrapper) and thing.cache_info().currsize:
-        ways.append(lambda: thing.cache_clear() is not None)
+    if isinstance(thing, _lru_cache_wrapper):
+        ways.append(_of_cache(thing))
     if isinstance(thing, CONTAINERS):
         ways.append(_of_items(thing))
     if (attributes := _attributes(thing)) is not None:
@@ -244,17 +244,17 @@ def _of(thing: Any, packages: Packages = NONE) -> Undo | None:
 
 
 def _of_items(now: Any) -> Undo:
-    base = next(kind for kind in CONTAINERS if isinstance(now, kind))
+    base: Any = next(kind for kind in CONTAINERS if isinstance(now, kind))
     is_dict = issubclass(base, dict)
     before: Any = dict(dict.items(now)) if is_dict else [*base.__iter__(now)]
     members = [*before, *before.values()] if is_dict else before
-    refill: Any = getattr(base, "update", None) or base.extend  # type: ignore[attr-defined]
+    refill = base.update if hasattr(base, "update") else base.extend
 
     def undo() -> bool:
         there = [*base.__iter__(now), *(dict.values(now) if is_dict else ())]
         changed = len(there) != len(members) or not all(map(is_, there, members))
         if changed:
-            base.clear(now)  # type: ignore[attr-defined]
+            base.clear(now)
             refill(now, before)
         return changed
 
@@ -273,6 +273,19 @@ def _of_slots(thing: Any, names: list[str]) -> Undo:
                     object.__delattr__(thing, name)
                 else:
                     object.__setattr__(thing, name, value)
+        return changed
+
+    return undo
+
+
+def _of_cache(cached: _lru_cache_wrapper[Any]) -> Undo:
+    """What was kept before is walked; what was added since cannot be taken out alone."""
+    before = cached.cache_info().misses
+
+    def undo() -> bool:
+        changed = cached.cache_info().misses != before
+        if changed:
+            cached.cache_clear()
         return changed
 
     return undo

@@ -316,7 +316,8 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
         torch.cat([torch.zeros_like(t[:1]) if g is None else g for g in of_rows])
         for t, of_rows in zip(tensors, zip(*gradients, strict=True), strict=True)
     ]
-    return _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
+    made = _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
+    return made
 
 
 class _WithSlopes(torch.autograd.Function):
