@@ -278,7 +278,7 @@ def _of_slots(thing: Any, names: list[str]) -> Undo:
     return undo
 
 
-def _of_cache(cached: _lru_cache_wrapper[Any]) -> Undo:
+def _of_cache(cached: "_lru_cache_wrapper[Any]") -> Undo:
     """What was kept before is walked; what was added since cannot be taken out alone."""
     before = cached.cache_info().misses
 
