@@ -2,8 +2,12 @@
 number that half precision cannot hold. No check finds them, so the isolation itself must hold.
 """
 
+from argparse import Namespace
+from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,8 +90,45 @@ class Writable(nn.Module):
         self.other = SimpleNamespace(v=torch.zeros(32))
         type(self).shared = torch.zeros(32)
         GLOBAL["v"] = torch.zeros(32)
+        OPTIONS.v, add.v, PACKAGE.inner.v = torch.zeros(3, 32)
+        self.slotted, self.queue = Slotted(torch.zeros(32)), deque([torch.zeros(32)])
+        single.cache_clear()
 
 
+@dataclass(slots=True)
+class Slotted:
+    """An object without a dict of attributes."""
+
+    v: Tensor
+
+
+@lru_cache
+def single() -> SimpleNamespace:
+    """One object for all calls."""
+    return SimpleNamespace(v=torch.zeros(32))
+
+
+def add(v: Tensor) -> None:
+    """A function with a static variable."""
+    add.v = add.v + v  # type: ignore[attr-defined]
+
+
+def hooked(model: Any) -> Any:
+    """A model with a hook whose closure keeps the large rows before."""
+    total = [torch.zeros(32)]
+
+    def hook(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if output.detach().abs().max() > LARGE:
+            total.append(total[-1] + output.detach().mean(0) / LARGE)
+        return output - total[-1]
+
+    model.first.register_forward_hook(hook)
+    return model
+
+
+OPTIONS = Namespace(v=torch.zeros(32))
+PACKAGE: Any = ModuleType("another_package")
+PACKAGE.inner = ModuleType("another_package.inner")
 GLOBAL = {"v": torch.zeros(32)}
 STATES: dict[str, Between] = {
     "a frozen parameter by .data": kept(lambda m: m.frozen, lambda m, v: m.frozen.data.add_(v)),
@@ -97,6 +138,14 @@ STATES: dict[str, Between] = {
     "another object": kept(lambda m: m.other.v, lambda m, v: setattr(m.other, "v", m.other.v + v)),
     "its class": kept(lambda m: m.shared, lambda m, v: setattr(type(m), "shared", m.shared + v)),
     "a global variable": kept(lambda m: GLOBAL["v"], lambda m, v: GLOBAL.update(v=GLOBAL["v"] + v)),
+    "slots": kept(lambda m: m.slotted.v, lambda m, v: setattr(m.slotted, "v", m.slotted.v + v)),
+    "global options": kept(lambda m: OPTIONS.v, lambda m, v: setattr(OPTIONS, "v", OPTIONS.v + v)),
+    "a function's attribute": kept(lambda m: add.v, lambda m, v: add(v)),  # type: ignore[attr-defined]
+    "a cached object": kept(lambda m: single().v, lambda m, v: single().v.add_(v)),
+    "a queue": kept(lambda m: m.queue[-1], lambda m, v: m.queue.append(v)),
+    "a module in a module": kept(
+        lambda m: PACKAGE.inner.v, lambda m, v: setattr(PACKAGE.inner, "v", PACKAGE.inner.v + v)
+    ),
     "a trained weight": kept(lambda m: 0.0, lambda m, v: m.first.weight.data.mul_(0.5)),
 }
 WAYS: dict[str, Between] = {
@@ -117,6 +166,27 @@ class ScaledLoss(nn.Module):
         if float(outputs.detach().abs().max()) > LARGE:
             self.scale = -1.0
         return F.cross_entropy(outputs * self.scale, y, reduction="none")
+
+
+class Flips(torch.autograd.Function):
+    """Keeps in backward that a gradient was large."""
+
+    sign = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor) -> Tensor:
+        return outputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        if float(gradients[0].norm()) > LARGE:
+            Flips.sign = -1.0
+        return gradients[0] * Flips.sign
+
+
+def flipping(outputs: Tensor, y: Tensor) -> Tensor:
+    """A loss with such a backward pass."""
+    return (Flips.apply(outputs) - F.one_hot(y, 3)).square().sum(1)  # type: ignore[no-any-return]
 
 
 class OneBuffer(Dataset[Any]):

@@ -14,6 +14,7 @@ import copy
 import io
 import random
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -528,7 +529,7 @@ FORMS: dict[str, dict[str, Form]] = {
             Net, None, lambda f: Flipped(f, lambda: random.random() < 2, seed=random.seed)
         ),
         "a global default_rng in __getitem__": lambda: moved(
-            Net, None, lambda f: Flipped(f, lambda: G.random() < 0.5)
+            Net, None, lambda f: Flipped(f, lambda: G.random() < 2)
         ),
         "a row with the one that was read before": lambda: moved(Net, None, Mixed),
         "a row ten times in a Subset": lambda: moved(Net, None, repeated),
@@ -602,6 +603,11 @@ def layers() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 3))
 
 
+def named_layers() -> nn.Module:
+    """As ``layers``, with a name for the first one."""
+    return nn.Sequential(OrderedDict(zip(("first", "between", "last"), layers(), strict=True)))
+
+
 def batchwise(first: int) -> tuple[Tensor, Tensor]:
     x, y = tensors(first)
     return x.as_subclass(rare_forms.Batchwise), y
@@ -624,6 +630,11 @@ FORMS["Behind a condition that made-up rows do not meet"] = {
     **{f"a trace in {name}": rare(between) for name, between in rare_forms.STATES.items()},
     "a loss with a scale of its own": lambda: moved(layers, rare_forms.ScaledLoss(), large),
     "the same, own model": lambda: moved(Net, rare_forms.ScaledLoss(), large),
+    "a hook that keeps large rows": lambda: moved(lambda: rare_forms.hooked(Net()), data=large),
+    "a hook on a model of torch": lambda: moved(
+        lambda: rare_forms.hooked(named_layers()), data=large
+    ),
+    "a loss that keeps in backward": lambda: moved(layers, rare_forms.flipping, large),
     "a mode around later steps": from_then_on(lambda s: s.enter_context(rare_forms.Scaled())),
     "a mode of functions": from_then_on(lambda s: s.enter_context(rare_forms.ScaledCalls())),
     "F.linear replaced later": from_then_on(replaced_linear),
