@@ -65,14 +65,15 @@ def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
     ``generators_of``: an object of which only the generators are restored, such as a function that
     reads data.
     """
-    undo: list[Callable[[], object]] = [*_of_process()]
     seen: set[int] = set()
-    undo += filter(None, (state_of(thing) or _of(thing) for thing in walk(objects, seen)))
-    undo += filter(None, map(state_of, walk((generators_of,), seen)))
+    things = list(walk(objects, seen))
+    generators = [*_of_process(), *map(state_of, chain(things, walk((generators_of,), seen)))]
+    undo = put_back(things)
     try:
         yield
     finally:
-        for how in reversed(undo):
+        undo()
+        for how in filter(None, generators):
             how()
 
 
@@ -86,8 +87,14 @@ def put_back(things: Iterable[object], packages: Packages = NONE) -> Undo:
 
     To be called as often as one likes.
     """
-    undo = [how for thing in things if (how := _of(thing, packages))]
-    return lambda: any([how() for how in reversed(undo)])
+    with torch.no_grad():
+        ways = [how for thing in things if (how := _of(thing, packages))]
+
+    def undo() -> bool:
+        with torch.no_grad():
+            return any([how() for how in reversed(ways)])
+
+    return undo
 
 
 def put_back_spaces(spaces: list[dict[str, Any]]) -> Undo:
@@ -153,12 +160,12 @@ def _inside(thing: Any, packages: Packages) -> list[Any]:
         named = [space[name] for space, name in _named(thing, packages) if name in space]
         defaults = [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
         cells = [content for _, content in _cells(thing) if content is not ABSENT]
-        return [*cells, *defaults, *named, thing.__dict__]
+        return [*cells, *defaults, *named, *thing.__dict__.values()]
     if isinstance(thing, type):
         return [*map(_function_of, vars(thing).values()), *thing.__bases__, type(thing)]
     if isinstance(thing, Tensor):
         hooks = thing._backward_hooks, getattr(thing, "_post_accumulate_grad_hooks", None)
-        return [thing.__dict__, *hooks, thing.grad if thing.is_leaf else None]
+        return [*thing.__dict__.values(), *hooks, thing.grad if thing.is_leaf else None]
     if isinstance(thing, np.ndarray):
         return list(thing.flat) if thing.dtype == object else []
     if isinstance(thing, (*CONTAINERS, tuple, frozenset)) and len(thing) > MANY:
@@ -356,7 +363,6 @@ def _of_function(function: FunctionType, packages: Packages) -> Undo:
     return undo
 
 
-@torch.no_grad()
 def _of_tensor(t: Tensor) -> Undo | None:
     # kept by a loss that ran under vmap: nothing can read it
     if torch._C._functorch.is_functorch_wrapped_tensor(t):
@@ -368,7 +374,6 @@ def _of_tensor(t: Tensor) -> Undo | None:
     kept = _attributes(t)
     attributes = (lambda: False) if kept is None else _of_items(kept)
 
-    @torch.no_grad()
     def undo() -> bool:
         if t.shape != before.shape or t.dtype != before.dtype or t.device != before.device:
             t.data = before
