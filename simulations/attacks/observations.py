@@ -163,11 +163,11 @@ class Record:
         read_array(path, f"the weights of round {round}", partial(load_weights, model))
         return model
 
-    @cached_property
+    @cached_property  # a record is written once
     def _charges(self) -> RunLedger:
         return self.run.charges
 
-    @cached_property
+    @cached_property  # a record is written once
     def _start(self) -> PublicState:
         return self.base.public_state()
 

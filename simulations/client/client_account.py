@@ -176,7 +176,7 @@ class GivenAccount(ClientAccount):
     def client(self) -> int:
         return self._entry.client
 
-    @cached_property
+    @cached_property  # its record never changes
     def _entry(self) -> Entry:
         return _decoded(str(self.record["entry"]))
 
@@ -320,9 +320,10 @@ def own_directory(settings: Settings, announced: str) -> RunDir:
     return RunDir(path)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(
+    maxsize=16
+)  # links of a run's folder stay as they are; saves a hundredth of a small round
 def _resolve(path: str, working_directory: str) -> Path:
-    """Cached: without, it takes a hundredth of a small round."""
     return Path(working_directory, path).resolve()
 
 

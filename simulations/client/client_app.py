@@ -111,6 +111,7 @@ class _Items(tuple[tuple[str, Any], ...]):
 
 
 _LAST: list[tuple[dict[str, Any], _Items]] = []
+"""The last run config; another one takes its place."""
 
 
 def _items(run_config: Mapping[str, Any]) -> _Items:
@@ -122,7 +123,7 @@ def _items(run_config: Mapping[str, Any]) -> _Items:
     return items
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # they follow from the config alone
 def _settings(config: _Items) -> Settings:
     return from_run_config(dict(config))
 
@@ -133,7 +134,7 @@ def _of_run_config(message: Message, context: Context) -> Settings:
     return run_settings(context.run_config)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # they follow from the config and the folder alone
 def _code_in(config: _Items, folder: str) -> tuple[str, ...]:
     """Names of code in a run config, absolute in a working directory; none where ``run_settings``
     refuses it.

@@ -265,7 +265,7 @@ def _some_terms(base: Base) -> ClientTerms:
     )
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=2)  # other settings or terms take their place; own data are read once a process
 def node_process(
     settings: Settings, terms: NodeConfig, expected_batch: float | None, isolation: str | None
 ) -> NodeProcess:

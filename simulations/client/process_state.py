@@ -167,7 +167,7 @@ def is_served() -> bool:
     return bool(_SERVED)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=2)  # other settings take its place; ``serving`` clears it
 def process(settings: Settings) -> Process:
     """Data, initial model and W_0, built once a process."""
     set_up(settings)

@@ -97,7 +97,7 @@ class Comparison:
     grid: str = ""
     view: View = PLAIN
 
-    @cached_property
+    @cached_property  # its results never change
     def table(self) -> list[Line]:
         """Its runs as lines."""
         return lines(self.results)

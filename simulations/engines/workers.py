@@ -75,7 +75,7 @@ class Workers:
         self._served = set[Any]()
         self._allowed: dict[Any, float] = {}
 
-    @cached_property
+    @cached_property  # a GPU that joins later is asked for by the next run
     def _need(self) -> dict[str, float]:
         """Processors and GPUs of a worker; a share of a GPU under ``device=auto`` if the cluster
         has one.

@@ -50,7 +50,7 @@ def other_torch() -> str | None:
     )
 
 
-@cache
+@cache  # the torch of a process stays
 def note_other_torch() -> None:
     """Log the sentence, once a process."""
     if (said := other_torch()) is not None:

@@ -74,12 +74,12 @@ class Subject:
         """Whether W_t differs from W_0."""
         return any(not torch.equal(W, self.start[name]) for name, W in self.weights.items())
 
-    @cached_property
+    @property
     def round(self) -> int:
         """The round whose frame is inspected: the next one, or the last one of a finished run."""
         return min(self.state.round + 1, self.base.schedule.rounds)
 
-    @cached_property
+    @cached_property  # no round is trained meanwhile
     def layers(self) -> tuple[str, ...]:
         """Trainable weights of Linear and Conv2d layers, in model order: the matrices of the
         papers' figures.
@@ -90,7 +90,7 @@ class Subject:
         owners = {f"{name}.weight" if name else "weight" for name, _ in matrices}
         return tuple(name for name in self.weights if name in owners)
 
-    @cached_property
+    @cached_property  # no round is trained meanwhile
     def frame(self) -> Frame:
         """The frame that the server would announce."""
         return self.state.frame(self.round)

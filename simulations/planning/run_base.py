@@ -105,17 +105,17 @@ class Base:
     stream: tuple[int | str, ...] = ()
     declared: tuple[int, ...] | None = None
 
-    @cached_property
+    @cached_property  # its fields never change
     def device(self) -> str:
         """Where this process computes: "cpu" or "cuda"."""
         return device_of(self.settings.device)
 
-    @cached_property
+    @cached_property  # its fields never change
     def fetch(self) -> Fetch:
         """Training examples by their rows, on this process's device."""
         return fetcher(self.workload.train, self.device)
 
-    @cached_property
+    @cached_property  # its fields never change
     def own_code(self) -> dict[str, str]:
         """SHA-256 of the code of a user's own that the run uses, by setting; empty if all of it is
         fedlsg's.
@@ -131,7 +131,7 @@ class Base:
             found["source"] = digest_of(user_code.load(source, "source"))
         return found
 
-    @cached_property
+    @cached_property  # its fields never change
     def sizes(self) -> Sequence[int]:
         """Declared number of examples N_k of every client."""
         if self.declared is not None:
@@ -142,7 +142,7 @@ class Base:
             else [len(part) for part in self.parts]
         )
 
-    @cached_property
+    @cached_property  # its fields never change
     def rates(self) -> list[float]:
         """Poisson rate of every client."""
         of = {size: self.rate_of(size) for size in dict.fromkeys(self.sizes)}
@@ -177,7 +177,7 @@ class Base:
             source=source,
         )
 
-    @cached_property
+    @cached_property  # its fields never change
     def probe_source(self) -> ProbeSource:
         """What carriers of kind ``probe`` are made from. Raises ValueError as ``found_source``."""
         assert self.method.carrier.source is not None
@@ -192,7 +192,7 @@ class Base:
             self.public_state() if public is None else public, divisor=self.divisor, probe=probe
         )
 
-    @cached_property
+    @cached_property  # its fields never change
     def codec(self) -> Codec:
         """The codec of a client's values."""
         return uplink_codec(self.settings)
@@ -253,7 +253,7 @@ class Base:
             1.0 if self.unit.whole else self.local.expected_batch
         )
 
-    @cached_property
+    @cached_property  # its fields never change
     def unit(self) -> Unit:
         """What the run's epsilon protects."""
         return unit_of(self.settings, self.method)
@@ -284,13 +284,13 @@ class Base:
         """
         return Dither(seed=self.settings.seed, client=client, noise_std=plan.noise_std)
 
-    @cached_property
+    @cached_property  # its fields never change
     def dense_parameters(self) -> int:
         """Parameters that ``dpsgd`` would train on this model: the baseline of communication."""
         model = build_model(self.workload, self.settings.model, self.settings.seed)
         return sum(p.numel() for p in trainable(model).values())
 
-    @cached_property
+    @cached_property  # its fields never change
     def participation(self) -> Participation:
         """Who is selected, who leaves and how long replies take. Raises ValueError as
         ``participation_of``.
@@ -313,7 +313,7 @@ class Base:
         """The rule that draws the clients of a round."""
         return selection_of(self.settings.selection, secret=self.draws_in_secret)
 
-    @cached_property
+    @cached_property  # its fields never change
     def steps(self) -> list[int]:
         """Noisy steps of every client in the public schedule: K times the rounds in which it is
         selected.
@@ -326,7 +326,7 @@ class Base:
         counts = self.participation.selections(self.schedule.rounds)
         return [self.steps_a_round * counts[client] for client in range(len(self.sizes))]
 
-    @cached_property
+    @cached_property  # its fields never change
     def most_steps(self) -> int:
         """The largest number of noisy steps of a client in the public schedule, which noise is
         calibrated to.

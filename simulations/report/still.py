@@ -6,7 +6,7 @@ Written here, not by matplotlib, which takes half a second at the end of every r
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain
 from typing import TypeGuard
@@ -62,56 +62,46 @@ class Scale:
         return is_number(value) and (value >= SMALLEST or not self.axis.log)
 
     def at(self, value: float) -> float:
-        low, high, value = (
-            math.log(v) if self.axis.log else v for v in (self.low, self.high, value)
-        )
+        low, high = self.low, self.high
+        if self.axis.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
         share = (value - low) / (high - low)
         return round(self.size * (1 - share if self.turned else share), 1)
 
     def ticks(self, apart: float) -> list[tuple[float, Sequence[str]]]:
         """Places of ticks, and the lines of their names."""
         if self.axis.ticks:
-            return [
-                (self.at(at), name.split("\n"))
-                for at, name in self.axis.ticks
-                if self.low <= at <= self.high
-            ]
+            shown = [tick for tick in self.axis.ticks if self.low <= tick[0] <= self.high]
+            return [(self.at(at), name.split("\n")) for at, name in shown]
         most = self.size / apart
-        found = self._decades(most) if self.axis.log else []
-        found = found if len(found) > 1 else self._even(most)
-        names = (short_bytes(at) if self.axis.unit == "bytes" else f"{at:g}" for at in found)
-        return [
-            (self.at(at), [name.replace("-", "\N{MINUS SIGN}")])
-            for at, name in zip(found, names, strict=True)
-        ]
+        places = self._decades(most) if self.axis.log else []
+        if len(places) < 2:
+            places = self._even(most)
+        ticks: list[tuple[float, Sequence[str]]] = []
+        for at in places:
+            name = short_bytes(at) if self.axis.unit == "bytes" else f"{at:g}"
+            ticks.append((self.at(at), [name.replace("-", "\N{MINUS SIGN}")]))
+        return ticks
 
     def _even(self, most: float) -> list[float]:
         least = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(least))
-        step = next(
-            s * power for s in (WHOLE if self.axis.whole else STEPS) if s * power >= least * 0.999
-        )
-        step = max(step, 1.0) if self.axis.whole else step
-        return [
-            k * step
-            for k in range(
-                math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1
-            )
-        ]
+        steps = [digit * power for digit in (WHOLE if self.axis.whole else STEPS)]
+        step = next(step for step in steps if step >= least * 0.999)
+        if self.axis.whole:
+            step = max(step, 1.0)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [k * step for k in range(first, last + 1)]
 
     def _decades(self, most: float) -> list[float]:
-        first, last = (
-            math.ceil(math.log10(self.low) - 1e-9),
-            math.floor(math.log10(self.high) + 1e-9),
-        )
+        first = math.ceil(math.log10(self.low) - 1e-9)
+        last = math.floor(math.log10(self.high) + 1e-9)
         every = max(1, math.ceil((last - first) / most))
         powers = range(first - every, last + 1, every)
-        return [
-            at
-            for k in powers
-            for part in digits(self.low, self.high)
-            if self.low <= (at := part * 10.0**k) <= self.high * 1.000001
-        ]
+        parts = digits(self.low, self.high)
+        places = [part * 10.0**power for power in powers for part in parts]
+        return [at for at in places if self.low <= at <= self.high * 1.000001]
 
 
 def scale(
@@ -126,27 +116,22 @@ def scale(
     ``ends``.
     """
     free = Scale(axis=axis, low=1.0, high=10.0, size=size, turned=turned)
-    known = [value for value in values if free.takes(value)] or [
-        float(axis.log),
-        1.0 + 9 * axis.log,
-    ]
-    low, high = min(known), max(known)
+    drawn = [value for value in values if free.takes(value)]
+    if not drawn:
+        drawn = [1.0, 10.0] if axis.log else [0.0, 1.0]
+    low, high = min(drawn), max(drawn)
     if axis.log:
         more = (high / low) ** MARGIN if high > low * (1 + SAME) else 1.1
         low, high = low / more, high * more
     else:
         most = max(-low, high)
-        found = (wide for wide in (high - low, most) if wide > max(SMALLEST, SAME * most))
-        more = MARGIN * next(found, 1.0)
+        least = max(SMALLEST, SAME * most)
+        more = MARGIN * next((wide for wide in (high - low, most) if wide > least), 1.0)
         low, high = low - more * (low not in ends), high + more * (high not in ends)
-    low, high = low if axis.low is None else axis.low, high if axis.high is None else axis.high
-    return Scale(
-        axis=axis,
-        low=low,
-        high=high if high > low else low + max(1.0, abs(low)),
-        size=size,
-        turned=turned,
-    )
+    low = low if axis.low is None else axis.low
+    high = high if axis.high is None else axis.high
+    high = high if high > low else low + max(1.0, abs(low))
+    return replace(free, low=low, high=high)
 
 
 def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
@@ -157,26 +142,17 @@ def still(chart: Chart, across: int = 1) -> tuple[str, tuple[int, int]]:
         xs += chain(one.x, one.left, one.right, *((p.left, p.right) for p in points))
         ys += chain(one.y, one.low, one.high, *((p.low, p.high) for p in points))
     ends = [0.0] if chart.has_bars else []
-    lines = max((name.count("\n") + 1 for _, name in chart.x.ticks), default=1) + bool(
-        chart.x.label
-    )
-    y = scale(
-        chart.y,
-        ys,
-        chart.height - TOP - TICK - GAP - LINE * lines,
-        turned=not chart.y.down,
-        ends=ends,
-    )
+    lines = max((name.count("\n") + 1 for _, name in chart.x.ticks), default=1)
+    below = TICK + GAP + LINE * (lines + bool(chart.x.label))
+    y = scale(chart.y, ys, chart.height - TOP - below, turned=not chart.y.down, ends=ends)
     needed = max((_width(line) for _, name in y.ticks(UP) for line in name), default=0)
     room = min(needed, NAMES * width)
     left = round(TICK + GAP + room + (LINE + GAP) * bool(chart.y.label))
     x = scale(chart.x, xs, width - left - RIGHT)
     place = f'transform="translate({left} {TOP})" style="font-size: calc({TEXT}px * var(--words, 1))" fill="{AXIS}"'
     inside = f'<svg width="{x.size}" height="{y.size}">{"".join(_series(chart, x, y))}</svg>'
-    return f"<g {place}>{''.join(_axes(chart, x, y, left, room))}{inside}</g>", (
-        width,
-        chart.height,
-    )
+    drawing = f"<g {place}>{''.join(_axes(chart, x, y, left, room))}{inside}</g>"
+    return drawing, (width, chart.height)
 
 
 def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[str]:
@@ -184,22 +160,19 @@ def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[
     there.
     """
     for at, name in x.ticks(ACROSS):
-        yield ("" if chart.has_bars else _path(f"M{at} 0V{y.size}", GRID, 0.8)) + _path(
-            f"M{at} {y.size}v{TICK}", AXIS, 1
-        )
+        if not chart.has_bars:
+            yield _path(f"M{at} 0V{y.size}", GRID, 0.8)
+        yield _path(f"M{at} {y.size}v{TICK}", AXIS, 1)
         half = min(max(map(_width, name), default=0) / 2, (left + x.size + RIGHT) / 2)
         inside = min(max(at, half - left), x.size + RIGHT - half)
-        yield from (
-            _words(words, inside, y.size + TICK + LINE * k, "middle")
-            for k, words in enumerate(name, 1)
-        )
+        for line, words in enumerate(name, 1):
+            yield _words(words, inside, y.size + TICK + LINE * line, "middle")
     for at, name in y.ticks(UP):
-        yield _path(f"M0 {at}H{x.size}", GRID, 0.8) + _path(f"M0 {at}h-{TICK}", AXIS, 1)
+        yield _path(f"M0 {at}H{x.size}", GRID, 0.8)
+        yield _path(f"M0 {at}h-{TICK}", AXIS, 1)
         first = at + GAP - LINE * (len(name) - 1) / 2
-        lines = (_shorten(words, room) for words in name)
-        yield from (
-            _words(words, -TICK - GAP, first + LINE * k, "end") for k, words in enumerate(lines)
-        )
+        for line, words in enumerate(name):
+            yield _words(_shorten(words, room), -TICK - GAP, first + LINE * line, "end")
     yield _path(f"M0 0V{y.size}H{x.size}", AXIS, 1)
     if chart.x.label:
         yield _words(chart.x.label, x.size / 2, chart.height - TOP - GAP, "middle", WORDS)
@@ -213,27 +186,17 @@ def _axes(chart: Chart, x: Scale, y: Scale, left: int, room: float) -> Iterator[
 def _series(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
     for one, points in chart.stacked():
         if one.kind == "level":
-            yield from (
-                _path(f"M0 {y.at(at)}H{x.size}", one.colour, 1.6, one.dashed)
-                for at in one.y
-                if y.takes(at)
-            )
+            for at in filter(y.takes, one.y):
+                yield _path(f"M0 {y.at(at)}H{x.size}", one.colour, 1.6, one.dashed)
         elif one.kind == "upright":
-            yield from (
-                _path(f"M{x.at(at)} 0V{y.size}", one.colour, 1.6, one.dashed)
-                for at in one.x
-                if x.takes(at)
-            )
+            for at in filter(x.takes, one.x):
+                yield _path(f"M{x.at(at)} 0V{y.size}", one.colour, 1.6, one.dashed)
         elif one.kind == "band":
-            lower, upper = (
-                [
-                    (x.at(p.x), y.at(end))
-                    for p in points
-                    if x.takes(p.x) and y.takes(end := getattr(p, side))
-                ]
-                for side in ("low", "high")
-            )
-            yield f'<path d="{_line([*lower, *reversed(upper)])}" fill="{one.colour}" fill-opacity=".15"/>'
+            across = [p for p in points if x.takes(p.x)]
+            lower = [(x.at(p.x), y.at(p.low)) for p in across if y.takes(p.low)]
+            upper = [(x.at(p.x), y.at(p.high)) for p in across if y.takes(p.high)]
+            edge = _line([*lower, *reversed(upper)])
+            yield f'<path d="{edge}" fill="{one.colour}" fill-opacity=".15"/>'
         elif one.kind == "bar":
             for p in points:
                 (start, end), (bottom, top) = _ends(x, p.left, p.right), _ends(y, p.low, p.high)
@@ -254,18 +217,19 @@ def _points(one: Series, points: Sequence[Point], x: Scale, y: Scale) -> Iterato
     """A line with its error bars and markers."""
     places = [(x.at(p.x), y.at(p.y)) for p in points]
     bars = ""
-    for (at, up), (_, _, *ends) in zip(places, points, strict=True):
-        low, high, left, right = ends
+    for (at, up), (_, _, low, high, left, right) in zip(places, points, strict=True):
         if y.takes(low) and y.takes(high) and low != high:
-            bars += f"M{at} {y.at(low)}V{y.at(high)}" + "".join(
-                f"M{at - 3:.1f} {y.at(end)}h6" for end in (low, high)
-            )
+            bars += f"M{at} {y.at(low)}V{y.at(high)}"
+            for end in (low, high):
+                bars += f"M{at - 3:.1f} {y.at(end)}h6"
         if x.takes(left) and x.takes(right) and left != right:
-            caps = (f"M{x.at(end)} {up - 3:.1f}v6" for end in (left, right))
-            bars += f"M{x.at(left)} {up}H{x.at(right)}" + "".join(caps)
+            bars += f"M{x.at(left)} {up}H{x.at(right)}"
+            for end in (left, right):
+                bars += f"M{x.at(end)} {up - 3:.1f}v6"
     if one.line and len(places) > 1:
         yield _path(_line(places, steps=one.steps), one.colour, 2, one.dashed)
-    yield _path(bars, one.colour, 2) if bars else ""
+    if bars:
+        yield _path(bars, one.colour, 2)
     if outline := one.outline or (OUTLINES["o"] if len(places) == 1 else ""):
         marks = (f'<path d="{outline}" transform="translate({at} {up})"/>' for at, up in places)
         fill = one.colour if one.filled else WHITE

@@ -86,21 +86,21 @@ class Run:
         self.directory = Path(directory)
         self._plan, self._code = plan, code or Code()
 
-    @cached_property
+    @cached_property  # files of a finished run stay as they are
     def summary(self) -> Mapping[str, Any]:
         """What summary.json says. Raises FileNotFoundError for an unfinished run."""
         RunDir(self.directory).read_summary()  # raises for an unfinished run
         found = read_run(self.directory).summary
         return {name: math.inf if value == "inf" else value for name, value in found.items()}
 
-    @cached_property
+    @cached_property  # files of a finished run stay as they are
     def rounds(self) -> Table:
         """One row a round: the columns of rounds.csv, numbers as numbers; None in rounds that were
         not evaluated.
         """
         return [row.columns for row in self._rows]
 
-    @cached_property
+    @cached_property  # files of a finished run stay as they are
     def bytes(self) -> Table:
         """One row a message: round, client, direction, bytes of values, of the payload, and on the
         wire.
@@ -116,7 +116,7 @@ class Run:
         found = read_run(self.directory).epsilon_max
         return math.inf if found is None else found
 
-    @cached_property
+    @cached_property  # files of a finished run stay as they are
     @without_exit()
     def model(self) -> nn.Module:
         """The trained module as it was evaluated, on the CPU and in evaluation mode; LoRA is merged
@@ -165,7 +165,7 @@ class Run:
         result = read_run(self.directory)
         return plot(course(result.rows, None if result.chance is None else result.chance.level))
 
-    @cached_property
+    @cached_property  # files of a finished run stay as they are
     def _rows(self) -> list[Row]:
         return [Row.parse(row) for row in RunDir(self.directory).read_rounds()]
 

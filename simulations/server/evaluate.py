@@ -277,11 +277,11 @@ class ClientScores:
     def __init__(self, base: Base, state: ServerState, run: RunDir) -> None:
         self._base, self._state, self._run = base, state, run
 
-    @cached_property
+    @cached_property  # the base never changes
     def _parts(self) -> Sequence[Int64[Tensor, " n"]]:
         return parts_of_test(self._base)
 
-    @cached_property
+    @cached_property  # the base never changes
     def _names(self) -> tuple[str, ...]:
         personal = self._base.method.personal
         return (

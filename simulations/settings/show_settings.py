@@ -231,7 +231,7 @@ def _group_of_run(name: str) -> str:
     return next(group for group, names in GROUPS_OF_RUN.items() if name in names)
 
 
-@cache
+@cache  # what is installed stays while a process runs
 def _presets(name: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for workload in workloads.names():

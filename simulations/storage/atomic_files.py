@@ -240,7 +240,7 @@ def save_checkpoint(path: Path, previous: Path, state: Record) -> None:
 
 
 def load_checkpoint(path: Path) -> Record:
-    """What was saved. Raises FileNotFoundError; DamagedError; ValueError for an older format."""
+    """What was saved. Raises FileNotFoundError; DamagedError."""
     return parse_checkpoint(path.read_bytes(), path)
 
 

@@ -254,7 +254,7 @@ noise.
 """
 
 
-@lru_cache(4096)  # a round names the same files of its clients again and again
+@lru_cache(4096)  # of constants; a round names the same files again and again
 def find(name: str, among: tuple[Declared, ...] | None = None) -> Declared | None:
     """The declaration of a file by its path in the folder; None for one that is not fedlsg's,
     ``among`` or a run's.

@@ -43,7 +43,7 @@ class Parts(Sequence[Tensor]):
         self._rows = rows.astype(np.int32) if len(owner) < 2**31 else rows
         self._ends = np.cumsum(counts[1:])
 
-    @cached_property
+    @cached_property  # the rows never change
     def sizes(self) -> list[int]:
         """How many rows each client has."""
         return list(np.diff(self._ends, prepend=0).tolist())

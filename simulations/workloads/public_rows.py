@@ -126,7 +126,7 @@ def _repeated(count: int, wanted: int) -> Int64[Tensor, " wanted"]:
     return order[torch.arange(max(wanted, 1)) % count]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # other arguments take its place; public files stay
 def _synthetic(name: str, data_dir: Path | None, options: Options, count: int) -> Split:
     """Synthetic rows; kept for the next run of this process with the same workload and model."""
     workload = workloads.load(name, data_dir=data_dir, options=options, public_only=True)

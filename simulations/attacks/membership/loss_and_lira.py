@@ -69,34 +69,33 @@ class Limit:
     def auc(self) -> float:
         """Area under the bound, rounded up: the curve increases."""
         edges = np.concatenate([np.geomspace(1e-9, 1e-3, 600), np.linspace(1e-3, 1, 2000)[1:]])
-        return min(
-            1.0, float(np.sum(np.diff(edges, prepend=0.0) * [self.bound(float(x)) for x in edges]))
-        )
+        widths = np.diff(edges, prepend=0.0)
+        heights = [self.bound(float(edge)) for edge in edges]
+        return min(1.0, float(np.sum(widths * heights)))
 
 
 def attack(models: Trained, *, seed: int) -> list[Found]:
     """Every attack on the target, and on each model in turn with the others (less its pair) as
     shadows.
     """
-    found = []
+    inside, findings = models.inside, []
     for name in ATTACKS:
-        scores = np.stack([scored(name, models, target) for target in range(len(models.inside))])
-        members = models.inside[0]
-        in_turn, drawn = pooled(scores, models.inside, seed=seed)
+        scores = np.stack([scored(name, models, target) for target in range(len(inside))])
+        members, others = scores[0, inside[0]], scores[0, ~inside[0]]
+        in_turn, drawn = pooled(scores, inside, seed=seed)
         generator = public_generator(seed, "membership", "threshold")
-        ours, theirs = (torch.from_numpy(-scores[0, which]) for which in (members, ~members))
-        found.append(
-            Found(
-                attack=name,
-                success=loss_threshold(ours, theirs, generator).success,
-                target=roc(scores[0, members], scores[0, ~members]),
-                sure=roc(scores[0, members], scores[0, ~members], confidence=SURE),
-                in_turn=in_turn,
-                curve=curve(scores[models.inside], scores[~models.inside]),
-                drawn=drawn,
-            )
+        losses = torch.from_numpy(-members), torch.from_numpy(-others)
+        found = Found(
+            attack=name,
+            success=loss_threshold(*losses, generator).success,
+            target=roc(members, others),
+            sure=roc(members, others, confidence=SURE),
+            in_turn=in_turn,
+            curve=curve(scores[inside], scores[~inside]),
+            drawn=drawn,
         )
-    return found
+        findings.append(found)
+    return findings
 
 
 def scored(name: str, models: Trained, target: int) -> Float[np.ndarray, " candidates"]:
@@ -121,24 +120,24 @@ def pooled(
     An example's scores against several models depend on each other, candidates do not; that the
     models share their shadows is not in the intervals.
     """
-    generator = np.random.default_rng(
-        public_generator(seed, "membership", "bootstrap").initial_seed()
-    )
+    first = public_generator(seed, "membership", "bootstrap").initial_seed()
+    generator = np.random.default_rng(first)
     count = scores.shape[1]
     place = np.unique(scores, return_inverse=True)[1].reshape(scores.shape)
-    value = _rates(place, inside, np.ones(count))
-    drawn = np.array(
-        [
-            _rates(place, inside, np.bincount(generator.integers(0, count, count), minlength=count))
-            for _ in range(DRAWS)
-        ]
-    )
-    low, high = np.quantile(drawn, EDGES, axis=0)
-    rates = [
-        Rate(value=float(v), low=float(min(a, v)), high=float(max(b, v)))
-        for v, a, b in zip(value, low, high, strict=True)
-    ]
-    return Roc(auc=rates[0], tpr=dict(zip(LOW_RATES, rates[1:], strict=True))), drawn
+    values = _rates(place, inside, np.ones(count))
+    draws = []
+    for _ in range(DRAWS):
+        candidates = generator.integers(0, count, count)
+        draws.append(_rates(place, inside, np.bincount(candidates, minlength=count)))
+    drawn = np.array(draws)
+    lows, highs = np.quantile(drawn, EDGES, axis=0)
+    auc, *tpr = map(_interval, values, lows, highs)
+    return Roc(auc=auc, tpr=dict(zip(LOW_RATES, tpr, strict=True))), drawn
+
+
+def _interval(value: float, low: float, high: float) -> Rate:
+    """A number with the ends of its interval, which has the number itself."""
+    return Rate(value=value, low=float(min(low, value)), high=float(max(high, value)))
 
 
 def paired_difference(one: Found, other: Found) -> Rate | None:
@@ -151,7 +150,7 @@ def paired_difference(one: Found, other: Found) -> Rate | None:
         return None
     low, high = np.quantile(one.drawn[:, 1] - other.drawn[:, 1], EDGES)
     value = one.in_turn.tpr[LOW_RATES[0]].value - other.in_turn.tpr[LOW_RATES[0]].value
-    return Rate(value=value, low=float(min(low, value)), high=float(max(high, value)))
+    return _interval(value, low, high)
 
 
 def _rates(
@@ -163,27 +162,30 @@ def _rates(
     together.
     """
     weight = np.broadcast_to(times, place.shape).astype(np.float64)
-    members, others = (
-        np.bincount(place[who], weights=weight[who], minlength=place.max() + 1)
-        for who in (inside, ~inside)
-    )
-    # others with a higher score
-    total, passing = members.sum(), others[::-1].cumsum()[::-1] - others
-    found = members[::-1].cumsum()[::-1] - members
-    area = float((others * (found + members / 2)).sum() / total / others.sum())
-    first = [int(np.argmax(passing <= int(rate * others.sum() + 1e-9))) for rate in LOW_RATES]
-    return [area, *(float(found[at] / total) for at in first)]
+    scores = place.max() + 1
+    members = np.bincount(place[inside], weights=weight[inside], minlength=scores)
+    others = np.bincount(place[~inside], weights=weight[~inside], minlength=scores)
+    # how many have a higher score
+    accused = members[::-1].cumsum()[::-1] - members
+    false_alarms = others[::-1].cumsum()[::-1] - others
+    area = (others * (accused + members / 2)).sum() / members.sum() / others.sum()
+    rates = [float(area)]
+    for rate in LOW_RATES:
+        allowed = int(rate * others.sum() + 1e-9)
+        threshold = np.argmax(false_alarms <= allowed)
+        rates.append(float(accused[threshold] / members.sum()))
+    return rates
 
 
 def _above(
     members: Float[np.ndarray, " n"], ascending: Float[np.ndarray, " m"], rate: float
 ) -> float:
-    place = int(rate * len(ascending) + 1e-9)
-    return (
-        float((members > ascending[len(ascending) - 1 - place]).mean())
-        if place < len(ascending)
-        else 1.0
-    )
+    """The share of members above all but this share of the others."""
+    allowed = int(rate * len(ascending) + 1e-9)
+    if allowed >= len(ascending):
+        return 1.0
+    threshold = ascending[len(ascending) - 1 - allowed]
+    return float((members > threshold).mean())
 
 
 def curve(
@@ -193,9 +195,10 @@ def curve(
     non-members.
     """
     ascending = np.sort(others)
-    return np.array(
-        [_above(members, ascending, rate) if rate >= 1 / len(others) else np.nan for rate in GRID]
-    )
+    rates = np.full(len(GRID), np.nan)
+    for at in np.flatnonzero(1 / len(others) <= GRID):
+        rates[at] = _above(members, ascending, GRID[at])
+    return rates
 
 
 def claimed(plan: Plan) -> tuple[Claim, tuple[Limit, ...]] | None:

@@ -138,7 +138,7 @@ def _own_weights(s: Settings, terms: NodeConfig) -> Settings:
     return replace(s, pretrained=str(terms.pretrained))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # a process reads the weights once, too
 def _digest(file: Path) -> str:
     return digest_of(str(file))
 

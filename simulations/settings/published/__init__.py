@@ -34,14 +34,14 @@ from fedlsg.user_code import is_reference
 TABLES = Path(__file__).parent / "tables"
 
 
-@cache
+@cache  # the tables come with the package
 def presets() -> tuple[Published, ...]:
     """All presets, sorted by name, the numbers in it by size."""
     found = (preset for path in sorted(TABLES.glob("*.toml")) for preset in rows_of(path))
     return tuple(sorted(found, key=lambda preset: by_size(preset.name)))
 
 
-@cache
+@cache  # the tables come with the package
 def by_name() -> Mapping[str, Published]:
     """Presets by name and alias. Raises ValueError where two share one."""
     table: dict[str, Published] = {}

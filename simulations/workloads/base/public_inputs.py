@@ -164,7 +164,7 @@ class WordDraw:
         """``count`` texts."""
         return bags_of_words(count, self.vocabulary, generator)
 
-    @cached_property
+    @cached_property  # its fields never change
     def vocabulary(self) -> Vocabulary:
         """The words of the tokenizer in the order of their numbers, which is about that of their
         frequencies.
