@@ -381,7 +381,7 @@ def _of_tensor(t: Tensor) -> Undo | None:
         # Comparing numbers would wait for a GPU: there, a write that a version shows is a change,
         # and all numbers are copied.
         on_cpu = t.device.type == "cpu"
-        changed = not _equal(t, before) if on_cpu else t._version != version
+        changed = not same_numbers(t, before) if on_cpu else t._version != version
         if t.is_inference():
             with torch.inference_mode():
                 t.copy_(before)
@@ -396,8 +396,10 @@ def _of_tensor(t: Tensor) -> Undo | None:
     return undo
 
 
-def _equal(now: Tensor, before: Tensor) -> bool:
+def same_numbers(now: Tensor, before: Tensor) -> bool:
     """Whether all numbers are equal; NaN is equal to itself."""
+    if now.layout != torch.strided:
+        now, before = now.to_dense(), before.to_dense()
     return torch.equal(now, before) or bool(
         ((now == before) | ((now != now) & (before != before))).all()
     )

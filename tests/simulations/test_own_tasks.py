@@ -3,12 +3,14 @@ targets and range.
 """
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch.testing import assert_close
 
+import fedlsg
 from fedlsg import user_code
 from fedlsg.attacks.inversion.linear import labels_of
 from fedlsg.attacks.inversion.matching import ATTACKS, match
@@ -22,6 +24,7 @@ from fedlsg.simulations.attacks.observations import open_record
 from fedlsg.simulations.attacks.target import truth_of
 from fedlsg.simulations.inspection import batch_gradient, subject_of_settings
 from fedlsg.simulations.inspection.measure import own_clip
+from fedlsg.simulations.planning import row_faults
 from tests.simulations.support import own_tasks
 from tests.simulations.support.own import fresh, load, quick
 
@@ -179,3 +182,39 @@ def test_every_command_takes_a_task_or_refuses_it_by_name(task, fedlsg, tmp_path
     assert (status, "holds no images" in err) == ((0, False) if task == "images" else (1, True)), (
         err
     )
+
+
+class Keeps(torch.nn.Module):
+    """A model that keeps the largest number that it has seen, where no dict of it is."""
+
+    largest = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Keeps.largest = max(Keeps.largest, float(x.detach().abs().max()))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("forgetful", [True, False], ids=["as it is", "negative control"])
+def test_the_rows_that_a_run_looks_at_leave_no_trace(forgetful, tmp_path, monkeypatch):
+    if not forgetful:
+        monkeypatch.setattr(row_faults, "restored", lambda *objects: nullcontext())
+    monkeypatch.setattr(Keeps, "largest", 0.0)
+    x, y = torch.randn(20, 4), torch.randint(0, 3, (20,))
+    x[-1] = 1e6
+    fedlsg.simulate(
+        model=Keeps,
+        train=(x, y),
+        test=(x[:5], y[:5]),
+        loss=torch.nn.CrossEntropyLoss(),
+        rounds=1,
+        clients=1,
+        method="dpsgd",
+        epsilon=8.0,
+        engine="local",
+        out=tmp_path / "run",
+    )
+    assert (Keeps.largest < 1e6) is forgetful

@@ -7,6 +7,7 @@ Symbols: B examples of a batch.
 
 import copy
 import io
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -218,7 +219,7 @@ def narrow(block: Block) -> Block:
     return replace(block, keep=Keep(axis=1, index=columns))
 
 
-SHARED = (ModuleType, MappingProxyType, GeneratorType, io.IOBase, type(Lock()))
+SHARED = (ModuleType, MappingProxyType, GeneratorType, io.IOBase, type(Lock()), random.SystemRandom)
 """What a model may hold and nobody can copy: copies hold the same."""
 
 

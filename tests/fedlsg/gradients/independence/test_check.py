@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -453,3 +454,21 @@ def test_a_tensor_that_forward_keeps_is_to_be_returned():
     with pytest.raises(UnsupportedLayerError, match="return kept from forward"):
         check_model(model, lambda o, t: cross_entropy(o, t) + model.kept, [(x, y)])
     check_model(Keeps(returned=True), lambda o, t: cross_entropy(o[0], t) + o[1], [(x, y)])
+
+
+class Holds(nn.Linear):
+    """A model that holds what nobody can copy, and numbers that are not equal to themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.library, self.lock, self.chance = np, threading.Lock(), random.SystemRandom()
+        self.numbers = (n for n in range(3))
+        self.register_buffer("unknown", torch.full((1,), torch.nan).expand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_a_model_may_hold_what_has_no_copy():
+    x, y = torch.randn(7, 4), torch.randint(3, (7,))
+    check_model(Holds(), cross_entropy, [(x, y)])
