@@ -239,7 +239,7 @@ def _of(thing: Any, packages: Packages = NONE) -> Undo | None:
     ways = []
     if isinstance(thing, FunctionType):
         ways.append(_of_function(thing, packages))
-    if isinstance(thing, _lru_cache_wrapper):
+    if isinstance(thing, _lru_cache_wrapper) and _is_users_cache(thing, packages):
         ways.append(_of_cache(thing))
     if isinstance(thing, CONTAINERS):
         ways.append(_of_items(thing))
@@ -283,6 +283,11 @@ def _of_slots(thing: Any, names: list[str]) -> Undo:
         return changed
 
     return undo
+
+
+def _is_users_cache(cached: Any, packages: Packages) -> bool:
+    function = cached.__wrapped__
+    return isinstance(function, FunctionType) and _is_users_function(function, packages)
 
 
 def _of_cache(cached: "_lru_cache_wrapper[Any]") -> Undo:
@@ -381,11 +386,12 @@ def _of_tensor(t: Tensor) -> Undo | None:
         # Comparing numbers would wait for a GPU: there, a write that a version shows is a change,
         # and all numbers are copied.
         on_cpu = t.device.type == "cpu"
-        changed = not same_numbers(t, before) if on_cpu else t._version != version
-        if t.is_inference():
+        if t.is_inference():  # it has no version
             with torch.inference_mode():
+                changed = not same_numbers(t, before)
                 t.copy_(before)
             return changed
+        changed = not same_numbers(t, before) if on_cpu else t._version != version
         if changed or not on_cpu:
             t.data.copy_(before)  # no new version: a graph of this pass may hold the tensor
         if t.is_leaf:
@@ -422,7 +428,7 @@ def _is_users_function(function: FunctionType, packages: Packages) -> bool:
 
 @lru_cache(maxsize=4096)  # a class that its module gives up later stays what it was
 def is_own(kind: Any, packages: Packages = NONE) -> bool:
-    """Whether a class is a user's: a function of it is, or it has none and its module is."""
+    """Whether a class is a user's: its module is, or a function of it."""
     home = sys.modules.get(kind.__module__)
     if kind.__module__ == "__main__" or home is None or _top(kind.__module__) in packages:
         return True

@@ -70,10 +70,10 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
 
 def _packages_of(used: tuple[object, ...], modules: list[nn.Module]) -> Packages:
     """The packages whose code runs in a pass, but for those that keep nothing."""
-    kinds = {kind for thing in (*used, *modules) for kind in type(thing).__mro__}
-    homes = {str(kind.__module__) for kind in kinds} | {
-        str(getattr(thing, "__module__", "")) for thing in used
-    }
+    # fedlsg may have wrapped a loss
+    given = [*used, *(getattr(thing, "loss", thing) for thing in used)]
+    kinds = {kind for thing in (*given, *modules) for kind in type(thing).__mro__}
+    homes = {str(getattr(thing, "__module__", "")) for thing in (*kinds, *given)}
     known = {*LIBRARIES, *sys.stdlib_module_names, "fedlsg"}
     return frozenset(name for home in homes if (name := home.partition(".")[0]) not in known)
 
