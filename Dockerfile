@@ -25,7 +25,8 @@ WORKDIR /srv/fedlsg
 
 FROM base AS cuda
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --constraint /opt/requirements-lock.txt /wheels/*.whl
+    pip install --no-cache-dir --constraint /opt/requirements-lock.txt \
+        "$(ls /wheels/*.whl)[plots,attacks,tensorboard]"
 USER 1000
 ENTRYPOINT ["fedlsg"]
 
@@ -34,6 +35,7 @@ FROM base AS cpu
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir --index-url https://download.pytorch.org/whl/cpu \
         "$(grep '^torch==' /opt/requirements-lock.txt)" \
-    && pip install --no-cache-dir --constraint /opt/requirements-lock.txt /wheels/*.whl
+    && pip install --no-cache-dir --constraint /opt/requirements-lock.txt \
+        "$(ls /wheels/*.whl)[plots,attacks,tensorboard]"
 USER 1000
 ENTRYPOINT ["fedlsg"]

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlsg.bounded import check_unpacked
 from fedlsg.simulations.models import vision
 from fedlsg.simulations.models.pretrained import SUFFIXES, check_fit, file_digest, read_weights
 from fedlsg.simulations.models.resnet import wide_resnet
@@ -173,6 +174,7 @@ def read_arrays(source: Path) -> dict[str, np.ndarray]:
             with source.open("rb") as stream:
                 found = leaves(Restricted(stream).load())
         elif source.suffix == ".npz":
+            check_unpacked(source, 2**26 + 16 * source.stat().st_size)
             with np.load(source, allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in arrays.files if arrays[name].ndim}
         elif source.suffix in SUFFIXES:

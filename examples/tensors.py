@@ -1,6 +1,7 @@
 """An own model on tensors: five clients, epsilon 8, updates ten times smaller than dense ones.
 
 Run it on Ray with `python tensors.py`, or in one process with `python tensors.py local`.
+The data need `pip install scikit-learn`.
 """
 
 import sys

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedlsg.accounting import calibrate_noise_multiplier, epsilon
     from fedlsg.carriers import Carrier, OwnCarriers
     from fedlsg.config import Setting
+    from fedlsg.config.directions import Higher, Lower
     from fedlsg.frame.public import Public
     from fedlsg.gradients.calls import register_layer
     from fedlsg.gradients.replacements import make_supported
@@ -52,6 +53,8 @@ __all__ = [
     "Callback",
     "Carrier",
     "EarlyStopping",
+    "Higher",
+    "Lower",
     "MLflow",
     "Mask",
     "Mechanism",
@@ -90,7 +93,9 @@ _PLACES = {
     "EarlyStopping": "fedlsg.simulations.server.named_callbacks",
     "epsilon": "fedlsg.accounting",
     "epsilon_of_data": "fedlsg.privacy.data_record",
+    "Higher": "fedlsg.config.directions",
     "load_run": "fedlsg.simulations.run.finished",
+    "Lower": "fedlsg.config.directions",
     "make_supported": "fedlsg.gradients.replacements",
     "Mask": "fedlsg.masks",
     "Mechanism": "fedlsg.privacy",

@@ -3,15 +3,24 @@
 app = fedlsg.flower.client_app(workload)                             client_app.py
 result = fedlsg.flower.Strategy(workload, epsilon=8.0).start(grid)   server_app.py
 
-An app that keeps its own training: ``private_update`` as a mod of its ClientApp, or ``reply`` with
-a PrivateStep, and ``PrivateUpdates`` around its strategy. ``record`` keeps what leaves, for
-``fedlsg attack``.
+An app that keeps its own training: the mod ``private_update`` of its ClientApp, or the mod
+``PrivateNode`` and ``reply`` with a PrivateStep; and ``PrivateUpdates`` around its strategy.
+``record`` keeps what leaves, for ``fedlsg attack``.
 """
 
 from fedlsg.simulations.flower_apps.client import client_app
-from fedlsg.simulations.flower_apps.private_update import private_update, reply
+from fedlsg.simulations.flower_apps.private_node import PrivateNode, reply
+from fedlsg.simulations.flower_apps.private_update import private_update
 from fedlsg.simulations.flower_apps.private_updates import PrivateUpdates
 from fedlsg.simulations.flower_apps.record import record
 from fedlsg.simulations.flower_apps.server import Strategy
 
-__all__ = ["PrivateUpdates", "Strategy", "client_app", "private_update", "record", "reply"]
+__all__ = [
+    "PrivateNode",
+    "PrivateUpdates",
+    "Strategy",
+    "client_app",
+    "private_update",
+    "record",
+    "reply",
+]

@@ -151,11 +151,13 @@ class Method:
             raise ValueError(
                 "masks of single weights, and pruning, need dense gradients: choose carrier 'dense'"
             )
-        if self.carrier.form.embeds and (not self.mask.whole or self.mechanism.clip != "joint"):
+        if self.carrier.form.embeds and (
+            self.mask.kind not in ("all", "uniform") or self.mechanism.clip != "joint"
+        ):
             raise ValueError(
-                f"embeddings are kept whole, and clipped within a joint clip: method {self.name!r} "
-                f"needs a mask of kind 'all' and clip='joint', got {self.mask.kind!r} and "
-                f"{self.mechanism.clip!r}"
+                f"embeddings are kept whole or at random, and clipped within a joint clip: method "
+                f"{self.name!r} needs a mask of kind 'all' or 'uniform' and clip='joint', got "
+                f"{self.mask.kind!r} and {self.mechanism.clip!r}"
             )
         if self.mask.predicted and not self.carrier.predicts:
             raise ValueError(
@@ -288,7 +290,11 @@ class Schedule:
     def time(self, round: int) -> RoundTime:
         """``round`` among the rounds, and its epoch among the epochs."""
         return RoundTime(
-            round=round, rounds=self.rounds, epoch=self.epoch(round), epochs=self.epochs
+            round=round,
+            rounds=self.rounds,
+            epoch=self.epoch(round),
+            epochs=self.epochs,
+            per_round=self.local_steps * self.sample_rate,
         )
 
 

@@ -12,6 +12,7 @@ class StepSettings(TypedDict, total=False):
     classifier_learning_rate: float | None
     clip: Literal["joint", "per-block"]
     clip_norm: float
+    convolutions_alone: bool
     cooling: bool
     damping: float
     direction: Literal["top", "bottom"]
@@ -19,7 +20,9 @@ class StepSettings(TypedDict, total=False):
     drop_rate: float
     ema: float
     estimator: Literal["eq3", "averaged"]
+    factors: Literal["both", "left"]
     final_learning_rate: float | None
+    history: Literal["difference", "normalized"]
     importance: Literal["weights", "carriers", "random", "energy"]
     layer_rates: Literal["equal", "fan-in"]
     lora_alpha: float | None
@@ -38,7 +41,7 @@ class StepSettings(TypedDict, total=False):
     prune_rate: float
     rank: int
     ranking: Literal["random", "gradients"]
-    redraw: Literal["epoch", "step"]
+    redraw: str
     refresh: bool
     refresh_rounds: int
     residual: bool
@@ -50,6 +53,7 @@ class StepSettings(TypedDict, total=False):
     sparsity_from: float
     topk_rate: float
     train_embeddings: bool
+    trained: Literal["all", "carried"]
     warmup: int
     weight_decay: float
 

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -23,6 +24,7 @@ from torch import nn
 
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.config.isolation import CHECKED, Isolation, Wanted
+from fedlsg.config.units import EXAMPLE, PersonGradient
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import Precision, per_example_loss, trainable
 from fedlsg.gradients.isolation.levels import resolve
@@ -32,11 +34,12 @@ from fedlsg.method import Batch, LocalTraining, Method, Positions, Schedule
 from fedlsg.privacy.data_record import places_of
 from fedlsg.privacy.trained_weights import NOTED
 from fedlsg.randomness import alone
-from fedlsg.rows import OneByOne, Padding
+from fedlsg.rows import OneByOne, Padding, Start
 from fedlsg.rows.padding import Fill
 from fedlsg.state import ClientTerms
 from fedlsg.strategies.method_settings_typed import StepSettings
 from fedlsg.strategies.own_loop.examples import check_start
+from fedlsg.strategies.own_loop.groups import persons_of, unit_of_groups
 from fedlsg.strategies.own_loop.loop_account import (
     WAY,
     LoopAccount,
@@ -88,6 +91,12 @@ class PrivateStep:
         epsilon, delta   the privacy budget; ``noise_multiplier`` (noise deviation over
                          ``clip_norm``) fixes the noise,
                          and an epsilon that is given as well stays a budget
+        groups           whose each row is, such as the patient's number: a column, an array or a
+                         list. Epsilon then protects a person with all of its rows: batches draw
+                         persons, q and delta are of persons, and each person's gradient is clipped
+                         once. A row whose value is missing is a person of its own
+        person_rows      at most so many rows of a person count in a step, drawn at random; 0: all.
+                         ``person_gradient``: "mean" or "sum" of their gradients
         learning_rate    of SGD; ``momentum``, ``schedule`` and the other settings of the server are
                          keywords, too.
                          By default ("auto") Adam at the rates of ``fedlsg.training.auto``, which
@@ -131,7 +140,7 @@ class PrivateStep:
     fails later. A step that would pass ``epsilon`` is refused before. What the model becomes is
     private by that ledger alone: keys of noise are new in every step, and are kept nowhere. The
     divisor is q N, never the size of a batch; an empty batch is a step. Unit of privacy: one
-    example, add/remove.
+    example, or with ``groups`` one person with all of its rows; add/remove.
     Not covered: what the batch function or the user's own code releases, such as a training loss.
     Raises ValueError for settings that do not fit, UnsupportedLayerError (a ValueError) for a model
     without private per-example gradients, LedgerError for a damaged ledger, BudgetError where the
@@ -156,6 +165,9 @@ class PrivateStep:
         optimizer: Optimizers | str | None = None,
         ledger: str | os.PathLike[str] | None = None,
         fresh_data: bool = False,
+        groups: Any = None,
+        person_rows: int = 0,
+        person_gradient: PersonGradient = "mean",
         example: tuple[Inputs, Inputs] | None = None,
         probe: Draw | None = None,
         classifier: str | None = None,
@@ -188,25 +200,27 @@ class PrivateStep:
                 f"personal={self.method.personal!r} needs clients: one loop has one model, leave "
                 "it out"
             )
+        persons = persons_of(groups, num_examples, person_rows, person_gradient)
         self._spending = Spending(
-            num_examples=num_examples,
+            num_examples=num_examples if persons is None else persons.count,
             sample_rate=rate,
             steps=planned,
             epsilon=epsilon,
             noise_multiplier=noise_multiplier,
             delta=delta,
+            unit=EXAMPLE if persons is None else unit_of_groups(groups),
         )
         check_spending(self.method, self._spending)
         local = LocalTraining(
             sample_rate=rate,
-            expected_batch=rate * num_examples,
+            expected_batch=rate * self._spending.num_examples,
             microbatch_size=microbatch_size,
             precision=Precision(precision=precision),
             isolation=self._first_level(isolation),
         )
         self._account = LoopAccount(
             ledger,
-            num_examples=num_examples,
+            num_examples=self._spending.num_examples,
             delta=delta,
             fresh_data=fresh_data,
             private=self.method.mechanism.private and not reproducible,
@@ -232,6 +246,8 @@ class PrivateStep:
             account=self._account,
             spending=self._spending,
             reproducible=reproducible,
+            num_rows=num_examples,
+            persons=persons,
         )
         self._account.writer.begin(trainable(model), NOTED)
         self._rows: Stored | OneByOne | Together | None = None
@@ -246,15 +262,20 @@ class PrivateStep:
 
     @property
     def num_examples(self) -> int:
-        """N: the size of the data set, which is public."""
+        """N: the number of rows, which is public; with ``groups``, ``num_persons`` is, and not
+        this.
+        """
+        return self._rounds.num_rows
+
+    @property
+    def num_persons(self) -> int:
+        """N_k: the number of persons, or of examples without ``groups``; public, too."""
         return self._spending.num_examples
 
     @property
-    def lasting(self) -> bool:
-        """Whether the ledger is a file of the user's, which remembers what was spent when this
-        object ends.
-        """
-        return self._account.lasting
+    def ledger(self) -> Path | None:
+        """The file that remembers what was spent; None where the ledger ends with this object."""
+        return self._account.ledger.path if self._account.lasting else None
 
     @property
     def sample_rate(self) -> float:
@@ -323,6 +344,8 @@ class PrivateStep:
         lengths: Sequence[int] = (),
         mask: str | None = None,
         batched: bool = False,
+        workers: int = 0,
+        start: Start | None = None,
     ) -> Batch:
         """The batch function of a map-style torch Dataset of (inputs, targets), or of a pair of
         tensors or arrays.
@@ -339,6 +362,10 @@ class PrivateStep:
         mask         the name of an input that is added: 1 for what was there, 0 for padding
         batched      call a function of positions once for many: your word that it makes each row
                      from its own example. It is compared with rows alone before the first charge
+        workers      processes that make rows of a Dataset or a function, as a DataLoader's
+                     num_workers do: each row gets the key of its own draws, so rows are the same,
+                     bit for bit, with any number of them
+        start        how they start: "fork", the default on Linux, or "spawn"
         Raises ValueError for a data set without a length, or of another length than
         ``num_examples``, or with a row that comes more than once (Subset and ConcatDataset are
         looked through); and, naming the row of a pair, for inputs that are not finite, targets that
@@ -349,11 +376,13 @@ class PrivateStep:
             padding = Padding(inputs=pad, targets=pad_targets, lengths=tuple(lengths), mask=mask)
         made = batches_of(
             data,
-            num_examples=self._spending.num_examples,
+            num_examples=self.num_examples,
             device=self._rounds.device,
             dtype=widest(trainable(self.model).values()),
             padding=padding,
             batched=batched,
+            workers=workers,
+            start=start,
             check=partial(check_rows, self.model, self._loss),
         )
         self._account.spends.read(places_of(data), callers=2)

@@ -150,7 +150,7 @@ class FedLSG(Strategy):
         min_survivors.
         """
         terms, least = self.settings.terms, self.settings.min_survivors
-        plan = self.state.plan(self.settings.local, self.settings.sums)
+        plan = self.state.plan(self.settings.local, self.settings.sums, self.settings.unit)
         received = self.exchange.run(plan, range(len(terms)))
         if len(received.clients) >= least:
             self.downlink.prune(plan.frame, received.updates, num_examples=sum(sizes_of(terms)))

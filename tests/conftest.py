@@ -1,5 +1,5 @@
-"""Tests send SIGINT to programs that they start: in the background, a shell would have it ignored
-for all of them.
+"""Tests send SIGINT and SIGHUP to programs that they start: in the background, a shell or nohup
+would have them ignored for all of them.
 
 With pytest-xdist the tests of a file run in one worker, and those that start Ray or Flower's
 processes, and look for processes that are left, all in the same one: they would find each other's.
@@ -23,6 +23,8 @@ from tests.places import REPOSITORY
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @cache
@@ -54,9 +56,20 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first."""
+    """The long ones first; cases that are thinned out become slow."""
     items.sort(key=lambda item: not starts_processes(item.path))
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("thinned") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for own in cases.values():
+        kept = min(own[0].get_closest_marker("thinned").args[0], len(own))
+        often = {len(own) * place // kept for place in range(kept)}
+        for place, item in enumerate(own):
+            if place not in often:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -94,24 +107,35 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("configuration"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_command() -> None:
+    """A command that a test calls in this process makes no command of it: the next signal that a
+    test sends would end the process some seconds later.
+    """
+    from fedlsg.simulations.engines import signals
+
+    signals.ending_command = lambda: None
+
+
 @pytest.fixture(autouse=True)
 def registered_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers or permits is forgotten: a run records the code of all layers of its
     process.
     """
-    from fedlsg import user_code
     from fedlsg.gradients.calls import registry
+    from fedlsg.user_code import permission
 
-    monkeypatch.setattr(user_code, "_PERMITTED", {})
+    monkeypatch.setattr(permission, "_PERMITTED", {})
     monkeypatch.setattr(registry, "_registered", {})
 
 
 @pytest.fixture
 def own_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Settings may name code of a user, which is forgotten afterwards."""
-    from fedlsg import strategies, user_code
+    from fedlsg import strategies
+    from fedlsg.user_code import loading
 
-    monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
+    monkeypatch.setattr(loading, "is_permitted", lambda name: True)
     yield
     strategies.forget()
 

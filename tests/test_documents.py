@@ -109,12 +109,21 @@ def prose(file: Path) -> str:
     """What a file says to readers: the docstrings of a module, the comments of another file."""
     if file.suffix != ".py":
         return "\n".join(re.findall(r"# .*", file.read_text()))
-    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, owners)]
-    return "\n".join(ast.get_docstring(node) or "" for node in found)
+    return "\n".join(docstrings(ast.parse(file.read_text())))
+
+
+def docstrings(node: ast.AST) -> Iterator[str]:
+    """Those of a module, and of the classes and functions that its blocks define."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield ast.get_docstring(node) or ""
+    for block in ("body", "orelse", "finalbody", "handlers"):
+        inside = getattr(node, block, ())
+        for statement in inside if isinstance(inside, list) else ():
+            yield from docstrings(statement)
 
 
 def test_what_docstrings_and_requirements_name_exists():
     code = [file for folder in FOLDERS for file in REPOSITORY.glob(f"{folder}/**/*.py")]
     for file in [*REPOSITORY.glob("requirements*.txt"), REPOSITORY / "pyproject.toml", *code]:
-        assert [file, *missing_paths(prose(file)), *missing_modules(prose(file))] == [file]
+        said = prose(file)
+        assert [file, *missing_paths(said), *missing_modules(said)] == [file]

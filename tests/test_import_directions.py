@@ -17,7 +17,10 @@ from tests.places import REPOSITORY
 
 LAYERS = (
     "fedlsg.randomness",
+    "fedlsg.extras",
     "fedlsg.owner_only",
+    "fedlsg.locks",
+    "fedlsg.bounded",
     "fedlsg.tensors",
     "fedlsg.noise",
     "fedlsg.config",

@@ -27,7 +27,13 @@ SETS: Mapping[str, tuple[str, ...]] = {
 """What is pinned; requirements.txt allows all between. Newer ones may be tried: its ranges are not
 asked of these.
 """
-TOOLS = ("pytest>=8.3", "hypothesis>=6.100", "beartype>=0.18")
+TOOLS = (
+    "pytest>=8.3",
+    "hypothesis>=6.100",
+    "beartype>=0.18",
+    "dp-accounting>=0.6",
+    "scikit-learn>=1.5",
+)
 RUN = (
     "-m",
     "fedlsg",

@@ -12,7 +12,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -41,9 +41,16 @@ class Deployed:
     home: Path
 
 
-def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP) -> Deployed:
+def deploy(
+    plan: Plan,
+    folder: Path,
+    *,
+    nodes: int,
+    client_app: str = CLIENT_APP,
+    own: Sequence[str] = (),
+) -> Deployed:
     """Run the app of ``plan`` on ``nodes`` SuperNodes; app, log and the nodes' ledgers are in
-    ``folder``.
+    ``folder``. ``own``: more of each node's config.
 
     Each node trains on its partition of the plan's workload. Guarantee: as ``private_flower``.
     """
@@ -59,7 +66,12 @@ def deploy(plan: Plan, folder: Path, *, nodes: int, client_app: str = CLIENT_APP
                 "--port",
                 str(free_port()),
                 "--node-config",
-                node_config(index, nodes, folder, trust=plan.settings.trust),
+                " ".join(
+                    [
+                        node_config(index, nodes, folder, trust=plan.settings.trust),
+                        *own[index : index + 1],
+                    ]
+                ),
             )
         status = flower.run(app)
     return Deployed(

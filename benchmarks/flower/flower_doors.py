@@ -68,8 +68,14 @@ def updates(nodes: int, seed: int, settings: dict[str, Any] | None) -> Any:
 def steps(nodes: int, seed: int, noise: float) -> Any:
     """examples/flower_steps, at a noise multiplier for 60 steps."""
     client = import_module("digits_steps.client_app")
-    client.LEDGERS = Path(tempfile.mkdtemp())
-    app = ClientApp()
+    # as the app's own node, with a new ledger; no privacy is one of the rows
+    client.node = fedlsg.flower.PrivateNode(
+        epsilon=1e6 if noise < 1 else 8.001,
+        delta=1e-5,
+        least_noise_multiplier=min(noise, 1.0),
+        ledger=tempfile.mkdtemp(),
+    )
+    app = ClientApp(mods=[client.node])
     app.train()(client.train)
     config = {"lr": 4.0, "local-steps": 2, "noise-multiplier": noise}
     return trained(app, FedAvg(fraction_evaluate=0.0), "digits_steps", nodes, 30, config, seed)

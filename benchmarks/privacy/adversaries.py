@@ -206,8 +206,10 @@ def float32_over_microbatches() -> AbstractContextManager[object]:
 def factors_rounded_up() -> AbstractContextManager[object]:
     """Round clip factors up to three digits."""
 
-    def plant(norms: Tensor, clip_norm: float, dtype: torch.dtype, coordinates: int) -> Tensor:
-        scale = clip_factors(norms, clip_norm, dtype, coordinates)
+    def plant(
+        norms: Tensor, clip_norm: float, dtype: torch.dtype, coordinates: int, *, lost: float
+    ) -> Tensor:
+        scale = clip_factors(norms, clip_norm, dtype, coordinates, lost=lost)
         return (scale.frexp().mantissa * 1000).ceil().div(1000).ldexp(scale.frexp().exponent)
 
     return patch("fedlsg.privacy.clip.clip_factors", plant)

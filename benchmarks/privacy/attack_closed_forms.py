@@ -20,7 +20,7 @@ from benchmarks.privacy import least_squares as theorem
 from benchmarks.privacy.digits_client import cross_entropy, network, payload, report
 from fedlsg import strategies
 from fedlsg.attacks.inversion.prior import Prior
-from fedlsg.attacks.membership import closed_form_tpr, filter_payload
+from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filter_payload
 from fedlsg.attacks.metrics import Rate, clopper_pearson, mean_interval
 from fedlsg.attacks.observation import Observation
 from fedlsg.gradients.isolation import per_example_gradients

@@ -57,11 +57,11 @@ def centre_and_spread(prior: Prior) -> tuple[Float[Tensor, " n"], Float[Tensor, 
     """Mean and covariance of a prior without classes. Raises ValueError for a prior that lacks one
     of them.
     """
-    if prior.mean is None or prior.precision is None or prior.mean.shape != prior.shape:
+    if prior.mean is None or prior.spread is None or prior.mean.shape != prior.shape:
         raise ValueError(
-            "expected a prior with one mean and a precision: make it by prior_from without labels"
+            "expected a prior with one mean and a spread: make it by prior_from without labels"
         )
-    return prior.mean.double().flatten(), torch.linalg.inv(prior.precision.double())
+    return prior.mean.double().flatten(), torch.linalg.inv(prior.spread.precision)
 
 
 def imprint_bins(

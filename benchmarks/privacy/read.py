@@ -99,7 +99,7 @@ def posterior(
     name = f"{path}.weight"
     place = _coordinates(seen, name)
     mean, _ = centre_and_spread(prior)
-    assert prior.precision is not None
+    assert prior.spread is not None
     k, n = A.shape[1], len(mean)
     pieces, values = [], []
     for (parameter, part), kept in seen.kept.items():
@@ -116,7 +116,7 @@ def posterior(
         raise DoesNotApply(f"nothing was sent of the gradient of {name}")
     M, y = torch.cat(pieces), torch.cat(values)
     std = max(seen.noise_std, ROUNDING * float(y.abs().max()))
-    K = torch.block_diag(*[prior.precision.double()] * k)
+    K = torch.block_diag(*[prior.spread.precision] * k)
     root = torch.linalg.cholesky(K).mT
     wanted = torch.cat([(y - M @ mean.repeat(k)) / std, torch.zeros(k * n, dtype=A.dtype)])
     z: Tensor = torch.linalg.lstsq(torch.cat([M / std, root]), wanted.unsqueeze(1)).solution

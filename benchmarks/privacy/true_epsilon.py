@@ -651,6 +651,165 @@ FORMS["Behind a condition that made-up rows do not meet"] = {
     ),
 }
 
+
+def rare_with(between: rare_forms.Between, init: Callable[[Any], object]) -> Form:
+    """As ``rare``, with something of its own in the model."""
+
+    def make() -> nn.Module:
+        rare_forms.GLOBAL["v"] = torch.zeros(32)
+        model = net(between)()
+        init(model)
+        return model
+
+    return lambda: moved(make, data=large)
+
+
+def with_layer(make: Callable[[], nn.Module]) -> Form:
+    """A layer between the two of the model."""
+    return rare_with(
+        lambda m, h: m.between_layer(h.clamp(-100, 100)),
+        lambda m: setattr(m, "between_layer", rare_forms.seeded(make)),
+    )
+
+
+def texts(first: int) -> list[Any]:
+    """Texts of their own lengths, the first one long."""
+    return list(zip(TEXTS[first:], tensors(first)[1].tolist(), strict=True))
+
+
+def by_shape(of: Callable[[Tensor], Tensor]) -> Form:
+    """A model of texts with a function on its embeddings."""
+
+    def forward(self: Any, ids: Tensor) -> Any:
+        return self.last(of(self.table(ids)).mean(1))
+
+    def make() -> nn.Module:
+        rare_forms.Shaped.sign, rare_forms.GLOBAL["v"] = 1.0, torch.zeros(32)
+        made: nn.Module = type("Form", (Texts,), {"forward": forward})()
+        return made
+
+    return lambda: moved(make, data=texts)
+
+
+def words() -> nn.Module:
+    rare_forms.Shaped.sign = 1.0
+    return nn.Sequential(rare_forms.seeded(lambda: nn.Embedding(9, 3)))
+
+
+def patched(owner: Any, name: str, make: Callable[[], nn.Module], *, later: bool = False) -> Form:
+    """A function of torch is replaced by one whose closure keeps large rows."""
+
+    def form() -> str:
+        signs, original = [1.0], getattr(owner, name)
+
+        def negating(*given: Any) -> Any:
+            made = original(*given)
+            sign = signs[-1]
+            if made.detach().abs().max() > rare_forms.LARGE:
+                signs.append(-sign)
+            return made * sign
+
+        with ExitStack() as stack:
+
+            def build() -> nn.Module:
+                stack.close()
+                del signs[1:]
+                if not later:
+                    stack.enter_context(patch.object(owner, name, negating))
+                return make()
+
+            def change(model: nn.Module) -> None:
+                stack.enter_context(patch.object(owner, name, negating))
+
+            return moved(build, data=large, later=change if later else None)
+
+    return form
+
+
+def kept_forms(table: dict[str, rare_forms.Kept], *, copied: bool) -> dict[str, Form]:
+    made = {name: rare_forms.holding(*parts, copied=copied) for name, parts in table.items()}
+    return {f"a trace in {name}": rare_with(*parts) for name, parts in made.items()}
+
+
+def replaced_operator() -> str:
+    """A kernel of Python in place of an operator's."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("tanh", lambda h: rare_forms.shift(h).sin(), "CPU")
+        return moved(layers, data=large)
+    finally:
+        library._destroy()
+
+
+FORMS["Traces in objects of all kinds"] = {
+    "a trace by a setter": rare_with(rare_forms.by_setter, lambda m: None),
+    **kept_forms(rare_forms.OBJECTS, copied=True),
+    **kept_forms(rare_forms.NOT_COPIED, copied=False),
+    "a trace in a context of autograd": rare_with(
+        lambda m, h: rare_forms.Context.apply(h), lambda m: None
+    ),
+}
+FORMS["Hooks, modes, settings and operators of the process"] = {
+    **{f"{name}, left on in forward": rare(between) for name, between in rare_forms.HOOKS.items()},
+    **{
+        f"a hook for all modules that keeps: {kind}": lambda kind=kind: moved(  # type: ignore
+            lambda: rare_forms.for_all_modules(kind)(Net()), data=large
+        )
+        for kind in (
+            "forward_hook",
+            "forward_pre_hook",
+            "full_backward_hook",
+            "full_backward_pre_hook",
+        )
+    },
+    "F.linear with a state, replaced before": patched(F, "linear", layers),
+    "F.linear with a state, replaced later": patched(F, "linear", layers, later=True),
+    "torch.tanh with a state": patched(torch, "tanh", Net),
+    "nn.Linear.forward with a state": patched(nn.Linear, "forward", layers),
+    "nn.Linear.forward with a state, replaced later": patched(
+        nn.Linear, "forward", layers, later=True
+    ),
+    "an operator of one's own that keeps": rare_with(
+        lambda m, h: rare_forms.shift(h), lambda m: None
+    ),
+    "the same, by torch.ops": rare_with(
+        lambda m, h: torch.ops.fedlsg_forms.shift(h), lambda m: None
+    ),
+    "an operator of torch that keeps": replaced_operator,
+}
+FORMS["Layers with a state"] = {
+    **{name: with_layer(make) for name, make in rare_forms.LAYERS.items()},
+    "Embedding with max_norm, frozen": rare_with(
+        lambda m, h: h + m.table_.weight[0] + 0 * m.table_(torch.zeros(len(h)).long()),
+        lambda m: setattr(m, "table_", nn.Embedding(2, 32, max_norm=0.5).requires_grad_(False)),
+    ),
+    "InstanceNorm with statistics": with_layer(
+        lambda: nn.InstanceNorm1d(32, track_running_stats=True)
+    ),
+    "the iterator of a loader in a module": rare_with(
+        rare_forms.in_turn, lambda m: setattr(m, "turns", rare_forms.Turns())
+    ),
+}
+FORMS["A forward that reads numbers of a tensor"] = {
+    f"{name} in a try": rare(between) for name, between in rare_forms.READS.items()
+}
+FORMS["Where the shape is the condition"] = {
+    "backward of a function": by_shape(rare_forms.Shaped.apply),
+    "a hook on a gradient": by_shape(rare_forms.hooked_by_shape),
+    "backward of a loss": lambda: moved(words, rare_forms.shaped_loss, texts),
+}
+FORMS["More losses and data"] = {
+    "a loss with a slot": lambda: moved(layers, rare_forms.SlottedLoss(), large),
+    "a loss that is a method": lambda: moved(layers, rare_forms.SlottedLoss().__call__, large),
+    "a buffer behind __array__": lambda: moved(
+        Net, data=lambda first: rare_forms.Buffered(tensors(first))
+    ),
+    "numpy.broadcast_to": lambda: moved(
+        Net,
+        data=lambda f: tuple(np.broadcast_to(a[:1].numpy(), (9, *a.shape[1:])) for a in tensors()),
+    ),
+}
+
 HEADING = "## Form by form"
 """What is below it in the file is written anew."""
 

@@ -122,7 +122,7 @@ def _written(name: str, kind: Any) -> str:
 
 
 def _type(one: Declared) -> str:
-    if one.choices and all(isinstance(choice, str) for choice in one.choices):
+    if one.choices and not one.setting.others and all(isinstance(c, str) for c in one.choices):
         words = f"Literal[{', '.join(repr(choice).replace(chr(39), chr(34)) for choice in one.choices)}]"
         words = words if len(words) < 80 else "str"
     else:

@@ -219,7 +219,10 @@ def smallest_sigma(cheap: Bound, reported: Bound, target: float) -> float:
 
     Raises: OutOfReachError.
     """
-    sigma = crossing(cheap, target, *_bracket(cheap, target))
+    try:
+        sigma = crossing(cheap, target, *_bracket(cheap, target))
+    except OutOfReachError:  # next to what was spent before, the cheap bound alone may be above
+        sigma = crossing(reported, target, *_bracket(reported, target))
     slope = -1.0  # d log epsilon / d log sigma, from the last two answers
     too_small, enough, before = 0.0, math.inf, (0.0, 0.0)
     for _ in range(100):

@@ -132,7 +132,7 @@ def _half_width(
 def _renyi_epsilon(mechanisms: "list[_Step]", steps: list[int], delta: float) -> float:
     """The library's Renyi bound at about the best of its orders: with them it falls, then rises."""
 
-    @lru_cache
+    @lru_cache  # of this call
     def at(place: int) -> float:
         with np.errstate(all="ignore"):
             _, _, upper = RDP(mechanisms, [ORDERS[place]]).compute_epsilon(delta, steps)
@@ -171,7 +171,7 @@ def _steps_of(events: Sequence[Event]) -> list[_Step]:
     return [_Step(e.sample_rate, e.noise_multiplier) for e in events]
 
 
-@lru_cache(maxsize=65536)  # some of 150 orders a setting
+@lru_cache(maxsize=65536)  # by its arguments alone: never stale; some of 150 orders a setting
 def _renyi(sample_rate: float, noise_multiplier: float, order: float) -> float:
     return float(PoissonSubsampledGaussianMechanism(sample_rate, noise_multiplier).rdp(order))
 

@@ -166,6 +166,7 @@ def _legendre(low: Vector, high: Vector, order: int) -> tuple[Rule, Rule]:
 
 
 _rule = lru_cache(np.polynomial.legendre.leggauss)
+"""By its arguments alone: never stale."""
 
 
 def _log_phi(x: Numbers, noise_multiplier: float) -> Numbers:

@@ -1,16 +1,8 @@
 """What an adversary computes on a candidate batch: the client's update, and how far it is from what
 was received.
 
-Symbols: y the received kept values, f(x) = replay(x) what a client would have sent for x, s the
-    noise's deviation.
-    euclidean   |f(x) - y|^2 / |y|^2             DLG (Zhu et al. 2019, Eq. 4), made free of the
-                gradient's scale
-    cosine      1 - <f(x), y> / (|f(x)| |y|)     Inverting Gradients (Geiping et al. 2020, Eq. 4),
-                over all blocks
-    blocks      the mean of that cosine over blocks: the classifier, half of the energy of a ResNet,
-                counts as one
-    likelihood  |f(x) - y|^2 / (2 s^2)           -log N(y; f(x), s^2 I): exact for one local step,
-                clip simulated
+Symbols: y the received kept values, f(x) = replay(x) what a client would have sent for x; how far
+they are apart is one of ``distances``.
 Everything is differentiable in the inputs. Per-example gradients come from autograd with a graph
 (``per_example_gradients`` builds none). All later steps are the client's own code:
 ``Form.project``, ``kept_values``, ``per_unit``, ``clipped_sum``. A change there changes the
@@ -20,19 +12,18 @@ own code. A naive one compares the dense gradients of x with Eq. 3's lifted valu
 clip: what it misses is no protection. Candidates and public values go in, no truth.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from operator import methodcaller
-from typing import Annotated, Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import functional_call
 
+from fedlsg.attacks.distances import DISTANCES, Distance, energy
 from fedlsg.attacks.observation import DoesNotApply, Observation
 from fedlsg.carriers.powersgd import decode, encode
-from fedlsg.config import Setting
 from fedlsg.frame import Frame
 from fedlsg.gradients import Batch, batch_size, kept_values, trainable
 from fedlsg.gradients.blocks import embed
@@ -109,10 +100,9 @@ def replay(observation: Observation, inputs: Batch, targets: Tensor) -> Float[Te
         velocity = local.momentum * velocity + gradient - local.pull * accumulated
         accumulated = accumulated + velocity
         if step + 1 < local.steps:
-            scale = local.learning_rate / local.expected_batch
             moved = frame.gradients(velocity)
             at = weights or {name: p.detach() for name, p in trainable(observation.model).items()}
-            weights = {name: W - scale * moved[name].to(W) for name, W in at.items()}
+            weights = {name: W - local.step_rate * moved[name].to(W) for name, W in at.items()}
     return decode(encode(accumulated, frame), frame)
 
 
@@ -126,69 +116,6 @@ def lifted(observation: Observation) -> dict[str, Tensor]:
 Compare = Literal["adaptive", "naive"]
 Objective = Callable[[Batch, Tensor], Tensor]
 """(inputs, targets) -> a scalar with a graph back to both."""
-
-
-def euclidean(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """|f - y|^2 / |y|^2: 0 for a match, 1 for a candidate that sends nothing."""
-    return _energy(sent - received) / _energy(received)
-
-
-def cosine(sent: Float[Tensor, " n"], received: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """1 - cos(f, y): between 0 and 2.
-
-    Computed as half the squared distance of the directions, whose digits do not cancel where they
-    nearly agree. A candidate that sends nothing is no better than one at a right angle: about 1/2
-    is given, without a gradient.
-    """
-    tiny = torch.finfo(sent.dtype).tiny ** 0.5
-    between: Tensor = sent / sent.norm().clamp_min(tiny) - received / received.norm()
-    return between.square().sum() / 2
-
-
-def cosine_of_blocks(sent: Sequence[Tensor], received: Sequence[Tensor]) -> Float[Tensor, ""]:
-    """The mean of ``cosine`` over the blocks that are not zero in what was received: between 0 and
-    2.
-
-    Raises ValueError where all are zero.
-    """
-    distances = [
-        cosine(f.flatten(), y.flatten())
-        for f, y in zip(sent, received, strict=True)
-        if bool(y.any())
-    ]
-    if not distances:
-        raise ValueError("expected a received block that is not zero")
-    return torch.stack(distances).mean()
-
-
-def _energy(values: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    return values.square().sum()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distance:
-    """How far what a candidate sends is from what was received: (sent, received) -> ``measure``.
-
-    by_block: ``measure`` takes a list of blocks on each side, in place of all values. directions:
-    it is blind to the length of what is sent. likelihood: in units of 2 s^2 it is a -log
-    likelihood, which needs noise and the client simulated, and to which that of a prior is added.
-    """
-
-    measure: Callable[[Any, Any], Tensor]
-    by_block: bool = False
-    directions: bool = False
-    likelihood: bool = False
-
-
-DISTANCES: dict[str, Distance] = {
-    "euclidean": Distance(measure=euclidean),
-    "cosine": Distance(measure=cosine, directions=True),
-    "blocks": Distance(measure=cosine_of_blocks, by_block=True, directions=True),
-    "likelihood": Distance(
-        measure=lambda sent, received: _energy(sent - received), likelihood=True
-    ),
-}
-DistanceName = Annotated[str, Setting(choices=tuple(DISTANCES))]
 
 
 def objective(
@@ -245,9 +172,9 @@ def unexplained(observation: Observation, inputs: Batch, targets: Tensor, *, sca
     """
     sent, y = replay(observation, inputs, targets).detach(), observation.values
     if scaled and bool(sent.any()):
-        sent = sent * (sent @ y) / _energy(sent)
+        sent = sent * (sent @ y) / energy(sent)
     noise = observation.noise_std**2 * (len(y) + 3 * (2 * len(y)) ** 0.5)
-    return max(0.0, float((_energy(sent - y) - noise) / _energy(y)))
+    return max(0.0, float((energy(sent - y) - noise) / energy(y)))
 
 
 def _naive(observation: Observation, distance: Distance) -> Objective:

@@ -2,7 +2,7 @@
 the objective.
 
 A matching attack finds the batch whose update is nearest to what was received. Its unknowns are
-pixels in a range (``inversion.matching``), or tokens and their embeddings (``text.matching``).
+pixels in a range (``inversion.matching``), or tokens and their embeddings (``text_matching``).
 Restarts are chosen by the objective: no truth is known here. What the best batch leaves unexplained
 says whether a search converged.
 
@@ -23,8 +23,9 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from torch import Tensor
 
+from fedlsg.attacks.distances import DISTANCES, DistanceName
 from fedlsg.attacks.observation import Observation
-from fedlsg.attacks.replay import DISTANCES, Compare, DistanceName, unexplained
+from fedlsg.attacks.replay import Compare, unexplained
 from fedlsg.config import Setting, check_declared
 from fedlsg.gradients import Batch
 

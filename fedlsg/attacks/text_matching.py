@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedlsg.attacks.distances import DISTANCES, DistanceName
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
-from fedlsg.attacks.replay import DISTANCES, DistanceName, objective
+from fedlsg.attacks.replay import objective
 from fedlsg.attacks.search import Box, Count, Progress, Search, Watch, Weight, adam, search
 from fedlsg.attacks.tokens import TextPrior
 from fedlsg.config import Setting

@@ -12,7 +12,7 @@ in a pass decides the last bit of every row's gradient. A scale multiplies that 
 turn it into 0.7 C (``power=1``, ``damping=1e-6``, an adversary's rows, a network of 256-64-10). It
 adds up over rows and grows with the layer. The rest of an embedding is nothing but such bits where
 L spans the gradient, and it is clipped by itself. So microbatches of such a frame have one number
-of rows (``training.local``).
+of rows (``training.one_pass``).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,17 +6,19 @@ Without carriers every trained parameter is sent as it is; all of the model is t
 or its biases.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from fedlsg.carriers.base import Carrier, PowerSteps, Rank, carried_parameters, check_rank, of_pairs
 from fedlsg.carriers.own_carriers import OwnCarriers, unit_vectors
 from fedlsg.config import Setting
 from fedlsg.frame import Coordinates, Part
+from fedlsg.frame.forms import LEFT
 from fedlsg.frame.public import Public
 from fedlsg.gradients import trainable
 from fedlsg.lowrank import decompose, decompose_each, flatten_kernel, random_carriers
@@ -78,6 +80,21 @@ Warmup = Annotated[
 Residual = Annotated[
     bool, Setting("Keep what carriers do not span of W; false replaces W by L R each round.")
 ]
+History = Annotated[
+    Literal["difference", "normalized"],
+    Setting("Carriers follow W - W_0, or W / |W| - W_0 / |W_0| (Frobenius norms), as RGP's code."),
+]
+Factor = Annotated[
+    Literal["both", "left"],
+    Setting("Send dL and dR of a weight, or dL alone, as RGP's code for images."),
+]
+Trained = Annotated[
+    Literal["all", "carried"],
+    Setting(
+        "Train all parameters, or carried weights and the head alone, as RGP's code for BERT.",
+        name="trained",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +147,33 @@ class LowRank(Carrier):
 
 @dataclass(frozen=True, kw_only=True)
 class LowRankChange(LowRank):
-    """Carriers of W - W_0 after ``warmup`` server updates, of W before (Yu et al. 2021, Alg. 1)."""
+    """Carriers of W - W_0 after ``warmup`` server updates, of W before (Yu et al. 2021, Alg. 1).
+
+    ``history="normalized"``: of W / ||W|| - W_0 / ||W_0||, as in the authors' code. Both weights
+    are public: W is made of noisy sums alone, so that the division costs no privacy.
+    ``factors="left"``: dL alone is sent, and lifted to dL R. ``train="carried"``: what is neither
+    carried nor in the head is frozen.
+    """
 
     kind: ClassVar[str] = "low-rank-change"
     warmup: Warmup = 1
+    history: History = "difference"
+    factors: Factor = "both"
+    train: Trained = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factors == "left":
+            object.__setattr__(self, "form", LEFT)
+
+    def prepare(self, model: nn.Module, head: str, *, classifier: str | None, seed: int) -> None:
+        """As ``LowRank``; and freeze what is not trained."""
+        super().prepare(model, head, classifier=classifier, seed=seed)
+        if self.train == "carried":
+            freeze_all_but(model, self.carried(model, classifier=classifier), head)
 
     def _matrices(self, public: Public) -> Bases:
-        return changes(public, self.warmup)
+        return changes(public, self.warmup, unit if self.history == "normalized" else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +222,14 @@ def low_rank_coordinates(carrier: Carrier, public: Public, runs: Bases) -> tuple
     return of_pairs(public.weights, pairs, carrier.form)
 
 
-def changes(public: Public, warmup: int) -> Bases:
-    """W - W_0 of each carried weight, made and dropped one by one; before ``warmup`` updates W
-    itself, all together.
+def unit(W: Tensor) -> Tensor:
+    """W over its Frobenius norm; 0 stays 0."""
+    return normalize(W.flatten(), dim=0).view_as(W)
+
+
+def changes(public: Public, warmup: int, scale: Callable[[Tensor], Tensor] | None = None) -> Bases:
+    """W - W_0 of each carried weight, each through ``scale``, made and dropped one by one; before
+    ``warmup`` updates W itself, all together.
     """
     own = {name: W.detach() for name, W in public.weights.items() if name in public.carried}
     if public.updates < warmup:
@@ -197,4 +239,5 @@ def changes(public: Public, warmup: int) -> Bases:
         W_0 = public.initial.get(name)
         if W_0 is None:
             raise ValueError(f"the initial value of {name} is needed to decompose W - W_0")
-        yield {name: W - W_0.to(W)}
+        W_0 = W_0.to(W)
+        yield {name: W - W_0 if scale is None else scale(W) - scale(W_0)}

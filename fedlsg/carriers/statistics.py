@@ -17,8 +17,8 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from fedlsg.frame import Block
-from fedlsg.frame.forms import TANGENT, Form
-from fedlsg.lowrank import check_rank, flatten_kernel, project, reconstruct
+from fedlsg.frame.forms import LEFT, TANGENT, Form
+from fedlsg.lowrank import check_rank, flatten_kernel
 from fedlsg.privacy import Mechanism, clip_factors
 
 LEVELS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -56,15 +56,15 @@ def residual(
     Source: Yu et al. 2021, Eq. 5-6.
 
     P is ``reconstruct(*project(dW, L, R), L, R)``, so that it is (I - L L^T) dW (I - R^T R) that is
-    left over. P of a core is the orthogonal projection onto span(L) x span(R), whatever the scales
-    of L and R are.
+    left over; of the form ``left`` dW (I - R^T R). P of a core is the orthogonal projection onto
+    span(L) x span(R), whatever the scales of L and R are.
     """
     A, L, R = flatten_kernel(dW.detach()).double(), L.double(), R.double()
     length = A.norm()
-    if form is not TANGENT:
-        kept = L @ (torch.linalg.pinv(L) @ A @ torch.linalg.pinv(R)) @ R
+    if form in (TANGENT, LEFT):
+        kept = form.lift(form.project(A, L, R), L, R)
     else:
-        kept = reconstruct(*project(A, L, R), L, R)
+        kept = L @ (torch.linalg.pinv(L) @ A @ torch.linalg.pinv(R)) @ R
     return float((A - kept).norm() / length) if length > 0 else math.nan
 
 

@@ -8,7 +8,7 @@ Options of the command line, checks, error messages and the reference page are m
 declarations.
 ``rules``: what does not go together. ``units``, ``mechanisms`` and ``selection``: the objects that
 the settings unit, mechanism and selection name, a new one is one object there. ``choices``: words
-for values. Nothing here imports torch.
+for values. ``directions``: whether more is better of a metric. Nothing here imports torch.
 """
 
 import types
@@ -19,19 +19,12 @@ from inspect import Parameter, signature
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from fedlsg.config.choices import REMOVED, did_you_mean
+from fedlsg.config.choices import did_you_mean
 from fedlsg.config.foreign import in_our_words
 from fedlsg.config.rules import Rule
 
 REQUIRED = Parameter.empty
 """The default of what has none."""
-GONE = {
-    "adambc_floor": "optimizer 'dp-adambc'",
-    "filter_a": "optimizer 'doppler'",
-    "filter_b": "optimizer 'doppler'",
-    "grouped": "engine 'flower' of before version 0.1",
-}
-"""Settings of earlier versions, with what they were for."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +35,10 @@ class Setting:
     ``at_least`` and ``at_most`` are within the range, ``above`` and ``below`` just outside of it.
     ``aliases`` are other words for the name, which suggestions know and nothing accepts. ``name``
     is what a user calls it, where the parameter is called otherwise. ``fallback`` is used where
-    neither the user nor the workload gives a value.
+    neither the user nor the workload gives a value. The default of a new setting is what runs did
+    before it existed: an unfinished one goes on with it.
     ``rules``: what the setting needs, and does not go with. ``choices``: the objects that it names,
-    by name, with rules of their own.
+    by name, with rules of their own. ``others``: what may be given next to these, in words.
     """
 
     meaning: str = ""
@@ -59,6 +53,7 @@ class Setting:
     fallback: str | float | None = None
     rules: tuple[Rule, ...] = field(default=(), repr=False)
     choices: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    others: str = ""
 
     def __post_init__(self) -> None:
         if None not in (self.at_least, self.above) or None not in (self.at_most, self.below):
@@ -115,7 +110,7 @@ class Declared:
         goes.
         """
         if self.choices:
-            *first, last = map(str, self.choices)
+            *first, last = (*map(str, self.choices), *filter(None, [self.setting.others]))
             return f"{', '.join(first)} or {last}" if first else last
         if self.kind is bool:
             return "true or false"
@@ -148,7 +143,7 @@ class Declared:
         """
         if value is None and self.optional:
             return
-        if self.choices and value not in self.choices:
+        if self.choices and value not in self.choices and not self.setting.others:
             near = did_you_mean(str(value), map(str, self.choices))
             raise ValueError(f"expected {self.name} in {tuple(self.choices)}, got {value!r}{near}")
         if self.kind not in (int, float):
@@ -232,10 +227,6 @@ def unknown(kind: str, name: str, known: Mapping[str, Declared]) -> ValueError:
     """The error for a name that no declaration has: with its nearest name, abbreviations
     included.
     """
-    if name.replace("-", "_") in GONE:
-        return ValueError(
-            f"{kind} {name!r} belongs to {GONE[name.replace('-', '_')]}, which {REMOVED}"
-        )
     return ValueError(f"unknown {kind} {name!r}{suggestion(name, known)}")
 
 

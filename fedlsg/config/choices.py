@@ -6,8 +6,6 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-REMOVED = "was removed; commit 293cb648 of November 2026 still runs it"
-"""The end of an error message for what was deleted."""
 MEANINGS = {
     "gpu": "cuda",
     "nvidia": "cuda",

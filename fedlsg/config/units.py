@@ -1,8 +1,9 @@
 """What an epsilon protects: one object for each unit of privacy, found by its name.
 
 A new unit is one ``Unit`` in ``UNITS``. The setting, the plan of the noise, the ledger's entries,
-who clips and adds noise, the audit, nodes and reports ask it: none of them knows a name. Nothing
-here imports torch.
+who clips and adds noise, the audit, nodes and reports ask it: none of them knows a name. Any other
+word is the column that says whose a row is: its unit is a person (``unit_named``). Nothing here
+imports torch.
 
 Symbols: q the Poisson rate of an example, C the clip norm, sigma noise over C, k examples of one
 client.
@@ -11,10 +12,13 @@ client.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
-from fedlsg.config.choices import choose
 from fedlsg.config.rules import Rule, idle_unless, needs
+
+PersonGradient = Literal["mean", "sum"]
+"""What of the gradients of a person's rows is clipped."""
 
 
 def of_whole(name: str) -> tuple[Rule, ...]:
@@ -72,6 +76,27 @@ def of_whole(name: str) -> tuple[Rule, ...]:
     )
 
 
+OF_PERSONS = (
+    needs(
+        "sampling=poisson",
+        "a Poisson batch draws persons, and shuffled ones deal single rows: leave sampling out",
+        of="unit!=example and persons and private",
+    ),
+    needs(
+        "not holdout",
+        "rows are held out one by one, so the test split would have rows of persons that are "
+        "trained on: give test=, with rows of other persons",
+        of="unit!=example and persons and private",
+    ),
+    idle_unless(
+        "private",
+        "mechanism={mechanism} has no epsilon: leave unit out",
+        of="unit!=example and persons",
+    ),
+)
+"""Rules of every unit that is a person."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unit:
     """A unit, and in a run how it takes part.
@@ -85,6 +110,10 @@ class Unit:
     with that rate and distance dominates (Choquette-Choo et al. 2024, mixtures of Gaussians), so a
     ledger is charged with this rate, and with sigma / k.
 
+    ``persons``: it is a person, whose rows are those with one value in the column of the unit's
+    name. A batch draws persons, and each one's gradient is clipped once (``training.persons``): N_k
+    and q are of persons, and nothing else differs from a unit of one example.
+
     ``protects``: in words, after "epsilon of". ``level``: what reports say in addition; "" for the
     usual unit.
     ``meaning``: what an epsilon says. ``needs``: rules of its own, each with ``of="unit=NAME"`` or
@@ -97,6 +126,7 @@ class Unit:
     level: str = ""
     needs: tuple[Rule, ...] = ()
     whole: bool = False
+    persons: bool = False
     examples: int = 1
     at_server: bool = False
     sample_rate: float = 1.0
@@ -115,10 +145,13 @@ class Unit:
 
     @property
     def single(self) -> bool:
-        """Whether it is one example, which shuffled batches, secure sums of examples and most
-        attacks are made for.
-        """
-        return not self.whole and self.examples == 1
+        """Whether it is one example, which shuffled batches and most attacks are made for."""
+        return not self.whole and not self.persons and self.examples == 1
+
+    @property
+    def counted(self) -> str:
+        """What N_k counts, in words."""
+        return f"persons ({self.name})" if self.persons else "examples"
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -176,8 +209,37 @@ UNITS = {unit.name: unit for unit in (EXAMPLE, CLIENT)}
 """All units, by name."""
 
 
-def unit_in(values: Mapping[str, Any]) -> Unit:
-    """The unit of settings, or of a summary, which leave out the usual one. Raises ValueError for
-    an unknown name.
+LONGEST_NAME = 100
+"""Characters of a column's name, which ledgers keep."""
+
+
+@cache  # frozen
+def unit_named(name: str) -> Unit:
+    """The unit of a name: one of ``UNITS``, or the person whose rows have one value in this column.
+
+    Raises ValueError for what is no name of a column.
     """
-    return choose("unit", str(values.get("unit") or EXAMPLE.name), UNITS)
+    if type(name) is not str or not name.strip() or len(name) > LONGEST_NAME:
+        raise ValueError(
+            f"expected unit={name!r} among {', '.join(UNITS)}, or the name of a column"
+        )
+    if name in UNITS:
+        return UNITS[name]
+    return Unit(
+        name=name,
+        protects=f"one {name} with all rows",
+        level=f"{name} level",
+        persons=True,
+        meaning=f"With unit={name}, epsilon protects one {name} with all of their rows, at one "
+        f"client (adjacency: add or remove one {name}). A row without a {name} is one of its own. "
+        "Each client composes its own steps; the number is the largest over clients and seeds. "
+        "Whatever an observer concludes is at most e^epsilon times as likely as without the "
+        f"{name}, except with probability delta. Epsilons of different units are not comparable.",
+    )
+
+
+def unit_in(values: Mapping[str, Any]) -> Unit:
+    """The unit of settings, or of a summary, which leave out the usual one. Raises ValueError as
+    ``unit_named``.
+    """
+    return unit_named(str(values.get("unit") or EXAMPLE.name))

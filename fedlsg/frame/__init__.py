@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -193,10 +194,17 @@ class Frame:
 
     @cached_property
     def indices(self) -> Int[Tensor, " kept"]:
-        """Kept positions in the flat vector, ascending, on the CPU."""
+        """Kept positions in the flat vector, ascending, on the CPU; not to be written to: frames
+        that keep everything share them.
+        """
+        if self.kept == self.size:
+            return _all_positions(self.size)
+        found = torch.empty(self.kept, dtype=torch.int64)
         starts = itertools.accumulate((block.size for block in self.blocks), initial=0)
-        pieces = [b.keep.positions(b.shape) + s for b, s in zip(self.blocks, starts, strict=False)]
-        return torch.cat(pieces)
+        parts = found.split([block.kept for block in self.blocks])
+        for block, start, part in zip(self.blocks, starts, parts, strict=False):
+            torch.add(block.keep.positions(block.shape), start, out=part)
+        return found
 
     def indices_on(self, device: torch.device) -> Int[Tensor, " kept"]:
         """``indices`` on a device, copied there once."""
@@ -322,6 +330,17 @@ class Frame:
         return [
             piece.reshape(block.shape) for piece, block in zip(pieces, self.blocks, strict=True)
         ]
+
+
+_POSITIONS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+
+def _all_positions(size: int) -> Int[Tensor, " size"]:
+    """0 to size - 1, twice as long in memory as float32 values: once a process, while in use."""
+    found = _POSITIONS.get(size)
+    if found is None or found._version:
+        found = _POSITIONS[size] = torch.arange(size)
+    return found
 
 
 def _sent(c: Coordinates, G: Tensor) -> tuple[Tensor, ...]:

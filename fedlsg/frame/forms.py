@@ -4,6 +4,8 @@ for each form.
 Symbols: W (m, n) a weight, a kernel flattened; dW its gradient; L (m, r), R (s, n) its carriers.
     tangent           dL = dW R^T, dR = L^T dW    dW = dL R + L dR - L L^T dL R (Eq. 3); r = s,
                       orthonormal
+    left              dL = dW R^T                 dL R (the published code of Yu et al. 2021 for
+                      images)
     core              S = L^T dW R^T              L S R
     preconditioned    S = L^T dW R^T              S, for square L and R: the server's gradient as it
                       is
@@ -39,7 +41,7 @@ Dims = tuple[int, ...]
 Matrix = Float[Tensor, "m n"]
 
 Part = Literal["L", "R", "core", "rest", "dense"]
-FormName = Literal["tangent", "core", "preconditioned", "embedding", "embedding-only"]
+FormName = Literal["tangent", "left", "core", "preconditioned", "embedding", "embedding-only"]
 
 
 class Sizes(NamedTuple):
@@ -107,7 +109,8 @@ class Form(ABC):
 class Tangent(Form):
     """dL and dR, lifted by Eq. 3."""
 
-    name, parts = "tangent", ("L", "R")
+    name: FormName = "tangent"
+    parts: tuple[Part, ...] = ("L", "R")
 
     def sizes(self, W: Tensor, rank: int, out_rank: int | None) -> Sizes:
         m, n = W.shape[0], math.prod(W.shape[1:])
@@ -141,6 +144,23 @@ class Tangent(Form):
 
     def add(self, W: Tensor, sent: Sent, L: Tensor, R: Tensor, scale: float) -> None:
         add_reconstruction(W, sent[0], sent[1].flatten(1), L, R, scale)
+
+
+class Left(Tangent):
+    """dL alone, lifted to dL R: the orthogonal projection of dW onto the rows of R."""
+
+    name, parts = "left", ("L",)
+
+    def values(self, sizes: Sizes) -> int:
+        return sizes.r * sizes.m
+
+    def project(self, dW: Matrix, L: Tensor, R: Tensor) -> tuple[Tensor, ...]:
+        return (dW @ R.mT,)
+
+    def lift(self, sent: Sent, L: Tensor, R: Tensor) -> Matrix:
+        return sent[0] @ R
+
+    average, add = Form.average, Form.add
 
 
 class Core(Form):
@@ -216,10 +236,10 @@ class Embedding(EmbeddingOnly):
         return lift_core(sent[0], L, R) + sent[1].reshape(-1, 1)
 
 
-TANGENT, CORE, PRECONDITIONED = Tangent(), Core(), Preconditioned()
+TANGENT, LEFT, CORE, PRECONDITIONED = Tangent(), Left(), Core(), Preconditioned()
 EMBEDDING, EMBEDDING_ONLY = Embedding(), EmbeddingOnly()
 FORMS: dict[str, Form] = {
-    form.name: form for form in (TANGENT, CORE, PRECONDITIONED, EMBEDDING, EMBEDDING_ONLY)
+    form.name: form for form in (TANGENT, LEFT, CORE, PRECONDITIONED, EMBEDDING, EMBEDDING_ONLY)
 }
 
 

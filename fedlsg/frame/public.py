@@ -24,13 +24,14 @@ Made = TypeVar("Made")
 @dataclass(frozen=True, kw_only=True)
 class RoundTime:
     """When a mask is made: ``round`` (from 1) of ``rounds``, in ``epoch`` (from 0) of ``epochs``.
-    All public.
+    A round is ``per_round`` epochs. All public.
     """
 
     round: int = 1
     rounds: int = 1
     epoch: int = 0
     epochs: int = 1
+    per_round: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -270,9 +270,9 @@ def embed(
     """What is clipped of each example, one tensor a block of ``frame``: all embeddings, then all
     rests.
 
-    ``gradients``: dense, one tensor a parameter in the order of ``frame.coordinates``; ``frame``
-    keeps all coordinates.
-    Guarantee: row i is a function of row i alone, and L w + rest is g to rounding.
+    ``gradients``: dense, one tensor a parameter in the order of ``frame.coordinates``.
+    Guarantee: row i is a function of row i alone, and L w + rest is g to rounding where the frame
+    keeps all coordinates. The mask is applied here, before any clip.
     """
     found = {}
     for c, g in zip(frame.coordinates, gradients, strict=True):
@@ -281,4 +281,10 @@ def embed(
         found[c.name, "core"] = w
         if "rest" in c.parts:
             found[c.name, "rest"] = g - w @ c.L.mT
-    return [found[block.parameter, block.part] for block in frame.blocks]
+    return [
+        value
+        if block.keep.index is None
+        else value[:, block.keep.positions(block.shape).to(value.device)]
+        for block in frame.blocks
+        for value in [found[block.parameter, block.part]]
+    ]

@@ -12,7 +12,7 @@ are no part of it: whatever depends on them is found out in every pass.
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -21,7 +21,7 @@ from torch import nn
 from fedlsg.frame import Frame
 from fedlsg.gradients.activation_storage import NORMS
 from fedlsg.gradients.called import CallLayer, call_layers
-from fedlsg.gradients.calls.registry import BY_LAYERS, Ways, registered_layers, ways_of
+from fedlsg.gradients.calls.registry import Ways, registered_layers, ways_of
 from fedlsg.gradients.hooked_layers import (
     Layer,
     Slot,
@@ -32,28 +32,19 @@ from fedlsg.gradients.hooked_layers import (
 )
 from fedlsg.gradients.precision import Precision
 from fedlsg.gradients.supported import Checked, check_frame, check_supported, trainable
-from fedlsg.user_code.fingerprint import Fingerprint, fingerprint_of_modules
+from fedlsg.user_code.fingerprint import fingerprint_of_modules
 
 
+@dataclass(frozen=True)
 class Known:
-    """The answers about a model in one state. ``alive``: its modules and parameters, so that no
-    other has their id.
+    """The answers about a model in one state.
+
+    ``alive``: its modules and parameters; while they live, no other object has their id.
     """
 
-    def __init__(self, now: Fingerprint, layers: Hashable) -> None:
-        self._marks, self._alive = (
-            (layers, now.structure, now.numbers),
-            [ref(part) for part in now.parts],
-        )
-        self.answers: dict[Hashable, Any] = {}
-
-    def holds(self, now: Fingerprint, layers: Hashable) -> bool:
-        """Whether the model is in this state: equal marks, of the same objects; ``layers`` are the
-        registered ones.
-        """
-        return self._marks == (layers, now.structure, now.numbers) and all(
-            [part() is not None for part in self._alive]
-        )
+    marks: Hashable
+    alive: Sequence[ref[Any]]
+    answers: dict[Hashable, Any] = field(default_factory=dict)
 
 
 _known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
@@ -64,10 +55,11 @@ def known(model: nn.Module) -> Known:
     """What is known of the model as it is now. No answer may hold the model itself, or it would
     never be freed.
     """
-    now, layers = fingerprint_of_modules(model), tuple(registered_layers().items())
+    now = fingerprint_of_modules(model)
+    marks = tuple(registered_layers().items()), now.structure, now.numbers
     found = _known.get(model)
-    if found is None or not found.holds(now, layers):
-        found = _known[model] = Known(now, layers)
+    if found is None or found.marks != marks or any([part() is None for part in found.alive]):
+        found = _known[model] = Known(marks, [ref(part) for part in now.parts])
     return found
 
 
@@ -96,8 +88,7 @@ def check(model: nn.Module, frame: Frame, now: Known | None = None) -> Checked:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """What passes over a model in one frame have in common: all clients of a worker, local steps,
-    microbatches.
+    """What a pass over a model in a frame needs; microbatches of a step share it.
 
     ``known``: the state of the model for which it was made. ``norms``: its norms that are no
     layers.
@@ -113,46 +104,10 @@ class Prepared:
     norms: Sequence[nn.Module]
 
 
-_prepared: WeakKeyDictionary[Frame, Prepared] = WeakKeyDictionary()
-"""Invalid with what is ``known`` of the model, and for another precision or other reads."""
-
-
-def prepare(
-    model: nn.Module, frame: Frame, precision: Precision, read: Collection[str]
-) -> Prepared:
-    """What a pass needs, with the shortcuts that the weights of now allow.
-
-    ``read``: parameters that are followed by their uses. A model that changed since it was checked
-    is checked again.
-    """
-    now, kind = known(model), (precision.mixed, frozenset(read))
-    found = _prepared.get(frame)
-    if found is None or found.known is not now or found.kind != kind:
-        parameters = check(model, frame, now)
-        ways = BY_LAYERS if now.answers.get("by layers") and not read else ways_of(model, read)
-        now.answers["by layers"] = ways is BY_LAYERS
-        slots = make_slots(frame, next(iter(parameters.values())).device)
-        layers = make_layers(model, frame, precision, ways, slots)
-        hooked = {id(layer.module) for layer in layers}
-        norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
-        found = _prepared[frame] = Prepared(
-            known=now,
-            parameters=parameters,
-            kind=kind,
-            ways=ways,
-            slots=slots,
-            layers=layers,
-            calls=list(call_layers(model, ways, slots)) if ways.calls else [],
-            norms=norms,
-        )
-    if _same_weights.get(frame) is not found:
-        through_outputs(found.layers)
-    if frame in _same_weights:
-        _same_weights[frame] = found
-    return found
-
-
 _same_weights: WeakKeyDictionary[Frame, Prepared | None] = WeakKeyDictionary()
+"""Invalid with what is ``known`` of the model, for another precision or other reads, and at the end
+of ``same_weights``.
+"""
 
 
 @contextmanager
@@ -165,3 +120,37 @@ def same_weights(frame: Frame) -> Iterator[None]:
         yield
     finally:
         del _same_weights[frame]
+
+
+def prepare(
+    model: nn.Module, frame: Frame, precision: Precision, read: Collection[str]
+) -> Prepared:
+    """What a pass needs, with the shortcuts that the weights of now allow.
+
+    ``read``: parameters that are followed by their uses. A model that changed since it was checked
+    is checked again.
+    """
+    now, kind = known(model), (precision.mixed, frozenset(read))
+    before = _same_weights.get(frame)
+    if before is not None and before.known is now and before.kind == kind:
+        return before
+    parameters = check(model, frame, now)
+    ways = ways_of(model, read)
+    slots = make_slots(frame, next(iter(parameters.values())).device)
+    layers = make_layers(model, frame, precision, ways, slots)
+    through_outputs(layers)
+    hooked = {id(layer.module) for layer in layers}
+    norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
+    made = Prepared(
+        known=now,
+        parameters=parameters,
+        kind=kind,
+        ways=ways,
+        slots=slots,
+        layers=layers,
+        calls=list(call_layers(model, ways, slots)) if ways.calls else [],
+        norms=norms,
+    )
+    if frame in _same_weights:
+        _same_weights[frame] = made
+    return made

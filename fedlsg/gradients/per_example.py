@@ -120,8 +120,9 @@ def factored_gradients(
 
 
 _read: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-"""Parameters that a model reads next to their layers' calls (``F.linear(x, layer.weight)``), where
-a pass met any.
+"""Never invalid, as it only grows: a parameter that is followed by its uses where no layer is left
+to read it costs time alone. By model: parameters that are read next to their layers' calls
+(``F.linear(x, layer.weight)``), where a pass met any.
 """
 
 PassFunction = Callable[[Pass, Given, Collection[str]], None]

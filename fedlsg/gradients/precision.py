@@ -9,8 +9,9 @@ precision that autocast gives them.
 
 TF32 is no setting here: torch decides it, for convolutions of CUDA by default, for products where a
 user allows it. It rounds the factors of a product to 11 bits. Guaranteed, whatever torch is set to:
-norms are taken in float64, of the numbers that are summed; the clip's factors multiply these
-numbers in float32 at least (``tensors.products``: a matrix product only where it ``keeps_digits``);
+norms are taken in float64, of the numbers that are summed, or are proven upper bounds (on a GPU:
+``privacy.device_sums``); the clip's factors multiply these numbers in float32 at least, in a matrix
+product only where it ``keeps_digits``;
 ghost clipping is used only where no product and no convolution is rounded. So TF32 reaches forward,
 backward and what is computed from public weights, and never the clip.
 
@@ -19,9 +20,9 @@ of a block is taken in float64, of the very numbers that are summed; the sum is 
 outside any autocast. So the contribution of one example is no longer than C. That alone does not
 bound the effect of one example: its neighbours' blocks must not depend on it. In bfloat16 they can:
 another shape of the pass (a padded length, a number of rows) selects other kernels, which round
-every row differently. The neighbours of one long text moved by up to C together. ``training.local``
-therefore makes the shape of a pass independent of the other examples. The sensitivity test of the
-simulations measures the sum: at most C (1 + 1e-4), in float32 and in bfloat16.
+every row differently. The neighbours of one long text moved by up to C together.
+``training.one_pass`` therefore makes the shape of a pass independent of the other examples. The
+sensitivity test of the simulations measures the sum: at most C (1 + 1e-4), in float32 and bfloat16.
 """
 
 from collections.abc import Callable

@@ -63,8 +63,10 @@ class Units(Mask, kind="units"):
 
     @property
     def choice(self) -> str:
-        """Which units."""
-        return self.direction
+        """Which units, and by what if not by the weight."""
+        if self.importance in ("weights", "random"):
+            return "random" if self.importance == "random" else self.direction
+        return f"{self.direction} by {self.importance}"
 
 
 class Energy(Mask, kind="energy"):
@@ -82,7 +84,7 @@ class Uniform(Mask, kind="uniform"):
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
         """One draw for all blocks."""
-        when = (public.time.epoch,) if self.redraw == "epoch" else ("round", public.time.round)
+        when = ("round", public.time.round) if self.redraw == "step" else self.draw(public.time)[:1]
         kept = uniform(
             sum(block.size for block in blocks), rate, generator=public.generator("mask", *when)
         )
@@ -144,9 +146,19 @@ class Magnitude(Mask, kind="magnitude"):
     entries: ClassVar[bool] = True
 
     def keep(self, blocks: Blocks, rate: float, public: Public) -> Blocks:
-        """Biases and norms whole."""
+        """Biases and norms whole; with ``convolutions_alone`` all but kernels of convolutions.
+
+        Raises ValueError where nothing would be frozen, because there is none.
+        """
+        if self.convolutions_alone and rate and all(len(block.shape) != 4 for block in blocks):
+            raise ValueError(
+                "convolutions_alone=true would freeze nothing: the model has no Conv2d that is "
+                "trained; leave it out, or choose another model"
+            )
         return tuple(
-            replace(block, keep=entries_kept(self, block, rate, public, magnitudes))
+            block
+            if self.convolutions_alone and len(block.shape) != 4
+            else replace(block, keep=entries_kept(self, block, rate, public, magnitudes))
             for block in blocks
         )
 

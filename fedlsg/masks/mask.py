@@ -9,6 +9,7 @@ gradients only.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -37,7 +38,12 @@ Importance = Annotated[
 ]
 Redraw = Annotated[
     Literal["epoch", "step"],
-    Setting("How often a random mask is drawn again; a step is a round.", rules=WHERE_FROZEN),
+    Setting(
+        "How often a random mask is drawn again: each epoch, k times an epoch, or each step (a "
+        "round).",
+        others="a number k",
+        rules=WHERE_FROZEN,
+    ),
 ]
 Ranking = Annotated[
     Literal["random", "gradients"],
@@ -58,6 +64,10 @@ Refresh = Annotated[
     Setting(
         "Choose the smallest weights of W_t in every round, not of W_0 once.", rules=WHERE_FROZEN
     ),
+]
+ConvolutionsAlone = Annotated[
+    bool,
+    Setting("Freeze weights of convolutions alone, as SNF does.", rules=WHERE_FROZEN),
 ]
 Sparsity = Annotated[
     float, Setting("Share p of units or coordinates that is frozen.", "share", at_least=0, below=1)
@@ -98,12 +108,15 @@ class Mask:
     epoch (Ito et al. 2023, sec. 4.4; units and not entries, so that only the choice differs).
     ``energy``: entries (i, j) of each S whose predicted energy, that of row i times that of column
     j, is largest.
-    ``uniform``: uniformly random over all coordinates, redrawn every epoch or every step;
-    ``cooling`` ramps the rate from 0 to ``sparsity`` over the epochs (Zhu and Blaschko 2023, Alg.
-    1); ``ranking="gradients"`` freezes the coordinates that the noisy gradients of the last epoch
-    rank lowest (App. I there).
+    ``uniform``: uniformly random over all coordinates, redrawn every epoch, k times an epoch
+    (``redraw=k``), or every step; ``cooling`` ramps the rate from 0 to ``sparsity`` over the
+    epochs, of k masks an epoch over all masks (Zhu and Blaschko 2023, Alg. 1, and ``--refresh`` of
+    their code); ``ranking="gradients"`` freezes the coordinates that the noisy gradients of the
+    last epoch rank lowest (App. I there).
     ``magnitude``: in every weight tensor the entries of smallest abs(W_0), or of smallest abs(W_t)
     with ``refresh``; biases and norms whole (the baseline "Sparse DPSGD" of Ito et al. 2023).
+    ``convolutions_alone``: so are all weights but those of convolutions (SNF-DP-SGD, Luo et al.
+    2021).
     ``drop``: in every weight tensor and every step, random entries or those of smallest abs(W_t)
     (Adamczewski et al. 2023, Alg. 3).
     ``own``: the choice of a user's function. ``choose(block, public)`` takes a ``Block`` and public
@@ -134,6 +147,7 @@ class Mask:
     redraw: Redraw = "epoch"
     ranking: Ranking = "random"
     refresh: Refresh = False
+    convolutions_alone: ConvolutionsAlone = False
     drop: Drop = "none"
     sparsity_from: SparsityFrom = 0.0
     choose: Choose | None = None
@@ -162,7 +176,12 @@ class Mask:
             )
         if self.kind != "drop" and self.drop != "none":
             raise ValueError(f"drop={self.drop!r} does not fit a mask of kind {self.kind!r}")
-        if self.ranking == "gradients" and (self.kind != "uniform" or self.redraw == "step"):
+        if self.redraw not in ("epoch", "step") and self.masks_an_epoch is None:
+            raise ValueError(
+                "expected redraw=epoch, redraw=step or a number of masks an epoch, such as "
+                f"redraw=5, got redraw={self.redraw!r}"
+            )
+        if self.ranking == "gradients" and (self.kind != "uniform" or self.redraw != "epoch"):
             raise ValueError(
                 "ranking='gradients' ranks once an epoch: it needs a uniform mask and "
                 "redraw='epoch'"
@@ -193,14 +212,33 @@ class Mask:
         """A word for what it keeps."""
         return self.kind if self.ranking == "random" else f"by {self.ranking}"
 
+    @property
+    def masks_an_epoch(self) -> int | None:
+        """k, where ``redraw`` is a number of masks an epoch; None for its words, and for no
+        number.
+        """
+        word = str(self.redraw)
+        return int(word) if word.isdecimal() and int(word) > 0 else None
+
+    def draw(self, time: "RoundTime") -> tuple[int, int]:
+        """Which random mask of the run a round has, and how many there are by its end: one an
+        epoch, or k.
+        """
+        if self.masks_an_epoch is None:
+            return time.epoch, time.epochs
+        masks = time.per_round * self.masks_an_epoch
+        now, last = ((round - 1) * masks for round in (time.round, time.rounds))
+        return math.floor(now + 1e-9), math.floor(last + 1e-9) + 1
+
     def rate(self, time: "RoundTime") -> float:
         """Share of the coordinates that is frozen in a round; after the last round, as in the last
         epoch.
         """
         if time.round - 1 < self.sparsity_from * time.rounds - 1e-9:
             return 0.0
+        draw, draws = self.draw(time)
         return (
-            gradual_cooling(self.sparsity, min(time.epoch, time.epochs - 1), time.epochs)
+            gradual_cooling(self.sparsity, min(draw, draws - 1), draws)
             if self.cooling
             else self.sparsity
         )

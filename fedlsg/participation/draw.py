@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -260,17 +261,18 @@ class Participation:
             if isinstance(self.availability, Trace):
                 now = start + self.finish(round, selected, {}).seconds
 
-    def selections(self, rounds: int) -> Counter[int]:
-        """How often each client is selected in the public schedule: more often where others are
-        away.
+    def selections(self, rounds: int, *, after: int = 0) -> Counter[int]:
+        """How often each client is selected in the public schedule, in the rounds after ``after``:
+        more often where others are away.
         """
-        return Counter(client for selected in self.schedule(rounds) for client in selected)
+        later = islice(self.schedule(rounds), after, None)
+        return Counter(client for selected in later for client in selected)
 
-    def most_selections(self, rounds: int) -> int:
+    def most_selections(self, rounds: int, *, after: int = 0) -> int:
         """The largest of ``selections``."""
         if self.availability == 1.0 and self.selected >= self.clients:
-            return rounds
-        return max(self.selections(rounds).values(), default=0)
+            return rounds - after
+        return max(self.selections(rounds, after=after).values(), default=0)
 
     def _draw(self, purpose: str, round: int, chance: float) -> "Chosen":
         """The clients that a chance hits: one uniform number a client, of a round's own

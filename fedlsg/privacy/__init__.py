@@ -6,13 +6,14 @@ from fedlsg.privacy.clip import clip_factors, clipped_sum, norms_of
 from fedlsg.privacy.ledger import Charges, Ledger
 from fedlsg.privacy.ledger_copy import extend, head_of, lines_since
 from fedlsg.privacy.ledger_entry import GENESIS, SERVER, BudgetError, Entry, LedgerError
-from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, locked, merge, read_entries
+from fedlsg.privacy.ledger_file import check_extends, ledger_path, load, merge, read_entries
 from fedlsg.privacy.mechanism import Mechanism, add_noise, rho
 from fedlsg.privacy.run_ledger import RUN, RunLedger, verify_extends
 from fedlsg.privacy.sampling import (
     BernoulliDraws,
     ShuffledBatches,
     check_sample_rate,
+    permutation,
     poisson_batch,
 )
 
@@ -39,9 +40,9 @@ __all__ = [
     "ledger_path",
     "lines_since",
     "load",
-    "locked",
     "merge",
     "norms_of",
+    "permutation",
     "poisson_batch",
     "read_entries",
     "rho",

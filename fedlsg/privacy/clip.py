@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedlsg.frame import Frame
 from fedlsg.gradients import GhostGradients, without_autocast
+from fedlsg.privacy.device_sums import LOST, reads_once, sum_in_groups, upper_norms
 from fedlsg.privacy.mechanism import Mechanism
 from fedlsg.tensors import in_memory_order, keeps_digits, own_order, weighted_sum
 
@@ -31,6 +32,7 @@ def clipped_sum(
     mechanism: Mechanism,
     *,
     wide: bool = False,
+    shuffled: int = 0,
 ) -> Float[Tensor, " kept"]:
     """Sum of the examples' clipped gradients: of one (B, *kept) tensor a block, concatenated to a
     flat vector.
@@ -43,6 +45,9 @@ def clipped_sum(
     clip's margin covers. ``GhostGradients`` are for a joint clip only; their norms are upper
     bounds. The sum is taken and returned in float32 at least, and in float64 if ``wide``. The
     factors are the same in both, so an example adds the same whether it has many neighbours or few.
+    ``shuffled``: the public number of rows of a microbatch, by the caller's word that its rows are
+    in a uniformly random secret order; 0: they are not. A sum on a GPU then reads them once
+    (``device_sums``), and clips to C less what its rounding may add.
     """
     if not mechanism.clips:
         dtype = torch.float64 if wide else narrow_type(gradients)
@@ -53,7 +58,8 @@ def clipped_sum(
                 if isinstance(block, Tensor)
             ]
         )
-    return _clipped_sum(gradients, clip_norms(gradients, mechanism), mechanism, wide=wide)
+    norms = clip_norms(gradients, mechanism)
+    return _clipped_sum(gradients, norms, mechanism, wide=wide, shuffled=shuffled)
 
 
 def clipped_sums(
@@ -139,19 +145,24 @@ def _clipped_sum(
     mechanism: Mechanism,
     *,
     wide: bool,
+    shuffled: int = 0,
 ) -> Float[Tensor, " kept"]:
     finite = norms.isfinite().all(0)
-    total = _factored_sum(gradients, norms, mechanism, None, wide=wide)
+    total = _factored_sum(gradients, norms, mechanism, None, wide=wide, shuffled=shuffled)
     # asked last: a device would idle until the host has the answer and sends the products
     if finite.all():
         return total
+    # squares may have passed float32; the norms of other rows do not depend on these
+    norms = torch.where(finite, norms, clip_norms(gradients, mechanism, exact=True))
+    finite = norms.isfinite().all(0)
     rows = [
         block
         if isinstance(block, GhostGradients)  # its ``weighted_sum`` leaves those out itself
         else block.masked_fill(~finite.view(-1, *[1] * (block.ndim - 1)), 0.0)
         for block in gradients
     ]
-    return _factored_sum(rows, norms.masked_fill(~finite, 0.0), mechanism, finite, wide=wide)
+    norms = norms.masked_fill(~finite, 0.0)
+    return _factored_sum(rows, norms, mechanism, finite, wide=wide, shuffled=shuffled)
 
 
 def _factored_sum(
@@ -161,11 +172,14 @@ def _factored_sum(
     finite: Bool[Tensor, " batch"] | None,
     *,
     wide: bool,
+    shuffled: int = 0,
 ) -> Float[Tensor, " kept"]:
     narrow = narrow_type(gradients)
     dtype = torch.float64 if wide else narrow
     sizes = [math.prod(block.shape[1:]) for block in gradients]
-    factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes))
+    groups = [shuffled > 0 and isinstance(b, Tensor) and reads_once(b) for b in gradients]
+    lost = LOST if any(groups) else 0.0
+    factors = clip_factors(norms, mechanism.clip_norm, narrow, sum(sizes), lost=lost)
     rows = (
         [factors] * len(gradients)
         if len(factors) == 1
@@ -183,8 +197,12 @@ def _factored_sum(
         total = torch.empty(sum(sizes), dtype=dtype, device=norms.device)
         exact = dtype == torch.float64 or keeps_digits(norms.device.type)
         parts = torch.split_with_sizes(total.unsqueeze(0), sizes, 1)
-        for own, (row, block) in zip(parts, each, strict=True):  # no second copy to join
-            if (
+        for own, (row, block), grouped in zip(parts, each, groups, strict=True):
+            if grouped and isinstance(block, Tensor):
+                lying = in_memory_order(block)
+                part = sum_in_groups(row[0], lying.flatten(1), shuffled).view(lying.shape[1:])
+                own.view(block.shape[1:]).copy_(part.permute(own_order(block)))
+            elif (  # no second copy to join
                 not exact
                 or isinstance(block, GhostGradients)
                 or not block.dtype == dtype == row.dtype
@@ -212,36 +230,49 @@ def part_of(
     return weighted_sum(factor, block, dtype)
 
 
-def clip_norms(gradients: Gradients, mechanism: Mechanism) -> Float[Tensor, "rows batch"]:
+def clip_norms(
+    gradients: Gradients, mechanism: Mechanism, *, exact: bool = False
+) -> Float[Tensor, "rows batch"]:
     """The norms that the clip compares with C, in float64: a row for each block, or one of the
-    whole gradient.
+    whole gradient. ``exact``: as ``norms_of``.
     """
-    squares = torch.stack([norms_of(block) for block in gradients]).square()
+    squares = torch.stack([norms_of(block, exact=exact) for block in gradients]).square()
     return (squares.sum(0, keepdim=True) if mechanism.clip == "joint" else squares).sqrt()
 
 
-def norms_of(block: Float[Tensor, "batch *kept"] | GhostGradients) -> Float[Tensor, " batch"]:
-    """Norm of each example's block in float64; an upper bound on it for ``GhostGradients``."""
+def norms_of(
+    block: Float[Tensor, "batch *kept"] | GhostGradients, *, exact: bool = False
+) -> Float[Tensor, " batch"]:
+    """Norm of each example's block in float64; an upper bound on it for ``GhostGradients`` and, not
+    ``exact``, on a GPU.
+    """
     if isinstance(block, GhostGradients):
         return block.norms()
-    norms: Tensor = torch.linalg.vector_norm(
-        in_memory_order(block).flatten(1), dim=1, dtype=torch.float64
-    )
+    flat = in_memory_order(block).flatten(1)
+    if not exact and reads_once(flat) and not flat.requires_grad:
+        return upper_norms(flat)
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
     return norms
 
 
 def clip_factors(
-    norms: Float[Tensor, "*any"], clip_norm: float, dtype: torch.dtype, coordinates: int
+    norms: Float[Tensor, "*any"],
+    clip_norm: float,
+    dtype: torch.dtype,
+    coordinates: int,
+    *,
+    lost: float = 0.0,
 ) -> Float[Tensor, "*any"]:
     """min(1, C / norm), rounded down by a margin if it is below 1; 0 if it is subnormal in
     ``dtype``.
 
     The margin is four units in the last place of ``dtype`` for the rounding of the factor and of
     each product, and one of float64 a coordinate for the rounding of the norm: a clipped gradient
-    never exceeds C. A subnormal factor has too few digits for any margin.
+    never exceeds C. A subnormal factor has too few digits for any margin. ``lost``: of C, what the
+    sum may round away on top of it.
     """
     info = torch.finfo(dtype)
-    margin = 1 - 4 * info.eps - coordinates * torch.finfo(torch.float64).eps
+    margin = 1 - 4 * info.eps - coordinates * torch.finfo(torch.float64).eps - lost
     scale = (clip_norm * margin / norms).clamp(max=1)
     return scale.masked_fill(scale < info.tiny, 0.0).to(dtype)
 

@@ -39,11 +39,11 @@ from fedlsg.privacy.ledger_file import (
     State,
     appendable,
     load,
-    locked,
     stamp_of,
     sync_directory,
     write_all,
 )
+from fedlsg.privacy.limits import check_limits
 from fedlsg.privacy.totals import STRONGEST, Reader, Totals, order_of
 
 __all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
@@ -221,7 +221,7 @@ class Ledger(Charges):
 
         ``within``: (epsilon, delta) that all entries together may spend, checked under the same
         lock. Raises BudgetError, and charges nothing, if the entry would exceed it
-        (``would_exceed``).
+        (``would_exceed``), or the limits of ``fedlsg.privacy.limits``.
         Raises LedgerError for another client's entry, a key already charged, or a path that cannot
         be written.
         """
@@ -231,7 +231,8 @@ class Ledger(Charges):
                 f"{entry.client}"
             )
         try:
-            with appendable(self.path) as descriptor, locked(descriptor):
+            with appendable(self.path) as descriptor:
+                check_limits(entry, self.would_exceed)
                 self.check_within(entry, within)
                 self._append(descriptor, entry)
         except OSError as error:

@@ -16,7 +16,6 @@ from fedlsg.privacy.ledger_file import (
     State,
     appendable,
     load,
-    locked,
     parse,
     sync_directory,
     write_all,
@@ -93,7 +92,7 @@ def extend(path: str | os.PathLike[str], client: int, lines: bytes, head: str) -
         )
     check_bounded(client, after.entries)
     if new:
-        with appendable(path) as descriptor, locked(descriptor):
+        with appendable(path) as descriptor:
             write_all(descriptor, joint[len(before) :])
             os.fsync(descriptor)
         sync_directory(path.parent)

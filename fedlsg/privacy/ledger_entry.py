@@ -28,7 +28,7 @@ from fedlsg.accounting.events import (
 )
 from fedlsg.config.isolation import CHECKED, LEVELS
 from fedlsg.config.mechanisms import KINDS
-from fedlsg.config.units import EXAMPLE, UNITS
+from fedlsg.config.units import EXAMPLE, unit_named
 from fedlsg.privacy.sampling import ZERO_OUT
 
 ADJACENCY = "add/remove"
@@ -66,6 +66,7 @@ class Entry:
     """One attempt of one client in one round: ``steps`` noisy steps on its ``num_examples``
     examples.
 
+    With a ``unit`` that is a person's (``units``), ``num_examples`` counts persons.
     With ``unit="client"``: one noisy sum of whole updates. ``sample_rate`` is then the chance of a
     client to be in it, 1.0 where the server knows who is. An entry of ``SERVER`` is for every
     client of the run: its ``num_examples`` is the number of clients.
@@ -119,8 +120,7 @@ class Entry:
                     f"expected a non-negative integer {name} up to 2^53, got {value!r} "
                     "(num_examples at least 1)"
                 )
-        if self.unit not in UNITS:
-            raise ValueError(f"expected unit={self.unit!r} among {tuple(UNITS)}")
+        unit = unit_named(self.unit)
         if self.mechanism not in KINDS:
             raise ValueError(f"expected mechanism={self.mechanism!r} among {tuple(KINDS)}")
         if self.isolation not in LEVELS:
@@ -147,9 +147,7 @@ class Entry:
                 f"expected {self.log_ratio=} to be 0.0 under mechanism={self.mechanism!r}: not "
                 "accounted"
             )
-        if self.batches and (
-            self.sample_rate != 1.0 or self.log_ratio or not UNITS[self.unit].single
-        ):
+        if self.batches and (self.sample_rate != 1.0 or self.log_ratio or not unit.single):
             raise ValueError(
                 "expected sample_rate=1.0, log_ratio=0.0 and unit='example' with shuffled batches, "
                 f"got {self.sample_rate=}, {self.log_ratio=}, {self.unit=}: no amplification is "
@@ -174,7 +172,7 @@ class Entry:
             )
 
     def _least(self, name: str) -> int:
-        by_server = name == "client" and UNITS[self.unit].whole and self.private
+        by_server = name == "client" and unit_named(self.unit).whole and self.private
         return 1 if name == "num_examples" else SERVER if by_server else 0
 
     @property

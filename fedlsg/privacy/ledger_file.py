@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlsg.bounded import parse_json
+from fedlsg.locks import locked
 from fedlsg.owner_only import make_parents, open_file
 from fedlsg.privacy.ledger_entry import (
     ADJACENCY,
@@ -28,11 +30,6 @@ from fedlsg.privacy.ledger_entry import (
     has_its_end,
     sha256,
 )
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there the caller must run one process per client
-    fcntl = None  # type: ignore[assignment]
 
 BYTES_REMEMBERED = 2**24
 """Bytes of files that are cached at most; their entries take a few times as much memory."""
@@ -90,7 +87,7 @@ def parse_on(path: Path, client: int | None, known: Parsed, content: bytes) -> P
             # torn by a crash, or blank; if it once was whole, the next line's prev shows it
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             schema = schema if heads else record.get("schema")
             check_line(line, record, head, sealed="sha256" in record or schema != UNSEALED)
             if not heads:
@@ -205,9 +202,15 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+LOCK = ".ledger.lock"
+"""Lock of the ledgers of a folder, which others may read and could lock."""
+
+
 @contextlib.contextmanager
 def appendable(path: Path) -> Iterator[int]:
-    """A descriptor that appends to a file; missing file and folders are created."""
+    """A descriptor that appends to a ledger; missing file and folders are created. No other process
+    appends to a ledger of its folder meanwhile. Raises OSError, as ``locked``.
+    """
     flags = (
         os.O_WRONLY
         | os.O_CREAT
@@ -221,7 +224,8 @@ def appendable(path: Path) -> Iterator[int]:
         make_parents(path.parent)
         descriptor = open_file(path, flags)
     try:
-        yield descriptor
+        with locked(path.resolve().with_name(LOCK)):  # one lock, whichever link leads there
+            yield descriptor
     finally:
         os.close(descriptor)
 
@@ -236,18 +240,6 @@ def sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-@contextlib.contextmanager
-def locked(descriptor: int) -> Iterator[None]:
-    """An exclusive advisory lock for one append; the system releases it if the process dies."""
-    if fcntl is not None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
 def ledger_path(directory: str | os.PathLike[str], client: int) -> Path:
     """Path of a client's ledger, or the server's, in the ledger directory of a run."""
     return Path(directory) / ("server.jsonl" if client == SERVER else f"client-{client:06d}.jsonl")
@@ -260,18 +252,22 @@ def read_entries(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     return load(Path(path), None)[1].entries
 
 
-def merge(entries: Iterable[Entry], out: str | os.PathLike[str]) -> None:
+def merge(entries: Iterable[Entry], out: str | os.PathLike[str], names: Sequence[str] = ()) -> None:
     """Write entries, sorted by (round, client, attempt), to one file, atomically.
+
+    Each has the name of its client where ``names`` has one.
 
     The file is a copy for readers, without the hash chain; the authority is the file that they come
     from.
     Raises LedgerError if it cannot be written.
     """
     entries = sorted(entries, key=lambda entry: (entry.round, entry.client, entry.attempt))
-    text = "".join(
-        json.dumps({**encode_entry(entry), "adjacency": entry.adjacency}) + "\n"
-        for entry in entries
-    )
+    named = dict(enumerate(names))
+    lines = list[str]()
+    for entry in entries:
+        more = {"name": named[entry.client]} if entry.client in named else {}
+        lines.append(json.dumps({**encode_entry(entry), "adjacency": entry.adjacency, **more}))
+    text = "".join(f"{line}\n" for line in lines)
     out = Path(out)
     try:
         temporary = out.with_name(f".{out.name}.{os.getpid()}")

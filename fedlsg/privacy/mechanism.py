@@ -153,6 +153,11 @@ class Mechanism:
         return self.of_kind.adds_noise
 
     @property
+    def is_plain(self) -> bool:
+        """Whether values are sent as they are, without clip and noise."""
+        return not (self.clips or self.adds_noise)
+
+    @property
     def private(self) -> bool:
         """Whether the output has a finite epsilon."""
         return self.of_kind.private

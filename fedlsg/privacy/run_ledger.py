@@ -12,7 +12,6 @@ The folder may also hold ledgers of single clients (a run on Flower's engine, a 
 version): a client has the entries of both.
 """
 
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedlsg.config.choices import REMOVED
+from fedlsg.bounded import MOST_CHARGES, parse_json
 from fedlsg.privacy.ledger import Charges, Ledger
 from fedlsg.privacy.ledger_entry import (
     ADJACENCY,
@@ -42,7 +41,6 @@ from fedlsg.privacy.ledger_file import (
     check_extends,
     check_heads,
     ledger_path,
-    locked,
     stamp_of,
     sync_directory,
     write_all,
@@ -86,7 +84,7 @@ class Records:
         for line in [*whole.split(b"\n"), *([] if self.line_ended else [last])]:
             try:
                 if line:
-                    self.add(json.loads(line), line)
+                    self.add(parse_json(line, MOST_CHARGES), line)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 number = len(self.heads) + 1
                 raise LedgerError(
@@ -145,7 +143,8 @@ class RunLedger:
         self._clients: OrderedDict[int, ClientCharges] = OrderedDict()
         if (self.folder / JOURNAL).exists():
             raise LedgerError(
-                f"{self.folder / JOURNAL}: charges of an older version, whose journal {REMOVED}"
+                f"{self.folder / JOURNAL}: charges that count, in a form that commit 293cb648 of "
+                "November 2026 reads, and no later one"
             )
         self.read()
 
@@ -224,7 +223,7 @@ class RunLedger:
         """
         record = {"charged": encode_entries(entries)} if entries else {"void": void}
         try:
-            with appendable(self.path) as descriptor, locked(descriptor):
+            with appendable(self.path) as descriptor:
                 records = self.read()
                 self._stamp = None
                 before = b"" if records.line_ended else b"\n"
@@ -320,12 +319,12 @@ def verify_extends(checkpoint: Mapping[str, Sequence[Any]], folder: str | os.Pat
             check_extends(ledger_path(folder, int(name)), int(name), count, head)
 
 
-@lru_cache(maxsize=1024)  # a resume reads the file several times
+@lru_cache(maxsize=1024)  # by its arguments alone: never stale; a resume reads a file several times
 def _charged(line: bytes) -> tuple[Entry, ...]:
     """The entries of a line whose chain was checked: its bytes say all of them, so equal bytes are
     decoded once.
     """
-    found = json.loads(line)["charged"]
+    found = parse_json(line, MOST_CHARGES)["charged"]
     return tuple(map(decode_entry, found) if isinstance(found, list) else decode_entries(found))
 
 

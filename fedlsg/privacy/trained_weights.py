@@ -4,11 +4,11 @@ on top of them.
 Recognised are the parameters that were trained, whatever was done to them in place, and equal
 numbers elsewhere: copies, files that were loaded, averages that a step made. Numbers are compared
 by digests, which are kept of every step. Not recognised are numbers that were changed outside of
-the trained model, and what another process has trained.
+the trained model, and what another process has trained, unless its digests are learned (``learn``).
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
@@ -106,6 +106,13 @@ class Writer:
         self._noted = {name: digest_of(written[name]) for name in self._before.keys() & written}
         while len(_DIGESTS) > KEPT:
             del _DIGESTS[next(iter(_DIGESTS))]
+
+
+def learn(digests: Iterable[bytes]) -> None:
+    """Count numbers of these digests as trained, by a run of another process."""
+    earlier = Writer()
+    for digest in digests:
+        _DIGESTS.setdefault(digest, earlier)
 
 
 def follow(model: nn.Module, copied: nn.Module) -> None:

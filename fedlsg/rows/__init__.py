@@ -13,6 +13,7 @@ list of lengths, by its own length alone. A row that the data hold more than onc
     padding     buckets and masks
     collate     rows of one form -> a batch
     one_by_one  the batch function of all this
+    workers     processes that make rows ahead of the step
 """
 
 from fedlsg.rows.draws import RowDraws
@@ -20,5 +21,15 @@ from fedlsg.rows.one_by_one import OneByOne
 from fedlsg.rows.origin import check_distinct
 from fedlsg.rows.padding import Padding
 from fedlsg.rows.seeds import seeds_replaced
+from fedlsg.rows.workers import LostWorkerError, RowWorkers, Start
 
-__all__ = ["OneByOne", "Padding", "RowDraws", "check_distinct", "seeds_replaced"]
+__all__ = [
+    "LostWorkerError",
+    "OneByOne",
+    "Padding",
+    "RowDraws",
+    "RowWorkers",
+    "Start",
+    "check_distinct",
+    "seeds_replaced",
+]

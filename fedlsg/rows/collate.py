@@ -43,7 +43,7 @@ def in_own_memory(part: Any) -> Any:
     if isinstance(part, Mapping):
         return {name: in_own_memory(value) for name, value in part.items()}
     if isinstance(part, Tensor):
-        return part.as_subclass(Tensor).clone()
+        return (part if type(part) is Tensor else part.as_subclass(Tensor)).clone()
     return part.copy() if isinstance(part, np.ndarray) else part
 
 
@@ -64,7 +64,13 @@ def tensors_of(part: Any, dtype: torch.dtype) -> Any:
         return part
     if isinstance(part, Mapping):
         return {name: tensors_of(value, dtype) for name, value in part.items()}
-    value = torch.as_tensor(part)
+    try:
+        value = torch.as_tensor(part)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected tensors, arrays or numbers in a row, got {type(part).__name__}: give "
+            "torch.as_tensor(numpy.array(part))"
+        ) from error
     return value.to(dtype) if value.dtype == torch.float64 else value
 
 

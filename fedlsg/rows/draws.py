@@ -83,4 +83,5 @@ def seed_generator(generator: Any, seed: int) -> None:
     elif isinstance(generator, np.random.RandomState):
         generator.seed([seed & 0xFFFFFFFF, seed >> 32])
     else:
-        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+        bits = getattr(generator, "bit_generator", generator)
+        bits.state = type(bits)(seed).state

@@ -1,6 +1,8 @@
 """The batch function of data that user code makes: each row alone, rows of one shape together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from copy import copy
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from fedlsg.randomness import SecretStream
 from fedlsg.rows.collate import check_row, collate, form_of, in_own_memory, tensors_of
 from fedlsg.rows.draws import RowDraws
 from fedlsg.rows.padding import Padding
+from fedlsg.rows.workers import RowWorkers, Start
 from fedlsg.tensors import each, fields_of
 from fedlsg.user_code.objects import generators_in
 
@@ -20,6 +23,45 @@ KEPT_BYTES = 2**28
 """Bytes of rows that are kept from the grouping of a batch to its passes; further rows are made a
 second time.
 """
+AHEAD = 64
+"""Rows that workers make before they are read."""
+
+
+class KeyedRow:
+    """The row of a position under the draws of a key: the same in every process that calls it.
+
+    It holds no stream, so that a worker gets it without the secret from which keys follow.
+    """
+
+    def __init__(
+        self, make: Callable[[int], Any], source: Any, dtype: torch.dtype, padding: Padding | None
+    ) -> None:
+        self.make, self.dtype, self.padding = make, dtype, padding
+        self.source, self.name = source, getattr(source, "__name__", type(source).__name__)
+        self.draws, self._tried = RowDraws(), False
+
+    def __call__(self, asked: tuple[int, bytes]) -> Row:
+        """In a worker, the row of one (position, key)."""
+        with self.draws.making():
+            if not self._tried:  # the first row may make generators, which are seeded from then on
+                self.row(*asked)
+                self.draws.held, self._tried = generators_in(self.source), True
+            return self.row(*asked)
+
+    def row(self, place: int, key: bytes) -> Row:
+        """The same, where ``draws.making`` is on."""
+        self.draws.begin(key)
+        inputs, targets = map(in_own_memory, check_row(self.make(place), self.name))
+        if self.padding is None:
+            return inputs, targets
+        return self.padding.of_row(inputs, targets, self.dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "draws": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.draws = RowDraws()
 
 
 class OneByOne:
@@ -28,9 +70,11 @@ class OneByOne:
     ``source``: what the user gave, a data set or a function. ``padding``: None leaves each row its
     own length.
     ``own_lengths``: whether the user said that rows of a function keep their own lengths.
+    ``workers``: processes that make rows, started as ``start`` says; 0: this one makes them.
     Guarantee: what is made of an example, and its group, depend on that example and on secret draws
     of its own alone, as far as ``make`` keeps nothing from one call to the next. Within a step the
-    row of a position has the same draws in every call.
+    row of a position has the same draws in every call, and in every process: rows are equal bit for
+    bit with any number of workers.
     """
 
     def __init__(
@@ -42,14 +86,20 @@ class OneByOne:
         dtype: torch.dtype = torch.float32,
         padding: Padding | None = None,
         own_lengths: bool = True,
+        workers: int = 0,
+        start: Start | None = None,
     ) -> None:
-        self.source, self.name = source, getattr(source, "__name__", type(source).__name__)
+        self._keyed = KeyedRow(make, source, dtype, padding)
+        self.source, self.name = source, self._keyed.name
         self.own_lengths = own_lengths
-        self._make, self._device, self._dtype, self._padding = make, device, dtype, padding
-        self._draws = RowDraws()
+        self.padding, self._device, self._dtype = padding, device, dtype
+        self._draws = self._keyed.draws
         self._keys: dict[int, bytes] = {}
         self._kept: dict[int, Row] = {}
         self.find_generators()
+        self._workers = RowWorkers(copy(self._keyed), workers, start=start) if workers else None
+        if self._workers is not None:
+            self._workers.open()
 
     def find_generators(self) -> None:
         """Look for generators that the source keeps: they are seeded for each row, as the global
@@ -63,11 +113,12 @@ class OneByOne:
         self._keys, self._kept = {}, {}
 
     def rows(self, positions: Positions, key: bytes | None = None) -> list[Row]:
-        """The rows of the positions, in their order. ``key``: one for all of them, for tests of
-        ``make``.
+        """The rows of the positions, in their order, made in this process. ``key``: one for all of
+        them, for tests of ``make``.
         """
+        places = positions.tolist()
         with self._draws.making():
-            return [self._row(place, key) for place in positions.tolist()]
+            return [self._keyed.row(place, key or self._key_of(place)) for place in places]
 
     def under(self, key: bytes, call: Callable[[], Any]) -> Any:
         """What a call gives under the draws of a key."""
@@ -81,9 +132,8 @@ class OneByOne:
             return [positions]
         places: dict[Any, list[int]] = {}
         size, room = {}, KEPT_BYTES
-        with self._draws.making():
-            for place in positions.tolist():
-                row = self._row(place)
+        with closing(self._each(positions.tolist())) as rows:
+            for place, row in zip(positions.tolist(), rows, strict=True):
                 form = form_of(row[0]), form_of(row[1])
                 if form not in places:
                     places[form], size[form] = [], sum(map(_bytes_of, row))
@@ -115,23 +165,29 @@ class OneByOne:
         if missing := [
             place for place, row in zip(positions.tolist(), rows, strict=True) if row is None
         ]:
-            made = iter(self.rows(torch.tensor(missing)))
-            rows = [next(made) if row is None else row for row in rows]
+            with closing(self._each(missing)) as made:
+                rows = [next(made) if row is None else row for row in rows]
         inputs, targets = collate([row for row in rows if row is not None], self.name, self._dtype)
         return each(inputs, lambda t: t.to(self._device)), each(
             targets, lambda t: t.to(self._device)
         )
 
-    def _row(self, place: int, key: bytes | None = None) -> Row:
-        if key is None:
-            if place not in self._keys:
-                self._keys[place] = self._draws.next_key()
-            key = self._keys[place]
-        self._draws.begin(key)
-        inputs, targets = map(in_own_memory, check_row(self._make(place), self.name))
-        if self._padding is None:
-            return inputs, targets
-        return self._padding.of_row(inputs, targets, self._dtype)
+    def _key_of(self, place: int) -> bytes:
+        if place not in self._keys:
+            self._keys[place] = self._draws.next_key()
+        return self._keys[place]
+
+    def _each(self, places: Sequence[int]) -> Generator[Row, None, None]:
+        """The rows of the places, one after the other, each with the key of its draws."""
+        asked = [(place, self._key_of(place)) for place in places]
+        if self._workers is not None:
+            self._workers.begin(asked, room=AHEAD)
+            for _ in asked:
+                yield from self._workers.take(1)
+            return
+        with self._draws.making():
+            for one in asked:
+                yield self._keyed.row(*one)
 
 
 def _bytes_of(part: Any) -> int:

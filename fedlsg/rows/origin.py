@@ -56,18 +56,19 @@ def origins_of(data: Any, places: np.ndarray[Any, Any]) -> Numbers:
     if isinstance(data, list):
         rows = [data[place] for place in places]
         own = np.asarray([-1 if isinstance(row, PLAIN) else id(row) for row in rows])
-        return _mixed(own, np.where(own < 0, places, 0))
+        plain = mixed(np.full(len(places), id(data)), places)
+        return mixed(own, np.where(own < 0, plain, 0))
     parts = _parts_of(data)
     if not parts:
-        return _mixed(np.full(len(places), id(data)), places)
+        return mixed(np.full(len(places), id(data)), places)
     origins = np.zeros(len(places), dtype=np.uint64)
     for part in parts:
         if isinstance(part, torch.Tensor):
             step = part.stride(0) * part.element_size()
-            own = _mixed(places * step + part.data_ptr(), np.full(len(places), step))
+            own = mixed(places * step + part.data_ptr(), np.full(len(places), step))
         else:
             own = origins_of(part, places)
-        origins = _mixed(origins, own)
+        origins = mixed(origins, own)
     return origins
 
 
@@ -83,14 +84,13 @@ def _parts_of(data: Any) -> list[Any]:
     return []
 
 
-def _mixed(one: Any, other: Any) -> Numbers:
+def mixed(one: Any, other: Any) -> Numbers:
     """One number of two, as SplitMix64 mixes its state."""
-    mixed: Numbers = np.asarray(one).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
-        1
-    )
+    numbers: Numbers = np.asarray(one).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    numbers = numbers + np.uint64(1)
     for number in (np.asarray(other).astype(np.uint64), np.uint64(0)):
-        mixed = mixed + number
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed = mixed ^ (mixed >> np.uint64(31))
-    return mixed
+        numbers = numbers + number
+        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        numbers = numbers ^ (numbers >> np.uint64(31))
+    return numbers

@@ -24,7 +24,7 @@ from fedlsg.frame import Frame
 from fedlsg.frame.public import Public, name_of
 from fedlsg.gradients import check_supported, trainable
 from fedlsg.masks import saliency_frame
-from fedlsg.method import Method, Positions, Schedule, initial_needed, make_frame
+from fedlsg.method import LocalTraining, Method, Positions, Schedule, initial_needed, make_frame
 from fedlsg.state.round_plan import Phase, phase_of
 
 
@@ -49,6 +49,14 @@ class PublicState:
     initial: Mapping[str, Tensor]
     built: nn.Module | None = field(default=None, repr=False)
     source: ProbeSource | None = field(default=None, repr=False)
+
+    def local_training(self, local: LocalTraining, updates: int) -> LocalTraining:
+        """``local`` in a round after so many server updates: its rate follows the schedule of the
+        server's. After the last round of the schedule it is that of the last one.
+        """
+        rounds = self.schedule.rounds
+        factor = self.method.server.factor(min(updates, rounds - 1), rounds)
+        return replace(local, learning_rate=local.learning_rate * factor)
 
     @classmethod
     def start(

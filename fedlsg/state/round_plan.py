@@ -7,7 +7,7 @@ then come the training rounds. Messages, ledgers and files number the pruning ro
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -25,6 +25,8 @@ from fedlsg.privacy.sampling import batches_of_epoch
 from fedlsg.secure_sum.discrete.sum_release import Release, SumTerms, plan_release
 from fedlsg.training import accumulated_noise
 
+SAME = 1e-9
+"""Relative rounding of a sum of expected batches."""
 PRUNING_ROUND = 0
 """The number of the pruning round."""
 
@@ -106,26 +108,39 @@ class RoundPlan:
         return phase_of(self.round)
 
     def for_client(self, terms: ClientTerms) -> "RoundPlan":
-        """The same round with the noise multiplier and the Poisson rate of one client in this
-        phase.
+        """The same round with the noise multiplier, the Poisson rate and the expected batch of one
+        client in this phase.
 
         To a server that adds the noise a client sends its update as it is, and its own entry says
         so. It does not know the clip norm, which may move. Clients of equal terms share one plan.
         """
-        own = terms.noise_multiplier, terms.sample_rate
+        own = terms.noise_multiplier, terms.sample_rate, terms.num_examples
         if own not in self._for_terms:
             self._for_terms[own] = self._at_terms(terms)
         return self._for_terms[own]
 
     @cached_property
-    def _for_terms(self) -> dict[tuple[float, float], "RoundPlan"]:
+    def _for_terms(self) -> dict[tuple[float, float, int], "RoundPlan"]:
         return {}
 
     def _at_terms(self, terms: ClientTerms) -> "RoundPlan":
         mechanism = terms.mechanism(self.mechanism)
         if self.unit.at_server:
             mechanism = replace(mechanism, kind="none", clip_norm=math.inf)
-        return replace(self, mechanism=mechanism, local=self.local.at_rate(terms.sample_rate))
+        local = self.local.of_client(terms.sample_rate, terms.num_examples)
+        return replace(self, mechanism=mechanism, local=local)
+
+    def divisor(self, fixed: float, clients: Iterable[ClientTerms]) -> float:
+        """What the weighted sum over ``clients``, who took part, is divided by.
+
+        That is ``fixed``, public and the same in all rounds, wherever values are clipped or noisy.
+        Without both it is their own expected batches, so that the result is the mean of FedAvg
+        (McMahan et al. 2017, Alg. 1), also in a round of some clients.
+        """
+        if not self.mechanism.is_plain:
+            return fixed
+        own = sum(one.weight * self.for_client(one).local.batch for one in clients)
+        return fixed if math.isclose(own, fixed, rel_tol=SAME) else own
 
     def at_clip_norm(self, clip_norm: float) -> "RoundPlan":
         """The same round at another clip norm."""
@@ -224,7 +239,14 @@ def plan_round(
         )
     mechanism = pruning_mechanism(method.mechanism, method.prune)
     one = replace(local.single(), shuffled=0)  # every example takes part
-    return RoundPlan(round=round, frame=frame, mechanism=mechanism, local=one, sums=sums)
+    return RoundPlan(
+        round=round,
+        frame=frame,
+        mechanism=mechanism,
+        local=one,
+        sums=sums,
+        unit=EXAMPLE if unit.whole else unit,
+    )
 
 
 def different_terms(terms: Sequence[ClientTerms]) -> Collection[ClientTerms]:

@@ -26,7 +26,7 @@ from fedlsg.randomness import public_generator
 from fedlsg.secure_sum.discrete.sum_release import SumTerms
 from fedlsg.state.public_state import PublicState
 from fedlsg.state.round_plan import PRUNING_ROUND, RoundPlan, plan_round
-from fedlsg.tensors import to_device
+from fedlsg.tensors import at_once, to_device
 from fedlsg.training import make_optimizer
 from fedlsg.training.server_round import widest
 
@@ -116,6 +116,7 @@ class ServerState:
         self, local: LocalTraining, sums: SumTerms | None = None, unit: Unit = EXAMPLE
     ) -> RoundPlan:
         """The plan of the round that comes next, at the clip norm of now; see ``plan_round``."""
+        local = self.public.local_training(local, self.updates)
         plan = plan_round(self.method, self.next_round, self.frame(), local, sums, unit)
         return plan if self.clip_norm is None else plan.at_clip_norm(self.clip_norm)
 
@@ -161,8 +162,7 @@ class ServerState:
         type. So a replica that receives these numbers and ``noise_std`` (``Step``) gets exactly the
         same state.
         """
-        dtype = widest(trainable(self.model).values())
-        total = (total / self.divisor).to(dtype).double() * self.divisor
+        total = _as_sent(total, self.divisor, widest(trainable(self.model).values()))
         self._remember(total, frame, noise_std)
         personal = {name: trainable(self.model)[name].detach().clone() for name in frame.personal}
         server_step(
@@ -269,33 +269,36 @@ class ServerState:
         self.public = replace(self.public, initial={**self.public.initial, **initial})
         self.pruned = state["pruned"]
         self.memory = None if state["memory"] is None else Memory(**state["memory"])
-        self.clip_norm = state.get("clip_norm")
+        self.clip_norm = state["clip_norm"]
         saved = state.get("basis") or {"round": 1, "flat": None}
         self.take_basis(saved["flat"], round=saved["round"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
+            self._set_rates(self.scheduler)
         self.round, self.updates = state["round"], state["updates"]
 
-    def _check_carried(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint with other carried weights; one that does not say which is of an
-        older version.
-
-        That version sent all layers of the head uncompressed. A run that changed midway would have
-        rounds of two sizes and two learning behaviours in one table.
+    def _set_rates(self, scheduler: LambdaLR) -> None:
+        """Give the optimizer the rates of the update that comes, of the schedule of now: a run that
+        trains further has another one than its checkpoint.
         """
-        now, head = set(self.public.carried), self.public.classifier
-        before = set(
-            state.get("carried", [name for name in now if not name.startswith(f"{head}.")])
+        parts = zip(
+            self.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
         )
-        if before != now:
-            weights, form = (
-                ", ".join(sorted(before ^ now)),
-                "uncompressed" if now > before else "in another form",
-            )
+        for group, rate, factor in parts:
+            group["lr"] = rate * factor(scheduler.last_epoch)
+
+    def _check_carried(self, state: dict[str, Any]) -> None:
+        """Refuse a checkpoint with other carried weights.
+
+        A run that changed midway would have rounds of two sizes and two learning behaviours in one
+        table.
+        """
+        if others := set(state["carried"]) ^ set(self.public.carried):
             raise ValueError(
-                f"this checkpoint was written by another version of fedlsg, which sends {weights} "
-                f"{form}: continue the run with that version, or start a new run"
+                "this checkpoint was written by another version of fedlsg, which sends "
+                f"{', '.join(sorted(others))} in another form: continue the run with that version, "
+                "or start a new run"
             )
 
     def take_basis(self, flat: Float[Tensor, " numbers"] | None, *, round: int) -> None:
@@ -334,3 +337,16 @@ def load_weights(model: nn.Module, weights: Float[Tensor, " parameters"]) -> Non
         torch._foreach_copy_(
             parameters, [part.reshape(p.shape) for p, part in zip(parameters, parts, strict=True)]
         )
+
+
+def _as_sent(
+    total: Float[Tensor, " kept"], divisor: float, dtype: torch.dtype
+) -> Float[Tensor, " kept"]:
+    """The sum with (sum / divisor) rounded to ``dtype``, in pieces: whole vectors would be the
+    server's largest.
+    """
+    rounded = torch.empty_like(total, dtype=torch.float64)
+    size = at_once(total.device.type)
+    for piece, part in zip(rounded.split(size), total.split(size), strict=True):
+        piece.copy_((part / divisor).to(dtype).double() * divisor)
+    return rounded

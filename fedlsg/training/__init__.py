@@ -10,12 +10,14 @@ from fedlsg.training.local_training import (
     norm_bound,
     together,
 )
+from fedlsg.training.persons import Persons
 from fedlsg.training.server_round import ServerOptimizer, aggregate, make_optimizer, server_step
 
 __all__ = [
     "Batch",
     "Groups",
     "LocalTraining",
+    "Persons",
     "Positions",
     "ServerOptimizer",
     "accumulated_noise",

@@ -33,16 +33,19 @@ from fedlsg.privacy import (
     ShuffledBatches,
     add_noise,
     clipped_sum,
+    permutation,
     poisson_batch,
 )
 from fedlsg.privacy.clip import NARROW_SUM, clip_parts
 from fedlsg.randomness import SecretStream
 from fedlsg.training.local_training import (
+    LEAST,
     Batch,
     Drawn,
     Groups,
     LocalTraining,
     Positions,
+    Shape,
     StepInputs,
     check_alike,
     fill,
@@ -51,6 +54,7 @@ from fedlsg.training.local_training import (
     together,
     without_filling,
 )
+from fedlsg.training.persons import Persons
 
 Update = Float[Tensor, " kept"]
 AddNoise = Callable[[Tensor, Mechanism, SecretStream], Tensor]
@@ -82,6 +86,7 @@ def client_step(
     scale: Sequence[Update] | None = None,
     checked: Checked | None = None,
     add: AddNoise | None = None,
+    persons: Persons | None = None,
 ) -> Update:
     """K local steps in one frame: the accumulated noisy sum of clipped per-example gradients, kept
     coordinates only.
@@ -97,6 +102,9 @@ def client_step(
     ``checked``: the result of ``check`` for this model and frame, which many clients share. ``add``
     takes the place of ``add_noise``, for one step: noise on a grid, whose integers are returned as
     they are. It gets the sum in float64.
+    ``persons``: batches draw persons, and the gradient of a person is clipped, whatever the number
+    of its rows; ``num_examples`` and the expected batch are then of persons, and ``batch`` and
+    ``groups`` get positions of rows as ever.
     Differs from the paper: one joint clip over all blocks and dense parameters (``Mechanism``).
     """
     parameters = check(model, frame) if checked is None else checked
@@ -104,6 +112,8 @@ def client_step(
         raise ValueError(
             f"noise on a grid is for one clipped step, got {local.steps} under {mechanism.kind!r}"
         )
+    if persons is not None:
+        check_persons(persons, mechanism, num_examples, sampler)
     charge()
     inputs = StepInputs(
         model=model,
@@ -117,11 +127,27 @@ def client_step(
         draws=draws_of(local, num_examples, sampler),
         scale=scale,
         parameters=parameters,
+        persons=persons,
     )
     if add is not None:
         return add(clipped_batch_sum(inputs, wide=True), mechanism, noise)
     plain = scale is None and unprotected(mechanism, frame, parameters)
     return plain_steps(inputs) if plain else _noisy_steps(inputs, noise)
+
+
+def check_persons(
+    persons: Persons,
+    mechanism: Mechanism,
+    num_examples: int,
+    sampler: SecretStream | ShuffledBatches | Drawn,
+) -> None:
+    """Raise ValueError unless the steps are what a unit of persons is charged for."""
+    if persons.count != num_examples:
+        raise ValueError(f"expected {num_examples=} to count the {persons.count} persons")
+    if not mechanism.clips:
+        raise ValueError(f"expected a mechanism that clips persons, got {mechanism.kind!r}")
+    if not isinstance(sampler, SecretStream):
+        raise ValueError("expected a stream of Poisson batches, from which persons are drawn")
 
 
 def draws_of(
@@ -187,8 +213,7 @@ def _noisy_steps(x: StepInputs, noise: SecretStream) -> Update:
                     velocity.add_(accumulated, alpha=-local.pull)
                 accumulated.add_(velocity)
             if step + 1 < local.steps:
-                rate = -local.learning_rate / local.expected_batch
-                x.frame.add_to(parameters, velocity, dict.fromkeys(parameters, rate))
+                x.frame.add_to(parameters, velocity, dict.fromkeys(parameters, -local.step_rate))
     finally:
         if start:
             with torch.no_grad():
@@ -202,9 +227,16 @@ def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
     """
     if isinstance(x.draws, Drawn) and x.draws.total is not None:
         return x.draws.total
+    if x.persons is not None:
+        return _sum_of_persons(x, x.persons)
     total: Tensor | None = None
     shape = shape_of(x.local, x.parameters.values(), one_shape=x.frame.one_shape)
-    runs = runs_of(next_batch(x), x.groups, shape)
+    batch, shuffled = next_batch(x), 0
+    on_cpu = all(p.device.type == "cpu" for p in x.parameters.values())
+    if x.mechanism.clips and not on_cpu and isinstance(x.draws, BernoulliDraws):
+        batch, shuffled = batch[permutation(len(batch), x.draws.stream)], shape.size
+    # rows that a user's groups sort are in no random order, which the sums on a GPU rest on
+    runs = runs_of(batch, x.groups, shape, in_order=shuffled > 0)
     wide = wide or len(runs) > 1 or len(runs[0][1]) > NARROW_SUM
     seen: dict[int, list[torch.Size]] = {}
     with same_weights(x.frame):
@@ -226,11 +258,52 @@ def clipped_batch_sum(x: StepInputs, *, wide: bool = False) -> Update:
                 part = part.double() if len(runs) > 1 else part
             else:
                 part = clipped_sum(
-                    units_of(x, inputs, targets, shape.rows(len(micro))), x.mechanism, wide=wide
+                    units_of(x, inputs, targets, shape.rows(len(micro))),
+                    x.mechanism,
+                    wide=wide,
+                    **({"shuffled": shuffled} if shuffled else {}),
                 )
             total = part if total is None else total.add_(part)
     assert total is not None  # runs_of() gives at least one run, an empty one for an empty batch
     return total
+
+
+def _sum_of_persons(x: StepInputs, persons: Persons) -> Update:
+    """The sum over a batch of persons, each clipped once, in float64.
+
+    As many persons as a microbatch has rows are clipped together: memory is bounded, however many
+    rows a person has.
+    """
+    assert isinstance(x.draws, BernoulliDraws)
+    size = max(1, x.local.microbatch_size // x.local.multiplicity)
+    device = next(iter(x.parameters.values())).device
+    total = torch.zeros(x.frame.kept, dtype=torch.float64, device=device)
+    with same_weights(x.frame):
+        for some in next_batch(x).split(size):
+            each = [
+                _gradient_of_person(x, persons, rows, size)
+                for rows in persons.rows_of(some, x.draws.stream)
+            ]
+            if each:
+                stacked = [torch.stack(block) for block in zip(*each, strict=True)]
+                units = scaled(per_unit(stacked, x.frame, 1), x.scale)
+                total += clipped_sum(units, x.mechanism, wide=True)
+    return total
+
+
+def _gradient_of_person(
+    x: StepInputs, persons: Persons, rows: Positions, size: int
+) -> list[Float[Tensor, " kept"]]:
+    """The mean, or the sum, of the gradients of these rows of one person, block by block.
+
+    Nobody else is in its passes, so that no bit of it depends on other persons.
+    """
+    sums: list[Tensor] = []
+    for _, micro in runs_of(rows, x.groups, Shape(size=size)):
+        gradients = row_gradients(x, *x.batch(micro), max(len(micro), LEAST))
+        own = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+        sums = own if not sums else [total.add_(g) for total, g in zip(sums, own, strict=True)]
+    return sums if persons.gradient == "sum" else [total / len(rows) for total in sums]
 
 
 def next_batch(x: StepInputs) -> Positions:
@@ -248,26 +321,46 @@ def units_of(
     """What is clipped for each example of a microbatch, which is filled up to ``rows`` examples for
     its pass.
     """
-    local, multiplicity = x.local, x.local.multiplicity
-    real, rows = batch_size(inputs, targets), rows * multiplicity
-    # there each example is alone, and no shape of a pass tells of others
-    if local.isolation != "rows":
-        inputs, targets = fill(inputs, rows), fill(targets, rows)
-    given: dict[str, Any] = {
-        "checked": x.parameters,
-        "precision": local.precision,
-        "isolation": local.isolation,
-    }
     joint = x.mechanism.clips and x.mechanism.clip == "joint"
-    if joint and multiplicity == 1 and x.scale is None and allows_ghost_clipping(x.frame):
+    if joint and x.local.multiplicity == 1 and x.scale is None and allows_ghost_clipping(x.frame):
         return without_filling(
-            block_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given), real
+            _of_pass(block_gradients, x, inputs, targets, rows), batch_size(inputs, targets)
         )
-    gradients = per_example_gradients(x.model, x.loss_fn, inputs, targets, x.frame, **given)
-    units = per_unit([g[:real] for g in gradients], x.frame, multiplicity)
-    return (
-        units if x.scale is None else [g * factor for g, factor in zip(units, x.scale, strict=True)]
+    return scaled(per_unit(row_gradients(x, inputs, targets, rows), x.frame, 1), x.scale)
+
+
+def row_gradients(
+    x: StepInputs, inputs: Inputs, targets: Inputs, rows: int
+) -> list[Float[Tensor, "batch kept"]]:
+    """The gradient of each row of a microbatch, filled up to ``rows``: the mean over its copies."""
+    copies, real = x.local.multiplicity, batch_size(inputs, targets)
+    filled = _of_pass(per_example_gradients, x, inputs, targets, rows * copies)
+    return mean_of_copies([g[:real] for g in filled], copies)
+
+
+def _of_pass(
+    gradients: Callable[..., Any], x: StepInputs, inputs: Inputs, targets: Inputs, rows: int
+) -> Any:
+    # there each example is alone, and no shape of a pass tells of others
+    if x.local.isolation != "rows":
+        inputs, targets = fill(inputs, rows), fill(targets, rows)
+    return gradients(
+        x.model,
+        x.loss_fn,
+        inputs,
+        targets,
+        x.frame,
+        checked=x.parameters,
+        precision=x.local.precision,
+        isolation=x.local.isolation,
     )
+
+
+def scaled(
+    units: Sequence[Tensor], scale: Sequence[Float[Tensor, " kept"]] | None
+) -> Sequence[Tensor]:
+    """What is clipped, times the factors of its coordinates."""
+    return units if scale is None else [g * factor for g, factor in zip(units, scale, strict=True)]
 
 
 def allows_ghost_clipping(frame: Frame) -> bool:
@@ -283,13 +376,20 @@ def per_unit(
     """What is clipped for one example: the mean over its copies, times the block's weight, each
     part to its norm.
     """
-    mean = [
-        g if multiplicity == 1 else g.unflatten(0, (-1, multiplicity)).mean(1) for g in gradients
-    ]
+    mean = mean_of_copies(gradients, multiplicity)
     return clip_parts(
         [g if b.weight == 1 else g * b.weight for g, b in zip(mean, frame.blocks, strict=True)],
         frame,
     )
+
+
+def mean_of_copies(
+    gradients: Sequence[Float[Tensor, "copies kept"]], multiplicity: int
+) -> list[Float[Tensor, "batch kept"]]:
+    """The gradient of each row: the mean over its augmented copies."""
+    if multiplicity == 1:
+        return [*gradients]
+    return [g.unflatten(0, (-1, multiplicity)).mean(1) for g in gradients]
 
 
 Gradients = list[Tensor]
@@ -311,10 +411,9 @@ def plain_steps(x: StepInputs) -> Update:
 
 
 def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: LocalTraining) -> Update:
-    """A_K = sum_k v_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1); W moves by -lr / expected_batch times
-    v_k after each step but the last.
+    """A_K = sum_k v_k, v_k = m v_(k-1) + s_k - lr mu A_(k-1); W moves by -lr / (q_k N_k) times v_k
+    after each step but the last.
     """
-    rate = -local.learning_rate / local.expected_batch
     velocity = gradients()
     with torch.no_grad():
         accumulated = torch.cat([v.flatten() for v in velocity])
@@ -324,7 +423,7 @@ def _steps(owned: list[Tensor], gradients: Callable[[], Gradients], local: Local
         if local.momentum:
             velocity = [v.clone() for v in velocity]
         for _ in range(local.steps - 1):
-            torch._foreach_add_(owned, velocity, alpha=rate)
+            torch._foreach_add_(owned, velocity, alpha=-local.step_rate)
             step = gradients()
             if local.momentum:
                 torch._foreach_mul_(velocity, local.momentum)

@@ -42,6 +42,7 @@ from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.privacy import BernoulliDraws, Mechanism, ShuffledBatches, check_sample_rate
 from fedlsg.tensors import each, fields_of
+from fedlsg.training.persons import Persons
 
 Positions = Int[Tensor, " batch"]
 Batch = Callable[[Positions], tuple[Inputs, Any]]
@@ -60,11 +61,12 @@ class LocalTraining:
     with momentum.
 
     For those the accumulated carriers carry the local change of W exactly. ``learning_rate``
-    matters from the second local step on; ``expected_batch`` = q N with the declared N divides the
-    local steps, never a realised size. ``proximal`` is mu of FedProx (Li et al. 2020, Eq. 2): local
-    steps descend on the loss + mu/2 |W - W_t|^2. A batch function gives ``multiplicity`` augmented
-    copies of each example, one after the other, whose gradients are averaged before the clip (De et
-    al. 2022): the unit stays the example. ``precision``: the precision.
+    matters from the second local step on. ``expected_batch``: B = q N with the declared mean N of
+    all clients. ``own_batch``: q_k N_k of one client, B where None. It divides the client's local
+    steps, and neither is ever a realised size. ``proximal`` is mu of FedProx (Li et al. 2020, Eq.
+    2): local steps descend on the loss + mu/2 |W - W_t|^2. A batch function gives ``multiplicity``
+    augmented copies of each example, one after the other, whose gradients are averaged before the
+    clip (De et al. 2022): the unit stays the example. ``precision``: the precision.
     ``shuffled``: the batch size of shuffled batches, which divides the steps; 0: Poisson batches of
     ``sample_rate``.
     ``one_shape``: every microbatch has one public number of rows, whatever the weights are.
@@ -76,6 +78,7 @@ class LocalTraining:
     learning_rate: Positive = 0.1
     momentum: Annotated[float, Setting(at_least=0, below=1)] = 0.0
     expected_batch: Positive = 1.0
+    own_batch: Positive | None = None
     microbatch_size: Count = 256
     multiplicity: Count = 1
     precision: Precision = FLOAT32
@@ -104,6 +107,21 @@ class LocalTraining:
         """How much of W - W_t the proximal term takes off in a step: lr mu."""
         return self.learning_rate * self.proximal
 
+    @property
+    def batch(self) -> float:
+        """What divides the client's local steps: q_k N_k."""
+        return self.expected_batch if self.own_batch is None else self.own_batch
+
+    @property
+    def step_rate(self) -> float:
+        """How far a local step goes along the sum of its batch: lr / (q_k N_k)."""
+        return self.learning_rate / self.batch
+
+    def of_client(self, sample_rate: float, num_examples: int) -> "LocalTraining":
+        """The same for a client of ``num_examples`` declared examples, at its own Poisson rate."""
+        batch = min(self.shuffled, num_examples) if self.shuffled else sample_rate * num_examples
+        return replace(self, sample_rate=sample_rate, own_batch=float(batch))
+
     def at_rate(self, sample_rate: float) -> "LocalTraining":
         """The same at one client's own Poisson rate."""
         return replace(self, sample_rate=sample_rate)
@@ -128,7 +146,8 @@ class StepInputs:
     """The arguments of ``client_step`` that every local step reads.
 
     ``parameters``: those of the model, checked against the frame. ``draws`` decide which examples
-    join which batch, by chance or as they come.
+    join which batch, by chance or as they come. ``persons``: who is drawn and clipped in place of
+    examples; ``num_examples`` counts them.
     """
 
     model: nn.Module
@@ -142,6 +161,7 @@ class StepInputs:
     groups: Groups
     scale: Sequence[Float[Tensor, " kept"]] | None
     parameters: Checked
+    persons: Persons | None = None
 
 
 def gains(steps: int, momentum: float, pull: float = 0.0) -> list[float]:
@@ -246,9 +266,11 @@ def shape_of(
     return Shape(size=size, multiple=min(size, ROWS_ON_CPU))
 
 
-def runs_of(batch: Positions, groups: Groups, shape: Shape) -> list[tuple[int, Positions]]:
+def runs_of(
+    batch: Positions, groups: Groups, shape: Shape, *, in_order: bool = False
+) -> list[tuple[int, Positions]]:
     """The batch in microbatches, each with the number of its group; an empty batch is one empty
-    run.
+    run. ``in_order``: each group in the order of the batch, however ``groups`` sorts it.
 
     Raises ValueError where the groups do not hold exactly the batch's positions.
     """
@@ -260,6 +282,8 @@ def runs_of(batch: Positions, groups: Groups, shape: Shape) -> list[tuple[int, P
         raise ValueError(
             "expected groups that hold every position of the batch once; return each in one group"
         )
+    if in_order and not whole:
+        filled = [batch[torch.isin(batch, group)] for group in filled]
     numbered = enumerate(filled or [batch])
     return [
         (number, run)

@@ -19,10 +19,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fedlsg.config.choices import REMOVED, did_you_mean
+from fedlsg.config.choices import did_you_mean
 
-GONE = ("dp-adambc", "doppler")
-"""Names of earlier versions."""
 SHORT = {"SGD": "sgd", "Adam": "adam"}
 """Names that are written in small letters, by class."""
 SPARSE = ("SparseAdam",)
@@ -67,11 +65,6 @@ def find_name(name: str) -> str:
     found = {known.lower(): known for known in names()}
     if name.lower() in found:
         return found[name.lower()]
-    if name.lower() in GONE:
-        raise ValueError(
-            f"optimizer {name!r} {REMOVED}; choose 'adam', whose option eps bounds its steps, or "
-            "'sgd' with momentum"
-        )
     near = did_you_mean(name.lower(), found)
     raise ValueError(f"unknown optimizer {name!r}{near}; expected one of {', '.join(names())}")
 

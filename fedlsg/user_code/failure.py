@@ -2,10 +2,13 @@
 
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 OF_FORM = (
     "shape",
@@ -56,6 +59,25 @@ def without_exit() -> Iterator[None]:
             f"the code that the run calls left it with {how}: {describe(end)}; let it raise an "
             "error or return"
         ) from end
+
+
+def run(place: str, code: Callable[[], T]) -> T:
+    """What the code of a user's own gives. Raises ImportError, naming file and line, for code that
+    fails.
+
+    ``place``: its file or module, named where the error comes from elsewhere.
+    """
+    try:
+        with without_exit():
+            return code()
+    except Exception as error:
+        lines = [(step.filename, step.lineno) for step in traceback.extract_tb(error.__traceback__)]
+        inside = [line for line in lines if line[0] == place]
+        inside = inside or [line for line in lines if is_users(line[0])]
+        if isinstance(error, SyntaxError) and error.filename:
+            inside = [(error.filename, error.lineno)]
+        where = f"{inside[-1][0]}, line {inside[-1][1]}" if inside else place
+        raise ImportError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 @cache  # of a path and installed packages: for a process

@@ -19,9 +19,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,8 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fedlsg.user_code.digest import filled_cells
-from fedlsg.user_code.objects import names_of
+from fedlsg.user_code.process import HOOKS as GLOBAL_HOOKS
+from fedlsg.user_code.replaced import named_by
 
 PLAIN = frozenset({bool, int, float, str, type(None)})
 """Types of attributes that are read by value."""
@@ -39,7 +39,6 @@ INTERNAL = [*vars(nn.Module())]
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 AFTER, BEFORE, BACKWARD, BEFORE_BACKWARD = HOOKS
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-GLOBAL_HOOKS = tuple(f"_global{name}" for name in HOOKS)
 CALLS = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
 """What runs a forward, in each class."""
 NONE: tuple[Any, ...] = ()
@@ -191,7 +190,7 @@ class _Walk:
         """What the classes define that were met."""
         for kind in self._kinds:
             forward = getattr(kind, "forward", None)
-            named = [space.get(name) for space, name in _named_by(forward)]
+            named = [space.get(name) for space, name in named_by(forward)]
             self.structure.append((kind, _code_of(forward), *map(_code_of, named)))
             self.held += (forward, *named)
         bases = dict.fromkeys(base for kind in self._kinds for base in kind.__mro__)
@@ -218,28 +217,6 @@ def _code_of(value: Any) -> Hashable:
     codes = [held.__code__ for held in inside if isinstance(held, FunctionType)]
     defaults = [d if type(d) in PLAIN else type(d) for d in function.__defaults__ or ()]
     return (function.__code__, *defaults, *codes)
-
-
-def _named_by(forward: Any) -> list[tuple[dict[str, Any], str]]:
-    """The functions that a forward names: its global ones, and those of modules such as ``F``."""
-    if not isinstance(forward, FunctionType):
-        return []
-    found = _named.get(forward)
-    if found is None:
-        space, names = forward.__globals__, names_of(forward.__code__)
-        spaces = [space, *(vars(v) for n in names if isinstance(v := space.get(n), ModuleType))]
-        found = [
-            (space, name)
-            for space in spaces
-            for name in names
-            if callable(value := space.get(name)) or isinstance(value, ModuleType)
-        ]
-        _named[forward] = found
-    return found
-
-
-_named: "WeakKeyDictionary[FunctionType, list[tuple[dict[str, Any], str]]]" = WeakKeyDictionary()
-"""What forwards name, for as long as they live."""
 
 
 def _own(space: dict[str, Any]) -> Iterable[tuple[str, Any]]:

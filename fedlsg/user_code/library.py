@@ -3,8 +3,10 @@
 ``own_code`` walks what a model or a loss is made of, and names the first part that is not:
     classes      of every module, tensor and object: all functions of the class and its bases
     instances    hooks, and functions and objects in attributes, ``forward`` among them
-    names        global functions next to these: a patched ``F.relu``, or one in an edited file
-    the process  hooks for all modules, modes of torch that see every call, hooks on saved tensors
+    names        global functions next to these: a patched ``F.relu``, or one in an edited file;
+                 objects, classes, methods and partials of users in their place
+    the process  hooks for all modules, modes of torch that see every call, hooks on saved tensors,
+                 kernels of Python that replace those of operators
 
 Library code is a function that runs from a file of ``LIBRARIES`` which the RECORD of its
 distribution lists with an equal SHA-256, in the module of that file; code of fedlsg; and Python's.
@@ -13,8 +15,8 @@ an editable install, what ``torch.jit`` and ``torch.fx`` made, and a whole libra
 no hashes, as Debian installs it. ``__init__`` may be own code, for no pass runs it. Configurations,
 and what library code names, may be of other installed packages, such as numpy.
 
-Not covered: compiled code, whatever its RECORD says; operators that ``torch.library`` added or
-replaced; functions that were replaced deeper inside a library; a RECORD written for own code.
+Not covered: compiled code, whatever its RECORD says; functions that were replaced deeper inside a
+library; a RECORD written for own code.
 """
 
 import base64
@@ -37,12 +39,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules import module as of_all_modules
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fedlsg.user_code.digest import OURS, filled_cells
 from fedlsg.user_code.failure import OWN, is_users
+from fedlsg.user_code.process import own_kernels, tables, tracers
 
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "peft")
 """Distributions whose code is library code, as fedlsg's own is."""
@@ -63,6 +65,15 @@ HOLDERS: Mapping[type, tuple[str, ...]] = {
 }
 
 
+WRAPPERS = {
+    functools.partial: "func",
+    types.MethodType: "__func__",
+    functools._lru_cache_wrapper: "__wrapped__",
+    torch.jit.ScriptFunction: "_torchdynamo_inline",
+}
+"""Types of what calls one other thing, and the attribute that holds it."""
+RUNS = ("__call__", "__new__", "__init__", "forward")
+"""What runs when an object or a class is called."""
 BY_VALUE = {"relu", "gelu", "silu", "elu", "celu", "selu", "leaky_relu", "hardtanh", "softplus"}
 """Compiled functions that change each number by itself, whatever their arguments are."""
 
@@ -84,11 +95,14 @@ def own_code(thing: Any) -> str | None:
     reads each file once.
     """
     of_all = [
-        *(getattr(of_all_modules, f"_global{name}") for name in HOOKS),
+        *tables(),
         _get_current_function_mode_stack(),
         _get_current_dispatch_mode_stack(),
         torch._C._autograd._top_saved_tensors_default_hooks(False),
+        tracers(),
     ]
+    if kernels := own_kernels():
+        return f"{kernels[0]}: code that runs in place of an operator"
     due = deque[Part]()
     due.append(("", thing, Origin.LIBRARY))
     due.append(("for all modules", of_all, Origin.LIBRARY))
@@ -144,8 +158,28 @@ def _parts(thing: Any, most: Origin) -> Iterator[Part]:
         read = whole or isinstance(value, FUNCTIONS)
         if is_module:
             read |= value is torch or value is F or _top(type(value)) in FEW
+            read |= _stands_for_users(value)
         if read and name not in REST:
             yield "" if is_class or is_module else name, value, most
+
+
+def _stands_for_users(value: Any) -> bool:
+    """Whether what a module of a library holds, and is no function, runs code of a user: a method
+    or partial of one, a class, or an object that can be called.
+    """
+    while inner := WRAPPERS.get(type(value)):
+        value = getattr(value, inner)
+    if isinstance(value, FunctionType):
+        return is_users(value.__code__.co_filename)
+    kind = value if isinstance(value, type) else type(value)
+    return callable(value) and any(map(_runs_users, kind.__mro__))
+
+
+def _runs_users(kind: type) -> bool:
+    """Whether a user's function runs where this class, or an object of it, is called."""
+    called = [vars(kind).get(name) for name in RUNS]
+    functions = [getattr(value, "__func__", value) for value in called]
+    return any(isinstance(f, FunctionType) and is_users(f.__code__.co_filename) for f in functions)
 
 
 def _top(kind: type) -> str:

@@ -6,14 +6,18 @@ garbage collector would reach (attributes, slots, containers, caches), closures 
 functions, and the global variables that a user's functions name, also through modules of theirs. It
 stops at code of libraries, and at what lives outside of a pass (``NOT_WALKED``, ``OURS``).
 Put back are attributes, containers, numbers of tensors and arrays, bytes, classes of the user,
-closures and global variables; caches of functions are emptied, random generators go on. Not put
-back: the place of an iterator, objects that compiled code keeps, and what is outside of Python's
-objects (files, environment, context variables).
+functions (closures, defaults, code), cells, memory that C code exports, and global variables;
+caches of functions are emptied but for what is in one without a limit; random generators go on, and
+``isolation.state`` seeds them in secret. Not
+put back: the place of an iterator, objects that compiled code keeps, what runs when an object in a
+cycle is freed, and what is outside of Python's objects (files, environment, context variables).
 """
 
+import ctypes
 import gc
 import io
 import logging
+import mmap
 import random
 import sys
 import threading
@@ -21,11 +25,12 @@ import weakref
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copyreg import _slotnames  # type: ignore[attr-defined]
 from functools import _lru_cache_wrapper, lru_cache, partial
-from itertools import chain
+from itertools import chain, takewhile
 from operator import is_
+from queue import SimpleQueue
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -35,6 +40,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedlsg.user_code.failure import is_users
+from fedlsg.user_code.process import own_operators, put_back_settings, tables
+from fedlsg.user_code.replaced import FUNCTIONS, is_users_own, names_of, replaced
 
 ATOMS = frozenset(
     (str, bytes, int, float, complex, bool, type(None), CodeType, torch.dtype, torch.device)
@@ -42,14 +49,26 @@ ATOMS = frozenset(
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 """Weak references whose object may be gone: then asking for their class fails."""
 NOT_WALKED = (logging.Logger, io.IOBase, threading.Thread, FrameType)
+IN_MEMORY = (io.BytesIO, io.StringIO)
+"""Files that are objects alone."""
+C_DATA = ctypes.c_int.__mro__[-2]
+"""The base of all that ``ctypes`` makes."""
 OURS = tuple(
     f"fedlsg.{name}" for name in ("privacy.", "strategies.private_step", "strategies.strategy")
 ) + tuple(f"fedlsg.simulations.{name}." for name in ("server", "client", "engines", "storage"))
 """Where objects of fedlsg are that user code may hold, such as a step with its ledger."""
 MANY = 100_000
 """Items of a container above which they are not walked, such as the rows of a data set."""
+MADE_ONCE = "__slotnames__"
+"""What ``copyreg`` notes in a class."""
+OFTEN = 3
+"""How often things are put back while something changes: code may run when an object is freed."""
 CONTAINERS = (OrderedDict, dict, list, set, deque)
 """The kinds whose items are put back, by their own methods: a user's class may have others."""
+PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+"""Of a function."""
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""Of a tensor."""
 ABSENT = object()
 Packages = frozenset[str]
 NONE: Packages = frozenset()
@@ -58,21 +77,22 @@ Undo = Callable[[], bool]
 
 
 @contextmanager
-def restored(*objects: object, generators_of: object = None) -> Iterator[None]:
+def restored(*objects: object, generators_of: object = None, data: bool = False) -> Iterator[None]:
     """Inside, all of the objects may change, and random numbers may be drawn; afterwards all is as
     it was.
 
     ``generators_of``: an object of which only the generators are restored, such as a function that
-    reads data.
+    reads data. ``data``: as in ``walk``, for objects that may hold the data.
     """
     seen: set[int] = set()
-    things = list(walk(objects, seen))
+    things = list(walk((*objects, *tables(), *own_operators()), seen, data=data))
     generators = [*_of_process(), *map(state_of, chain(things, walk((generators_of,), seen)))]
-    undo = put_back(things)
+    ways = put_back_settings(), put_back(things)  # a mode that is still on would see the second
     try:
         yield
     finally:
-        undo()
+        for undo in ways:
+            undo()
         for how in filter(None, generators):
             how()
 
@@ -87,14 +107,37 @@ def put_back(things: Iterable[object], packages: Packages = NONE) -> Undo:
 
     To be called as often as one likes.
     """
+    given = [*things]
     with torch.no_grad():
-        ways = [how for thing in things if (how := _of(thing, packages))]
+        ways = [how for thing in given if (how := _of(thing, packages))]
+    ways.append(put_back_kinds([thing for thing in given if hasattr(thing, "__dict__")]))
 
     def undo() -> bool:
         with torch.no_grad():
-            return any([how() for how in reversed(ways)])
+            changes = takewhile(bool, (any([h() for h in reversed(ways)]) for _ in range(OFTEN)))
+            return any([*changes])
 
     return undo
+
+
+def put_back_kinds(things: list[Any]) -> Undo:
+    """As ``put_back``, for the classes of things: ``parametrize`` gives a module another one."""
+    before = [*map(type, things)]
+
+    def undo() -> bool:
+        changed = [*map(type, things)] != before
+        for thing, kind in zip(things, before, strict=True) if changed else ():
+            if type(thing) is not kind:
+                way = type if isinstance(thing, type) else object
+                way.__setattr__(thing, "__class__", kind)
+        return changed
+
+    return undo
+
+
+def has_more(module: nn.Module) -> bool:
+    """Whether a module keeps something next to its dict: slots, or the items of a container."""
+    return isinstance(module, CONTAINERS) or bool(_slotnames(type(module)))
 
 
 def put_back_spaces(spaces: list[dict[str, Any]]) -> Undo:
@@ -127,20 +170,30 @@ def _of_process() -> Iterator[Callable[[], object]]:
     yield partial(random.setstate, random.getstate())
 
 
-def walk(start: Iterable[object], seen: set[int], packages: Packages = NONE) -> Iterator[Any]:
+def walk(
+    start: Iterable[object], seen: set[int], packages: Packages = NONE, *, data: bool = True
+) -> Iterator[Any]:
     """Every object that can be reached, once. ``seen`` has identities, also of earlier walks.
 
-    ``packages``: names of installed packages whose code is walked as a user's is.
+    ``packages``: names of installed packages whose code is walked as a user's is. ``data``: whether
+    long containers, and what a view is a part of, may be rows of data: they are not walked.
     """
     due: list[Any] = list(start)
     while due:
         thing = due.pop()
-        kind = type(thing)
-        if kind in ATOMS or id(thing) in seen or kind in PROXIES or _is_left(thing, packages):
+        if type(thing) in PROXIES:
+            thing = _behind(thing)
+        if type(thing) in ATOMS or id(thing) in seen or _is_left(thing, packages):
             continue
         seen.add(id(thing))
         yield thing
-        due += _inside(thing, packages)
+        due += _inside(thing, packages, data)
+
+
+def _behind(proxy: Any) -> Any:
+    """The object of a weak proxy; None where it is gone."""
+    with suppress(ReferenceError):
+        return getattr(proxy.__repr__, "__self__", None)
 
 
 def _is_left(thing: Any, packages: Packages) -> bool:
@@ -152,26 +205,57 @@ def _is_left(thing: Any, packages: Packages) -> bool:
     if isinstance(thing, ModuleType):
         return not _is_users_module(thing, packages)
     ours = str(type(thing).__module__).startswith(OURS) and not isinstance(thing, nn.Module)
-    return ours or isinstance(thing, NOT_WALKED)
+    return ours or (isinstance(thing, NOT_WALKED) and not isinstance(thing, IN_MEMORY))
 
 
-def _inside(thing: Any, packages: Packages) -> list[Any]:
+def _inside(thing: Any, packages: Packages, data: bool) -> list[Any]:
     if isinstance(thing, FunctionType):
         named = [space[name] for space, name in _named(thing, packages) if name in space]
-        defaults = [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+        named += filter(is_users_own, [space[name] for space, name in _in_libraries(thing)])
+        defaults = [*(thing.__defaults__ or ()), thing.__kwdefaults__]
         cells = [content for _, content in _cells(thing) if content is not ABSENT]
         return [*cells, *defaults, *named, *thing.__dict__.values()]
     if isinstance(thing, type):
-        return [*map(_function_of, vars(thing).values()), *thing.__bases__, type(thing)]
+        return [*vars(thing).values(), *thing.__bases__, type(thing)]
     if isinstance(thing, Tensor):
-        hooks = thing._backward_hooks, getattr(thing, "_post_accumulate_grad_hooks", None)
-        return [*thing.__dict__.values(), *hooks, thing.grad if thing.is_leaf else None]
+        grad = thing.grad if thing.is_leaf else None
+        of = None if data else thing._base
+        return [*thing.__dict__.values(), *_hooks_of(thing).values(), grad, of]
     if isinstance(thing, np.ndarray):
-        return list(thing.flat) if thing.dtype == object else []
+        whole = None if data else thing.base
+        return [whole, *(_attributes(thing) or {}).values(), *_objects_in(thing)]
+    if isinstance(thing, _lru_cache_wrapper):  # never its links, which C code uses again
+        kept = _kept_in(thing) or {}
+        return [*thing.__dict__.values(), *kept, *kept.values()]
     if isinstance(thing, (*CONTAINERS, tuple, frozenset)) and len(thing) > MANY:
-        return []
+        values = thing.values() if isinstance(thing, dict) else thing
+        return [] if data or {*map(type, values)} <= ATOMS else gc.get_referents(thing)
+    if isinstance(thing, weakref.ref):
+        return [weakref.ref.__call__(thing), *gc.get_referents(thing)]
+    if isinstance(thing, nn.Module):
+        return [*gc.get_referents(thing), *replaced((type(thing),))]
     of_thread = [thing.__dict__] if isinstance(thing, threading.local) else []
     return [*gc.get_referents(thing), *of_thread]
+
+
+def _objects_in(values: Any) -> list[Any]:
+    """The objects of Python that an array holds."""
+    names = values.dtype.names
+    if names:
+        return [thing for name in names for thing in _objects_in(values[name])]
+    return list(values.flat) if values.dtype == object else []
+
+
+def _hooks_of(t: Tensor) -> dict[str, Any]:
+    return {name: getattr(t, name, None) for name in HOOKS}
+
+
+def _kept_in(cached: "_lru_cache_wrapper[Any]") -> dict[Any, Any] | None:
+    """What a cache without a limit holds; None of another one, whose entries cannot be put back."""
+    if cached.cache_info().maxsize is not None:
+        return None
+    dicts = [part for part in gc.get_referents(cached) if type(part) is dict]
+    return next(part for part in dicts if part is not cached.__dict__)
 
 
 def _named(function: FunctionType, packages: Packages) -> list[tuple[dict[str, Any], str]]:
@@ -179,8 +263,11 @@ def _named(function: FunctionType, packages: Packages) -> list[tuple[dict[str, A
     if not _is_users_function(function, packages):
         return []
     names, spaces = names_of(function.__code__), [function.__globals__]
+    package = str(function.__globals__.get("__package__") or "")
+    parents = [package.rsplit(".", k)[0] for k in range(package.count(".") + bool(package))]
+    inside = [sys.modules.get(f"{parent}.{name}") for parent in parents for name in names]
     for space in spaces:  # it grows
-        modules = [space.get(name, sys.modules.get(name)) for name in names]
+        modules = [space.get(name, sys.modules.get(name)) for name in names] + inside
         spaces += [
             vars(module)
             for module in modules
@@ -189,6 +276,17 @@ def _named(function: FunctionType, packages: Packages) -> list[tuple[dict[str, A
             and not any(vars(module) is known for known in spaces)
         ]
     return [(space, name) for space in spaces for name in names]
+
+
+def _in_libraries(function: FunctionType) -> list[tuple[dict[str, Any], str]]:
+    """The functions of libraries that a user's function names, such as ``torch.tanh``."""
+    names, spaces = names_of(function.__code__), [function.__globals__]
+    if not is_users(function.__code__.co_filename):
+        return []
+    for space in spaces:  # it grows
+        modules = [vars(v) for n in names if isinstance(v := space.get(n), ModuleType)]
+        spaces += [new for new in modules if not any(new is known for known in spaces)]
+    return [(s, n) for s in spaces[1:] for n in names if isinstance(s.get(n), FUNCTIONS)]
 
 
 def _function_of(value: Any) -> Any:
@@ -221,31 +319,21 @@ def state_of(thing: Any) -> Callable[[], object] | None:
         return partial(thing.setstate, thing.getstate())
     if isinstance(thing, np.random.RandomState):
         return partial(thing.set_state, thing.get_state())
-    if isinstance(thing, np.random.Generator):
-        return partial(setattr, thing.bit_generator, "state", thing.bit_generator.state)
+    if isinstance(thing, np.random.BitGenerator):
+        return partial(setattr, thing, "state", thing.state)
     return None
 
 
 def _of(thing: Any, packages: Packages = NONE) -> Undo | None:
     """How an object becomes again what it is now; None where nothing is known to change."""
-    if isinstance(thing, Tensor):
-        return _of_tensor(thing)
-    if isinstance(thing, np.ndarray):
-        return _of_array(thing) if thing.flags.writeable else None
     if isinstance(thing, type):
         return _of_class(thing)
-    if isinstance(thing, bytearray | array):
-        return _of_bytes(thing)
-    ways = []
+    ways = [way(thing) for kinds, way in OF_KINDS if isinstance(thing, kinds)]
     if isinstance(thing, FunctionType):
         ways.append(_of_function(thing, packages))
-    if isinstance(thing, _lru_cache_wrapper) and _is_users_cache(thing, packages):
-        ways.append(_of_cache(thing))
-    if isinstance(thing, CONTAINERS):
-        ways.append(_of_items(thing))
     if (attributes := _attributes(thing)) is not None:
         ways.append(_of_items(attributes))
-    if slots := [] if isinstance(thing, CONTAINERS) else _slotnames(type(thing)):
+    if slots := [] if type(thing) in CONTAINERS else _slotnames(type(thing)):
         ways.append(_of_slots(thing, slots))
     return (lambda: any([way() for way in ways])) if ways else None
 
@@ -253,18 +341,29 @@ def _of(thing: Any, packages: Packages = NONE) -> Undo | None:
 def _of_items(now: Any) -> Undo:
     base: Any = next(kind for kind in CONTAINERS if isinstance(now, kind))
     is_dict = issubclass(base, dict)
-    before: Any = dict(dict.items(now)) if is_dict else [*base.__iter__(now)]
+    before: Any = dict(base.items(now)) if is_dict else [*base.__iter__(now)]
     members = [*before, *before.values()] if is_dict else before
-    refill = base.update if hasattr(base, "update") else base.extend
+
+    def refill() -> None:
+        base.clear(now)
+        if is_dict:
+            for key, value in before.items():
+                base.__setitem__(now, key, value)
+        elif base is set:
+            set.update(now, before)
+        else:
+            base.extend(now, before)
 
     def undo() -> bool:
-        there = [*base.__iter__(now), *(dict.values(now) if is_dict else ())]
+        there = [*base.__iter__(now), *(base.values(now) if is_dict else ())]
         changed = len(there) != len(members) or not all(map(is_, there, members))
-        if changed:
-            base.clear(now)
-            refill(now, before)
+        if changed or base is set:
+            refill()
         return changed
 
+    if base is set:  # its order depends on what was in it before: that of a new one, for all
+        refill()
+        members = [*base.__iter__(now)]
     return undo
 
 
@@ -285,21 +384,21 @@ def _of_slots(thing: Any, names: list[str]) -> Undo:
     return undo
 
 
-def _is_users_cache(cached: Any, packages: Packages) -> bool:
-    function = cached.__wrapped__
-    return isinstance(function, FunctionType) and _is_users_function(function, packages)
-
-
 def _of_cache(cached: "_lru_cache_wrapper[Any]") -> Undo:
-    """What was kept before is walked; what was added since cannot be taken out alone."""
-    before = cached.cache_info().misses
+    """An empty cache, or one with what it held if it has no limit; it counts from 0 on."""
+    kept = _kept_in(cached)
+    before = dict(kept or {})
 
     def undo() -> bool:
-        changed = cached.cache_info().misses != before
+        hits, misses, _, size = cached.cache_info()
+        changed = bool(hits or misses or size != len(before))
         if changed:
             cached.cache_clear()
-        return changed
+            if kept is not None:
+                kept.update(before)
+        return bool(misses)
 
+    undo()
     return undo
 
 
@@ -307,19 +406,119 @@ def _of_bytes(values: Any) -> Undo:
     before = values[:]
 
     def undo() -> bool:
-        changed = bool(values != before)
-        values[:] = before
+        changed = bool(values[:] != before)
+        if changed:
+            values[:] = before
+        return changed
+
+    return undo
+
+
+def _of_c_data(thing: Any) -> Undo:
+    before, size = memoryview(thing).tobytes(), ctypes.sizeof(thing)
+
+    def undo() -> bool:
+        changed = memoryview(thing).tobytes() != before
+        ctypes.memmove(ctypes.addressof(thing), before, size)
+        return changed
+
+    return undo
+
+
+def _of_file(file: Any) -> Undo:
+    if file.closed:
+        return lambda: False
+    before, place = file.getvalue(), file.tell()
+
+    def undo() -> bool:
+        changed = bool(file.getvalue() != before)
+        if changed:
+            file.seek(0)
+            file.truncate()
+            file.write(before)
+        file.seek(place)
+        return changed
+
+    return undo
+
+
+def _of_queue(queue: "SimpleQueue[Any]") -> Undo:
+    def items() -> list[Any]:
+        return [queue.get_nowait() for _ in range(queue.qsize())]
+
+    before = items()
+
+    def undo() -> bool:
+        there = items()
+        for item in before:
+            queue.put(item)
+        return len(there) != len(before) or not all(map(is_, there, before))
+
+    undo()
+    return undo
+
+
+def _of_cell(cell: CellType) -> Undo:
+    before = _content(cell)
+
+    def undo() -> bool:
+        changed = _content(cell) is not before
+        if changed and before is ABSENT:
+            del cell.cell_contents
+        elif changed:
+            cell.cell_contents = before
+        return changed
+
+    return undo
+
+
+def _of_partial(made: Any) -> Undo:
+    before: Any = made.__reduce__()[2]
+
+    def undo() -> bool:
+        now: Any = made.__reduce__()[2]
+        changed = not all(map(is_, now[:3], before[:3]))
+        if changed:
+            made.__setstate__((*before[:3], now[3]))
+        return changed
+
+    return undo
+
+
+def _numbers_in(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _of_storage(storage: torch.UntypedStorage) -> Undo:
+    before = storage.clone()
+
+    def undo() -> bool:
+        if storage.nbytes() != before.nbytes():
+            storage.resize_(before.nbytes())
+        changed = not torch.equal(_numbers_in(storage), _numbers_in(before))
+        storage.copy_(before)
         return changed
 
     return undo
 
 
 def _of_array(array: np.ndarray[Any, Any]) -> Undo:
-    before = array.copy()
+    """Of a view that cannot be written to, the array behind it is put back."""
+    before, writable = array.view(np.ndarray).copy(), array.flags.writeable
 
     def undo() -> bool:
-        changed = array.tobytes() != before.tobytes()  # of objects: where they are
-        np.copyto(array, before)
+        if array.size != before.size:
+            array.resize(before.shape, refcheck=False)
+        if array.shape != before.shape:
+            array.shape = before.shape
+        now = array.view(np.ndarray)
+        changed = now.tobytes() != before.tobytes()  # of objects: where they are
+        if changed and (array.flags.owndata or array.flags.writeable):
+            if not array.flags.writeable:
+                array.flags.writeable = True
+            np.copyto(array.view(np.ndarray), before)
+        if array.flags.writeable != writable:
+            array.flags.writeable = writable
         return changed
 
     return undo
@@ -331,57 +530,60 @@ def _of_class(kind: type) -> Undo:
     def undo() -> bool:
         now = _attributes_of_class(kind)
         changed = {n for n in before | now if now.get(n, ABSENT) is not before.get(n, ABSENT)}
-        for name in changed:
+        for name in changed:  # not by a way of its metaclass
             if name in before:
-                setattr(kind, name, before[name])
+                type.__setattr__(kind, name, before[name])
             else:
-                delattr(kind, name)
+                type.__delattr__(kind, name)
         return bool(changed)
 
     return undo
 
 
 def _attributes_of_class(kind: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(kind).items() if not name.startswith("__")}
+    return {name: value for name, value in vars(kind).items() if name != MADE_ONCE}
 
 
 def _of_function(function: FunctionType, packages: Packages) -> Undo:
-    """Its cells, and the global variables that it names."""
-    cells = _cells(function)
-    named = [(space, name, space.get(name, ABSENT)) for space, name in _named(function, packages)]
+    """Its parts, its cells, and the global variables that it names."""
+    parts = {name: getattr(function, name) for name in PARTS}
+    cells = [_of_cell(cell) for cell, _ in _cells(function)]
+    places = [*_named(function, packages), *_in_libraries(function)]
+    named = [(space, name, space.get(name, ABSENT)) for space, name in places]
 
     def undo() -> bool:
-        other_cells = [(cell, value) for cell, value in cells if _content(cell) is not value]
-        for cell, value in other_cells:
-            if value is ABSENT:
-                del cell.cell_contents
-            else:
-                cell.cell_contents = value
+        other_cells = any([how() for how in cells])
+        others = [name for name, part in parts.items() if getattr(function, name) is not part]
+        for name in others:
+            setattr(function, name, parts[name])
         rebound = [part for part in named if part[0].get(part[1], ABSENT) is not part[2]]
         for space, name, value in rebound:
             if value is ABSENT:
                 del space[name]
             else:
                 space[name] = value
-        return bool(other_cells or rebound)
+        return bool(other_cells or others or rebound)
 
     return undo
 
 
-def _of_tensor(t: Tensor) -> Undo | None:
+def _of_tensor(t: Tensor) -> Undo:
     # kept by a loss that ran under vmap: nothing can read it
     if torch._C._functorch.is_functorch_wrapped_tensor(t):
-        return None
-    if is_lazy(t) or t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested:
-        return None
+        return lambda: False
+    if is_lazy(t) or t.is_meta or t.is_quantized or t.is_nested:
+        return lambda: False
     version = None if t.is_inference() else t._version
     before, needs, grad = t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None
-    kept = _attributes(t)
-    attributes = (lambda: False) if kept is None else _of_items(kept)
+    hooks = _hooks_of(t)
 
     def undo() -> bool:
-        if t.shape != before.shape or t.dtype != before.dtype or t.device != before.device:
-            t.data = before
+        for name, hook in hooks.items():
+            if getattr(t, name, None) is not hook:
+                setattr(t, name, hook)
+        form = t.shape, t.dtype, t.device, t.layout
+        if form != (before.shape, before.dtype, before.device, before.layout):
+            t.data = before.clone()
             return True
         # Comparing numbers would wait for a GPU: there, a write that a version shows is a change,
         # and all numbers are copied.
@@ -392,14 +594,41 @@ def _of_tensor(t: Tensor) -> Undo | None:
                 t.copy_(before)
             return changed
         changed = not same_numbers(t, before) if on_cpu else t._version != version
-        if changed or not on_cpu:
-            t.data.copy_(before)  # no new version: a graph of this pass may hold the tensor
+        if t.layout == torch.sparse_coo:
+            t.data = before.clone()
+        elif changed or not on_cpu:
+            _fill(t.data, before)  # no new version: a graph of this pass may hold the tensor
         if t.is_leaf:
             t.grad = grad
             t.requires_grad_(needs)
-        return attributes() or changed
+        return changed
 
     return undo
+
+
+def _fill(t: Tensor, before: Tensor) -> None:
+    """Write numbers into a tensor, once where it is expanded."""
+    if t.layout == torch.strided:
+        places = tuple(slice(0, 1) if step == 0 else slice(None) for step in t.stride())
+        t[places].copy_(before[places])
+    else:
+        t.values().copy_(before.values())
+
+
+OF_KINDS: tuple[tuple[Any, Callable[[Any], Undo]], ...] = (
+    (Tensor, _of_tensor),
+    (np.ndarray, _of_array),
+    ((bytearray, array, mmap.mmap), _of_bytes),
+    (C_DATA, _of_c_data),
+    (IN_MEMORY, _of_file),
+    (SimpleQueue, _of_queue),
+    (partial, _of_partial),
+    (CellType, _of_cell),
+    (torch.UntypedStorage, _of_storage),
+    (_lru_cache_wrapper, _of_cache),
+    (CONTAINERS, _of_items),
+)
+"""How things of a kind are put back, next to their attributes and slots."""
 
 
 def same_numbers(now: Tensor, before: Tensor) -> bool:
@@ -409,13 +638,6 @@ def same_numbers(now: Tensor, before: Tensor) -> bool:
     return torch.equal(now, before) or bool(
         ((now == before) | ((now != now) & (before != before))).all()
     )
-
-
-@lru_cache(maxsize=4096)  # by its arguments alone: never stale
-def names_of(code: CodeType) -> tuple[str, ...]:
-    """What a function and the functions inside it name: variables, attributes, modules."""
-    inner = (names_of(part) for part in code.co_consts if isinstance(part, CodeType))
-    return tuple(dict.fromkeys(chain(code.co_names, *inner)))
 
 
 def _is_users_function(function: FunctionType, packages: Packages) -> bool:

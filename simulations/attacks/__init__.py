@@ -5,6 +5,7 @@ observations  what a run recorded      target  which updates, and all attacks on
               runs for attacks
 images, texts  what differs between the two (``_score``: compared with the truth)      findings,
                report  verdict, page
+before_after  two settings on the very same examples
 membership  who was trained on, by shadow models
 whole_updates  updates of whole clients, which ``fedlsg.flower`` recorded
 """
@@ -22,10 +23,17 @@ from fedlsg.attacks.observation import ThreatModel
 from fedlsg.simulations.attacks.attack_page import in_short, output_folder, refusals, write
 from fedlsg.simulations.attacks.findings import Findings, findings_of
 from fedlsg.simulations.attacks.images_attack import Images
-from fedlsg.simulations.attacks.observations import Record, open_record
-from fedlsg.simulations.attacks.recording import record_all, record_like
+from fedlsg.simulations.attacks.observations import (
+    Record,
+    Recorded,
+    check_replayed,
+    open_record,
+    refuse_unseen,
+)
+from fedlsg.simulations.attacks.recording import Check, record_all, record_like
 from fedlsg.simulations.attacks.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
 from fedlsg.simulations.compare.grid_file import numbers, words
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.report.progress import Tick, bar
 from fedlsg.simulations.report.terminal import (
     checked,
@@ -38,6 +46,7 @@ from fedlsg.simulations.report.terminal import (
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.automatic import device_of
 from fedlsg.simulations.storage.examined import RECORD, RESULTS
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import own
 from fedlsg.simulations.workloads.base import LoadedWorkload
 
@@ -54,12 +63,7 @@ def attack_command(
     compare: str | None,
     given: Mapping[str, Any],
     threat: ThreatModel,
-    batches: str | None,
-    images: int,
-    attacks: str | None,
-    naive: bool,
-    seconds: float | None,
-    seed: int,
+    options: Options,
     record: bool = False,
     sparsities: str | None = None,
     sigmas: str | None = None,
@@ -69,22 +73,12 @@ def attack_command(
     """Attack runs, or runs of several methods recorded for it; print, write attack.json and
     attack.html.
 
-    ``batches``: sizes with commas; None: the smallest that a run has. ``record``: attack a short
+    ``record``: attack a short
     run like each run, with one example a batch, in its place. ``sparsities``, ``sigmas``: of the
     runs that are compared. ``device``: of the matching attacks, and of the runs that are recorded.
     Raises ValueError for a wrong option, a run without recorded updates, a damaged record, or a
     threat model that is impossible for the run.
     """
-    sizes = None if batches is None else tuple(numbers("--batch", batches, int))
-    options = Options(
-        batches=sizes,
-        examples=images,
-        attacks=attacks,
-        naive=naive,
-        seconds=seconds,
-        seed=seed,
-        device=device_of(device),
-    )
     check_subjects(runs, compare, given, record=record)
     axes = {
         name: None if value is None else numbers(f"--{name}", value, float)
@@ -101,41 +95,72 @@ def attack_command(
 
         return attack_whole_updates(runs[0], console, out=out)
     for path in runs:
-        refuse_features(
-            checked(path, RESULTS if record else RECORD, console).read_config().features
-        )
+        settings = checked(path, RESULTS if record else RECORD, console).read_config()
+        refuse_features(settings.features)
+        if "trust" not in given:
+            refuse_unseen(settings, threat)
     if compare is not None:
-        paths = record_all(list(words(compare)), given, folder, console, device, **axes)
+        check = check_of(threat, options)
+        made = record_all(list(words(compare)), given, folder, console, device, check, **axes)
     elif record:
-        paths = [
-            record_like(run, given, folder / name, console, device, examples=images)
+        check, most = check_of(threat, options), options.examples
+        made = [
+            record_like(run, given, folder / name, console, device, check, examples=most)
             for run, name in places(runs)
         ]
     else:
-        paths = list(runs)
+        made = [Recorded(path=run) for run in runs]
     with console.status("loading data") as status:
-        records = [open_record(path, threat, progress=status.update) for path in paths]
+        records = [
+            open_record(one.path, threat, whole_epsilon=one.epsilon, progress=status.update)
+            for one in made
+        ]
     if not record:
         for one in records:
             hint(one, options, console)
     findings: list[Findings] = []
-    with bar(console, "attacking") as tick:
+    # a closed form takes no time, and a search ends where it converges
+    with bar(console, "attacking", even=False) as tick:
         for number, attacked in enumerate(records):
 
             def part(share: float, text: str, number: int = number) -> None:
                 tick((number + share) / len(records), text)
 
-            made = attack_one(attacked, threat, options, part)
-            findings.append(replace(made, label=label(attacked, records)))
+            found = attack_one(attacked, threat, options, part)
+            findings.append(replace(found, label=label(attacked, records)))
     names = (
         " | ".join(one.label for one in findings)
         if len(findings) <= FEW
         else f"{len(findings)} runs"
     )
-    lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {seed}"
+    lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {options.seed}"
     files = write(folder, findings, threat, lead=lead)
     show(findings, console)
     print_written(folder, files, console)
+
+
+def options_of(
+    *,
+    batches: str | None,
+    images: int,
+    attacks: str | None,
+    naive: bool,
+    seconds: float | None,
+    seed: int,
+    device: Device,
+) -> Options:
+    """Options of a command line. ``batches``: sizes with commas; None: the smallest that a run has.
+    Raises ValueError for a number out of range.
+    """
+    return Options(
+        batches=None if batches is None else tuple(numbers("--batch", batches, int)),
+        examples=images,
+        attacks=attacks,
+        naive=naive,
+        seconds=seconds,
+        seed=seed,
+        device=device_of(device),
+    )
 
 
 def check_subjects(
@@ -231,6 +256,19 @@ def kind_of(record: Record) -> Kind:
     return Images(record)
 
 
+def check_of(threat: ThreatModel, options: Options) -> Check:
+    """What is checked of a run before it is recorded, so that nothing is refused after that."""
+
+    def check(base: Base) -> None:
+        check_replayed(base)
+        refuse_unseen(base.settings, threat)
+        kind = kind_of(Record(run=RunDir(Path()), base=base, payloads={}))
+        if options.attacks is not None:
+            kind.named(options.attacks)
+
+    return check
+
+
 def is_text(workload: LoadedWorkload) -> bool:
     """Whether the inputs are tokens."""
     inputs, _ = workload.test.batch(torch.tensor([0]))
@@ -259,7 +297,7 @@ def _said(record: Record, name: str) -> str:
     return f"{SHORT[name]} {value:.3g}" if isinstance(value, int | float) else f"no {SHORT[name]}"
 
 
-def show(findings: Sequence[Findings], console: Console) -> None:
+def show(findings: Sequence[Findings], console: Console, *, paired: bool = False) -> None:
     """The facts and the table of each run, and the verdict below them; then what the columns mean,
     and all runs.
     """
@@ -276,4 +314,4 @@ def show(findings: Sequence[Findings], console: Console) -> None:
         console.print()
         for note in dict.fromkeys(one.table.note for one in findings):
             print_note(note, console)
-        print_table(replace(in_short(findings), title="All runs"), console)
+        print_table(replace(in_short(findings, paired=paired), title="All runs"), console)

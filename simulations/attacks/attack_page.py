@@ -4,15 +4,15 @@ examples.
 Of several runs also curves: what the strongest attack reconstructs over sparsity and over noise.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.simulations.attacks.findings import LEAK, NOTHING, Best, Findings, shown_name
+from fedlsg.simulations.attacks.findings import BADGES, LEAK, Best, Findings, shown_name
 from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
 from fedlsg.simulations.report.colours import GREY, canonical, looks
 from fedlsg.simulations.report.figure import interactive, png
@@ -46,6 +46,7 @@ UNPAIRED = (
     "compare their intervals. Attacks on one run are paired: they have the same examples and the "
     "same blind guess."
 )
+PAIRED = "Both runs have the same examples and weights."
 LIMITS = (
     "An attack that fails proves nothing: a stronger one may exist. Only epsilon bounds all, on "
     "what it covers."
@@ -63,18 +64,36 @@ def output_folder(runs: Sequence[str], out: str | None) -> Path:
     return path
 
 
-def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: str) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two runs on the very same examples: what is above their numbers. numbers: for attack.json."""
+
+    headline: str
+    badge: tuple[str, Badge]
+    parts: tuple[Part, ...]
+    numbers: Mapping[str, Any]
+
+
+def write(
+    folder: Path,
+    runs: Sequence[Findings],
+    threat: ThreatModel,
+    *,
+    lead: str,
+    pair: Pair | None = None,
+) -> list[str]:
     """attack.html and attack.json, and the curves of several runs as attack-curves.png, each
-    replaced whole.
+    replaced whole. ``pair``: of two runs on the same examples.
     """
     assumed = granted(threat, runs)
-    points = [one.best for one in runs if one.best is not None]
+    points = [] if pair else [one.best for one in runs if one.best is not None]
     charts = curves(points)
     shown = interactive(charts, caption(points)) if charts else None
     numbers = {
         "warning": WARNING,
         "threat_model": asdict(threat),
         "granted": assumed,
+        **({} if pair is None else {"same_examples": pair.numbers}),
         "runs": [
             {
                 "label": one.label,
@@ -87,7 +106,10 @@ def write(folder: Path, runs: Sequence[Findings], threat: ThreatModel, *, lead: 
         ],
     }
     data = json_text(numbers)
-    files = {"attack.html": page(runs, assumed, lead, data, shown).encode(), "attack.json": data}
+    files = {
+        "attack.html": page(runs, assumed, lead, data, shown, pair).encode(),
+        "attack.json": data,
+    }
     files |= {"attack-curves.png": png(charts)} if charts else {}
     write_private(folder, files)
     return list(files)
@@ -99,24 +121,27 @@ def page(
     lead: str,
     data: bytes,
     drawn: Drawing | None,
+    pair: Pair | None = None,
 ) -> str:
     """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json, ``drawn``
     the curves.
     """
     limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
     assumptions = (facts_of(assumed), Text(words=limits, style="note"))
-    alone = len(runs) == 1
+    alone, first = len(runs) == 1, ("Originals and what was recovered", _shown(runs))
+    if pair is not None:
+        first = ("Before and after, on the same examples", list(pair.parts))
     return render(
         Page(
             kind="fedlsg attack",
             title="What the updates give away",
             lead=lead,
-            headline=_headline(runs),
-            badge=outcome(runs),
+            headline=_headline(runs) if pair is None else pair.headline,
+            badge=outcome(runs) if pair is None else pair.badge,
             warnings=(WARNING,),
             sections=sections(
-                ("Originals and what was recovered", _shown(runs)),
-                ("In short", [] if alone else [in_short(runs)]),
+                first,
+                ("In short", [] if alone else [in_short(runs, paired=pair is not None)]),
                 ("Over sparsity and noise", [] if drawn is None else [drawn]),
                 *(_section(one, alone=alone) for one in runs),
                 Section(title="What the adversary is granted", parts=assumptions, folded=True),
@@ -132,27 +157,29 @@ def sentence(verdict: str) -> str:
 
 
 def _headline(runs: Sequence[Findings]) -> str:
-    """The verdict on the only run, or on the one of which most was recovered."""
-    worst = max(
-        runs,
-        key=lambda one: (
-            one.verdict.startswith(LEAK),
-            -math.inf if one.best is None else one.best.gain,
-        ),
-    )
+    """The verdict on the only run, or on the worst."""
+    worst = worst_first(runs)[0]
     where = "" if len(runs) == 1 else f" Of {len(runs)} runs this is the worst: {worst.label}."
     return sentence(worst.verdict) + where
 
 
+def worst_first(runs: Sequence[Findings]) -> list[Findings]:
+    """By grade, and of each grade those whose strongest attack does most first."""
+    grades = list(BADGES)
+
+    def place(one: Findings) -> tuple[int, tuple[float, ...]]:
+        return -grades.index(one.grade), () if one.best is None else one.best.strength
+
+    return sorted(runs, key=place, reverse=True)
+
+
 def outcome(runs: Sequence[Findings]) -> tuple[str, Badge]:
-    """In a few words, whether an attack succeeded: the worst of all runs."""
-    leaking = sum(one.verdict.startswith(LEAK) for one in runs)
-    if leaking:
-        of = "" if len(runs) == 1 else f" in {leaking} of {len(runs)} runs"
-        return f"the attack succeeded{of}", "bad"
-    if all(one.verdict.endswith(NOTHING) for one in runs):
-        return "no attack succeeded", "good"
-    return "undecided", "limited"
+    """In a few words, whether an attack succeeded: of the run that the headline is about."""
+    grade = worst_first(runs)[0].grade
+    alike = sum(one.grade == grade for one in runs)
+    of = "" if alike == len(runs) else f" in {alike} of {len(runs)} runs"
+    words, badge = BADGES[grade]
+    return f"{words}{of}", badge
 
 
 def _shown(runs: Sequence[Findings]) -> list[Part]:
@@ -167,12 +194,13 @@ def _shown(runs: Sequence[Findings]) -> list[Part]:
     return [Slides(name="Run, by noise:", slides=slides)]
 
 
-def in_short(runs: Sequence[Findings]) -> Table:
-    """The strongest attack of each of several runs, and the verdict's first words."""
+def in_short(runs: Sequence[Findings], *, paired: bool = False) -> Table:
+    """The strongest attack of each of several runs, and the verdict's first words; the worst run
+    first. ``paired``: on the same examples.
+    """
     rows = []
-    for one in runs:
-        best, (first, _, last) = one.best, one.verdict.partition(": ")
-        words = (last if first.startswith("the strongest") else first).replace(LEAK, "leaks")
+    for one in worst_first(runs):
+        best, words = one.best, one.verdict.partition(": ")[0].replace(LEAK, "leaks")
         if best is None:
             rows.append(Row(cells=(one.label, "--", "--", "--", words)))
             continue
@@ -189,8 +217,8 @@ def in_short(runs: Sequence[Findings]) -> Table:
         columns=("run", "strongest", "gain", "95 % interval", "verdict"),
         rows=tuple(rows),
         left=(0, 1, 4),
-        note=f"gain: of the strongest attack that is not naive over the blind guess, in {unit}. "
-        f"{UNPAIRED}",
+        note=f"gain: of the strongest attack over the blind guess, in {unit}. "
+        f"{PAIRED if paired else UNPAIRED}",
     )
 
 
@@ -227,9 +255,9 @@ def granted(threat: ThreatModel, runs: Sequence[Findings]) -> dict[str, str]:
 
 
 CURVES = (
-    "What the strongest attack that is not naive gains over a blind guess, on the smallest batches "
-    "of each run. Bars: 95 % interval of the mean over what was attacked in that run. Each run "
-    "drew batches of its own. Dotted: the blind guess."
+    "What the strongest attack on each run gains over a blind guess: the one that recognises most. "
+    "Bars: 95 % interval of the mean over what was attacked in that run. Each run drew batches of "
+    "its own. Dotted: the blind guess."
 )
 CAPPED = "Gains of 40 dB and more, where an image looks like its original, are drawn at 40 dB."
 MOST = {"dB": 40.0}

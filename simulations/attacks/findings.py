@@ -2,33 +2,33 @@
 verdict and facts.
 """
 
-import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from fedlsg.attacks.metrics import Interval, mean_interval
 from fedlsg.attacks.observation import Guess, Observation
+from fedlsg.attacks.recognition import CONVERGED, LEAKS, Recognition, Verdict
 from fedlsg.simulations.attacks.observations import Record, privacy_facts, sigma_of
-from fedlsg.simulations.attacks.target import Results, Target
-from fedlsg.simulations.report.page import Gallery, RowKind, Table, TokenLines
+from fedlsg.simulations.attacks.target import Reading, Results, Target
+from fedlsg.simulations.report.page import Badge, Gallery, RowKind, Table, TokenLines
 from fedlsg.simulations.report.table import Column, make_table
 
 NAIVE = "-naive"
 CLOSED = frozenset({"first-layer", "relu-batch", "span"})
 """Attacks that solve equations; the others search."""
-CONVERGED = 0.01
-"""A search that leaves a larger share of an update unexplained has found no batch that may have
-made it.
-"""
 FORMS = (
     "closed: solves equations. adaptive: searches, and sends its candidates through the client's "
-    "own projection, mask and clip. naive: searches without them."
+    "own projection, mask and clip. naive: searches without them. recognised: each nearer to its "
+    "original than to any public example, of 100 or more for each original; recovered: of these, "
+    "those that are all but the original. converged: searches "
+    f"that leave at most {100 * CONVERGED:g} % of an update unexplained."
 )
 
 
@@ -45,21 +45,64 @@ def shown_name(attack: str) -> str:
     return f"naive {name}" if form == "naive" else name
 
 
-LEAK, NOTHING = "these updates leak", "Other attacks may do better"
-"""How verdicts begin that say that an attack succeeded, and how those end that say that none
-did.
-"""
+NO_ATTACK = "no attack applies"
+VERDICTS: Mapping[Verdict, tuple[str, Badge]] = MappingProxyType(
+    {
+        "recovered": ("this is the person's {}", "bad"),
+        "recognisable": ("recognisable as the person's {}", "bad"),
+        "not told apart": ("nothing recognisable", "good"),
+        "undecided": ("undecided", ""),
+    }
+)
+"""The verdict on one example in plain words, the example for ``{}``, and its colour."""
+LEAK = "these updates leak"
+"""How verdicts begin that say that an attack succeeded."""
+FEWEST_OF_MEAN = 5
+"""Gains of fewer examples (of texts, updates) have a mean, and no interval."""
+Grade = Literal["leak", "better", "undecided", "no attack", "nothing"]
+BADGES: Mapping[Grade, tuple[str, Badge]] = MappingProxyType(
+    {
+        "leak": ("the attack succeeded", "bad"),
+        "better": ("nothing recognised, better than a blind guess", "limited"),
+        "undecided": ("undecided", "limited"),
+        "no attack": (NO_ATTACK, "limited"),
+        "nothing": ("no attack succeeded", "good"),
+    }
+)
+"""Verdicts on a run in a few words, the worst one first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The verdict on a run: its grade, and all of it in words."""
+
+    grade: Grade
+    words: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Score:
-    """One attack on one update; images and texts add what they measure."""
+    """One attack on one update; images and texts add what they measure.
+
+    recognitions: the verdict on each example.
+    """
 
     attack: str
     seconds: float
     objective: float | None
     note: str
     unexplained: float | None = None
+    recognitions: tuple[Recognition, ...] = ()
+
+    def numbers(self, *without: str) -> dict[str, Any]:
+        """What attack.json says of it, ``without`` these fields."""
+        own = {key: value for key, value in vars(self).items() if key not in without}
+        return {**own, "recognitions": [vars(one) for one in self.recognitions]}
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it is a search that does not explain the update."""
+        return self.unexplained is not None and self.unexplained > CONVERGED
 
 
 def of_guess(attack: str, guess: Guess, seconds: float) -> dict[str, Any]:
@@ -79,16 +122,16 @@ class Outcome(ABC):
     words.
 
     blind: mean of the blind guess. mean_gain: of the attack over it; gain: with its interval, None
-    for fewer than two.
-    unexplained: the largest share of an update that its guess leaves open; None for attacks that do
-    not search.
+    for fewer than ``FEWEST_OF_MEAN``. examples: how many were attacked. recognised: how many are
+    the nearest to their originals; recovered: of these, how many are all but them.
+    unexplained: by update, the share that its guess leaves open; empty for attacks that do not
+    search.
 
     columns: of tables, between the attack and its seconds; ``note``: what they mean. granted:
     assumptions in addition
     to those of the threat model. limits: what a reader should know about the numbers. unit, scale:
     of a gain in
-    figures. things: what leaks. least: a gain that is a leak. single: said after the result of one
-    update. nothing: said where no attack gains more than ``least``.
+    figures. things, thing: what leaks, and one of them. nothing: said where none is recovered.
     """
 
     columns: ClassVar[tuple[Column, ...]]
@@ -98,8 +141,7 @@ class Outcome(ABC):
     unit: ClassVar[str]
     scale: ClassVar[float]
     things: ClassVar[str]
-    least: ClassVar[float]
-    single: ClassVar[str]
+    thing: ClassVar[str]
     nothing: ClassVar[str]
     attack: str
     batch: int
@@ -107,7 +149,17 @@ class Outcome(ABC):
     mean_gain: float
     gain: Interval | None
     seconds: float
-    unexplained: float | None = None
+    examples: int
+    recognised: int
+    recovered: int
+    unexplained: tuple[float, ...] = ()
+
+    @property
+    def strength(self) -> tuple[float, float, float]:
+        """What attacks and runs are ordered by: the shares that are recognised, and recovered, then
+        the gain.
+        """
+        return self.recognised / self.examples, self.recovered / self.examples, self.mean_gain
 
     @property
     @abstractmethod
@@ -129,15 +181,18 @@ def common_figures(
     results: Sequence[Any], batch: int, *, score: float, blind: float, gains: Float[Tensor, " n"]
 ) -> dict[str, Any]:
     """What every ``Outcome`` has, of one attack's results."""
-    unexplained = [one.unexplained for one in results if one.unexplained is not None]
+    verdicts = [each.verdict for one in results for each in one.recognitions]
     return {
         "attack": results[0].attack,
         "batch": batch,
         "blind": blind,
         "mean_gain": score - blind,
-        "gain": mean_interval(gains) if len(gains) > 1 else None,
+        "gain": mean_interval(gains) if len(gains) >= FEWEST_OF_MEAN else None,
         "seconds": statistics.fmean(one.seconds for one in results),
-        "unexplained": max(unexplained, default=None),
+        "examples": batch * len(results),
+        "recognised": sum(map(verdicts.count, LEAKS)),
+        "recovered": verdicts.count("recovered"),
+        "unexplained": tuple(one.unexplained for one in results if one.unexplained is not None),
     }
 
 
@@ -148,7 +203,8 @@ class Best:
 
     sparsity: None for a method without one. sigma: noise over sensitivity of what was seen, 0
     without noise. low and
-    high: ends of the 95 % interval over what was attacked; None for one of it.
+    high: ends of the 95 % interval over what was attacked; None for few of it. strength: as
+    ``Outcome.strength``.
     """
 
     method: str
@@ -159,16 +215,16 @@ class Best:
     gain: float
     low: float | None
     high: float | None
+    strength: tuple[float, float, float]
 
 
 def best_of(rows: Sequence[Outcome], record: Record, observation: Observation) -> Best | None:
-    """The strongest attack of the smallest batches."""
-    known = [row for row in rows if split_name(row.attack)[1] != "naive"]
-    smallest = [row for row in known if row.batch == min(other.batch for other in known)]
-    if not smallest:
+    """The strongest attack: the first row, which the verdict names, too."""
+    if not rows:
         return None
-    row, settings = max(smallest, key=lambda row: row.mean_gain), record.base.settings
+    row, settings = rows[0], record.base.settings
     return Best(
+        strength=row.strength,
         method=settings.method,
         sparsity=settings.parameters.get("sparsity"),
         sigma=sigma_of(observation),
@@ -180,44 +236,101 @@ def best_of(rows: Sequence[Outcome], record: Record, observation: Observation) -
     )
 
 
-def not_converged(rows: Sequence[Outcome]) -> str:
-    """The first words of a verdict where no search explains its updates; empty where one does, or
-    none searched.
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """The verdict on each example of one update, over all attacks.
+
+    unexplained: the least share that a search leaves open; None where none searched. close: how
+    many are undecided because a mixture of public ones is as near (``Recognition.close``). among:
+    how many examples an original is the nearest of, where it is; the fewest.
     """
-    left = [row.unexplained for row in rows if row.unexplained is not None]
-    if not left or min(left) <= CONVERGED:
-        return ""
-    return (
-        f"undecided, no search converged (the best guess leaves {100 * min(left):.0f} % of an "
-        "update unexplained): no evidence of privacy; give more --seconds, or other --attacks"
-    )
+
+    verdicts: tuple[Verdict, ...]
+    unexplained: float | None
+    close: int = 0
+    among: int = 0
+
+    @classmethod
+    def of(cls, scores: Sequence[Score], examples: int) -> "Update":
+        """From the scores of all attacks.
+
+        One attack that recognises an example suffices. That none does is said only where a search
+        explains the update, or where nothing searched, and no attack comes close.
+        """
+        searches = [one for one in scores if one.unexplained is not None]
+        left = [one.unexplained for one in searches if one.unexplained is not None]
+        verdicts: list[Verdict] = []
+        close = 0
+        for at in range(examples):
+            each = [one.recognitions[at] for one in scores]
+            reached = {one.verdict for one in each}
+            near = any(one.close for one in each)
+            decided = any(
+                one.recognitions[at].verdict == "not told apart" for one in searches or scores
+            )
+            verdict: Verdict = "not told apart" if decided and not near else "undecided"
+            verdict = next((leak for leak in LEAKS if leak in reached), verdict)
+            verdicts.append(verdict)
+            close += near and verdict == "undecided"
+        pools = [
+            one.among for score in scores for one in score.recognitions if one.verdict in LEAKS
+        ]
+        return cls(
+            verdicts=tuple(verdicts),
+            unexplained=min(left, default=None),
+            close=close,
+            among=min(pools, default=0),
+        )
 
 
-def judge(rows: Sequence[Outcome]) -> str:
-    """Whether the strongest attack gets more than the blind guess, which needs no payload, in
-    words.
+def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
+    """Whether single examples were recognised; the first row is the strongest attack's.
+
+    How much is gained on average is said in addition.
     """
     if not rows:
-        return (
-            "no attack applies to these updates, for the given reasons: that is no proof of privacy"
-        )
-    best = max(
-        rows, key=lambda row: (0.0 if row.gain is None else max(0.0, row.gain.low), row.mean_gain)
+        words = f"{NO_ATTACK} to these updates, for the given reasons: that is no proof of privacy"
+        return Judged(grade="no attack", words=words)
+    best, verdicts = rows[0], [verdict for one in updates for verdict in one.verdicts]
+    of = f"of {len(verdicts)} {best.things if len(verdicts) > 1 else best.thing}"
+    found = (
+        f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) "
+        f"{best.result}{best.reach}"
     )
-    found = f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) {best.result}"
-    stuck = not_converged(rows)
-    if stuck and (best.gain is None or best.gain.low <= 0):
-        return f"{stuck}: {found}"
-    if best.gain is None:
-        return f"{found}{best.single}: too few for a verdict"
-    found += best.reach
-    if best.gain.low > best.least:
-        return f"{LEAK} {best.things}: {found}"
-    if best.gain.low > 0:
-        return f"slightly better than a blind guess: {found}"
-    if any(row.gain is None or row.gain.high > row.least for row in rows):
-        return f"undecided, too few {best.things}: {found}"
-    return f"{best.nothing}: {found}. {NOTHING}"
+    leaks = [f"{count} {of} {verdict}" for verdict in LEAKS if (count := verdicts.count(verdict))]
+    if leaks:
+        among = min(one.among for one in updates if one.among)
+        nearest = f"nearest to its own original of {among:,}"
+        words = f"{LEAK} {best.things}: {' and '.join(leaks)}, {nearest}; {found}"
+        return Judged(grade="leak", words=words)
+    if "undecided" in verdicts:
+        words = f"undecided, {undecided_words(updates, best.thing)}: {found}"
+        return Judged(grade="undecided", words=words)
+    if best.gain is not None and best.gain.low > 0:
+        words = f"none {of} recognised, slightly better than a blind guess on average: {found}"
+        return Judged(grade="better", words=words)
+    words = f"{best.nothing}: {found}. Other attacks may do better"
+    return Judged(grade="nothing", words=words)
+
+
+def undecided_words(updates: Sequence[Update], thing: str) -> str:
+    """On which updates nothing can be said, why, and what to do. ``thing``: an example."""
+    left = [one.unexplained or 0.0 for one in updates if "undecided" in one.verdicts]
+    if close := sum(one.close for one in updates):
+        return (
+            f"{close} of {sum(len(one.verdicts) for one in updates)} nearer to the original than "
+            f"to any public {thing}, but no nearer than to a mixture of two: give more --seconds, "
+            "or other --attacks"
+        )
+    if min(left) <= CONVERGED:
+        return "too few public examples to recognise one by: use a test split of 2 or more a class"
+    where = "" if len(updates) == 1 else f" on {len(left)} of {len(updates)} updates"
+    least, most = (f"{100 * end:.0f}" for end in (min(left), max(left)))
+    reach = least if least == most else f"{least} to {most}"
+    return (
+        f"no search converged{where} (the best guess leaves {reach} % of such an update "
+        "unexplained): no evidence of privacy; give more --seconds, or other --attacks"
+    )
 
 
 OF_ATTACK = (
@@ -226,7 +339,18 @@ OF_ATTACK = (
     Column("batch", lambda row: row.batch),
 )
 """The first columns of a table of attacks, a row for each attack and batch size."""
-SECONDS = Column("seconds", lambda row: row.seconds, ".1f", optional=1)
+OF_SEARCH = (
+    Column("converged", lambda row: converged_words(row.unexplained), optional=2),
+    Column("seconds", lambda row: row.seconds, ".1f", optional=1),
+)
+"""The last columns."""
+
+
+def converged_words(unexplained: Sequence[float]) -> str:
+    """How many searches explain their update; nothing of attacks that do not search."""
+    if not unexplained:
+        return "--"
+    return f"{sum(left <= CONVERGED for left in unexplained)} of {len(unexplained)}"
 
 
 def style_of(row: Any) -> RowKind:
@@ -242,11 +366,12 @@ class Findings:
     not apply, by its
     name. granted: assumptions in addition to those of the threat model. limits: what a reader
     should know about the
-    numbers. best: of the strongest attack that is not naive; None if there is none.
+    numbers. best: of the strongest attack; None if there is none.
     """
 
     label: str
     verdict: str
+    grade: Grade
     facts: Mapping[str, str]
     table: Table
     shown: Gallery | TokenLines
@@ -258,25 +383,27 @@ class Findings:
 
 
 def summaries(found: Results) -> list[Any]:
-    """One row for each attack and batch size: the attack of the largest gain first, its naive form
-    after it.
-    """
+    """One row for each attack and batch size, the strongest first."""
     groups: dict[tuple[str, int], list[Any]] = {}
     for target, results in zip(found.targets, found.results, strict=True):
         for result in results:
             groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
     rows = [found.kind.outcome.of(some, batch) for (_, batch), some in groups.items()]
-    known, best = {row.attack for row in rows}, dict[str, float]()
-    for row in rows:
-        name, form = split_name(row.attack)
-        gain = -math.inf if form == "naive" and name in known else row.mean_gain
-        best[name] = max(best.get(name, -math.inf), gain)
+    return sorted(rows, key=lambda row: row.strength, reverse=True)
 
-    def place(row: Any) -> tuple[float, str, bool, int]:
-        name, form = split_name(row.attack)
-        return -best[name], name, form == "naive", row.batch
 
-    return sorted(rows, key=place)
+def read_each(found: Results) -> list[list[Reading]]:
+    """By target and example, the verdict over all attacks, and the strongest attack with it."""
+    order = list(dict.fromkeys(row.attack for row in summaries(found)))
+    read = []
+    for target, scores in zip(found.targets, found.results, strict=True):
+        ranked = sorted(scores, key=lambda one: order.index(one.attack))
+        each = []
+        for at, verdict in enumerate(Update.of(scores, len(target.truth.rows)).verdicts):
+            alike = [one for one in ranked if one.recognitions[at].verdict == verdict]
+            each.append(Reading(score=next(iter([*alike, *ranked]), None), verdict=verdict))
+        read.append(each)
+    return read
 
 
 def update_numbers(target: Target) -> dict[str, Any]:
@@ -293,23 +420,29 @@ def findings_of(found: Results) -> Findings:
     """What attacks found on one run."""
     kind, seen, rows = found.kind, found.targets[0].seen, summaries(found)
     words = kind.outcome
+    updates = [
+        Update.of(scores, len(target.truth.rows))
+        for target, scores in zip(found.targets, found.results, strict=True)
+    ]
     facts, more = kind.said(found)
+    judged = judge(rows, updates)
     numbers = {
         "run": found.record.run.path.name,
         "membership_tpr_at_1_percent_fpr": found.membership,
         **more,
         "summary": [asdict(row) for row in rows],
         "updates": [
-            {**update_numbers(of[0]), **kind.numbers(*of)}
-            for of in zip(found.targets, found.blind, found.results, strict=True)
+            {**update_numbers(of[0]), **asdict(each), **kind.numbers(*of)}
+            for each, *of in zip(updates, found.targets, found.blind, found.results, strict=True)
         ],
     }
     return Findings(
         label=found.record.base.settings.method,
-        verdict=judge(rows),
+        verdict=judged.words,
+        grade=judged.grade,
         facts={**privacy_facts(found.record, seen, found.membership), **facts},
         table=make_table(
-            (*OF_ATTACK, *words.columns, SECONDS), rows, style=style_of, note=words.note
+            (*OF_ATTACK, *words.columns, *OF_SEARCH), rows, style=style_of, note=words.note
         ),
         shown=kind.shown(found, list(dict.fromkeys(row.attack for row in rows))),
         numbers=numbers,

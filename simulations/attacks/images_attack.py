@@ -6,6 +6,7 @@ Closed forms first, then matching, of those that fit; ``images_score`` compares 
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any
@@ -18,22 +19,23 @@ from fedlsg.attacks.inversion.linear import input_of_linear, labels_of, settle_s
 from fedlsg.attacks.inversion.matching import ATTACKS, match
 from fedlsg.attacks.inversion.prior import Prior, blind_guess, count
 from fedlsg.attacks.inversion.relu_batch import relu_batch
-from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
+from fedlsg.attacks.recognition import LEAKS
 from fedlsg.attacks.search import Progress
-from fedlsg.config.choices import REMOVED, choose
-from fedlsg.simulations.attacks.findings import CONVERGED, NAIVE, shown_name
+from fedlsg.simulations.attacks.findings import NAIVE, NO_ATTACK, VERDICTS, shown_name
 from fedlsg.simulations.attacks.images_score import (
-    FINDING_DB,
+    PublicImages,
     Scored,
     Summary,
     classifier_leak,
-    image_prior,
+    first_image,
     in_order,
+    public_images,
     scored,
 )
 from fedlsg.simulations.attacks.observations import Record
-from fedlsg.simulations.attacks.target import Attack, Kind, Options, Results, Target
-from fedlsg.simulations.report.page import Badge, Gallery, Shot
+from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
+from fedlsg.simulations.report.page import Badge, Gallery, Shot, Versions
 
 SMALL = 1024
 """Numbers of an image up to which the presets of ``ATTACKS`` (several short restarts) are meant."""
@@ -122,16 +124,6 @@ IMAGE_ATTACKS: Mapping[str, Attack] = MappingProxyType(
 )
 
 
-def attacks_named(names: str) -> list[Attack]:
-    """Attacks from a list with commas. Raises ValueError naming the known ones."""
-    wanted = [name.strip() for name in names.split(",")]
-    if any(name.removesuffix(NAIVE) == "group" for name in wanted):
-        raise ValueError(
-            f"attack 'group' {REMOVED}; choose 'smooth-relu', whose one long search rebuilds more"
-        )
-    return [choose("attack", name, IMAGE_ATTACKS) for name in wanted]
-
-
 def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> list[Attack]:
     """The attacks that may work on an observation: closed forms without noise, matching always.
 
@@ -157,9 +149,9 @@ def _starts_linear(model: nn.Module) -> bool:
 
 
 CAPTION = (
-    "Each row is one image. The number below it is its PSNR, red where the attack gains more than "
-    "one decibel over the blind guess. Pink pixels are unknown to the attack. Recovered images and "
-    "blind guesses are paired with the originals by least squared error."
+    "Each row is one image. The number below it is its PSNR, red where the image is recognised: "
+    "nearer to its original than to any public image. Pink pixels are unknown to the attack. "
+    "Recovered images and blind guesses are paired with the originals by least squared error."
 )
 SHOWN = 12
 """Images on a page."""
@@ -170,29 +162,47 @@ UNKNOWN = (1.0, 0.86, 0.86)
 
 
 class Images(Kind):
-    """Attacks on the images of one run. ``prior``: what is public of them."""
+    """Attacks on the images of one run. ``public``: images that no client holds; ``prior``: of
+    them. Neither is read before an attack needs it.
+    """
 
-    outcome = Summary
+    outcome, original, known = Summary, "picture", IMAGE_ATTACKS
 
     def __init__(self, record: Record) -> None:
-        self.prior = image_prior(record.base.workload)
-        self.small = self.prior.size <= SMALL
+        self.workload = record.base.workload
+        self.small = first_image(self.workload).numel() <= SMALL
+
+    @cached_property  # public images do not change
+    def public(self) -> PublicImages:
+        return public_images(self.workload)
+
+    @property
+    def prior(self) -> Prior:
+        return self.public.prior
+
+    def guessed(self, threat: ThreatModel) -> str:
+        many = "how many pictures an update has"
+        if threat.labels == "known" and self.public.labels is not None:
+            of_class = "the mean of the public test pictures of its class"
+            return f"{of_class}. It is granted the class, and {many}"
+        return f"the mean of all public test pictures. It is granted {many}"
 
     def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
         if options.attacks is None:
             return strongest(seen, known, naive=options.naive)
-        return attacks_named(options.attacks)
+        return self.named(options.attacks)
 
     def task(
-        self, target: Target, known: Knowledge
+        self, target: Target, known: Knowledge, examples: int
     ) -> tuple[Prior, Tensor, Callable[[str, Guess, float], Scored]]:
         truth, prior = target.truth.inputs, self.prior
         assert isinstance(truth, Tensor)
         blind = in_order(blind_guess(prior, known, examples=len(truth)).inputs, truth.double())
+        judge = self.public.judge(truth, target.truth.labels, examples)
         return (
             prior,
             blind,
-            lambda name, guess, took: scored(name, guess, truth, blind, prior, took),
+            lambda name, guess, took: scored(name, guess, truth, blind, prior, took, judge),
         )
 
     def said(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
@@ -218,12 +228,22 @@ class Images(Kind):
         }
 
     def numbers(self, target: Target, blind: Tensor, scores: Sequence[Scored]) -> dict[str, Any]:
-        return {
-            "attacks": [
-                {key: value for key, value in vars(one).items() if key != "images"}
-                for one in scores
-            ]
-        }
+        return {"attacks": [one.numbers("images") for one in scores]}
+
+    def compared(
+        self, found: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]
+    ) -> Versions:
+        """A card for each of the first images: original, blind guess, what each side recovered."""
+        cards = []
+        for target, blind, *read in zip(found.targets, found.blind, *sides.values(), strict=True):
+            assert isinstance(target.truth.inputs, Tensor)
+            for index, truth in enumerate(target.truth.inputs):
+                original = _shot(truth, self.prior, f"of client {target.truth.clients[index]}")
+                guess = _shot(blind[index], self.prior, "no update is used")
+                versions = (_version(each[index], index, self.prior) for each in read)
+                cards.append((original, guess, *versions))
+        names = ("original", "blind guess", *sides)
+        return Versions(columns=names, cards=tuple(cards[:SHOWN]), side=SIDE)
 
     def shown(self, found: Results, order: Sequence[str]) -> Gallery:
         """The first images of a run, each PSNR below: original, strongest attack, blind guess, the
@@ -266,15 +286,20 @@ def pixels_of(image: Tensor, prior: Prior) -> np.ndarray:
 
 
 def _recovered(result: Scored | None, index: int, prior: Prior) -> Shot:
-    """What an attack recovered: green where it is far better than the blind guess; empty where it
-    did not apply.
-    """
+    """What an attack recovered: red where it is recognised; empty where it did not apply."""
     if result is None:
         return Shot(uri="", words="does not apply")
-    stuck = result.unexplained is not None and result.unexplained > CONVERGED
-    close = result.psnr[index] - result.blind[index] > FINDING_DB
-    words = f"{result.psnr[index]:.1f} dB" + (", did not converge" if stuck else "")
-    return _shot(result.images[index], prior, words, style="bad" if close else "")
+    recognised = result.recognitions[index].verdict in LEAKS
+    words = f"{result.psnr[index]:.1f} dB" + (", did not converge" if result.stuck else "")
+    return _shot(result.images[index], prior, words, style="bad" if recognised else "")
+
+
+def _version(read: Reading, index: int, prior: Prior) -> Shot:
+    """What a side recovered of an image, with the verdict on it."""
+    if read.score is None:
+        return Shot(uri="", words=NO_ATTACK)
+    words, style = VERDICTS[read.verdict]
+    return _shot(read.score.images[index], prior, words.format("picture"), style=style)
 
 
 def _shot(image: Tensor, prior: Prior, words: str, style: Badge = "") -> Shot:

@@ -7,21 +7,24 @@ inputs, is scored as well: methods send it dense, so that no search is needed.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from fedlsg.attacks.inversion.linear import features, labels_of
 from fedlsg.attacks.inversion.prior import Prior, prior_from
 from fedlsg.attacks.metrics import best_matching, psnr, squared_errors, ssim
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
+from fedlsg.attacks.recognition import IMAGE, ImagePool, Recognition, pool_size, recognise
 from fedlsg.carriers import find_output_layer
+from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.findings import FORMS, Outcome, Score, common_figures, of_guess
 from fedlsg.simulations.attacks.target import Target
 from fedlsg.simulations.report.table import Column
@@ -31,26 +34,120 @@ EXACT_DB = 200.0
 """The PSNR of a perfect image, which has no finite one."""
 DRAWN = 200
 """Random guesses of labels; the blind guess is their mean."""
-FINDING_DB = 1.0
-"""A larger gain is a leak."""
-PUBLIC_IMAGES = 2000
+PUBLIC_IMAGES, PUBLIC_NUMBERS = 2000, 2**26
+"""Most images of a split that are read for priors and verdicts, and most numbers in them: 445
+colour images of 224 pixels a side, whose float64 copy takes half a GiB.
+"""
 
 
-def image_prior(workload: LoadedWorkload) -> Prior:
-    """Shape, range, and the Gaussian around each class that public test images give.
+Judge = Callable[[Float[Tensor, "guesses c h w"], float | None], tuple[Recognition, ...]]
+"""A verdict on each original of an update, from guesses and what the search leaves unexplained."""
 
-    The range is from the least to the greatest value of each channel, as the model sees the images.
-    Raises ValueError for inputs that are not images.
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicImages:
+    """Test images of a workload, which the adversary knows, and others that verdicts compare with.
+
+    others: of the training split. labels, other_labels: None where a class has no test image.
     """
-    count = min(PUBLIC_IMAGES, len(workload.test))
-    images, labels = workload.test.batch(torch.arange(count))
-    if not isinstance(images, Tensor) or images.ndim != 4:
+
+    images: Float[Tensor, "public c h w"]
+    labels: Tensor | None
+    others: Float[Tensor, "others c h w"]
+    other_labels: Tensor | None
+
+    @cached_property  # public images do not change
+    def prior(self) -> Prior:
+        """Shape, range, and the Gaussian around each class.
+
+        The range is from the least to the greatest value of each channel, as the model sees the
+        images.
+        """
+        low, high = value_range(self.images)
+        return prior_from(self.images, self.labels, low=low, high=high)
+
+    def pool(self, label: Tensor | None) -> ImagePool:
+        """Images of a class, by what they have beyond its blind guess; of all classes if it has
+        fewer than two.
+        """
+        images, labels = torch.cat([self.images, self.others]), None
+        if self.labels is not None and self.other_labels is not None:
+            labels = torch.cat([self.labels, self.other_labels])
+        beyond = images - self.prior.expected(len(images), labels).to(images)
+        if labels is None or label is None:
+            return ImagePool(blind=self.prior.expected(1)[0].to(beyond), beyond=beyond)
+        own = beyond[labels == label]
+        blind = self.prior.expected(1, label.view(1))[0].to(beyond)
+        return ImagePool(blind=blind, beyond=own if len(own) > 1 else beyond)
+
+    def judge(self, truth: Float[Tensor, "batch c h w"], labels: Tensor, examples: int) -> Judge:
+        """Verdicts on these originals, of ``examples`` that the run judges."""
+        generator = public_generator(0, "public images")
+        classes = [None] * len(truth) if self.labels is None else list(labels)
+        pools = {
+            None if label is None else int(label): self.pool(label).unlike(
+                truth, pool_size(examples), generator
+            )
+            for label in classes
+        }
+
+        def verdicts(images: Tensor, unexplained: float | None) -> tuple[Recognition, ...]:
+            rivals = {
+                label: (pool.similarities(images), pool.mixed(images))
+                for label, pool in pools.items()
+            }
+            found = []
+            for original, label in zip(truth, classes, strict=True):
+                key = None if label is None else int(label)
+                beyond = (original.to(pools[key].blind) - pools[key].blind).unsqueeze(0)
+                own = replace(pools[key], beyond=beyond).similarities(images)[:, 0]
+                public, mixed = rivals[key]
+                verdict = recognise(
+                    own,
+                    public,
+                    examples=examples,
+                    least=IMAGE,
+                    unexplained=unexplained,
+                    mixed=mixed,
+                )
+                found.append(verdict)
+            return tuple(found)
+
+        return verdicts
+
+
+def first_image(workload: LoadedWorkload) -> Float[Tensor, "1 c h w"]:
+    """Of the test split. Raises ValueError for inputs that are not images."""
+    image, _ = workload.test.batch(torch.tensor([0]))
+    if not isinstance(image, Tensor) or image.ndim != 4:
         raise ValueError(
             f"workload {workload.name} holds no images: its inputs have no pixels to recover"
         )
-    low, high = value_range(images)
+    return image
+
+
+def public_images(workload: LoadedWorkload) -> PublicImages:
+    """Of a workload. Raises ValueError for inputs that are not images."""
+    most = max(min(PUBLIC_IMAGES, PUBLIC_NUMBERS // first_image(workload).numel()), 2)
+    # a folder of images is in the order of its classes
+    images, labels = workload.test.batch(drawn_rows(len(workload.test), most, "public images"))
+    others, other_labels = workload.train.batch(
+        drawn_rows(len(workload.train), most, "other images")
+    )
+    assert isinstance(images, Tensor)
+    assert isinstance(others, Tensor)
     every_class = workload.num_classes is not None and len(labels.unique()) == workload.num_classes
-    return prior_from(images, labels if every_class else None, low=low, high=high)
+    return PublicImages(
+        images=images,
+        labels=labels if every_class else None,
+        others=others,
+        other_labels=other_labels if every_class else None,
+    )
+
+
+def drawn_rows(rows: int, most: int, what: str) -> Int64[Tensor, " drawn"]:
+    """``most`` rows by a public draw in their order, or all of them."""
+    return torch.randperm(rows, generator=public_generator(0, what))[:most].sort().values
 
 
 def value_range(
@@ -89,6 +186,7 @@ def scored(
     blind: Tensor,
     prior: Prior,
     seconds: float,
+    judge: Judge,
 ) -> Scored:
     """Pair with the true images, fill unknown pixels with what the prior expects, measure in the
     public range.
@@ -111,6 +209,7 @@ def scored(
     paired[truths], shown[truths] = filled[guesses], images[guesses].clamp(low, high)
     return Scored(
         **of_guess(name, guess, seconds),
+        recognitions=judge(images.clamp(low, high), guess.unexplained),
         images=shown,
         psnr=decibels(paired, truth, prior),
         ssim=tuple(ssim(paired, truth, data_range=prior.span).tolist()),
@@ -140,7 +239,8 @@ class Summary(Outcome):
     """
 
     columns = (
-        Column("images", lambda row: row.images),
+        Column("recognised", lambda row: f"{row.recognised} of {row.examples}"),
+        Column("recovered", lambda row: row.recovered, optional=3),
         Column("PSNR", lambda row: row.psnr, ".1f"),
         Column("SSIM", lambda row: row.ssim, ".2f", optional=2),
         Column("blind", lambda row: row.blind, ".1f"),
@@ -167,9 +267,8 @@ class Summary(Outcome):
         "Each PSNR is shown next to that of a blind guess, because a grey image already has 10 to "
         "12 dB."
     )
-    unit, scale, things, least = "dB", 1.0, "images", FINDING_DB
-    single, nothing = " on one image", "no image recovered better than a blind guess"
-    images: int
+    unit, scale, things, thing = "dB", 1.0, "images", "image"
+    nothing = "no image recognised"
     psnr: float
     ssim: float
 
@@ -194,7 +293,7 @@ class Summary(Outcome):
             for name in ("psnr", "ssim", "blind")
         )
         common = common_figures(results, batch, score=psnr, blind=blind, gains=torch.tensor(gains))
-        return cls(**common, images=len(gains), psnr=psnr, ssim=ssim)
+        return cls(**common, psnr=psnr, ssim=ssim)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ updates-truth/. A payload has a checksum and names the digest of its frame; the 
 kept positions have checksums as well.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,11 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedlsg import bounded
 from fedlsg.attacks.observation import Observation, ThreatModel
 from fedlsg.carriers.powersgd import decode
-from fedlsg.config.units import UNITS
+from fedlsg.config.units import unit_named
 from fedlsg.frame import Frame
-from fedlsg.method import aggregate
+from fedlsg.method import LocalTraining, aggregate
 from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
 from fedlsg.privacy import Entry, RunLedger
 from fedlsg.simulations.planning.continuity import check_own_code
@@ -42,15 +42,26 @@ RECORD = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A short run that was recorded for an attack. epsilon: of the whole run whose noise it has,
+    where that is known; its own rounds cost less.
+    """
+
+    path: str
+    epsilon: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
     """What a run recorded, and the public state that its reading needs. ``payloads``: files by
-    round and client.
+    round and client. ``whole_epsilon``: as ``Recorded.epsilon``.
     """
 
     run: RunDir
     base: Base
     payloads: Mapping[int, Mapping[int, Path]]
+    whole_epsilon: float | None = None
 
     def pick(self, round: int, threat: ThreatModel) -> list[Observation]:
         """Observations of one round under the threat model: one a client, or one of the sum of
@@ -134,7 +145,7 @@ class Record:
             state.method,
             round,
             self._frame(state, round),
-            self.base.local,
+            self._local(state, round),
             self.base.sums,
             self.base.unit,
         )
@@ -180,6 +191,12 @@ class Record:
         path = folder / "kept.npy"
         kept = read_array(path, "the kept positions of a round") if path.exists() else None
         return state.frame(round, updates=self._updates_before(round), kept=kept)
+
+    def _local(self, state: PublicState, round: int) -> LocalTraining:
+        local = self.base.local
+        if local.steps == 1:  # its rate is not used, and the loop of a Flower app counts no rounds
+            return local
+        return state.local_training(local, self._updates_before(round))
 
     def _updates_before(self, round: int) -> int:
         survivors = self.base.settings.min_survivors
@@ -243,7 +260,13 @@ def summed(observations: list[Observation]) -> Observation:
     )
 
 
-def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) -> Record:
+def open_record(
+    path: str,
+    threat: ThreatModel,
+    *,
+    whole_epsilon: float | None = None,
+    progress: Progress = silent,
+) -> Record:
     """The record of a run directory.
 
     Raises ValueError for a directory without recorded updates, one that the attacks cannot replay
@@ -254,6 +277,28 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
     refuse_client_unit(settings)
     if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
+    refuse_unseen(settings, threat)
+    record = replace(load_record(run, progress=progress), whole_epsilon=whole_epsilon)
+    check_replayed(record.base)
+    return record
+
+
+def check_replayed(base: Base) -> None:
+    """Raise ValueError for clients that the attacks cannot replay."""
+    if base.augment is not None:
+        raise ValueError(
+            "attacks replay a client without augmentation: record a run with -c augment=none"
+        )
+    if keeps_memory(base.method, base.codec):
+        raise ValueError(
+            f"attacks replay a client without memory, but {base.method.name!r} with codec "
+            f"{base.settings.codec!r} sends what earlier rounds left out: attack method sgd with "
+            "another codec, which hides nothing either"
+        )
+
+
+def refuse_unseen(settings: Settings, threat: ThreatModel) -> None:
+    """Raise ValueError for a threat model in which single payloads are seen that nobody sees."""
     if settings.trust != "client" and threat.view == "client":
         unseen = (
             "is assumed to see a single payload"
@@ -264,24 +309,17 @@ def open_record(path: str, threat: ThreatModel, *, progress: Progress = silent) 
             f"this run has trust={settings.trust}: one payload has too small a share of the noise, "
             f"and nobody {unseen}; attack the sum with --view aggregate"
         )
-    record = load_record(run, progress=progress)
-    base = record.base
-    if base.augment is not None:
-        raise ValueError(
-            "attacks replay a client without augmentation: record a run with -c augment=none"
-        )
-    if keeps_memory(base.method, base.codec):
-        raise ValueError(
-            f"attacks replay a client without memory, but {base.method.name!r} with codec "
-            f"{settings.codec!r} sends what earlier rounds left out: attack method sgd with "
-            "another codec, which hides nothing either"
-        )
-    return record
 
 
 def refuse_client_unit(settings: Settings) -> None:
-    """Raise ValueError for a run whose unit of privacy is a client."""
-    if UNITS[settings.unit].whole:
+    """Raise ValueError for a run whose unit of privacy is a client, or a person."""
+    unit = unit_named(settings.unit)
+    if unit.persons:
+        raise ValueError(
+            f"this run has unit={unit.name}: each {unit.name} is clipped whole, and these attacks "
+            "replay batches of examples; fedlsg attack --membership attacks persons"
+        )
+    if unit.whole:
         raise ValueError(
             "this run has unit=client: its payloads are whole updates, and these attacks replay "
             "batches of examples; fedlsg attack --membership attacks clients"
@@ -334,7 +372,7 @@ def privacy_facts(
             else f"of the sum of {len(observation.clients)} payloads"
         )
         facts["sigma"] = f"{sigma_of(observation):.3g} {of}"
-        facts["epsilon"] = f"{epsilon_of(record)} at delta {s.delta:g}, of the whole run"
+        facts["epsilon"] = epsilon_words(record)
     else:
         facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"
     if s.reproducible:
@@ -348,12 +386,26 @@ def privacy_facts(
     return facts
 
 
+def epsilon_words(record: Record) -> str:
+    """The epsilon of the recorded rounds, and of the whole run whose noise they have, each by
+    name; rounds whose noise anybody can repeat have none.
+    """
+    s, whole = record.base.settings, record.whole_epsilon
+    at = f"at delta {s.delta:g}, of the"
+    of_rounds = f"{epsilon_of(record)} {at} recorded rounds"
+    if s.reproducible:
+        of_rounds = "none of the recorded rounds, whose noise anybody can repeat"
+    if whole is None:
+        return of_rounds
+    return f"{whole:.3g} {at} whole run that has this noise; {of_rounds}"
+
+
 def epsilon_of(record: Record) -> str:
     """Epsilon as the summary of the run reports it; of a record without a summary, by its
     ledger.
     """
     try:
-        value = json.loads(record.run.summary.read_text())["epsilon_max"]
+        value = bounded.read_json(record.run.summary)["epsilon_max"]
         return value if isinstance(value, str) else f"{value:.3f}"
     except FileNotFoundError:
         charges, delta = record.run.charges, record.base.settings.delta

@@ -21,11 +21,13 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from fedlsg.attacks.membership import closed_form_tpr
+from fedlsg.attacks.membership.matched_filter import closed_form_tpr
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
+from fedlsg.attacks.recognition import Verdict
+from fedlsg.config.choices import choose
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.observations import FPR, Record
-from fedlsg.simulations.report.page import Gallery, TokenLines
+from fedlsg.simulations.report.page import Gallery, TokenLines, Versions
 from fedlsg.simulations.report.progress import Tick
 from fedlsg.simulations.storage.atomic_files import load_array
 from fedlsg.simulations.workloads.base.split import Inputs
@@ -94,11 +96,14 @@ class Attack:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Truth:
-    """The examples of one observation: rows of the training split, their inputs and labels."""
+    """The examples of one observation: rows of the training split, their inputs, labels and
+    clients.
+    """
 
     rows: Int64[Tensor, " batch"]
     inputs: Inputs
     labels: Shaped[Tensor, "batch *target"]
+    clients: tuple[int, ...]
 
     def grant(self, threat: ThreatModel) -> Knowledge:
         """What the threat model lets the adversary know; targets are sorted, so that no order
@@ -199,20 +204,23 @@ def truth_of(record: Record, observation: Observation) -> Truth:
 
     Raises ValueError if the run kept none: then nothing can be scored.
     """
-    rows = torch.cat([_rows(record, observation.round, client) for client in observation.clients])
+    each = {client: rows_of(record, observation.round, client) for client in observation.clients}
+    rows = torch.cat(list(each.values()))
     inputs, labels = record.base.workload.train.batch(rows)
-    return Truth(rows=rows, inputs=inputs, labels=labels)
+    clients = tuple(client for client, own in each.items() for _ in own)
+    return Truth(rows=rows, inputs=inputs, labels=labels, clients=clients)
 
 
 def batch_sizes(record: Record) -> dict[int, dict[int, int]]:
     """Examples in each recorded payload, by round and client."""
     return {
-        round: {client: len(_rows(record, round, client)) for client in clients}
+        round: {client: len(rows_of(record, round, client)) for client in clients}
         for round, clients in record.payloads.items()
     }
 
 
-def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
+def rows_of(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
+    """The batch of one recorded payload. Raises ValueError for a missing or damaged file."""
     path = record.run.path / "updates-truth" / f"round-{round:06d}" / f"client-{client:06d}.npy"
     try:
         rows = torch.from_numpy(load_array(path))
@@ -236,12 +244,23 @@ def _rows(record: Record, round: int, client: int) -> Int64[Tensor, " batch"]:
 
 class Kind(ABC):
     """Attacks on images, or on texts, of one run. outcome: of an attack, see ``findings.Outcome``.
+    original: one example in a word. known: all attacks, by name.
 
     small: all attempts on such inputs share ``IN_ALL`` seconds.
     """
 
     outcome: ClassVar[Any]
+    original: ClassVar[str]
+    known: ClassVar[Mapping[str, Attack]]
     small: bool = False
+
+    def named(self, names: str) -> list[Attack]:
+        """Attacks from a list with commas. Raises ValueError naming the known ones."""
+        return [choose("attack", name.strip(), self.known) for name in names.split(",")]
+
+    @abstractmethod
+    def guessed(self, threat: ThreatModel) -> str:
+        """What the blind guess of an example is, and what it is granted, in words."""
 
     @abstractmethod
     def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
@@ -251,10 +270,10 @@ class Kind(ABC):
 
     @abstractmethod
     def task(
-        self, target: Target, known: Knowledge
+        self, target: Target, known: Knowledge, examples: int
     ) -> tuple[Any, Any, Callable[[str, Guess, float], Any]]:
         """The prior, the blind guess, and the scoring of an attack: from its name, guess and
-        seconds.
+        seconds. ``examples``: of all targets, each of which gets a verdict.
         """
 
     @abstractmethod
@@ -266,8 +285,26 @@ class Kind(ABC):
         """What was recovered, of the attacks in this order."""
 
     @abstractmethod
+    def compared(
+        self, found: "Results", sides: Mapping[str, Sequence[Sequence["Reading"]]]
+    ) -> Versions | TokenLines:
+        """What each side recovered, under each original of ``found``. sides: by name, target and
+        example; all of the very same examples.
+        """
+
+    @abstractmethod
     def numbers(self, target: Target, blind: Any, scores: Sequence[Any]) -> dict[str, Any]:
         """What attack.json says of one target."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """What was recovered of one example: the score of the attack whose guess is shown, None if none
+    applies, and the verdict over all attacks.
+    """
+
+    score: Any
+    verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -303,10 +340,11 @@ def attack_each(
         kind.attacks(target.seen, own, options) for target, own in zip(targets, known, strict=True)
     ]
     options = options.budget(sum(map(len, chosen)), small=kind.small)
+    examples = sum(len(target.truth.rows) for target in targets)
     results, blinds = [], []
     refused: dict[str, str] = {}
     for number, (target, own, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
-        prior, blind, score = kind.task(target, own)
+        prior, blind, score = kind.task(target, own, examples)
         scores = []
         for place, one in enumerate(attacks):
             part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), one.name)

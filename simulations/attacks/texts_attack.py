@@ -12,16 +12,16 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
+from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation, ThreatModel
 from fedlsg.attacks.search import Progress
 from fedlsg.attacks.text_matching import TextMatching, match_text
 from fedlsg.attacks.token_reading import read_tokens
 from fedlsg.attacks.tokens import TextPrior, span_test
-from fedlsg.config.choices import choose
-from fedlsg.simulations.attacks.findings import shown_name
+from fedlsg.simulations.attacks.findings import NO_ATTACK, VERDICTS, shown_name
 from fedlsg.simulations.attacks.observations import Record, sigma_of
-from fedlsg.simulations.attacks.target import Attack, Kind, Options, Results, Target
-from fedlsg.simulations.attacks.texts_score import ScoredText, TextSummary, scored, text_public
+from fedlsg.simulations.attacks.target import Attack, Kind, Options, Reading, Results, Target
+from fedlsg.simulations.attacks.texts_known import text_public
+from fedlsg.simulations.attacks.texts_score import ScoredText, TextSummary, scored
 from fedlsg.simulations.report.page import Mark, TokenLine, TokenLines
 
 CANDIDATES = 32
@@ -95,13 +95,6 @@ TEXT_ATTACKS: Mapping[str, Attack] = MappingProxyType(
 )
 
 
-def text_attacks(names: str | None, *, naive: bool) -> list[Attack]:
-    """Attacks from a list with commas; None: all of them. Raises ValueError naming the known."""
-    if names is not None:
-        return [choose("attack", name.strip(), TEXT_ATTACKS) for name in names.split(",")]
-    return [attack for name, attack in TEXT_ATTACKS.items() if naive or name != "matching-naive"]
-
-
 def tokens_of(target: Target) -> Int64[Tensor, "batch positions"]:
     """The true tokens of an update, padded."""
     assert isinstance(target.truth.inputs, dict)
@@ -122,24 +115,33 @@ class Texts(Kind):
     of tokens.
     """
 
-    outcome = TextSummary
+    outcome, original, known = TextSummary, "sentence", TEXT_ATTACKS
 
     def __init__(self, record: Record) -> None:
         self.public = text_public(record)
 
+    def guessed(self, threat: ThreatModel) -> str:
+        return (
+            "the words that most public texts hold, for the whole update. It is granted how many "
+            "words the update's sentences have"
+        )
+
     def attacks(self, seen: Observation, known: Knowledge, options: Options) -> Sequence[Attack]:
-        return text_attacks(options.attacks, naive=options.naive)
+        if options.attacks is not None:
+            return self.named(options.attacks)
+        return [one for name, one in self.known.items() if options.naive or "naive" not in name]
 
     def task(
-        self, target: Target, known: Knowledge
+        self, target: Target, known: Knowledge, examples: int
     ) -> tuple[TextPrior, list[int], Callable[..., ScoredText]]:
         truth, public = tokens_of(target), self.public
         blind = public.blind(sum(int(token) not in public.ignored for token in truth.flatten()))
+        judge = public.judge(truth, examples)
         return (
             public.prior(truth.shape[1]),
             blind,
             lambda name, guess, took: scored(
-                name, guess, truth, public.blind, public.ignored, took
+                name, guess, truth, public.blind, public.ignored, took, judge
             ),
         )
 
@@ -170,15 +172,42 @@ class Texts(Kind):
             "tokens": [self.words(text) for text in tokens_of(target).tolist()],
             "blind": self.words(blind),
             "attacks": [
-                vars(one) | {"tokens": [self.words(row) for row in one.tokens.tolist()]}
+                one.numbers() | {"tokens": [self.words(row) for row in one.tokens.tolist()]}
                 for one in scores
             ],
         }
 
     def shown(self, found: Results, order: Sequence[str]) -> TokenLines:
         """Original, blind guess and every attack of the first texts."""
+        by_place = [sorted(some, key=lambda one: order.index(one.attack)) for some in found.results]
+        return self._lines(
+            found, lambda at, row: [(shown_name(one.attack), one) for one in by_place[at]]
+        )
+
+    def compared(
+        self, found: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]
+    ) -> TokenLines:
+        """Original, blind guess, and what each side recovered, of the first texts."""
+
+        def read(at: int, row: int) -> list[tuple[str, ScoredText | None]]:
+            each = {name: side[at][row] for name, side in sides.items()}
+            return [
+                (f"{name}: {VERDICTS[one.verdict][0].format(self.original)}", one.score)
+                for name, one in each.items()
+            ]
+
+        return self._lines(found, read)
+
+    def _lines(
+        self,
+        found: Results,
+        read: Callable[[int, int], Sequence[tuple[str, ScoredText | None]]],
+    ) -> TokenLines:
+        """The first texts. read: what was recovered of a text, by name, from the numbers of its
+        target and of its row.
+        """
         made: list[TokenLine] = []
-        for target, blind, results in zip(found.targets, found.blind, found.results, strict=True):
+        for at, (target, blind) in enumerate(zip(found.targets, found.blind, strict=True)):
             held = set(tokens_of(target).flatten().tolist())
             for row, text in enumerate(tokens_of(target).tolist()):
                 if sum(line.first for line in made) == SHOWN:
@@ -191,7 +220,10 @@ class Texts(Kind):
                             "blind guess", blind, ["" if t in held else "wrong" for t in blind]
                         )
                     )
-                for one in sorted(results, key=lambda one: order.index(one.attack)):
+                for name, one in read(at, row):
+                    if one is None:
+                        made.append(TokenLine(name=name, tokens=((NO_ATTACK, ""),)))
+                        continue
                     pairs = zip(one.tokens[row].tolist(), text, strict=True)
                     own = [
                         pair
@@ -202,9 +234,7 @@ class Texts(Kind):
                         "found" if t == true else "moved" if t in held else "wrong"
                         for t, true in own
                     ]
-                    made.append(
-                        self._line(shown_name(one.attack), [token for token, _ in own], marks)
-                    )
+                    made.append(self._line(name, [token for token, _ in own], marks))
         return TokenLines(lines=tuple(made), caption=CAPTION)
 
     def _line(

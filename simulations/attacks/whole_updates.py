@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from scipy.special import ndtri
 
-from fedlsg.attacks.membership import closed_form_tpr, filter_payload
+from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filter_payload
 from fedlsg.attacks.metrics import LOW_RATES, Rate, clopper_pearson
 from fedlsg.simulations.report.page import (
     Badge,
@@ -40,6 +40,8 @@ from fedlsg.simulations.report.terminal import print_line, print_table, print_wr
 from fedlsg.simulations.storage.atomic_files import load_arrays
 
 FPR = LOW_RATES[0]
+WHOLE = ("update", "payload", "noise_std", "clients", "total")
+"""Arrays of a recorded update or sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ def read(folder: Path) -> list[Seen]:
     """
     found = []
     for place in sorted(folder.glob("round-*")):
-        arrays = {path.stem: load_arrays(path) for path in sorted(place.glob("*.npz"))}
+        arrays = {path.stem: load_arrays(path, WHOLE) for path in sorted(place.glob("*.npz"))}
         whole = arrays.pop("sum", None)
         if whole is not None and int(whole["clients"]) != len(arrays):
             raise ValueError(

@@ -1,4 +1,1 @@
 """The command line ``fedlsg``."""
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C."""

@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import sys
+import time
 from typing import Annotated
 
 import click
@@ -18,8 +19,7 @@ import typer.core
 from click.shell_completion import get_completion_class, shell_complete
 from rich.console import Console
 
-from fedlsg.config.choices import REMOVED, choose
-from fedlsg.simulations.cli import INTERRUPTED
+from fedlsg.config.choices import choose
 from fedlsg.simulations.cli.compare import RunsCommand, compare, report, runs, tune
 from fedlsg.simulations.cli.docs import LISTS, docs, list_names, print_first_steps, settings
 from fedlsg.simulations.cli.examine import attack, audit, export, inspect, payload
@@ -38,17 +38,18 @@ from fedlsg.simulations.cli.options import (
     option,
     starting,
 )
-from fedlsg.simulations.engines.process import sigterm_raises
-from fedlsg.simulations.settings.settings import RUN, merge
+from fedlsg.simulations.engines import signals
+from fedlsg.simulations.settings.settings import RUN, merge, parse
 from fedlsg.user_code.failure import last_words, without_exit
 
 # else it escapes brackets for rich in help that is printed plainly: "\\[required]"
 typer.core.HAS_RICH = False
 
+ABORTED = 130
+"""typer's status for Ctrl-C."""
+INTERRUPTED = "interrupted"
 COMPLETE = "_FEDLSG_COMPLETE"
 """The variable with which a shell asks for completions."""
-GONE = {"convert": "is examples/convert_weights.py of the repository now", "pretrain": REMOVED}
-"""Commands of earlier versions, and what is said of them."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -57,8 +58,6 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] in GONE:
-            raise click.UsageError(f"fedlsg {args[0]} {GONE[args[0]]}")
         return super().resolve_command(ctx, ["list", *args] if args[0] in LISTS else args)
 
 
@@ -94,6 +93,7 @@ def run(
     WORKLOAD is digits (default), cifar10, glue-sst2, hf-image, ...; fedlsg list workloads lists
     all.
     """
+    began = time.monotonic()
     given = merge({"workload": workload}, config)
     from fedlsg.simulations.engines import ahead, use_cluster
     from fedlsg.simulations.settings.published import first_look
@@ -104,7 +104,7 @@ def run(
         with starting():
             from fedlsg.simulations.run.commands import run_command
 
-        run_command(given, out, console, opens=opens)
+        run_command(given, out, console, opens=opens, began=began)
 
 
 @app.command(cls=WithSettings, short_help="What a run would send, spend and take; trains nothing.")
@@ -143,13 +143,25 @@ def resume(
     trust_code: TrustCode = False,
     opens: Opens = False,
     ray_address: RayAddress = None,
+    rounds: Annotated[
+        int | None, option(help="Rounds in all: a finished run trains further.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, option(help="For all rounds together; gives the noise of those that come.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, option(help="Given instead, for the rounds that come.")
+    ] = None,
     config: OwnCode = None,
 ) -> None:
-    """Continue an interrupted run from its last finished round.
+    """Continue an interrupted run from its last finished round; with --rounds, a finished one.
 
     Code of the run's own runs if you ran it before, from the same file, or name it here.
     """
+    began = time.monotonic()
     named = only_code(merge({"workload": workload, "method": method}, config))
+    counts = {"rounds": rounds, "epsilon": epsilon, "noise_multiplier": noise_multiplier}
+    further = parse({name: value for name, value in counts.items() if value is not None})
     from fedlsg.simulations.engines import ahead, engine_of, use_cluster
 
     name = engine_of(directory)
@@ -158,7 +170,15 @@ def resume(
         with starting():
             from fedlsg.simulations.run.commands import resume_command
 
-        resume_command(directory, console, named, trust_code=trust_code, opens=opens)
+        resume_command(
+            directory,
+            console,
+            named,
+            trust_code=trust_code,
+            opens=opens,
+            further=further,
+            began=began,
+        )
 
 
 app.command(cls=WithSettings, short_help="A grid of runs: one table, plots and report.html.")(
@@ -278,25 +298,39 @@ def main() -> None:
     # half a second at exit: what is about to be freed is not searched for cycles first
     atexit.register(gc.freeze)
     try:
-        with sigterm_raises(), without_exit():
+        with without_exit():
             status = app(standalone_mode=False)
     except click.ClickException as error:
         fail(f"{error.format_message()}{elsewhere(error.format_message())}", error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        fail("interrupted", INTERRUPTED)
-    # SIGTERM and SIGHUP; and rich's answer to a closed pipe, as `| head` leaves it
-    except SystemExit as end:
+        fail(INTERRUPTED, signals.status())
+    except SystemExit as end:  # rich's answer to a closed pipe, as `| head` leaves it
         closed = isinstance(end.__context__, BrokenPipeError)
-        fail("its output was closed" if closed else "interrupted", int(end.code or 0))
+        fail("its output was closed" if closed else INTERRUPTED, int(end.code or 0))
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         fail(f"{last_words(error)}{elsewhere(str(error))}", 1)
-    if status == INTERRUPTED:  # typer's word for Ctrl-C
-        fail("interrupted", INTERRUPTED)
+    if status == ABORTED or signals.received():
+        fail(INTERRUPTED, signals.status())
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def fail(text: str, status: int) -> None:
-    """Print one line (broken between words on a terminal) and leave."""
+    """Print one line (broken between words on a terminal) and leave. What an interrupted command
+    says is that, whatever a library made of the interruption.
+    """
+    ended = signals.received()
+    if ended:
+        text, status = INTERRUPTED, signals.status()
     line = f"fedlsg: error: {' '.join(text.split())}"
-    errors.print(line, style="red", markup=False, highlight=False, soft_wrap=not errors.is_terminal)
+    try:
+        errors.show_cursor()  # a live line that was cut off had hidden it
+        errors.print(
+            line, style="red", markup=False, highlight=False, soft_wrap=not errors.is_terminal
+        )
+    except OSError:  # the terminal is gone: else Python fails at exit, with a status of its own
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+    if ended:
+        signals.mark_said()
     sys.exit(status)

@@ -109,11 +109,15 @@ def compare(
     with starting():
         from fedlsg.simulations.compare.bytes_axis import make_view
         from fedlsg.simulations.compare.compare_command import compare_command, make_grid
+        from fedlsg.simulations.compare.runner import Limits
         from fedlsg.simulations.engines import use_cluster
+        from fedlsg.simulations.report.figure import check_drawing
+
+        check_drawing()
 
     engine = engine or (None if ray_address is None else "ray")
     use_cluster(ray_address, engine or "local")
-    view = make_view(axis, link)
+    view, limits = make_view(axis, link), Limits(jobs=jobs, budget_minutes=budget_minutes, yes=yes)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
     if search:
         from fedlsg.simulations.compare.search import make_job, search_and_runs
@@ -121,15 +125,11 @@ def compare(
         with console.status("loading data"):
             job = make_job(made, search, sampler=sampler, trials=trials, on=on, out=out)
         runs = seeds is not None
-        return search_and_runs(
-            job, console, jobs=jobs, budget_minutes=budget_minutes, runs=runs, view=view, yes=yes
-        )
+        return search_and_runs(job, console, limits, runs=runs, view=view)
     for name, value in {"sampler": sampler, "trials": trials, "on": on}.items():
         if value is not None:
             raise ValueError(f"--{name} belongs to --search: add that, or leave it out")
-    return compare_command(
-        made, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes
-    )
+    return compare_command(made, out, limits, console, view)
 
 
 def tune() -> None:

@@ -71,7 +71,9 @@ def inspect(
         raise ValueError("expected a run directory, or --workload")
     with starting():
         from fedlsg.simulations.inspection.inspect_command import inspect_command
+        from fedlsg.simulations.report.figure import check_drawing
 
+        check_drawing()
         given = let_run([] if directory is None else [directory], given, trust_code)
 
     inspect_command(
@@ -176,6 +178,14 @@ def attack(
             help="Record and attack a short run like each RUN, with one example a batch.",
         ),
     ] = False,
+    against: Annotated[
+        list[str] | None,
+        option(
+            metavar="KEY=VALUE",
+            help="Record RUN, or settings, with and without this one, on the same examples; "
+            "repeatable: mechanism=none is without privacy.",
+        ),
+    ] = None,
     membership: Annotated[
         bool,
         option(
@@ -190,7 +200,8 @@ def attack(
         str | None, option(help="With --compare, --membership: as in fedlsg run, default digits.")
     ] = None,
     method: Annotated[
-        str | None, option(help="With --membership, without a run: the recipe; default lsg.")
+        str | None,
+        option(help="With --against, --membership, without a run: the recipe; default lsg."),
     ] = None,
     epsilon: Annotated[float | None, option(help="As --method: default the workload's.")] = None,
     noise_multiplier: Annotated[
@@ -233,7 +244,11 @@ def attack(
     """
     with starting():
         from fedlsg.attacks.observation import ThreatModel
-        from fedlsg.simulations.attacks import attack_command
+        from fedlsg.simulations.attacks import attack_command, options_of
+        from fedlsg.simulations.attacks.before_after import before_after_command
+        from fedlsg.simulations.report.figure import check_drawing
+
+        check_drawing("attacks")
 
     named = {
         "workload": workload,
@@ -243,11 +258,12 @@ def attack(
     }
     given = merge({**named, "device": device}, config)
     where = device_in(given)
+    other = merge({}, against, "--against")
     for name in (compare or "").split(","):
         permit_code({"method": name.strip()})
     with starting():
         # the rest replaces the run's own
-        needs = [name for name in READS if not (record and name in given)]
+        needs = [name for name in READS if not ((record or other) and name in given)]
         given = let_run(runs or [], given, trust_code, needs=needs)
     asked = {
         name
@@ -262,23 +278,41 @@ def attack(
         return membership_command(
             run, given, console, shadows=shadows, seed=seed, device=where, out=out
         )
-    if alone := sorted(asked & {"shadows", "method", "epsilon", "noise_multiplier"}):
+    of_settings = set() if other else {"method", "epsilon", "noise_multiplier"}
+    if alone := sorted(asked & {"shadows", *of_settings}):
         raise ValueError(
             f"--{alone[0].replace('_', '-')} belongs to --membership: add that, or leave it out"
         )
     threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
-    attack_command(
-        runs or [],
-        console,
-        compare=compare,
-        given=given,
-        threat=threat,
+    options = options_of(
         batches=batch,
         images=images,
         attacks=attacks,
         naive=naive,
         seconds=seconds,
         seed=seed,
+        device=where,
+    )
+    if other:
+        if gone := sorted(asked & {"compare", "record", "sparsities", "sigmas"}):
+            raise ValueError(f"--against records two runs of its own: leave out --{gone[0]}")
+        return before_after_command(
+            runs or [],
+            console,
+            given=given,
+            against=other,
+            threat=threat,
+            options=options,
+            device=where,
+            out=out,
+        )
+    attack_command(
+        runs or [],
+        console,
+        compare=compare,
+        given=given,
+        threat=threat,
+        options=options,
         record=record,
         sparsities=sparsities,
         sigmas=sigmas,

@@ -76,8 +76,7 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
         final = left_model(run)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{directory} holds no {Path(error.filename).name}: restore it from a copy; a run of "
-            "before version 0.1, which left none, is exported by the version that made it"
+            f"{directory} holds no {Path(error.filename).name}: restore it from a copy"
         ) from None
     lora, said = final.facts["lora"], final.facts["transformers"]
     if merge_lora:

@@ -22,6 +22,7 @@ from rich.console import Console
 from fedlsg.config import Declared
 from fedlsg.config.choices import MEANINGS, nearest, plain
 from fedlsg.config.foreign import in_our_words
+from fedlsg.config.partitions import SCHEMES
 from fedlsg.simulations.planning.trust import READS, allow_code
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import GROUPS_OF_RUN, KNOWN, RUN, all_settings, code_in
@@ -372,6 +373,6 @@ def _places(settings: Mapping[str, Declared]) -> dict[str, str]:
     for name, one in settings.items():
         for choice in one.choices:
             found.setdefault(plain(str(choice)), f"--{name.replace('_', '-')} {choice}")
-    for scheme in ("iid", "dirichlet", "shards"):
+    for scheme in SCHEMES:
         found.setdefault(scheme, f"--partition {scheme}")
     return found | {plain(name): f"--{name.replace('_', '-')}" for name in settings}

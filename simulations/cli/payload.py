@@ -131,16 +131,11 @@ def read_payload(run: RunDir, round: int, client: int, path: Path) -> dict[str, 
 
 
 def recorded(run: RunDir, round: int, client: int, path: Path) -> Context:
-    """From the files of the round alone. Raises ValueError if an older version wrote no frame.json;
-    DamagedError.
-    """
+    """From the files of the round alone. Raises ValueError for a missing file; DamagedError."""
     try:
         frame, about = read_frame(path.parent)
     except FileNotFoundError as error:
-        raise ValueError(
-            f"{error.filename} is missing: restore it from a copy; updates of before version 0.1, "
-            "which have none, are read by the version that recorded them"
-        ) from None
+        raise ValueError(f"{error.filename} is missing: restore it from a copy") from None
     settings, own = run.read_config(), about["clients"].get(str(client))
     if own is None:
         raise ValueError(

@@ -17,8 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from fedlsg.config.choices import choose
+from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.compare.collect import CELLS
+from fedlsg.simulations.compare.runner import CELLS
 from fedlsg.simulations.report.page import Page, Row, Section, Table, Text, json_text
 from fedlsg.simulations.report.run_page import PLACES
 from fedlsg.simulations.report.table import Column, make_table, records
@@ -30,6 +31,7 @@ from fedlsg.simulations.report.words import (
     epsilon_words,
     human_bytes,
     percent,
+    printable,
     strongest,
 )
 from fedlsg.simulations.run.live_page import open_file
@@ -97,13 +99,6 @@ class Listed:
         return None if found is None else float(found)
 
 
-def printable(text: object) -> str:
-    """Text of somebody else's for a terminal: control characters, and those that turn text round,
-    as their codes.
-    """
-    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in str(text))
-
-
 def _epsilon(run: Listed) -> str:
     if run.epsilon is None:
         return NOT_PRIVATE if run.result.done or not run.result.noisy else "--"
@@ -151,7 +146,7 @@ ORDERS: Mapping[str, tuple[Callable[[Listed], Any], bool]] = {
     "method": (_setting("method"), False),
     "workload": (_setting("workload"), False),
     "epsilon": (lambda run: run.epsilon, False),
-    "accuracy": (lambda run: run.result.accuracy, True),
+    "accuracy": (lambda run: run.result.accuracy, bool(higher_is_better("accuracy"))),
     "bytes": (lambda run: run.bytes, False),
     "time": (lambda run: run.seconds, False),
     "began": (lambda run: run.began, True),

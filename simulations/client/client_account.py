@@ -22,7 +22,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from fedlsg.simulations.client.node.refusals import OverBudgetError
 from fedlsg.simulations.client.replica import History
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.any_run import Resolved
+from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.last_payload import FeedbackBox, LastPayload, batch_key
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -134,12 +135,13 @@ class SimulatedAccount(ClientAccount):
         return batch_key(self.run.own(self.client), entry, batch_size=self.settings.batch_size or 0)
 
     def check(self, entry: Entry) -> None:
-        s = self.settings
-        if not entry.private or s.epsilon is None or s.reproducible:
+        epsilon, delta = budget_of(self.settings, self.client)
+        if not entry.private or epsilon is None or self.settings.reproducible:
             return
-        if self.ledger.would_exceed(entry, s.epsilon, s.delta):
+        assert delta is not None, "a private mechanism has a delta"
+        if self.ledger.would_exceed(entry, epsilon, delta):
             why = (
-                f"round {entry.round} would pass the privacy budget epsilon={s.epsilon} of this "
+                f"round {entry.round} would pass the privacy budget epsilon={epsilon} of this "
                 "client"
             )
             raise OverBudgetError(why)
@@ -236,8 +238,8 @@ class GivenAccount(ClientAccount):
 
 
 _ENCODED: dict[str, Entry] = {}
-"""Entries of a round that this process has charged as the driver, by their text: its own clients
-need not read that.
+"""Invalid as soon as another round begins (``forget_encoded``): entries that this process has
+charged as the driver, by their text, which its own clients need not read.
 """
 
 
@@ -302,6 +304,7 @@ def takes_part_in_secret(base: Base) -> bool:
 
 
 _DIRECTORIES: dict[Settings, str] = {}
+"""Never invalid: a client of a process keeps to the first place. By settings, where it is."""
 
 
 def own_directory(settings: Settings, announced: str) -> RunDir:
@@ -320,9 +323,6 @@ def own_directory(settings: Settings, announced: str) -> RunDir:
     return RunDir(path)
 
 
-@lru_cache(
-    maxsize=16
-)  # links of a run's folder stay as they are; saves a hundredth of a small round
 def _resolve(path: str, working_directory: str) -> Path:
     return Path(working_directory, path).resolve()
 

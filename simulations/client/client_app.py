@@ -12,17 +12,22 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from logging import WARNING
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.logger import log
 
-from fedlsg.privacy import LedgerError
+from fedlsg.privacy import Ledger, LedgerError
+from fedlsg.rows import LostWorkerError
 from fedlsg.simulations.client.deployed import Deployed
+from fedlsg.simulations.client.node.folder import NodeFolder
+from fedlsg.simulations.client.node.node_config import read_terms
+from fedlsg.simulations.client.node.other_replies import book_of, kinds_of, other_reply
 from fedlsg.simulations.client.node.refusals import RefusalError, SettingsError, log_failure
 from fedlsg.simulations.client.process_state import process
 from fedlsg.simulations.client.secure_sum import answer_stage
@@ -46,13 +51,31 @@ from fedlsg.strategies.protocol.wire import (
 from fedlsg.user_code import permit
 from fedlsg.user_code.failure import without_exit
 
+OURS = ("query", "query.default", "train", "train.default")
+"""The types of the two messages, under both names that Flower has for them."""
 Read = Callable[[Message, Context], Settings]
 """Settings of a run, from a message or its context. Raises SettingsError for what is none."""
 
 
-def make_app(read: Read) -> ClientApp:
-    """A ClientApp with two messages, whose settings are where ``read`` finds them."""
-    app = ClientApp()
+def make_app(read: Read, replies_without_noise: str = "") -> ClientApp:
+    """A ClientApp with two messages, whose settings are where ``read`` finds them.
+
+    Other handlers may be added. What they reply stays on the node unless its owner allows it
+    (``other_replies``). Raises ValueError for kinds of replies that are none.
+    """
+    others = kinds_of(replies_without_noise)
+
+    def only_ours(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type in OURS:
+            return call_next(message, context)
+        book = None if is_simulated(context) else partial(_other_book, context)
+        try:
+            with without_exit():
+                return other_reply(message, context, call_next, others, book)
+        except Exception as error:
+            return refusal(error, message, on_run_disk=False, reason=NO_REASON)
+
+    app = ClientApp(mods=[only_ours])
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -72,6 +95,12 @@ def make_app(read: Read) -> ClientApp:
         )
 
     return app
+
+
+def _other_book(context: Context) -> Ledger:
+    """The ledger of a deployed client's replies without noise."""
+    terms = read_terms(context.node_config)
+    return book_of(terms.partition, NodeFolder.open(terms).path)
 
 
 def is_simulated(context: Context) -> bool:
@@ -157,8 +186,8 @@ def _identity(message: Message, context: Context, read: Read) -> RecordDict:
     if not is_simulated(context):
         return Deployed.of(context.node_config, read(message, context)).identity()
     settings, partition = read_simulated(message, context, read)
-    parts = process(settings).base.parts
-    return identity(partition, len(parts[partition]) if partition < len(parts) else 0)
+    base = process(settings).base
+    return identity(partition, base.size_of(partition) if partition < len(base.parts) else 0)
 
 
 def _update(message: Message, context: Context, read: Read) -> RecordDict:
@@ -202,6 +231,8 @@ def refusal(
     else ``reason``.
     """
     full = cause_of(error) if on_run_disk else None
+    if on_run_disk and isinstance(error, LostWorkerError):
+        reason = str(error)
     if full is None and isinstance(error, (RefusalError, LedgerError, OtherCodeError)):
         log(WARNING, "refused: %s", error)
         return failure(

@@ -4,6 +4,7 @@ Both check its terms, because each message has its own run config. Every refusal
 anything is spent.
 """
 
+import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,10 +37,11 @@ from fedlsg.simulations.client.process_state import Process, assemble, set_up
 from fedlsg.simulations.client.rehearsal import rehearse
 from fedlsg.simulations.client.secure_sum import answer_stage
 from fedlsg.simulations.client.train import answer_in
-from fedlsg.simulations.planning.continuity import data_digest
+from fedlsg.simulations.planning.continuity import DIGEST_BYTES, data_digest
+from fedlsg.simulations.planning.memory import with_microbatch
 from fedlsg.simulations.planning.plan import count_blocks, prepare
 from fedlsg.simulations.planning.row_faults import check_rows, check_split
-from fedlsg.simulations.planning.run_base import Base, Own
+from fedlsg.simulations.planning.run_base import Base, Own, OwnPart
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.last_payload import batch_key
@@ -139,7 +141,13 @@ class Deployed:
         """Partition, N_k, and the whole ledger, which the server copies."""
         folder, here = self._admit()
         self._refuse_hopeless(folder, here)
-        content = identity(self.terms.partition, here.num_examples, local=False)
+        content = identity(
+            self.terms.partition,
+            here.num_examples,
+            epsilon=self.terms.epsilon or 0.0,
+            delta=self.terms.delta or 0.0,
+            local=False,
+        )
         content[RECORD] = news_record(folder.news())
         return content
 
@@ -230,14 +238,19 @@ class NodeProcess:
     @property
     def num_examples(self) -> int:
         """N_k."""
-        return len(self.process.base.workload.train)
+        return own_size(self.process.base)
 
     def digest(self, key: bytes) -> str:
-        """Keyed digest of all training rows, computed once: they stay in memory as they were
-        read.
+        """Keyed digest of all training rows, and of whose they are where persons are protected;
+        computed once: they stay in memory as they were read.
         """
         if key not in self._digests:
-            self._digests[key] = data_digest(self.process.base.workload.train, key=key)
+            base = self.process.base
+            found = data_digest(base.workload.train, key=key)
+            if base.person is not None:
+                known = found.encode() + base.person.numpy().tobytes()
+                found = hashlib.blake2b(known, digest_size=DIGEST_BYTES, key=key).hexdigest()
+            self._digests[key] = found
         return self._digests[key]
 
 
@@ -254,11 +267,17 @@ def check_own_rows(base: Base) -> None:
         raise OwnDataError from None
 
 
+def own_size(base: Base) -> int:
+    """N_k of the client whose rows these are."""
+    assert isinstance(base.parts, OwnPart)
+    return base.size_of(base.parts.client)
+
+
 def _some_terms(base: Base) -> ClientTerms:
     """Terms to rehearse with, where those of a round are not announced yet."""
     sigma = base.settings.noise_multiplier or 1.0
     return ClientTerms(
-        num_examples=len(base.workload.train),
+        num_examples=own_size(base),
         sample_rate=base.local.sample_rate,
         noise_multiplier=sigma,
         prune_noise_multiplier=sigma,
@@ -281,6 +300,7 @@ def node_process(
     own = Own(client=terms.partition, read=reader(terms, settings), expected_batch=expected_batch)
     try:
         base = agreed_level(prepare(settings, own=own).with_level(), isolation, terms)
+        base = with_microbatch(base)
         check_own_rows(base)
         # the client checks the model itself: the server's plan may have skipped that
         blocks = count_blocks(base)

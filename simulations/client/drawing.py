@@ -85,12 +85,16 @@ def groups(base: Base, partition: int) -> Groups:
     (``Split.apart``).
     """
 
-    if base.workload.train.groups is None:
+    s, train, ahead = base.settings, base.workload.train, base.ahead
+    if ahead is None and train.groups is None:
         return lambda positions: [positions]
 
     def of(positions: Positions) -> list[Positions]:
         rows = base.parts[partition][positions]
-        return [positions[places] for places in base.workload.train.apart(rows)]
+        if ahead is not None:  # images have one shape, and are read in the order of the batch
+            ahead.expect(rows.numpy(), max(1, base.local.microbatch_size // s.multiplicity))
+            return [positions]
+        return [positions[places] for places in train.apart(rows)]
 
     return of
 
@@ -106,6 +110,8 @@ def batches(base: Base, partition: int, round: int, used_rows: list[Tensor]) -> 
     secret and independent, so it does not matter which row has which draw.
     """
     s, augment, changes = base.settings, base.augment, None
+    if base.ahead is not None:
+        base.ahead.workers.open()  # before secrets are drawn, which a fork would copy
     if augment is not None:
         if isinstance(base.parts, OwnPart):
             generator = torch.Generator().manual_seed(secrets.randbits(63))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from fedlsg.simulations.client.replica import (
     own_basis,
     read_basis_of,
 )
+from fedlsg.simulations.client.virtual import GPU_OPTION, lacks_gpu
+from fedlsg.simulations.planning.memory import with_microbatch
 from fedlsg.simulations.planning.plan import Base, prepare
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.atomic_files import parse_checkpoint, save_bytes
@@ -171,7 +173,9 @@ def is_served() -> bool:
 def process(settings: Settings) -> Process:
     """Data, initial model and W_0, built once a process."""
     set_up(settings)
-    return assemble(_SERVED[-1] if _SERVED else prepare(settings).with_level())
+    if lacks_gpu(settings):
+        log(WARNING, GPU_OPTION)
+    return assemble(_SERVED[-1] if _SERVED else with_microbatch(prepare(settings).with_level()))
 
 
 def set_up(settings: Settings) -> None:
@@ -237,7 +241,7 @@ def load(
             here.base.method,
             announced.round,
             frame,
-            here.base.local,
+            here.state.local_training(here.base.local, announced.updates),
             here.base.sums,
             here.base.unit,
         ),

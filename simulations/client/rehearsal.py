@@ -55,7 +55,7 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
     """
     test = base.workload.test
     if not isinstance(base.workload.train, NoRows):
-        with restored(test.prepare, base.workload.train.prepare):
+        with restored(test.prepare, base.workload.train.prepare, data=True):
             test = arranged(test, base.workload.train)
     rows = probes(test)
     if test.lengths is not None:
@@ -64,7 +64,7 @@ def rehearse(base: Base, terms: ClientTerms) -> None:
     state = base.server_state()
     try:
         with (
-            restored(base.workload.loss, test.prepare, base.workload.models),
+            restored(base.workload.loss, test.prepare, base.workload.models, data=True),
             own_draws(base.device),
         ):
             while True:
@@ -112,6 +112,7 @@ def _answer(
         expected_batch=base.local.expected_batch,
         run_dir="",
         isolation=base.local.isolation,
+        features=base.workload.features_digest,
     )
     dither = base.dither(CLIENT, plan)
     payload = pack_values(
@@ -146,5 +147,9 @@ def _with_rows(base: Base, test: Split, rows: Tensor, size: int) -> Base:
     """The base of a federation whose only client holds public rows, over and over."""
     some = test.pick(rows[torch.arange(size) % len(rows)])
     return replace(
-        base, workload=replace(base.workload, train=some), parts=[torch.arange(size)], declared=None
+        base,
+        workload=replace(base.workload, train=some),
+        parts=[torch.arange(size)],
+        declared=None,
+        person=torch.arange(size) if base.unit.persons else None,
     )

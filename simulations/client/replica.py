@@ -24,6 +24,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
+from fedlsg import bounded
 from fedlsg.carriers.probe import Basis, CannotDrawError, flatten, refresh_of, unflatten
 from fedlsg.frame import Frame
 from fedlsg.gradients import trainable
@@ -145,6 +146,7 @@ class Own:
             return None
         try:
             content = io.BytesIO(load_bytes(self.run.replica(self.owner)))
+            bounded.check_stored(content)
             saved = torch.load(content, map_location="cpu", weights_only=True)
         except (OSError, ValueError):
             return None

@@ -26,7 +26,7 @@ from fedlsg.carriers.personal import personal_gradient, personal_size, personal_
 from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked, trainable
-from fedlsg.method import client_step, largest
+from fedlsg.method import LocalTraining, client_step, largest
 from fedlsg.payload import Dither, Expected, keeps_memory, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
 from fedlsg.simulations.client.ahead import AHEAD
@@ -41,7 +41,7 @@ from fedlsg.simulations.client.client_account import (
     takes_part_in_secret,
 )
 from fedlsg.simulations.client.drawing import batches, draws, groups, sampler_of, stream_of
-from fedlsg.simulations.client.node.conditions import check_level
+from fedlsg.simulations.client.node.conditions import check_features, check_level
 from fedlsg.simulations.client.process_state import HISTORY, Loaded, Process, load, process
 from fedlsg.simulations.client.secure_sum import asked_stage, masked_values
 from fedlsg.simulations.planning.plan import Base
@@ -114,7 +114,7 @@ def answer_in(
     stored = stored_payload(account, box, question, announced.round)
     if stored is not None:
         return stored
-    terms = own_terms(announced, len(here.base.parts[partition]))
+    terms = own_terms(announced, here.base.size_of(partition))
     plan = loaded.plan.for_client(terms)
     train = partial(
         train_round, here, account, plan, terms.num_examples, loaded.parameters, loaded=loaded
@@ -122,7 +122,7 @@ def answer_in(
     if plan.sums is not None:
         return masked_values(here.base, plan, partition, content, state, train)
     if plan.frame.personal:
-        return _personal_round(here, plan, terms, announced, box, question, train)
+        return _personal_round(here, plan, announced, box, question, train)
     values = train()
     return send(
         values, plan.frame, here.base, announced, here.base.dither(partition, plan), box, question
@@ -142,6 +142,7 @@ def follow(
     """
     run, client, digest = account.run, account.client, None
     check_level(here.base, announced.isolation)
+    check_features(here.base, announced.features)
     if here.replica is not None:
         digest = here.replica.follow(content, announced, run, client, shared=shared)
     return load(here, announced, content, digest, run, client, shared=shared)
@@ -150,7 +151,6 @@ def follow(
 def _personal_round(
     here: Process,
     plan: RoundPlan,
-    terms: ClientTerms,
     announced: Announcement,
     box: Box,
     question: str,
@@ -165,7 +165,8 @@ def _personal_round(
     payload = pack_values(
         encode(values, frame), frame, base, announced, base.dither(client, plan), box.last
     )
-    return box.store(question, payload, moved(before, values, frame, base, terms), round=plan.round)
+    after = moved(before, values, frame, base, plan.local)
+    return box.store(question, payload, after, round=plan.round)
 
 
 def remembers(base: Base) -> bool:
@@ -207,15 +208,16 @@ def moved(
     values: Float[Tensor, " kept"],
     frame: Frame,
     base: Base,
-    terms: ClientTerms,
+    local: LocalTraining,
 ) -> Float[Tensor, " size"]:
     """The displacement after a round: a step of SGD by the client's own noisy values, over its own
-    q_k N_k.
+    q_k N_k; its rate follows the schedule, too.
 
     ``values``: what the mechanism released, clipped with the shared part and noisy; nothing else of
     the data is read.
     """
-    rate = base.personal_rate / (terms.sample_rate * terms.num_examples)
+    falling = local.learning_rate / base.local.learning_rate
+    rate = base.personal_rate * falling / local.batch
     return displacement - rate * personal_gradient(values, frame)
 
 
@@ -271,6 +273,7 @@ def train_round(
         nullcontext() if summed else here.passing(),
         nullcontext() if summed else draws(base, partition, round),
     ):
+        persons = base.persons_of(partition)
         compute = client_step if plan.releases_examples else client_update
         values = compute(
             here.state.model,
@@ -287,6 +290,7 @@ def train_round(
             scale=plan.scale(here.state.parameters) if plan.phase is Phase.PRUNING else None,
             checked=checked,
             add=add,
+            **({} if persons is None else {"persons": persons}),
         )
     if not secret:
         account.keep_truth(round, used_rows)
@@ -333,6 +337,13 @@ def keeps_payload(base: Base) -> bool:
     if base.unit.at_server:
         return False
     return base.sums is None and (base.method.mechanism.adds_noise or base.index_mode == "explicit")
+
+
+def keeps_one_round(base: Base) -> bool:
+    """Whether a stored payload only answers its own request: explicit indices also say which were
+    sent last.
+    """
+    return base.index_mode != "explicit"
 
 
 def pack_values(

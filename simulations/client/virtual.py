@@ -10,6 +10,7 @@ each client being in the sum, or not, by its own data alone.
 """
 
 import math
+import os
 import signal
 import sys
 import threading
@@ -17,15 +18,18 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedlsg.simulations.client.node.refusals import log_failure
+from fedlsg.simulations.settings.settings import Settings
 from fedlsg.strategies.protocol.wire import (
     FAILED,
     IN_RUN_LOG,
@@ -155,6 +159,20 @@ def in_simulation() -> bool:
         and ray.is_initialized()
         and ray.get_runtime_context().get_actor_id() is not None
     )
+
+
+GPU_OPTION = (
+    "this machine has a GPU, and Flower gives its clients none unless it is told: add "
+    "--federation-config 'client-resources-num-gpus=0.25' to `flwr run` (four clients share a "
+    "GPU), or give device=cpu"
+)
+
+
+def lacks_gpu(settings: Settings) -> bool:
+    """Whether Flower's simulation hides this machine's GPU from a client that would use it."""
+    flowers = settings.engine in ("auto", "flower") and in_simulation()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == "" and any(Path("/dev").glob("nvidia[0-9]*"))
+    return flowers and settings.device != "cpu" and hidden and not torch.cuda.is_available()
 
 
 @contextmanager

@@ -5,12 +5,14 @@ same trust and delta, and their epsilons differ by one percent at most. Lines wi
 epsilon are in every panel of their task, marked as NOT PRIVATE.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
+from typing import NamedTuple
 
 from fedlsg.config.choices import choose
-from fedlsg.simulations.compare.lines import SAME, Line, measured, score_words
+from fedlsg.simulations.compare.lines import SAME, Line, marked, measured, score_words
+from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.report.page import Table
 from fedlsg.simulations.report.table import Column, make_table
 from fedlsg.simulations.report.words import human_bytes
@@ -44,59 +46,52 @@ def make_view(axis: str | None, link: str | None) -> View:
     return View(bytes=axis == "bytes", link=None if link is None else parse_link(link))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Panel:
+class Panel(NamedTuple):
     """Lines at the epsilon of the ``title``, the fewest bytes first; some may be not private."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: list[Line]
 
 
-def panels(table: Sequence[Line]) -> list[Panel]:
+def panels(table: pd.DataFrame) -> list[Panel]:
     """The finished lines in panels of equal epsilon, ascending; tasks in the order of the table."""
-    sent = sorted(
-        (line for line in table if line.mean_of("uplink_bytes")),
-        key=lambda line: (line.mean_of("uplink_bytes"), line.name),
-    )
-    tasks = list(dict.fromkeys(line.task for line in table if line in sent))
+    sent = table[table.uplink_bytes_total.fillna(0.0).gt(0.0)]
     found = []
-    for task in tasks:
-        prefix = f"{task[0]}: " if len(tasks) > 1 else ""
-        own = [line for line in sent if line.task == task]
-        groups = _equal([line for line in own if line.bounded]) or [[]]
-        for group in groups:
+    for task, own in sent.groupby("task", sort=False):
+        prefix = f"{task[0]}: " if sent.task.nunique() > 1 else ""
+        bounded = own.epsilon_max < math.inf
+        shown = list(own.sort_values(["uplink_bytes_total", "name"]).itertuples())
+        for group in _equal(own[bounded]) or [[]]:
             title = _title(group) if group else "no private method"
-            shown = [line for line in own if line in group or not line.bounded]
-            found.append(Panel(title=prefix + title, lines=tuple(shown)))
+            kept = [line for line in shown if line in group or line.epsilon_max == math.inf]
+            found.append(Panel(prefix + title, kept))
     return found
 
 
-def _equal(own: Sequence[Line]) -> list[list[Line]]:
+def _equal(own: pd.DataFrame) -> list[list[Line]]:
     """Groups of one claim and of equal epsilon, ascending."""
     groups: list[list[Line]] = []
-    most = 0.0
-    for line in sorted(own, key=lambda line: (_claim(line), line.epsilon)):
-        epsilon = line.epsilon or 0.0
-        if groups and _claim(groups[-1][0]) == _claim(line) and epsilon <= most:
+    for line in sorted(own.itertuples(), key=lambda line: (_claim(line), line.epsilon_max)):
+        first = groups[-1][0] if groups else line
+        limit = first.epsilon_max * (1 + SAME)
+        if groups and _claim(first) == _claim(line) and line.epsilon_max <= limit:
             groups[-1].append(line)
         else:
             groups.append([line])
-            most = epsilon * (1 + SAME)
     return groups
 
 
 def _claim(line: Line) -> tuple[str, str, float]:
     """What an epsilon refers to: level, trust and delta."""
-    return line.unit.level, line.trust, float(line.setting("delta") or 0.0)
+    return line.level, line.trust, line.delta or 0.0
 
 
 def _title(group: Sequence[Line]) -> str:
-    epsilons = sorted({f"{line.epsilon:.3g}" for line in group}, key=float)
     level, trust, delta = _claim(group[0])
-    span = " to ".join(dict.fromkeys((epsilons[0], epsilons[-1])))
+    ends = (f"{group[at].epsilon_max:.3g}" for at in (0, -1))
     of = level and f", {level}"
     against = "" if trust == "client" else f", of the sum only, against its clients (trust={trust})"
-    return f"epsilon {span} at delta {delta:g}{of}{against}"
+    return f"epsilon {' to '.join(dict.fromkeys(ends))} at delta {delta:g}{of}{against}"
 
 
 NOTE = (
@@ -108,19 +103,18 @@ NOTE = (
 
 def panel_table(panel: Panel) -> Table:
     """A row for each line of a panel; no column of transfer if no link is given."""
-    scores = measured(panel.lines).replace("test accuracy", "accuracy")
     ratio = "{:.1f}x".format
     columns = [
-        Column("method", attrgetter("marked")),
-        Column(scores, score_words),
-        Column("n", lambda line: len(line.done)),
-        Column("uplink", methodcaller("mean_of", "uplink_bytes"), human_bytes),
-        Column("saved", attrgetter("saved"), ratio, optional=2),
-        Column("both ways", _both_ways, human_bytes),
-        Column("saved", methodcaller("compression", "uplink", "downlink"), ratio, optional=1),
+        Column("method", marked),
+        Column(measured(panel.lines).replace("test accuracy", "accuracy"), score_words),
+        Column("n", "n"),
+        Column("uplink", "uplink_bytes_total", human_bytes),
+        Column("saved", "saved_ratio", ratio, optional=2),
+        Column("both ways", both_ways, human_bytes),
+        Column("saved", "saved_both", ratio, optional=1),
     ]
-    if any(line.transfer is not None for line in panel.lines):
-        columns.append(Column("transfer, s", attrgetter("transfer"), ".3g"))
+    if any(line.transfer_seconds is not None for line in panel.lines):
+        columns.append(Column("transfer, s", "transfer_seconds", ".3g"))
     return make_table(
         columns,
         panel.lines,
@@ -129,11 +123,6 @@ def panel_table(panel: Panel) -> Table:
     )
 
 
-def _both_ways(line: Line) -> float:
-    return sum(line.mean_of(f"{way}_bytes") or 0.0 for way in ("uplink", "downlink"))
-
-
-def bytes_markdown(table: Sequence[Line]) -> str:
-    """A heading and a Markdown table for each panel."""
-    found = [f"## {panel.title}\n\n{panel_table(panel).markdown}" for panel in panels(table)]
-    return "\n".join([*found, NOTE, ""])
+def both_ways(line: Line) -> float:
+    """Bytes of all payloads of a run."""
+    return float(line.uplink_bytes_total + (line.downlink_bytes_total or 0.0))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fedlsg.owner_only import make_file
-from fedlsg.simulations.engines import ahead
+from fedlsg.simulations.engines import ahead, signals
 from fedlsg.simulations.settings.settings import permit_code
 from fedlsg.user_code.failure import without_exit
 
@@ -94,6 +94,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
+        signals.allow(2 * PARTING_SECONDS)
         self.channel, theirs = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=serve, args=(theirs,))
         with environment(SAFE_PATH, "1"):

@@ -2,15 +2,16 @@
 them.
 """
 
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from fedlsg.simulations.compare.cells import Cell, grouped, word
-from fedlsg.simulations.compare.runner import Ended, Folder
+from fedlsg import bounded
+from fedlsg.simulations.compare.cells import Cell, word
+from fedlsg.simulations.compare.pandas_library import pd
+from fedlsg.simulations.compare.runner import CELLS, Ended, Folder
 from fedlsg.simulations.planning.continuity import HARMLESS
 from fedlsg.simulations.storage.examined import RESULTS, Say, open_run
 from fedlsg.simulations.storage.journal import Link
@@ -19,7 +20,6 @@ from fedlsg.simulations.storage.results import Result, read_run
 SHOWN = frozenset({"rank", "sparsity", "epsilon", "noise_multiplier"})
 """Settings with a column of their own, or that follow from one."""
 
-CELLS = "cells"
 LABELLED = 2
 """A label names at most so many settings."""
 
@@ -62,79 +62,54 @@ def read_runs(paths: Iterable[Path], link: Link | None = None, say: Say = warn) 
         for run in [config.parent for config in cells] or [path]:
             result = read_run(open_run(run, RESULTS, say).path, link=link)
             place = run.expanduser().resolve()
-            varied = _varied(run, result) if cells else ()
-            result = replace(result, label=_grid_label(place), varied=varied)
+            grid = _grid_of(place)
+            varied = _varied(place, result, grid.get("vary", ())) if cells else ()
+            label = _grid_label(place, grid.get("methods", ()))
+            result = replace(result, label=label, varied=varied)
             runs[place] = replace(result, group=_group(result))
     if not runs:
         raise ValueError("expected at least one run directory")
-    labels = _clear_labels(runs.values())
-    families = grouped(runs, lambda place: (_workload(runs[place]), runs[place].method))
-    several = len({workload for workload, _ in families}) > 1
-    for (workload, _), places in families.items():
-        names = _names([runs[place] for place in places], labels)
-        for place, (label, detail) in zip(places, names, strict=True):
-            label = f"{workload} {label}" if several else label
-            runs[place] = replace(runs[place], label=label, detail=detail)
-    return list(runs.values())
+    return _labelled(list(runs.values()))
 
 
-def _workload(run: Result) -> Any:
-    return run.settings.get("workload")
+def _labelled(runs: list[Result]) -> list[Result]:
+    """The runs with labels that distinguish them."""
+    facts = [(run.settings.get("workload"), run.method, run.label, run.group) for run in runs]
+    table = pd.DataFrame(facts, columns=["workload", "method", "label", "group"])
+    table["settings"] = list(map(_hidden, runs))
+    meanings = (table.method + table.settings.map(str)).groupby([table.workload, table.label])
+    clear = table.label.ne("") & meanings.transform("nunique").eq(1)
+    labelled = list(runs)
+    families = table.groupby(["workload", "method"], sort=False, dropna=False)
+    for (workload, method), own in families:
+        one_each = len(own[["group", "label"]].drop_duplicates()) == own.group.nunique()
+        settings = pd.DataFrame(list(own.settings), own.index, dtype=object)
+        texts = settings.where(settings.notna(), None).map(str)
+        differing = sorted(texts.columns[texts.nunique() > 1])
+        for at in own.index:
+            given = settings.loc[at, differing].dropna()
+            detail = ", ".join(f"{name}={value}" for name, value in given.items())
+            if one_each and clear[own.index].all():
+                label = own.label[at]
+            elif len(differing) > LABELLED:
+                number = texts.groupby(differing, sort=False).ngroup()[at] + 1
+                label = f"{method} #{number}"
+            else:
+                label = f"{method} ({detail})" if detail else method
+            label = f"{workload} {label}" if table.workload.nunique() > 1 else label
+            labelled[at] = replace(runs[at], label=label, detail=detail)
+    return labelled
 
 
-def _clear_labels(runs: Iterable[Result]) -> set[tuple[Any, str]]:
-    """The workloads and labels of grids that mean one method with one setting each."""
-    clear = set()
-    for label, labelled in grouped(runs, lambda run: (_workload(run), run.label)).items():
-        meanings = {(run.method, str(_hidden(run))) for run in labelled}
-        if label[1] and len(meanings) == 1:
-            clear.add(label)
-    return clear
-
-
-def _names(runs: Sequence[Result], labels: Set[tuple[Any, str]]) -> list[tuple[str, str]]:
-    """(label, detail) of the runs of one method on one workload.
-
-    Those of their grids where all are in ``labels``; else by the settings that have no column.
-    """
-    clear = all((_workload(run), run.label) in labels for run in runs)
-    groups = {run.group for run in runs}
-    kept = clear and len({(run.group, run.label) for run in runs}) == len(groups)
-    hidden = [_hidden(run) for run in runs]
-    variants = list({str(settings): settings for settings in hidden}.values())
-    differing = []
-    for name in sorted(set().union(*variants)):
-        if len({str(settings.get(name)) for settings in variants}) > 1:
-            differing.append(name)
-    names = []
-    for run, settings in zip(runs, hidden, strict=True):
-        given = (name for name in differing if settings.get(name) is not None)
-        detail = ", ".join(f"{name}={settings[name]}" for name in given)
-        if kept:
-            label = run.label
-        elif len(differing) > LABELLED:
-            label = f"{run.method} #{variants.index(settings) + 1}"
-        else:
-            label = f"{run.method} ({detail})" if detail else run.method
-        names.append((label, detail))
-    return names
-
-
-def _grid_label(cell: Path) -> str:
+def _grid_label(cell: Path, methods: Iterable[str]) -> str:
     """What a run is called in its grid; empty if there is none."""
-    methods = _grid_of(cell).get("methods", ())
     return max((name for name in methods if cell.name.startswith(f"{name}-")), key=len, default="")
 
 
-def _varied(cell: Path, result: Result) -> tuple[tuple[str, Any], ...]:
+def _varied(cell: Path, result: Result, names: Iterable[str]) -> tuple[tuple[str, Any], ...]:
     """The settings that a grid varies for a cell, which its name has, and their values."""
-    varied = []
-    for name in _grid_of(cell).get("vary", ()):
-        if name in result.settings:
-            value = result.settings[name]
-            if f"-{word(name, value)}-" in f"{cell.name}-":
-                varied.append((name, value))
-    return tuple(varied)
+    values = [(name, result.settings[name]) for name in names if name in result.settings]
+    return tuple(one for one in values if f"-{word(*one)}-" in f"{cell.name}-")
 
 
 def _grid_of(cell: Path) -> dict[str, Any]:
@@ -145,7 +120,7 @@ def _grid_of(cell: Path) -> dict[str, Any]:
     if cell.parent.name != CELLS:
         return {}
     try:
-        table = tomllib.loads((cell.parent.parent / "grid.toml").read_text())
+        table = bounded.read_toml(cell.parent.parent / "grid.toml")
     except (OSError, ValueError):
         return {}
     return {key: value for key, value in table.items() if isinstance(value, dict)}

@@ -13,17 +13,12 @@ from rich.console import Console
 
 from fedlsg import strategies, user_code
 from fedlsg.simulations import workloads
-from fedlsg.simulations.compare.bytes_axis import NOTE, PLAIN, View, panel_table, panels
+from fedlsg.simulations.compare.bytes_axis import PLAIN, View
 from fedlsg.simulations.compare.cell_worker import Outcome
 from fedlsg.simulations.compare.cells import Cell, Grid, dropped_lines, grouped
 from fedlsg.simulations.compare.collect import cell_result, read_runs
 from fedlsg.simulations.compare.comparison_files import Comparison, Output, write_page, write_tables
-from fedlsg.simulations.compare.comparison_table import (
-    comparison_table,
-    notes,
-    unfinished,
-    variants,
-)
+from fedlsg.simulations.compare.comparison_table import unfinished
 from fedlsg.simulations.compare.grid_file import (
     KINDS,
     as_toml,
@@ -38,16 +33,15 @@ from fedlsg.simulations.compare.grid_file import (
 from fedlsg.simulations.compare.grid_progress import GridDisplay
 from fedlsg.simulations.compare.runner import (
     Folder,
+    Limits,
     Ray,
-    check_limits,
     check_same_settings,
     one_ray,
     run_cells,
     share_out,
 )
-from fedlsg.simulations.engines.process import sigterm_raises
 from fedlsg.simulations.report.run_page import run_page
-from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
+from fedlsg.simulations.report.terminal import print_line, print_note, print_parts, print_whole
 from fedlsg.simulations.report.tiles import check_against
 from fedlsg.simulations.settings.rule_checker import all_refused, left_out, refusal
 from fedlsg.simulations.settings.settings import permit_code
@@ -123,22 +117,17 @@ def _each(varied: object) -> list[dict[str, Any]]:
 def compare_command(
     grid: Grid,
     out: str | None,
-    *,
-    jobs: int | None,
-    budget_minutes: float | None,
+    limits: Limits,
     console: Console,
     view: View = PLAIN,
-    yes: bool = False,
 ) -> int:
-    """Run or resume a grid; returns the exit status: 1 where a cell failed. ``jobs``: see
-    ``share_out``.
+    """Run or resume a grid; returns the exit status: 1 where a cell failed.
 
-    Where it takes more than an hour, a terminal is asked whether to go on, unless ``yes``.
+    Where it takes more than an hour, a terminal is asked whether to go on.
 
     Raises ValueError before anything runs if a cell cannot run, or was run in this folder with
     other settings.
     """
-    budget_seconds = check_limits(jobs, budget_minutes)
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
     grid, refused = accepted(grid)
     dropped = (*left_out(refused), *dropped_lines(grid.dropped()))
@@ -154,8 +143,8 @@ def compare_command(
             path.mkdir(parents=True, exist_ok=True)
             check_same_settings(folder, cells)
             write_atomically(path / "grid.toml", text.encode())
-        with exclusive(RunDir(path)), sigterm_raises():
-            return _run(cells, folder, text, jobs, ray, budget_seconds, console, view, yes)
+        with exclusive(RunDir(path)):
+            return _run(cells, folder, text, limits, ray, console, view)
 
 
 def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
@@ -180,12 +169,10 @@ def _run(
     cells: Sequence[Cell],
     folder: Folder,
     text: str,
-    jobs: int | None,
+    limits: Limits,
     ray: Ray,
-    budget_seconds: float | None,
     console: Console,
     view: View,
-    yes: bool,
 ) -> int:
     workload = user_code.shown(str(cells[0].given["workload"]))
     title = f"{workload}: {len({cell.label for cell in cells})} methods compared"
@@ -212,19 +199,18 @@ def _run(
         known=[
             float(summary["wall_seconds"]) for summary in summaries if "wall_seconds" in summary
         ],
-        budget_seconds=budget_seconds,
-        yes=yes,
+        limits=limits,
     )
     try:
         with (
             display.progress,
-            share_out(folder.unfinished(cells), jobs, ray) as (shared, at_a_time),
+            share_out(folder.unfinished(cells), limits.jobs, ray) as (shared, at_a_time),
         ):
             run_cells(
                 shared,
                 folder,
                 jobs=at_a_time,
-                budget_seconds=budget_seconds,
+                budget=limits.seconds,
                 started=display.started,
                 running=display.running,
                 ended=ended,
@@ -246,19 +232,11 @@ RUNS_LEFT = (
 
 def show(made: Comparison, folder: Path, console: Console, more: str = CELLS_LEFT) -> None:
     """The table on the terminal, what is not in it, how to continue (``more``), and the page."""
-    table, results = made.table, made.results
-    print_table(comparison_table(table), console)
-    for note in notes(table):
-        print_note(note, console)
-    if made.view.bytes:
-        for panel in panels(table):
-            print_table(panel_table(panel), console)
-        print_note(NOTE, console)
-    for label, text in variants(table).items():
-        print_note(f"{label}: {text}", console)
+    results = made.results
+    print_parts([*made.methods, *made.bytes], console)
     for note in made.view.notes:
         print_note(note, console, style="yellow")
-    for name, text in unfinished(table).items():
+    for name, text in unfinished(results).items():
         if text != "not run":  # counted below; a large grid has hundreds
             style = "red" if text.startswith("failed") else "yellow"
             print_whole(f"{name}: {text}", console, style)

@@ -15,21 +15,21 @@ from fedlsg.simulations.compare.bytes_axis import (
     NOTE,
     PLAIN,
     View,
-    bytes_markdown,
     panel_table,
     panels,
 )
 from fedlsg.simulations.compare.comparison_table import (
     comparison_table,
     notes,
+    runs_of,
     sentences,
     table_csv,
-    table_markdown,
     unfinished,
     variants,
 )
 from fedlsg.simulations.compare.lines import PROBE, Line, lines
-from fedlsg.simulations.compare.plots import Charts, figures, targets_of
+from fedlsg.simulations.compare.pandas_library import pd
+from fedlsg.simulations.compare.plots import Charts, figures
 from fedlsg.simulations.report.facts import epsilon_section, made_section, row_warnings
 from fedlsg.simulations.report.figure import interactive, picture, png
 from fedlsg.simulations.report.page import (
@@ -39,7 +39,8 @@ from fedlsg.simulations.report.page import (
     Text,
     data_section,
     download,
-    facts_of,
+    facts_if_any,
+    markdown,
     sections,
 )
 from fedlsg.simulations.report.template import render
@@ -98,21 +99,39 @@ class Comparison:
     view: View = PLAIN
 
     @cached_property  # its results never change
-    def table(self) -> list[Line]:
+    def table(self) -> pd.DataFrame:
         """Its runs as lines."""
         return lines(self.results)
+
+    @property
+    def methods(self) -> list[Part]:
+        """The table, what its columns mean, and what numbered labels stand for."""
+        words = [Text(words=note, style="note") for note in notes(self.table)]
+        return [comparison_table(self.table), *words, *facts_if_any(variants(self.table))]
+
+    @property
+    def bytes(self) -> list[Part]:
+        """The tables of the bytes axis."""
+        if not self.view.bytes:
+            return []
+        return [*map(panel_table, panels(self.table)), Text(words=NOTE, style="note")]
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The texts of its tables by the names of their files."""
+        more = (Text(words=note) for note in self.view.notes)
+        left = facts_if_any(unfinished(self.results))
+        texts = {
+            "results.csv": results_csv(self.results),
+            "table.csv": table_csv(self.table),
+            "table.md": markdown([*self.methods, *more, *left]),
+        }
+        return texts | ({"bytes.md": markdown(self.bytes)} if self.bytes else {})
 
 
 def write_tables(folder: Path, made: Comparison) -> None:
     """results.csv, table.csv and table.md, and bytes.md on the bytes axis: milliseconds."""
-    texts = {
-        "results.csv": results_csv(made.results),
-        "table.csv": table_csv(made.table),
-        "table.md": table_markdown(made.table, made.view.notes),
-    }
-    if made.view.bytes:
-        texts["bytes.md"] = bytes_markdown(made.table)
-    for name, text in texts.items():
+    for name, text in made.files.items():
         write_atomically(folder / name, text.encode())
 
 
@@ -158,7 +177,7 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
     first, *others = sentences(table)
     more = [Text(words=" ".join(others))] if others else []
     dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
-    left = unfinished(table)
+    rows = {"table.csv": "a row for each line of the table", "results.csv": "a row for each run"}
     return render(
         Page(
             kind="fedlsg compare",
@@ -168,50 +187,39 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
             warnings=tuple(warnings(table)),
             advice=(*advice(table), *view.notes, *dropped),
             sections=sections(
-                ("All methods", [*more, *_table(table)]),
+                ("All methods", [*more, *made.methods]),
                 ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),
-                ("Accuracy against bytes", _panels(table) if view.bytes else []),
+                ("Accuracy against bytes", made.bytes),
                 epsilon_section(results),
-                ("Not in the means", [facts_of(left)] if left else []),
+                ("Not in the means", facts_if_any(unfinished(results))),
                 made_section(
                     [run for run in results if run.done],
                     Code(text=made.command),
                     Code(text=made.grid, note=GRID),
                 ),
                 data_section(
-                    download(
-                        "table.csv", table_csv(table).encode(), "a row for each line of the table"
-                    ),
-                    download("results.csv", results_csv(results).encode(), "a row for each run"),
+                    *(
+                        download(name, made.files[name].encode(), says)
+                        for name, says in rows.items()
+                    )
                 ),
             ),
         )
     )
 
 
-def _table(table: Sequence[Line]) -> list[Part]:
-    """The table, what its columns mean, and what numbered labels stand for."""
-    named = variants(table)
-    text = [Text(words=note, style="note") for note in notes(table)]
-    return [comparison_table(table), *text, *([facts_of(named)] if named else [])]
-
-
-def _figure(name: str, made: "Charts | Figure", table: Sequence[Line]) -> Part:
+def _figure(name: str, made: "Charts | Figure", table: pd.DataFrame) -> Part:
     """Charts, or a heat map as it is."""
-    single = name == "accuracy-epsilon" and len(targets_of(table)) < 2  # a row for each method
+    single = (
+        name == "accuracy-epsilon" and table.epsilon_target.nunique() < 2
+    )  # a row for each method
     caption = CAPTIONS["accuracy" if single else name]
     if isinstance(made, tuple):
         return interactive(made, caption, columns=3 if len(made) % 2 else 2)
     return picture(made, caption)
 
 
-def _panels(table: Sequence[Line]) -> list[Part]:
-    """The tables of the bytes axis."""
-    tables = [panel_table(panel) for panel in panels(table)]
-    return [*tables, Text(words=NOTE, style="note")] if tables else []
-
-
-def lead(results: Sequence[Result], table: Sequence[Line]) -> str:
+def lead(results: Sequence[Result], table: pd.DataFrame) -> str:
     """How many runs, settings and seeds."""
     done = sum(run.done for run in results)
     seeds = sorted({run.settings["seed"] for run in results if "seed" in run.settings})
@@ -219,11 +227,11 @@ def lead(results: Sequence[Result], table: Sequence[Line]) -> str:
     return f"{done} of {len(results)} runs finished, {len(table)} settings, seeds {words or '--'}."
 
 
-def warnings(table: Sequence[Line]) -> list[str]:
+def warnings(table: pd.DataFrame) -> list[str]:
     """What nobody may overlook: no privacy, no better than guessing, held-out accuracy."""
-    runs = [run for line in table for run in line.runs]
-    public = dict.fromkeys(line.name for line in table if line.private is False)
-    lost = [_at_target(line) for line in table if line.beats_chance is False]
+    runs = runs_of(table)
+    public = table.name[table.private.eq(False)].unique()
+    lost = list(map(_at_target, table[table.beats_chance.eq(False)].itertuples()))
     stopped = [run.name for run in runs if run.done and run.reason]
     found = {
         f"{NOT_PRIVATE}: {', '.join(public)}. No privacy is claimed for these runs.": public,
@@ -231,7 +239,7 @@ def warnings(table: Sequence[Line]) -> list[str]:
         "Stopped before their last round, with the epsilon of the rounds that ran: "
         f"{', '.join(stopped)}.": stopped,
     }
-    return [*(words for words, said in found.items() if said), *row_warnings(runs)]
+    return [*(words for words, said in found.items() if len(said)), *row_warnings(runs)]
 
 
 def _at_target(line: Line) -> str:
@@ -239,9 +247,9 @@ def _at_target(line: Line) -> str:
     return line.name if target is None else f"{line.name} at epsilon {target:g}"
 
 
-def advice(table: Sequence[Line]) -> list[str]:
+def advice(table: pd.DataFrame) -> list[str]:
     """What would make the comparison more useful: the private linear probe."""
-    methods = {line.method for line in table if line.private}
+    methods = set(table.method[table.private.eq(True)])
     if not methods or PROBE in methods:
         return []
     return [

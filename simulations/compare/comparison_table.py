@@ -5,136 +5,102 @@ that leads is the highest mean, no more: it is said whether its lead over the ne
 than its standard error, paired by seed.
 """
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter, methodcaller
-from typing import Any
+from operator import attrgetter
+from typing import Literal
 
-from fedlsg.config.units import EXAMPLE, UNITS
-from fedlsg.simulations.compare.cells import grouped
-from fedlsg.simulations.compare.lines import PROBE, Line, measured, score_words, value_words
+from fedlsg.config.units import EXAMPLE, unit_named
+from fedlsg.simulations.compare.lines import PROBE, Line, score_words, value_words
+from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.planning.advice import RHO_MEANING
 from fedlsg.simulations.report.colours import looks
 from fedlsg.simulations.report.facts import trust_words
-from fedlsg.simulations.report.page import RowKind, Table, cell_text
-from fedlsg.simulations.report.table import Column, make_table, records
+from fedlsg.simulations.report.page import RowKind, Table
+from fedlsg.simulations.report.table import Column, make_table
 from fedlsg.simulations.report.words import NOT_PRIVATE, epsilon_words, fewer_bytes, human_bytes
-from fedlsg.simulations.storage.results import Result, as_csv
+from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS
 
 CHANCE_MARK = "†"
 CHANCE_NOTE = f"{CHANCE_MARK} not better than guessing by {STANDARD_ERRORS:g} standard errors"
-OWN = ("rank", "sparsity", "unit", "trust", "rho", "epsilon")
-"""Settings that have a column in every comparison."""
 SETTINGS = ("workload", "model", "rank", "sparsity", "delta")
 """Settings that have a column in every table.csv."""
-RARE = ("rank", "sparsity", "rho", "over_linear_probe", "transfer_seconds")
-DULL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(RARE, "--")
-"""A page leaves out a column that says this of every line, by its key."""
+FILED = [
+    *("epsilon_target", "epsilon_max", "epsilon_outside", "private", "unit", "trust", "rho"),
+    *("accuracy_mean", "accuracy_sd", "loss_mean", "standard_error", "n", "planned", "chance"),
+    *("beats_chance", "over_linear_probe", "uplink_bytes_per_client_round", "saved_ratio"),
+    *("uplink_bytes_total", "downlink_bytes_total", "transfer_seconds", "wall_seconds"),
+    "training_seconds",
+]
+"""The last columns of every table.csv."""
+OWN = {"rank", "sparsity", "unit", "trust", "rho", "epsilon"}
+"""Settings that have a column in every comparison."""
+DULL = {"trust": "client", "unit": EXAMPLE.name} | dict.fromkeys(
+    ("rank", "sparsity", "rho", "over_linear_probe", "transfer_seconds"), "--"
+)
+"""A page leaves out a column that says this of every line, by its name in table.csv."""
 CROWDED = 2
 """Columns beyond this place are optional only where settings are varied."""
 
 
-_rho, _delta = methodcaller("mean_of", "rho"), methodcaller("setting", "delta")
+def varied_names(table: pd.DataFrame) -> list[str]:
+    """The varied settings, in the order of the grid."""
+    return list(
+        dict.fromkeys(
+            name for varied in sorted(table.varied, key=len, reverse=True) for name in varied
+        )
+    )
 
 
-def columns_of(table: Sequence[Line]) -> list[Column]:
-    """Every fact of a line: in tables under its heading, in table.csv under its key."""
-    by_loss = any(line.by_loss for line in table)
-    score = measured(table) if by_loss else "accuracy, %"
-    return [
-        _fact("label", "method"),
-        _fact("method"),
-        _setting("workload"),
-        _setting("model"),
-        _setting("rank", "r", lambda rank: f"{rank or '--'}"),
-        _setting("sparsity", "p", "g", optional=6),
-        _setting("delta"),
-        *(
-            _varied(name)
-            for name in dict.fromkeys(n for line in table for n in line.varied)
-            if name not in OWN
-        ),
-        _fact("epsilon_target"),
-        _fact("epsilon", "epsilon", key="epsilon_max", words=_epsilon),
-        _fact("epsilon_outside", "outside", words=_outside),
-        _fact("private"),
-        _fact("unit.name", "unit", key="unit"),
-        _fact("trust", "trust"),
-        Column("rho", _rho, lambda rho: f"{rho:.2f}" if rho else "--", "rho", optional=4),
-        Column(score, attrgetter("mean"), words=_score, best="least" if by_loss else "most"),
-        Column("", lambda line: None if line.by_loss else line.mean, key="accuracy_mean"),
-        Column("", lambda line: None if line.by_loss else line.sd, key="accuracy_sd"),
-        _mean("loss", "loss_mean"),
-        _fact("standard_error", "s.e.", lambda share: f"{100 * share:.1f}", optional=1),
-        Column("n", lambda line: len(line.done), key="n", words=_seeds),
-        Column("", lambda line: len(line.runs), key="planned"),
-        Column("", lambda line: line.chance and line.chance.level, key="chance"),
-        _fact("beats_chance"),
-        _fact(
-            "over_probe",
-            "over probe",
-            lambda share: f"{100 * share:+.1f}",
-            key="over_linear_probe",
-            optional=7,
-        ),
-        _fact(
-            "uplink",
-            "uplink",
-            human_bytes,
-            key="uplink_bytes_per_client_round",
-            optional=5,
-            best="least",
-        ),
-        _fact("saved", "saved", "{:.1f}x".format, key="saved_ratio", optional=3, best="most"),
-        _mean("uplink_bytes", "uplink_bytes_total"),
-        _mean("downlink_bytes", "downlink_bytes_total"),
-        _fact("transfer", "transfer, s", ".3g", key="transfer_seconds", best="least"),
-        _mean("wall_seconds", "wall_seconds"),
-        _fact("training_seconds", "training, s", ".3g", optional=2),
-    ]
-
-
-def _fact(name: str, heading: str = "", form: Any = "", *, key: str = "", **more: Any) -> Column:
-    return Column(heading, attrgetter(name), form, key or name, **more)
-
-
-def _setting(name: str, heading: str = "", form: Any = "", **more: Any) -> Column:
-    return Column(heading, methodcaller("setting", name), form, name, **more)
-
-
-def _mean(name: str, key: str) -> Column:
-    return Column("", methodcaller("mean_of", name), key=key)
-
-
-def _varied(name: str) -> Column:
-    key = "" if name in SETTINGS else name
-    return Column(name, lambda line: line.varied.get(name), value_words, key)
-
-
-def table_csv(table: Sequence[Line]) -> str:
+def table_csv(table: pd.DataFrame) -> str:
     """The aggregated table, shares in 0..1."""
-    return as_csv(records(columns_of(table), table), otherwise="label")
+    more = [name for name in varied_names(table) if name not in (*SETTINGS, *OWN)]
+    columns = ["label", "method", *SETTINGS, *more, *FILED]
+    return str(table[columns].to_csv(index=False))
 
 
-def comparison_table(table: Sequence[Line]) -> Table:
-    """One row a line, in groups of one epsilon target, without columns that say nothing."""
-    columns = [
-        one
-        for one in columns_of(table)
-        if any(one.shown(line) != DULL.get(one.key) for line in table)
-        and (one.key != "epsilon_outside" or any(map(_differs_outside, table)))
+def columns_of(table: pd.DataFrame) -> list[Column]:
+    """What tables say of a line; their values are columns of the table."""
+    score = "test loss" if table.by_loss.any() else "accuracy, %"
+    best: Literal["most", "least"] = "most" if table.more_is_better.all() else "least"
+    return [
+        Column("method", "label"),
+        Column("r", "rank", lambda rank: f"{rank or '--'}"),
+        Column("p", "sparsity", "g", optional=6),
+        *(Column(name, name, value_words) for name in varied_names(table) if name not in OWN),
+        Column("epsilon", "epsilon_max", words=_epsilon),
+        Column("outside", "epsilon_outside", words=_outside),
+        Column("unit", "unit"),
+        Column("trust", "trust"),
+        Column("rho", "rho", lambda rho: f"{rho:.2f}" if rho else "--", optional=4),
+        Column(score, "mean", words=_score, best=best),
+        Column("s.e.", "standard_error", lambda share: f"{100 * share:.1f}", optional=1),
+        Column("n", "n", words=_seeds),
+        Column("over probe", "over_linear_probe", lambda share: f"{100 * share:+.1f}", optional=7),
+        Column("uplink", "uplink_bytes_per_client_round", human_bytes, optional=5, best="least"),
+        Column("saved", "saved_ratio", "{:.1f}x".format, optional=3, best="most"),
+        Column("transfer, s", "transfer_seconds", ".3g", best="least"),
+        Column("training, s", "training_seconds", ".3g", optional=2),
     ]
-    if not any(line.varied.keys() - set(OWN) for line in table):
+
+
+def comparison_table(table: pd.DataFrame) -> Table:
+    """One row a line, in groups of one epsilon target, without columns that say nothing."""
+    rows = list(table.itertuples())
+    columns = [
+        one for one in columns_of(table) if {*map(one.shown, rows)} != {DULL.get(str(one.value))}
+    ]
+    if not any(map(_differs_outside, rows)):
+        columns = [one for one in columns if one.value != "epsilon_outside"]
+    if not set(varied_names(table)) - OWN:
         columns = [
             replace(one, optional=one.optional * (one.optional <= CROWDED)) for one in columns
         ]
-    colours = looks([(line.method, line.name) for line in table])
+    colours = looks(list(zip(table.method, table.name, strict=True)))
     return make_table(
         columns,
-        table,
+        rows,
         style=_style,
         colour=lambda line: colours[line.name][0],
         group=lambda line: (
@@ -158,13 +124,13 @@ def _score(line: Line) -> str:
 
 
 def _seeds(line: Line) -> str:
-    return "/".join(dict.fromkeys((str(len(line.done)), str(len(line.runs)))))
+    return "/".join(dict.fromkeys((str(line.n), str(line.planned))))
 
 
 def _epsilon(line: Line) -> str:
     if line.private is None:
         return "--" if line.epsilon_target is None else f"({line.epsilon_target:g})"
-    return epsilon_words(line.epsilon or 0.0) if line.private else NOT_PRIVATE
+    return epsilon_words(line.epsilon_max) if line.private else NOT_PRIVATE
 
 
 def _outside(line: Line) -> str:
@@ -174,68 +140,59 @@ def _outside(line: Line) -> str:
 
 def _differs_outside(line: Line) -> bool:
     """Whether a reader outside has a smaller epsilon than the clients of a sum."""
-    return _outside(line) != "--" and line.epsilon_outside != line.epsilon
+    return _outside(line) != "--" and line.epsilon_outside != line.epsilon_max
 
 
-def notes(table: Sequence[Line]) -> list[str]:
+def notes(table: pd.DataFrame) -> list[str]:
     """What the columns and marks mean, in sentences."""
-    runs = [run for line in table for run in line.runs]
+    runs = runs_of(table)
     splits = ("the public test split", "held-out training rows, which no epsilon covers")
     rows = " or ".join(splits[held_out] for held_out in sorted({run.held_out for run in runs}))
-    word = "Loss" if any(line.by_loss for line in table) else "Accuracy"
-    found = [
-        f"{word}: mean ± standard deviation over n seeds on {rows}; "
-        "s.e.: its standard error in points, from the spread over seeds and the size of the test "
-        "split.",
+    moved = dict.fromkeys(run.link for run in runs if run.link and run.transfer)
+    guesses = sorted(set(table.chance.dropna()))
+    said = {
+        f"{'Loss' if table.by_loss.any() else 'Accuracy'}: mean ± standard deviation over n seeds "
+        f"on {rows}; s.e.: its standard error in points, from the spread over seeds and the size "
+        "of the test split.": True,
         "Uplink: payload of one client in one round; saved: how many times smaller it is than a "
-        "dense update.",
-    ]
-    units = {line.unit.name for line in table}
-    found += [unit.meaning for unit in UNITS.values() if unit.level and unit.name in units]
-    if any(line.varied for line in table):
-        found.append(
-            "The best of these settings is chosen on these rows: fedlsg compare --search chooses "
-            "on other rows."
-        )
-    found += trust_words(line.trust for line in table)
-    if any(map(_differs_outside, table)):
-        found.append(
-            "Epsilon is against those who know most, under trust=secure the colluders of a sum "
-            "with the server; outside: the epsilon against a reader of the weights alone."
-        )
-    if any(map(_rho, table)):
-        found.append(f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}")
-    links = dict.fromkeys(run.link for line in table if line.transfer for run in line.runs)
-    found += [
-        f"Transfer: seconds that the messages of a run would take on {link}."
-        for link in links
-        if link
-    ]
-    if any(line.over_probe is not None for line in table):
-        found.append("Over probe: points above the private linear probe at the same epsilon.")
-    if any(line.beats_chance is False for line in table):
-        levels = sorted({line.chance.level for line in table if line.chance is not None})
-        found.append(f"{CHANCE_NOTE} ({', '.join(f'{100 * level:.1f} %' for level in levels)}).")
-    return found
+        "dense update.": True,
+        **{unit.meaning: bool(unit.level) for unit in map(unit_named, table.unit.unique())},
+        "The best of these settings is chosen on these rows: fedlsg compare --search chooses on "
+        "other rows.": any(table.varied),
+        **dict.fromkeys(trust_words(table.trust), True),
+        "Epsilon is against those who know most, under trust=secure the colluders of a sum with "
+        "the server; outside: the epsilon against a reader of the weights alone.": any(
+            map(_differs_outside, table.itertuples())
+        ),
+        f"rho: norm of a step's noise over the clip norm. {RHO_MEANING}": any(table.rho),
+        **{
+            f"Transfer: seconds that the messages of a run would take on {link}.": True
+            for link in moved
+        },
+        "Over probe: points above the private linear probe at the same epsilon.": any(
+            table.over_linear_probe.notna()
+        ),
+        f"{CHANCE_NOTE} ({', '.join(f'{100 * level:.1f} %' for level in guesses)}).": any(
+            table.beats_chance.eq(False)
+        ),
+    }
+    return [words for words, true in said.items() if true]
 
 
-def table_markdown(table: Sequence[Line], more: Sequence[str] = ()) -> str:
-    """A Markdown table, its notes and ``more`` of them, and what did not finish."""
-    details = {**variants(table), **unfinished(table)}
-    parts = [comparison_table(table).markdown, *notes(table), *more, *([""] if details else [])]
-    parts += [f"- `{name}`: {cell_text(text)}" for name, text in details.items()]
-    return "\n".join(parts) + "\n"
+def runs_of(table: pd.DataFrame) -> list[Result]:
+    """The runs of all lines, in their order."""
+    return [run for runs in table.runs for run in runs]
 
 
-def variants(table: Sequence[Line]) -> Mapping[str, str]:
+def variants(table: pd.DataFrame) -> Mapping[str, str]:
     """The settings that numbered labels stand for."""
-    details = {line.label: line.runs[0].detail for line in table}
+    details = {line.label: line.runs[0].detail for line in table.itertuples()}
     return {label: detail for label, detail in details.items() if detail not in label}
 
 
-def unfinished(table: Sequence[Line]) -> Mapping[str, str]:
+def unfinished(runs: Iterable[Result]) -> Mapping[str, str]:
     """Why a run is not in the means, by its name."""
-    return {run.name: _state(run) for line in table for run in line.runs if not run.done}
+    return {run.name: _state(run) for run in runs if not run.done}
 
 
 def _state(run: Result) -> str:
@@ -254,65 +211,48 @@ OF = {
     "secure": ", for secure sums, against their clients and the server",
     "aggregate": ", for sums that are assumed to be secure, against one of their clients",
 }
+RIVALS = ["task", "epsilon_target", "unit", "trust", "delta"]
+"""What lines have in common that a sentence compares."""
 
 
-def sentences(table: Sequence[Line]) -> list[str]:
+def sentences(table: pd.DataFrame) -> list[str]:
     """On the finished private lines, the largest epsilon first; then on the best without
     privacy.
     """
-    done = [line for line in table if line.done]
-    if not done:
+    done = table[table.n > 0]
+    if done.empty:
         return ["No run is finished."]
-    groups = grouped(
-        (line for line in done if line.private),
-        lambda line: (
-            line.task,
-            line.epsilon_target,
-            line.unit.name,
-            line.trust,
-            line.setting("delta"),
-        ),
-    )
-    tasks, deltas = ({of(line) for line in done} for of in (attrgetter("task"), _delta))
-    ascending = sorted(groups.values(), key=lambda own: own[0].epsilon_target or math.inf)
-    said = [
-        _group(own, f" on {own[0].task[0]}" if len(tasks) > 1 else "", len(deltas) > 1)
-        for own in reversed(ascending[-GROUPS:])
-    ]
-    free = [line for line in done if not line.private]
-    if free:
-        best = _best(free)
-        without = "Without privacy" if groups else "No run is private"
+    private = done.private.eq(True)
+    groups = done[private].groupby(RIVALS, dropna=False, sort=False)
+    several = done[["task", "delta"]].nunique() > 1
+    said = [_group(list(own.itertuples()), *several) for _, own in groups][-GROUPS:][::-1]
+    if not private.all():
+        best = min(done[~private].itertuples(), key=attrgetter("deficit"))
+        without = "Without privacy" if private.any() else "No run is private"
         said.append(f"{without}: {best.name}, {_percent(best)}.")
-    if any(run.held_out for line in done for run in line.done):
+    if any(run.held_out for run in runs_of(done) if run.done):
         said[0] += f" {HELD_OUT}"
     return said
 
 
-def _group(own: Sequence[Line], on: str, deltas: bool) -> str:
-    """Sentences on lines of one epsilon, ``on`` a workload; with its delta where ``deltas``
-    differ.
-    """
-    best, first = _best(own), own[0]
-    spent = max(line.epsilon or 0.0 for line in own)
-    target = first.epsilon_target
-    epsilon = f"at most {epsilon_words(spent)}" if target is None else f"{target:g}"
-    epsilon += f" and delta {_delta(first):g}" if deltas else ""
-    level = f", at {first.unit.level}" if first.unit.level else ""
-    at = f"At epsilon {epsilon}{level}{OF.get(first.trust, '')}{on}"
+def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> str:
+    """Sentences on lines of one epsilon, the best first; with what differs between the groups."""
+    best, target = own[0], own[0].epsilon_target
+    spent = epsilon_words(max(line.epsilon_max for line in own))
+    at = f"At epsilon {f'at most {spent}' if target is None else f'{target:g}'}"
+    at += f" and delta {best.delta:g}" if deltas else ""
+    at += f", at {best.level}" if best.level else ""
+    at += OF.get(best.trust, "") + (f" on {best.task[0]}" if tasks else "")
     if all(line.beats_chance is False for line in own):
         return f"{at} no method is better than guessing."
-    what = "lowest mean loss" if best.by_loss else "highest mean accuracy"
-    text = f"{at}, {best.name} has the {what}, {_result(best)}{_doubt(best, own)}."
-    sent = [line for line in own if line.saved and line.method != PROBE]
-    fewest = max(sent, key=lambda line: line.saved or 0.0, default=best)
+    end = "highest" if best.more_is_better else "lowest"
+    what = f"{end} mean {'loss' if best.by_loss else 'accuracy'}"
+    text = f"{at}, {best.name} has the {what}, {_result(best)}{_doubt(*own[:2])}."
+    sent = [line for line in own if line.saved_ratio and line.method != PROBE]
+    fewest = max(sent, key=attrgetter("saved_ratio"), default=best)
     if fewest.method != best.method:
         text += f" {fewest.name} sends the fewest bytes: {_result(fewest)}."
     return text
-
-
-def _best(own: Sequence[Line]) -> Line:
-    return min(own, key=attrgetter("deficit"))
 
 
 def _percent(line: Line) -> str:
@@ -321,25 +261,18 @@ def _percent(line: Line) -> str:
 
 def _result(line: Line) -> str:
     """The score, and how the bytes compare."""
-    return ", ".join(filter(None, (_percent(line), fewer_bytes(line.saved))))
+    return ", ".join(filter(None, (_percent(line), fewer_bytes(line.saved_ratio))))
 
 
-def _doubt(best: Line, own: Sequence[Line]) -> str:
+def _doubt(best: Line, second: Line = None) -> str:
     """Why the lead over the next line may be chance, paired by seed.
 
     Empty if it is larger than its error, or nothing is next.
     """
-    others = [line for line in own if line is not best]
-    if not others:
+    if second is None:
         return ""
-    second = _best(others)
-    one, other = (
-        {run.settings.get("seed"): score for run, score in zip(line.done, line.scores, strict=True)}
-        for line in (best, second)
-    )
-    leads = [one[seed] - other[seed] for seed in one.keys() & other.keys()]
+    leads = (pd.Series(dict(best.scores)) - pd.Series(dict(second.scores))).dropna()
     if len(leads) < 2:
         return f" (one seed in common with {second.name}, so the lead may be chance)"
-    error = statistics.stdev(leads) / math.sqrt(len(leads))
-    unsure = abs(statistics.fmean(leads)) < ERRORS * error
+    unsure = abs(leads.mean()) < ERRORS * leads.sem()
     return f" (its lead over {second.name} is within {ERRORS:g} standard errors)" if unsure else ""

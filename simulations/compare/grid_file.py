@@ -19,13 +19,13 @@ The file:
     direction = "bottom"
 """
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from fedlsg import bounded
 from fedlsg.config.choices import choose
 from fedlsg.simulations.compare.cells import AXES, Cell, Entry, Grid, grouped, is_number
 from fedlsg.simulations.planning.plan import client_terms, count_blocks
@@ -50,10 +50,10 @@ KINDS: Mapping[str, type] = {"epsilons": float, "ranks": int, "sparsities": floa
 def read_toml(path: str, what: str, more: str = "") -> dict[str, Any]:
     """The table of a file. Raises ValueError naming it, and ``more``, if it cannot be read."""
     try:
-        return tomllib.loads(Path(path).expanduser().read_text())
+        return bounded.read_toml(Path(path).expanduser())
     except OSError as error:
         raise ValueError(f"cannot read the {what} {path}: {error.strerror}{more}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is no TOML file: {error}") from None
 
 

@@ -4,7 +4,6 @@ plain lines.
 Only a terminal is asked before what takes long, because a log or a pipe cannot answer.
 """
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from rich.progress import TaskID
 
 from fedlsg.simulations.compare.cell_worker import Outcome
 from fedlsg.simulations.compare.cells import Cell
-from fedlsg.simulations.compare.runner import Folder
+from fedlsg.simulations.compare.runner import Folder, Limits
 from fedlsg.simulations.report.progress import (
     PAUSE_SECONDS,
     announce_estimate,
@@ -54,8 +53,8 @@ class GridDisplay:
     """Counts cells; ``started``, ``running`` and ``ended`` are the callbacks of ``run_cells``.
 
     known: seconds of cells that were done before, for the estimate. A terminal is asked once
-    whether to go on, with the first estimate, while the first cells run: not with ``yes``, nor with
-    a budget of an hour at most.
+    whether to go on, with the first estimate, while the first cells run: not if ``limits`` say yes,
+    nor with a budget of an hour at most.
     """
 
     def __init__(
@@ -67,11 +66,10 @@ class GridDisplay:
         what: str = "all runs",
         *,
         known: Sequence[float] = (),
-        budget_seconds: float | None = None,
-        yes: bool = False,
+        limits: Limits,
     ) -> None:
         self.console, self.folder, self.cells = console, folder, cells
-        self.most = 0.0 if yes else math.inf if budget_seconds is None else budget_seconds
+        self.most = 0.0 if limits.yes else limits.seconds
         self.finished, self.began = done, time.monotonic()
         self.estimated = False
         # seconds of all rounds of the cells seen so far

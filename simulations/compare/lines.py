@@ -1,274 +1,190 @@
-"""Means over seeds: runs that differ in their seed only are one line.
+"""The table of a comparison, with pandas: runs that differ in their seed only are one line.
 
 An accuracy is mean ± sample standard deviation over seeds, on the public test split. Its standard
-error, and whether it is better than guessing, are those of ``workloads.chance``.
+error, and whether it is better than guessing, are those of ``workloads.chance``. The numbers of a
+line are of its finished runs. A number that one of these runs lacks is None.
 """
 
 import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedlsg.config.units import Unit, unit_in
-from fedlsg.simulations.compare.cells import grouped
+from fedlsg.config.directions import higher_is_better
+from fedlsg.config.units import unit_in
+from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.report.colours import canonical
 from fedlsg.simulations.report.words import NOT_PRIVATE
 from fedlsg.simulations.storage.results import Result
-from fedlsg.simulations.workloads.base.split import Chance, beats_chance, standard_error
+from fedlsg.simulations.workloads.base.split import beats_chance, standard_error
 
 PROBE = "linear-probe"
 SHORT = {"rank": "r", "sparsity": "p"}
 """Settings that the name of a line has under a letter."""
+NAMELESS = (("rank", None), ("rank", 0), ("sparsity", None))
+"""Values that the name of a line leaves out."""
 SAME = 0.01
 """Relative difference of epsilons that count as equal: calibration ends within it of its target."""
+TASK = ("workload", "dataset", "subset", "holdout", "public_rows")
+"""What lines need in common to be compared: the evaluated rows of one workload."""
+MEANS = {
+    "loss": "loss_mean",
+    "accuracy": "accuracy_mean",
+    "uplink_bytes": "uplink_bytes_total",
+    "downlink_bytes": "downlink_bytes_total",
+    **{name: name for name in ("rho", "wall_seconds", "training_seconds", "transfer_seconds")},
+}
+"""Numbers of runs, and the column of their mean."""
+NUMBERS = [
+    *MEANS,
+    *("epsilon_max", "epsilon_outside", "uplink_bytes_dense", "downlink_bytes_dense", "messages"),
+]
+Line = Any
+"""A row of the table, of ``itertuples``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Runs that differ in their seed only; the numbers are of those that are done."""
+def lines(results: Iterable[Result]) -> pd.DataFrame:
+    """A row for each line: epsilon targets ascending, no target last, then the best mean first.
 
-    runs: tuple[Result, ...]
-    probe: float | None = None
-    """Mean accuracy of the private linear probe at the same epsilon target; None for itself."""
-
-    @property
-    def label(self) -> str:
-        return self.runs[0].label
-
-    @property
-    def method(self) -> str:
-        return self.runs[0].method
-
-    @property
-    def done(self) -> tuple[Result, ...]:
-        return tuple(run for run in self.runs if run.done)
-
-    def setting(self, name: str) -> Any:
-        """A setting that all its runs share; None if there is none."""
-        return (self.done or self.runs)[0].settings.get(name)
-
-    @property
-    def varied(self) -> dict[str, Any]:
-        """The settings that its comparison varies, with their values here."""
-        return dict(self.runs[0].varied)
-
-    @property
-    def trust(self) -> str:
-        """Whom the epsilon protects against."""
-        return str(self.setting("trust") or "client")
-
-    @property
-    def unit(self) -> Unit:
-        """What the epsilon protects."""
-        return unit_in({"unit": self.setting("unit")})
-
-    @property
-    def task(self) -> tuple[Any, ...]:
-        """What lines need in common to be compared: the evaluated rows of one workload."""
-        names = ("workload", "dataset", "subset", "holdout", "public_rows")
-        return tuple(map(self.setting, names))
-
-    @property
-    def by_loss(self) -> bool:
-        """Whether its workload has no accuracy: then scores are losses, the lowest is the best."""
-        return bool(self.done) and not self.numbers(lambda run: run.accuracy)
-
-    @property
-    def scores(self) -> list[float]:
-        """Final accuracies, or losses, of the seeds."""
-        by_loss = self.by_loss
-        return self.numbers(lambda run: run.summary["loss"] if by_loss else run.accuracy)
-
-    @property
-    def scale(self) -> float:
-        """From a score to the number that is shown: accuracies in percent, losses as they are."""
-        return 1.0 if self.by_loss else 100.0
-
-    @property
-    def mean(self) -> float | None:
-        return _mean(self.scores)
-
-    @property
-    def sd(self) -> float | None:
-        """Sample standard deviation over seeds; None for fewer than two."""
-        return statistics.stdev(self.scores) if len(self.done) > 1 else None
-
-    @property
-    def height(self) -> float:
-        """The mean as it is shown."""
-        return self.scale * (self.mean or 0.0)
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation as it is shown."""
-        return self.scale * (self.sd or 0.0)
-
-    @property
-    def deficit(self) -> float:
-        """Of which the best line has the lowest: the mean loss, or the accuracy below 0."""
-        return self.height if self.by_loss else -self.height
-
-    @property
-    def chance(self) -> Chance | None:
-        """None if nothing is done, or the accuracy of guessing is not on record."""
-        return self.done[0].chance if self.done else None
-
-    @property
-    def standard_error(self) -> float | None:
-        return None if self.chance is None else standard_error(self.scores, self.chance)
-
-    @property
-    def beats_chance(self) -> bool | None:
-        return None if self.chance is None else beats_chance(self.scores, self.chance)
-
-    @property
-    def private(self) -> bool | None:
-        """Whether every finished run is private."""
-        return all(run.private for run in self.done) if self.done else None
-
-    @property
-    def epsilon_target(self) -> float | None:
-        return self.runs[0].epsilon_target
-
-    @property
-    def epsilon(self) -> float | None:
-        """The largest epsilon of its runs; inf if nothing is claimed."""
-        return max(self.numbers(lambda run: run.epsilon_max), default=None)
-
-    @property
-    def bounded(self) -> bool:
-        """Whether its epsilon is finite."""
-        return self.epsilon is not None and math.isfinite(self.epsilon)
-
-    @property
-    def epsilon_outside(self) -> float | None:
-        """As ``epsilon``, against a reader of the weights alone."""
-        return max(self.numbers(lambda run: run.epsilon_outside), default=None)
-
-    def numbers(self, of: Callable[[Result], float | None]) -> list[float]:
-        """A number of each finished run; none if one of them has none on record."""
-        found = [float(value) for run in self.done if (value := of(run)) is not None]
-        return found if len(found) == len(self.done) else []
-
-    def mean_of(self, name: str) -> float | None:
-        """Mean of a number in summary.json; None where it may not be seen (trust=server)."""
-        return _mean(self.numbers(lambda run: run.summary.get(name)))
-
-    @property
-    def training_seconds(self) -> float | None:
-        """In which clients trained; the rest is a cell's start, accounting and evaluation."""
-        return _mean(self.numbers(lambda run: run.summary.get("seconds", {}).get("training")))
-
-    @property
-    def transfer(self) -> float | None:
-        """Seconds on a link, mean over seeds; None if no link is given."""
-        return _mean(self.numbers(lambda run: run.transfer))
-
-    @property
-    def uplink(self) -> float | None:
-        """Payload bytes of a client in a round."""
-        messages = sum(run.messages for run in self.done)
-        sent = sum(run.summary.get("uplink_bytes", 0) for run in self.done)
-        return sent / messages if messages else None
-
-    @property
-    def saved(self) -> float | None:
-        """How many times smaller the payloads that are sent are than dense updates."""
-        return self.compression("uplink")
-
-    def compression(self, *ways: str) -> float | None:
-        """Dense updates over payloads, in bytes of the directions ``uplink`` and ``downlink``."""
-        dense, used = (
-            sum(run.summary.get(f"{way}_{kind}", 0) for run in self.done for way in ways)
-            for kind in ("bytes_dense", "bytes")
-        )
-        return dense / used if used else None
-
-    @property
-    def over_probe(self) -> float | None:
-        """Mean accuracy minus that of the private linear probe."""
-        return None if self.mean is None or self.probe is None else self.mean - self.probe
-
-    @property
-    def name(self) -> str:
-        """Label with rank, sparsity and varied settings, for legends."""
-        varied = {name: value for name, value in self.varied.items() if name not in SHORT}
-        return self._called(self.label, SHORT, varied)
-
-    @property
-    def marked(self) -> str:
-        """The name; one that is not private says so."""
-        return self.name if self.private else f"{self.name}, {NOT_PRIVATE}"
-
-    def family(self, axes: Sequence[str], *, marked: bool = False) -> str:
-        """What it shares with the lines that differ in the settings ``axes`` alone."""
-        varied = {name: value for name, value in self.varied.items() if name not in axes}
-        if self.epsilon_target is not None:
-            varied["epsilon"] = self.epsilon_target
-        label = f"{self.label}, {NOT_PRIVATE}" if marked and self.private is False else self.label
-        return self._called(label, SHORT.keys() - self.varied.keys(), varied)
-
-    def _called(self, label: str, short: Iterable[str], varied: dict[str, Any]) -> str:
-        own = {name: self.setting(name) for name in SHORT if name in short}
-        words = [
-            f"{SHORT[name]} {value_words(value)}"
-            for name, value in own.items()
-            if value is not None and (name, value) != ("rank", 0)
-        ]
-        words += [f"{name} {value_words(value)}" for name, value in varied.items()]
-        words += [self.unit.level] if self.unit.level and "unit" not in self.varied else []
-        return f"{label} ({', '.join(words)})" if words else label
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def lines(results: Iterable[Result]) -> list[Line]:
-    """Results by group: epsilon targets ascending, no target last, then the best mean first.
-
-    Unfinished ones are the last.
+    It has the columns of table.csv, shares in 0..1, and:
+        runs: all its runs               run: one of them, a finished one if there is one
+        varied: the settings that its comparison varies      settings: those of its name
+        level: what its epsilon protects, if that is not one example
+        by_loss: its workload has no accuracy, so scores are losses
+        more_is_better: the best line is that of the highest score
+        scores: (seed, score) pairs      mean, sd: of the scores
+        height, spread: mean and sd as they are shown        deficit: the best line has the lowest
     """
-    groups = grouped(results, lambda run: run.group or (run.name,))
-    found = [Line(runs=tuple(runs)) for runs in groups.values()]
-    probes: dict[tuple[Any, ...], float] = {}
-    for line in found:
-        if line.method == PROBE and line.mean is not None and line.private and not line.by_loss:
-            probes[_rivals(line)] = max(line.mean, probes.get(_rivals(line), 0.0))
-    compared = [
-        line
-        if line.method == PROBE or line.by_loss
-        else replace(line, probe=probes.get(_rivals(line)))
-        for line in found
+    runs = pd.DataFrame(map(_row, results), dtype=object)
+    runs[NUMBERS] = runs[NUMBERS].astype(float)
+    done = runs[runs.status == "done"]
+    lossy = done.accuracy.isna().groupby(done.group).transform("any")
+    done = done.assign(by_loss=lossy, score=done.accuracy.mask(lossy, done.loss))
+    done["scores"] = list(zip(done.seed, done.score, strict=True))
+    by = done.groupby("group")
+    complete = by[NUMBERS].count().eq(by.size(), axis=0)
+    means = by[NUMBERS].mean().where(complete).rename(columns=MEANS)
+    sums = by[NUMBERS].sum()
+    # the settings of a run are resolved once it has begun
+    first = pd.concat([done, runs]).drop_duplicates("group").set_index("group")
+    table = first.drop(columns=NUMBERS).join(means[[*MEANS.values()]])
+    table = table.assign(
+        name=list(map(called, table.label, table.settings, table.level)),
+        by_loss=table.by_loss.eq(True),
+        private=by.private.all(),
+        runs=runs.groupby("group").run.agg(list),
+        planned=runs.groupby("group").size(),
+        n=by.size().reindex(table.index, fill_value=0),
+        scores=by.scores.agg(list),
+        mean=by.score.mean(),
+        sd=by.score.std(),
+        accuracy_sd=by.accuracy.std().where(complete.accuracy),
+        epsilon_max=by.epsilon_max.max(),
+        epsilon_outside=by.epsilon_outside.max().where(complete.epsilon_outside),
+        uplink_bytes_per_client_round=_ratio(sums.uplink_bytes, sums.messages),
+        saved_ratio=_ratio(sums.uplink_bytes_dense, sums.uplink_bytes),
+        saved_both=_ratio(
+            sums.uplink_bytes_dense + sums.downlink_bytes_dense,
+            sums.uplink_bytes + sums.downlink_bytes,
+        ),
+    )
+    scale = table.by_loss.map({True: 1.0, False: 100.0})
+    table["height"], table["spread"] = scale * table["mean"], (scale * table.sd).fillna(0.0)
+    table["more_is_better"] = table.by_loss.map(more_is_better)
+    table["deficit"] = table.height.mask(table.more_is_better, -table.height)
+    table["over_linear_probe"] = _over_probe(table)
+    table = table.sort_values(["epsilon_target", "deficit", "name"])
+    table = table.astype(object).where(table.notna(), None)
+    return table.assign(**_guesses(table))
+
+
+def more_is_better(by_loss: bool) -> bool:
+    """Whether the best score is the highest: of losses, or of accuracies."""
+    return bool(higher_is_better("loss" if by_loss else "accuracy"))
+
+
+def _row(run: Result) -> dict[str, Any]:
+    """What lines are made of: the facts of a run, and its numbers."""
+    settings, summary, unit = run.settings, run.summary, unit_in(run.settings)
+    target = run.epsilon_target
+    return run.as_row() | {
+        **dict(run.varied),
+        "run": run,
+        "group": repr(run.group or run.name),
+        "varied": dict(run.varied),
+        "settings": {name: settings.get(name) for name in SHORT} | dict(run.varied),
+        "task": tuple(map(settings.get, TASK)),
+        "epsilon_target": math.nan if target is None else target,
+        "trust": str(settings.get("trust") or "client"),
+        "unit": unit.name,
+        "level": unit.level,
+        "delta": settings.get("delta"),
+        "rho": summary.get("rho"),
+        "training_seconds": summary.get("seconds", {}).get("training"),
+        "messages": run.messages,
+    }
+
+
+def _ratio(above: pd.Series, below: pd.Series) -> pd.Series:
+    return above / below.where(below > 0)
+
+
+def _over_probe(table: pd.DataFrame) -> pd.Series:
+    """Means above the best private linear probe of the same task, unit and epsilon target."""
+    probe, rivals = table.method == PROBE, [table.task, table.unit, table.epsilon_target]
+    means = table["mean"].where(probe & table.private.eq(True))
+    best = means.groupby(rivals, dropna=False).transform("max")
+    return (table["mean"] - best).mask(probe | table.by_loss)
+
+
+def _guesses(table: pd.DataFrame) -> dict[str, list[Any]]:
+    """What the accuracy of guessing says of each line; None if it is not on record."""
+    known = []
+    for run, pairs in zip(table.run, table.scores, strict=True):
+        known.append((run.chance, [score for _, score in pairs or ()]))
+    return {
+        "chance": [chance and chance.level for chance, _ in known],
+        "standard_error": [chance and standard_error(own, chance) for chance, own in known],
+        "beats_chance": [chance and beats_chance(own, chance) for chance, own in known],
+    }
+
+
+def called(label: str, settings: Mapping[str, Any], level: str = "") -> str:
+    """A label with settings and what epsilon protects, for legends."""
+    words = [
+        f"{SHORT.get(name, name)} {value_words(value)}"
+        for name, value in settings.items()
+        if (name, value) not in NAMELESS
     ]
-    return sorted(compared, key=order)
+    words += [level] if level and "unit" not in settings else []
+    return f"{label} ({', '.join(words)})" if words else label
 
 
-def _rivals(line: Line) -> tuple[Any, ...]:
-    """What a line shares with the probe that it is compared with."""
-    return line.task, line.unit.name, line.epsilon_target
+def family(line: Line, axes: Iterable[str] = ()) -> str:
+    """What a line shares with those that differ in the settings ``axes`` alone."""
+    settings = {name: value for name, value in line.settings.items() if name not in axes}
+    if line.epsilon_target is not None:
+        settings["epsilon"] = line.epsilon_target
+    return called(line.label, settings, line.level)
 
 
-def order(line: Line) -> tuple[Any, ...]:
-    """The place of a line in a table."""
-    target = math.inf if line.epsilon_target is None else line.epsilon_target
-    return (target, line.mean is None, line.deficit, line.name)
+def marked(line: Line, name: str = "") -> str:
+    """A name, that of the line if left out; one that is not private says so."""
+    return f"{name or line.name}, {NOT_PRIVATE}" if line.private is False else name or line.name
 
 
-def in_legend_order(table: Iterable[Line]) -> list[Line]:
+def in_legend_order(table: pd.DataFrame) -> pd.DataFrame:
     """Lines in the order of every legend: by method, then by name, the smallest epsilon first."""
-    return sorted(table, key=lambda line: (canonical(line.method), line.name, order(line)))
+    legend = list(zip(map(canonical, table.method), table.name, strict=True))
+    return table.assign(legend=legend).sort_values("legend", kind="stable")
 
 
 def shown(line: Line, value: float) -> str:
     """A score for people: percent with one decimal, or a loss."""
-    return f"{value:.4g}" if line.by_loss else f"{line.scale * value:.1f}"
+    return f"{value:.4g}" if line.by_loss else f"{100 * value:.1f}"
 
 
 def score_words(line: Line) -> str:
     """The mean of a finished line, with its standard deviation over seeds."""
-    assert line.mean is not None
     return shown(line, line.mean) + ("" if line.sd is None else f" ± {shown(line, line.sd)}")
 
 

@@ -5,17 +5,20 @@ setting, and learning curves.
 """
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, cycle
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedlsg.simulations.compare.bytes_axis import PLAIN, View, panels
+from fedlsg.config.units import unit_named
+from fedlsg.simulations.compare.bytes_axis import PLAIN, View, both_ways, panels
 from fedlsg.simulations.compare.cells import grouped, is_number
-from fedlsg.simulations.compare.heat_maps import heat_maps, value_words_of, values_of, varied_names
-from fedlsg.simulations.compare.lines import Line, in_legend_order, measured, order
+from fedlsg.simulations.compare.comparison_table import varied_names
+from fedlsg.simulations.compare.heat_maps import heat_maps, value_words_of, values_of
+from fedlsg.simulations.compare.lines import Line, family, in_legend_order, marked, measured
+from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing, level, spaced
 from fedlsg.simulations.report.colours import GREY, looks
 
@@ -24,14 +27,18 @@ if TYPE_CHECKING:
 
 NEAR = 0.1
 """The line of guessing is drawn if it is at most this far, in accuracy, below all that is drawn."""
+APART = 0.015
 CURVES = 10
 """So many learning curves, at most, are drawn of settings that are varied."""
 WIDE = 8.0
 """Numbers whose largest is so many times the smallest have a logarithmic scale."""
 DASHES = ("-", "--", ":", "-.")
 FRONT = "Pareto front"
-WAYS = {"sent": ("uplink_bytes",), "sent and received": ("uplink_bytes", "downlink_bytes")}
-"""Which bytes of summary.json an axis counts."""
+WAYS: Mapping[str, Callable[[Line], float]] = {
+    "sent": attrgetter("uplink_bytes_total"),
+    "sent and received": both_ways,
+}
+"""Which bytes an axis counts."""
 Charts = tuple[Chart, ...]
 
 
@@ -47,36 +54,29 @@ Looks = Mapping[str, Look]
 """By the name of a line."""
 
 
-class Place(NamedTuple):
-    """A line, and where it is across."""
-
-    x: float
-    line: Line
-
-
-def figures(table: Sequence[Line], view: View = PLAIN) -> "dict[str, Charts | Figure]":
+def figures(table: pd.DataFrame, view: View = PLAIN) -> "dict[str, Charts | Figure]":
     """The figures of a comparison by file name, of varied settings first; none if no run is done.
 
     Curves for one varied setting, heat maps for two.
     """
-    finished = in_legend_order(line for line in table if line.done)
-    if not finished:
+    finished = in_legend_order(table[table.n > 0])
+    if finished.empty:
         return {}
-    drawn: dict[str, Charts | Figure] = {}
-    looks = looks_of(table)
-    varied = varied_names(table) if any(line.varied for line in finished) else []
+    done, looks = list(finished.itertuples()), looks_of(table.itertuples())
+    varied = varied_names(table) if any(finished.varied) else []
+    drawn: dict[str, Charts | Figure | None] = {}
     if len(varied) == 1:
-        drawn["accuracy-varied"] = accuracy_by_setting(finished, varied[0])
-    elif varied and (heat := heat_maps(table, varied)):
-        drawn["accuracy-heat"] = heat
+        drawn["accuracy-varied"] = accuracy_by_setting(done, varied[0])
+    elif varied:
+        drawn["accuracy-heat"] = heat_maps(in_legend_order(table).itertuples(), varied)
     if view.bytes:
         drawn["accuracy-total-bytes"] = accuracy_by_total_bytes(finished)
     elif not varied:
-        drawn["accuracy-epsilon"] = accuracy_by_epsilon(finished, looks)
+        drawn["accuracy-epsilon"] = accuracy_by_epsilon(done, looks)
         drawn["accuracy-bytes"] = accuracy_by_bytes(finished, looks)
     if view.bytes or not varied or len(table) <= CURVES:
-        drawn["learning-curves"] = learning_curves(finished, looks)
-    return drawn
+        drawn["learning-curves"] = learning_curves(done, looks)
+    return {name: figure for name, figure in drawn.items() if figure}
 
 
 def looks_of(table: Iterable[Line]) -> Looks:
@@ -92,24 +92,14 @@ def looks_of(table: Iterable[Line]) -> Looks:
 
 def accuracy_by_epsilon(table: Sequence[Line], looks: Looks) -> Charts:
     """Mean accuracy ± standard deviation at each epsilon; of one epsilon only, a row a method."""
-    aimed = [line for line in table if line.epsilon_target is not None]
-    targets = targets_of(aimed)
+    targets = targets_of(table)
     if len(targets) < 2:
         return _dots(table, looks)
-    families = grouped(aimed, lambda line: line.name)
-    middle = (len(families) - 1) / 2
-    series = []
-    for at, family in enumerate(families.values()):
-        shift = 1 + 0.015 * (at - middle)  # so that error bars do not cover each other
-        places = [shift * (line.epsilon_target or 0.0) for line in family]
-        series.append(marks(places, family, looks[family[0].name], family[0].marked))
-    for line in table:
-        if line.epsilon_target is None:
-            series.append(level(line.height, line.marked, looks[line.name].colour))
-    protected = " or ".join(dict.fromkeys(line.unit.protects for line in table))
+    protected = " or ".join(dict.fromkeys(unit_named(line.unit).protects for line in table))
     ticks = spaced([(target, f"{target:g}") for target in targets], log=True)
     x = Axis(label=f"epsilon of {protected} (target, logarithmic)", log=True, ticks=ticks)
-    return (_accuracy("Accuracy at each epsilon", x, [*series, *chance(table)], table),)
+    series = _over(table, attrgetter("name"), attrgetter("epsilon_target"), looks, apart=APART)
+    return (_accuracy("Accuracy at each epsilon", x, series, table),)
 
 
 def targets_of(table: Iterable[Line]) -> list[float]:
@@ -120,25 +110,47 @@ def targets_of(table: Iterable[Line]) -> list[float]:
 def accuracy_by_setting(done: Sequence[Line], name: str) -> Charts:
     """Mean accuracy ± standard deviation against the values of one varied setting."""
     values = values_of(done, name)
+    x, places = values_axis(name, values, value_words_of(done, name, values))
+    name_of = partial(family, axes=[name])
+    looks = looks_of(own[0] for own in grouped(done, name_of).values())
+    series = _over(done, name_of, lambda line: places.get(line.varied.get(name)), looks)
+    return (_accuracy(f"Accuracy over {name}", x, series, done),)
+
+
+def values_axis(
+    name: str, values: Sequence[Any], words: Iterable[str]
+) -> tuple[Axis, dict[Any, float]]:
+    """An axis of the values of a setting, and their places: numbers at themselves."""
     numbers = all(map(is_number, values))
-    places = values if numbers else range(len(values))
-    families = grouped(done, lambda line: line.family([name])).values()
-    looks = looks_of(family[0] for family in families)
+    places = list(map(float, values if numbers else range(len(values))))
+    log = numbers and places[0] > 0 and places[-1] / places[0] >= WIDE
+    ticks = spaced(list(zip(places, words, strict=True)), log=log)
+    return Axis(label=name, log=log, ticks=ticks), dict(zip(values, places, strict=True))
+
+
+def _over(
+    table: Sequence[Line],
+    name_of: Callable[[Line], str],
+    place_of: Callable[[Line], float | None],
+    looks: Looks,
+    apart: float = 0.0,
+) -> list[Series]:
+    """Marks for the lines of each name, levels for lines without a place, and guessing.
+
+    apart: names are moved by this share of a place, so that error bars do not cover each other.
+    """
+    rest = [line for line in table if place_of(line) is None]
+    families = grouped((line for line in table if place_of(line) is not None), name_of)
     series = []
-    for family in families:
-        first = family[0]
-        look, legend = looks[first.name], first.family([name], marked=True)
-        if name in first.varied:
-            family.sort(key=lambda line: values.index(line.varied[name]))
-            x = [places[values.index(line.varied[name])] for line in family]
-            series.append(marks(x, family, look, legend))
-        else:
-            series.append(level(first.height, legend, look.colour))
-    log = bool(numbers and values[0] > 0 and values[-1] / values[0] >= WIDE)
-    words = value_words_of(done, name, values)
-    ticks = spaced(list(zip(map(float, places), words, strict=True)), log=log)
-    across = Axis(label=name, log=log, ticks=ticks)
-    return (_accuracy(f"Accuracy over {name}", across, [*series, *chance(done)], done),)
+    for at, (name, own) in enumerate(families.items()):
+        shift = 1 + apart * (at - (len(families) - 1) / 2)
+        own.sort(key=lambda line: place_of(line) or 0.0)
+        places = [shift * (place_of(line) or 0.0) for line in own]
+        series.append(marks(places, own, looks[own[0].name], marked(own[0], name)))
+    levels = [
+        level(line.height, marked(line, name_of(line)), looks[line.name].colour) for line in rest
+    ]
+    return [*series, *levels, *chance(table)]
 
 
 def _accuracy(
@@ -154,7 +166,7 @@ def _scores(table: Iterable[Line], label: str = "") -> Axis:
 
 
 def _dots(table: Sequence[Line], looks: Looks) -> Charts:
-    ordered = sorted(table, key=order, reverse=True)
+    ordered = sorted(table, key=attrgetter("deficit", "name"), reverse=True)
     series = []
     for place, line in enumerate(ordered):
         look = looks[line.name]
@@ -170,7 +182,7 @@ def _dots(table: Sequence[Line], looks: Looks) -> Charts:
         )
         series.append(row)
     epsilon = "".join(f", epsilon {target:g}" for target in targets_of(table))
-    names = tuple((float(place), line.marked) for place, line in enumerate(ordered))
+    names = tuple((float(place), marked(line)) for place, line in enumerate(ordered))
     chart = Chart(
         title="Accuracy",
         x=_scores(table, f"{measured(table)}{epsilon}"),
@@ -181,24 +193,26 @@ def _dots(table: Sequence[Line], looks: Looks) -> Charts:
     return (chart,)
 
 
-def accuracy_by_bytes(table: Sequence[Line], looks: Looks) -> Charts:
+def accuracy_by_bytes(table: pd.DataFrame, looks: Looks) -> Charts:
     """Mean accuracy ± standard deviation against all payload bytes of a run, logarithmic.
 
     Filled: the largest epsilon, or none. With the Pareto front of each epsilon.
     """
-    bytes_sent = [line.mean_of("uplink_bytes") or 0.0 for line in table]
-    places = list(map(Place, _move_apart(bytes_sent), table))
-    sent = [place for place in places if place.x]
-    last = (None, *targets_of(table)[-1:])
-    series = []
-    for place in sent:
-        filled = place.line.epsilon_target in last
-        series.append(_mark(place, looks, filled=filled, named=filled))
+    # equal places 2 % apart, so that marks do not cover each other
+    sent = table[table.uplink_bytes_total.fillna(0.0).gt(0.0)]
+    equal = sent.groupby("uplink_bytes_total").uplink_bytes_total
+    steps = equal.cumcount() - (equal.transform("size") - 1) / 2
+    sent = sent.assign(x=sent.uplink_bytes_total * 1.02**steps)
+    lines, last = list(table.itertuples()), (None, *targets_of(table.itertuples())[-1:])
+    series = [
+        _mark(line, looks, filled=line.epsilon_target in last, named=line.epsilon_target in last)
+        for line in sent.itertuples()
+    ]
     x = Axis(label="bytes sent, all clients, whole run (logarithmic)", unit="bytes", log=True)
-    return (_accuracy("Accuracy for bytes", x, [*fronts(sent), *series, *chance(table)], table),)
+    return (_accuracy("Accuracy for bytes", x, [*fronts(sent), *series, *chance(lines)], lines),)
 
 
-def accuracy_by_total_bytes(table: Sequence[Line]) -> Charts:
+def accuracy_by_total_bytes(table: pd.DataFrame) -> Charts:
     """Mean accuracy ± standard deviation against payload bytes of a whole run, logarithmic.
 
     Filled marks are private, hollow ones are not. Each epsilon has two charts: bytes sent, and both
@@ -207,59 +221,44 @@ def accuracy_by_total_bytes(table: Sequence[Line]) -> Charts:
     charts, by_epsilon = [], panels(table)
     looks = looks_of(line for panel in by_epsilon for line in panel.lines)
     for panel in by_epsilon:
-        for ways, names in WAYS.items():
-            sent = [
-                Place(sum(line.mean_of(name) or 0.0 for name in names), line)
-                for line in panel.lines
-            ]
-            series = [_mark(place, looks, filled=bool(place.line.private)) for place in sent]
+        for ways, bytes_of in WAYS.items():
+            sent = pd.DataFrame(panel.lines, dtype=object)
+            sent["x"] = list(map(bytes_of, panel.lines))
+            series = [_mark(line, looks, filled=line.private) for line in sent.itertuples()]
             x = Axis(label=f"bytes {ways}, all clients, whole run", unit="bytes", log=True)
             charts.append(_accuracy(panel.title, x, [*fronts(sent), *series], panel.lines, 340))
     return tuple(charts)
 
 
-def _mark(place: Place, looks: Looks, *, filled: bool, named: bool = True) -> Series:
+def _mark(line: Line, looks: Looks, *, filled: bool, named: bool = True) -> Series:
     """One line as a mark whose words name it."""
-    line = place.line
     epsilon = "" if line.epsilon_target is None else f" at epsilon {line.epsilon_target:g}"
-    name = line.marked if named else ""
-    mark = marks([place.x], [line], looks[line.name]._replace(dashes="-"), name)
-    return replace(mark, filled=filled, line=False, words=(f"{line.marked}{epsilon}",))
+    name = marked(line) if named else ""
+    mark = marks([line.x], [line], looks[line.name]._replace(dashes="-"), name)
+    return replace(mark, filled=filled, line=False, words=(f"{marked(line)}{epsilon}",))
 
 
-def fronts(sent: Iterable[Place]) -> list[Series]:
+def fronts(sent: pd.DataFrame) -> list[Series]:
     """The lines that no other one beats in accuracy and in bytes, of each epsilon target.
 
     None of fewer than three lines.
     """
     series = []
-    private = [place for place in sent if place.line.private]
-    for target, rivals in grouped(private, attrgetter("line.epsilon_target")).items():
+    private = sent[sent.private.astype(bool)]
+    for target, rivals in private.groupby("epsilon_target", dropna=False, sort=False):
         best = pareto(rivals)
         if len(rivals) > 2 and len(best) > 1:
-            x = [place.x for place in best]
-            y = [place.line.height for place in best]
-            words = ("" if target is None else f"epsilon {target:g}",) * len(best)
+            words = ("" if target != target else f"epsilon {target:g}",) * len(best)
+            x, y = best.x.tolist(), best.height.tolist()
             series.append(Series(name=FRONT, x=x, y=y, colour=GREY, dashes="--", words=words))
     return series
 
 
-def pareto(sent: Sequence[Place]) -> list[Place]:
+def pareto(sent: pd.DataFrame) -> pd.DataFrame:
     """The lines that no other line beats: cheaper ones all have a worse score."""
-    best: list[Place] = []
-    for place in sorted(sent, key=attrgetter("x", "line.deficit")):
-        if not best or place.line.deficit < best[-1].line.deficit:
-            best.append(place)
-    return best
-
-
-def _move_apart(places: Sequence[float]) -> list[float]:
-    """Equal places of a logarithmic axis 2 % apart, so that marks do not cover each other."""
-    moved = []
-    for at, place in enumerate(places):
-        middle = (places.count(place) - 1) / 2
-        moved.append(place * 1.02 ** (places[:at].count(place) - middle))
-    return moved
+    ascending = sent.sort_values(["x", "deficit"], kind="stable")
+    deficit = ascending.deficit.astype(float)
+    return ascending[deficit < deficit.cummin().shift(fill_value=math.inf)]
 
 
 def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
@@ -268,9 +267,9 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
     A chart for each epsilon. Where every run has a simulated clock, the rounds are at their mean
     simulated time.
     """
-    timed = all(row.simulated for line in table for run in line.done for row in run.rows)
-    charts = []
-    groups = grouped(table, lambda line: line.epsilon_target)
+    runs = [run for line in table for run in line.runs if run.done]
+    timed = all(row.simulated for run in runs for row in run.rows)
+    groups, charts = grouped(table, attrgetter("epsilon_target")), []
     for target in sorted(groups, key=lambda target: target or math.inf):
         epsilon = "no epsilon target" if target is None else f"epsilon {target:g}"
         series = [_curve(line, looks[line.name], timed=timed) for line in groups[target]]
@@ -287,27 +286,25 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
 
 def _curve(line: Line, look: Look, *, timed: bool) -> list[Series]:
     """The rounds that all finished seeds have, as a line and a band."""
-    score = attrgetter("loss" if line.by_loss else "accuracy")
-    clock = attrgetter("simulated.simulated_clock" if timed else "round")
-    tested = [row for run in line.done for row in run.rows if score(row) is not None]
-    rounds = [
-        rows
-        for _, rows in sorted(grouped(tested, attrgetter("round")).items())
-        if len(rows) == len(line.done)
-    ]
-    scores = [[line.scale * score(row) for row in rows] for rows in rounds]
+    clock = "simulated.simulated_clock" if timed else "round"
+    of = attrgetter("round", clock, "loss" if line.by_loss else "accuracy")
+    rows = [of(row) for run in line.runs if run.done for row in run.rows]
+    tested = pd.DataFrame(rows, columns=["round", "x", "y"]).dropna().groupby("round")
+    whole = tested.size() == line.n
+    middle, low, high = (tested.agg(of)[whole] for of in ("mean", "min", "max"))
+    scale = 1 if line.by_loss else 100
     mean = Series(
         name=line.name,
-        x=[statistics.fmean(map(clock, rows)) for rows in rounds],
-        y=list(map(statistics.fmean, scores)),
+        x=middle.x.tolist(),
+        y=(scale * middle.y).tolist(),
         colour=look.colour,
-        marker=look.marker if len(rounds) == 1 else "",
+        marker=look.marker if whole.sum() == 1 else "",
         dashes=look.dashes,
     )
-    if len(line.done) == 1:
+    if line.n == 1:
         return [mean]
-    low, high = list(map(min, scores)), list(map(max, scores))
-    return [mean, replace(mean, low=low, high=high, kind="band", marker="", dashes="-")]
+    ends = {"low": (scale * low.y).tolist(), "high": (scale * high.y).tolist()}
+    return [mean, replace(mean, **ends, kind="band", marker="", dashes="-")]
 
 
 def marks(places: Sequence[float], table: Sequence[Line], look: Look, name: str) -> Series:
@@ -324,7 +321,7 @@ def marks(places: Sequence[float], table: Sequence[Line], look: Look, name: str)
 
 def chance(table: Sequence[Line], *, upright: bool = False) -> list[Series]:
     """A dotted line at guessing, if all runs share it and it is near enough to what is drawn."""
-    levels = {line.chance.level for line in table if line.chance is not None}
+    levels = {line.chance for line in table} - {None}
     if len(levels) != 1:
         return []
     level = levels.pop()

@@ -22,6 +22,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from fedlsg import bounded
 from fedlsg.simulations.compare.cell_worker import Job, Outcome, Worker, environment
 from fedlsg.simulations.compare.cells import Cell
 from fedlsg.simulations.engines.cluster import Cluster, fitting, processors, starting
@@ -30,6 +31,8 @@ from fedlsg.simulations.settings.settings import RUN, as_config, parse
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.run_directory import RunDir
 
+CELLS = "cells"
+"""The folder of run directories in that of a comparison."""
 LOOK_SECONDS = 0.5  # between two looks at the progress of running cells
 # a cell may run this share of the budget longer than the budget before it is interrupted
 PATIENCE = 0.25
@@ -52,7 +55,7 @@ class Folder:
 
     def run(self, cell: Cell) -> RunDir:
         """A cell's run directory."""
-        return RunDir(self.path / "cells" / cell.name)
+        return RunDir(self.path / CELLS / cell.name)
 
     def log(self, cell: Cell) -> Path:
         """What a cell printed."""
@@ -62,7 +65,7 @@ class Folder:
         """By cell name. Raises ValueError for a damaged file."""
         file = self.path / "cells.json"
         try:
-            return {name: Ended(**entry) for name, entry in json.loads(file.read_text()).items()}
+            return {name: Ended(**entry) for name, entry in bounded.read_json(file).items()}
         except FileNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError):
@@ -133,13 +136,27 @@ def _binding(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parse(given).items() if name not in HARMLESS}
 
 
-def check_limits(jobs: int | None, budget_minutes: float | None) -> float | None:
-    """The budget in seconds. Raises ValueError, naming the option, for limits out of range."""
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"expected --jobs {jobs} >= 1")
-    if budget_minutes is not None and not budget_minutes > 0:
-        raise ValueError(f"expected --budget-minutes {budget_minutes} > 0")
-    return None if budget_minutes is None else 60 * budget_minutes
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How many cells run at a time, and for how long cells are started. ``yes``: nobody is asked.
+
+    Raises ValueError, naming the option, for limits out of range.
+    """
+
+    jobs: int | None = None
+    budget_minutes: float | None = None
+    yes: bool = False
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"expected --jobs {self.jobs} >= 1")
+        if self.budget_minutes is not None and not self.budget_minutes > 0:
+            raise ValueError(f"expected --budget-minutes {self.budget_minutes} > 0")
+
+    @property
+    def seconds(self) -> float:
+        """The budget; infinite without one."""
+        return math.inf if self.budget_minutes is None else 60 * self.budget_minutes
 
 
 def run_cells(
@@ -147,7 +164,7 @@ def run_cells(
     folder: Folder,
     *,
     jobs: int = 1,
-    budget_seconds: float | None = None,
+    budget: float = math.inf,
     started: Callable[[Cell], None],
     running: Callable[[Sequence[Cell]], None],
     ended: Callable[[Cell, Outcome], None],
@@ -158,13 +175,13 @@ def run_cells(
 
     A process that has no cell left to run is ended at once: it may hold Ray workers that others
     wait for. Given ``kept``, the processes that wait are in it, for the next call; the caller
-    closes them. Once ``budget_seconds`` have passed no cell is started; one that is still running
+    closes them. Once ``budget`` seconds have passed no cell is started; one that is still running
     after a quarter more is interrupted, to be resumed. ``started``, ``running`` (about twice a
     second) and ``ended(cell, outcome)`` report the progress. However this ends, no process is left
     and every started cell can be resumed.
     """
     pending = deque(folder.unfinished(cells))
-    began, budget = time.monotonic(), math.inf if budget_seconds is None else budget_seconds
+    began = time.monotonic()
     with closing(_Workers(folder, new_worker, ended, kept)) as workers:
         while workers.busy or pending:
             spent = time.monotonic() - began

@@ -3,12 +3,13 @@ process.
 """
 
 import os
-import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from fedlsg import bounded
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:
@@ -55,6 +56,6 @@ def engine_of(run: str) -> str:
     the reason.
     """
     try:
-        return str(tomllib.loads((Path(run).expanduser() / "config.toml").read_text())["engine"])
+        return str(bounded.read_toml(Path(run).expanduser() / "config.toml")["engine"])
     except (OSError, ValueError, KeyError):
         return ""

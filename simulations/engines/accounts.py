@@ -30,6 +30,7 @@ from fedlsg.simulations.client.client_app import refusal
 from fedlsg.simulations.client.piles import Answer, Pile, Task
 from fedlsg.simulations.client.secure_sum import RECORD as SECRETS
 from fedlsg.simulations.client.train import (
+    keeps_one_round,
     keeps_payload,
     memory_size,
     own_terms,
@@ -115,6 +116,8 @@ class Accounts:
         self._keeps = keeps_payload(plan)
         self._stored: dict[int, str] = {}
         """What the payloads answer that this process stored: no other one writes them."""
+        self._rounds: dict[int, int] = {}
+        """The rounds of these payloads, where they may go."""
 
     def expect(self, plan: RoundPlan) -> None:
         """The messages that follow are of this round; nobody is at work now."""
@@ -122,6 +125,12 @@ class Accounts:
         forget_encoded()
         self._asked.clear()
         self._waiting.clear()
+        # Both checkpoints are later than a round before the last: nobody asks for its payloads.
+        old = [client for client, done in self._rounds.items() if done < plan.round - 1]
+        for client in old:
+            self._run.last_payload(client).unlink(missing_ok=True)
+            del self._rounds[client]
+            self._stored.pop(client, None)
 
     def ask(self, messages: Sequence[Message]) -> tuple[list[Task], list[Message]]:
         """A task for each client that trains, all of them charged; and the replies of those who
@@ -206,7 +215,7 @@ class Accounts:
         stored = stored_payload(account, box, question, announced.round) if known else None
         if stored is not None:
             return give_id(Message(update(stored, client), reply_to=message))
-        terms = own_terms(announced, len(base.parts[client]))
+        terms = own_terms(announced, base.size_of(client))
         plan = self._round.for_client(terms)
         entry = entry_of(account, plan, terms.num_examples, reproducible=base.settings.reproducible)
         account.check(entry)
@@ -255,6 +264,8 @@ class Accounts:
                     question, payload, alone=True
                 )
                 self._stored[account.client] = question
+                if keeps_one_round(self._plan):
+                    self._rounds[account.client] = entry.round
             return reply
         except Exception as error:
             return give_id(refusal(error, message, on_run_disk=True))

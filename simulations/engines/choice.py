@@ -17,7 +17,7 @@ from fedlsg.randomness import own_draws
 from fedlsg.simulations.engines.cluster import processors
 from fedlsg.simulations.engines.door import in_use, joins_cluster
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.settings.settings import RUN
+from fedlsg.simulations.settings.settings import OF_RAY, RUN
 from fedlsg.simulations.workloads import to_device
 from fedlsg.strategies.own_loop.row_checks import model_outputs
 from fedlsg.tensors import spaced
@@ -32,9 +32,6 @@ CLIENT, STEP = 0.002, 0.001
 """Seconds of a client's turn, and of a private step, without arithmetic."""
 SPEED = 25e9
 """Operations a second and thread in a private step."""
-OF_RAY = ("workers", "client_cpus", "client_gpus", "data_from", "client_timeout")
-"""Settings that only Ray has. Engine ``local`` has a ``client_timeout``, too, but cannot stop code
-that never returns to Python, and is lost with a client that ends its process."""
 ROWS = 4
 HERE = "engine=local runs all clients in this process"
 
@@ -104,7 +101,7 @@ def multiplications(plan: Plan) -> float:
     rows = spaced(len(test), ROWS)
     for layer in model.modules():
         layer.register_forward_hook(count)
-    with restored(plan.workload.models), own_draws(plan.device):
+    with restored(plan.workload.models, data=True), own_draws(plan.device):
         model_outputs(model, to_device(test.batch(rows)[0], plan.device))
     return found[0]
 

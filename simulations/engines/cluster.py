@@ -19,16 +19,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlsg.simulations.engines import signals
 from fedlsg.simulations.engines.door import (
     in_use,
     joins_cluster,
     limited_memory,
     locked,
-    reachable_cluster,
     say_what_is_open,
-    token_hint,
 )
-from fedlsg.simulations.engines.process import ignore_interrupts, rearm, sigterm_raises
+from fedlsg.simulations.engines.joining import joining
 from fedlsg.simulations.engines.ray_worker import Worker
 from fedlsg.simulations.engines.watchers import RayLostError, scratch
 
@@ -51,10 +50,14 @@ then.
 """
 PLAIN = (1, 0)
 """Processors and GPUs of a worker that is started before the run is planned."""
+SECONDS_TO_END = 8.0
+"""How long Ray may take to end with an interrupted command."""
 PATIENCE = 10.0
 """Seconds to wait until a cluster that is there already is left."""
 STEP_SECONDS = 0.2
 """Between two looks for a signal while Ray starts."""
+START_SECONDS = 300.0
+"""Longest wait for Ray, and for a worker of it: for its first pile it loads the data as well."""
 LOOK_SECONDS = 2.0
 """Between two looks whether Ray is still there, and whether it has grown."""
 KEPT = "every finished round is kept"
@@ -99,19 +102,25 @@ class Cluster:
 
     def wait(self) -> None:
         """Return when Ray has started. Raises RuntimeError if it did not."""
+        deadline = time.monotonic() + START_SECONDS
         while not self._started.wait(STEP_SECONDS):
-            pass
+            if time.monotonic() >= deadline:
+                raise RuntimeError(f"Ray did not start in {START_SECONDS:.0f} s")
         if self._error is not None:
-            why = "; ".join(
-                filter(None, (f"{self._error}{token_hint(self.is_foreign)}", limited_memory()))
-            )
-            raise RuntimeError(f"Ray did not start: {why}") from self._error
-        rearm()  # Ray's own handler of SIGTERM prints a trace
+            why = "; ".join(filter(None, (str(self._error), limited_memory())))
+            raise RayLostError(f"Ray did not start: {why}") from self._error
 
     @property
     def is_foreign(self) -> bool:
         """Whether there may be other machines."""
         return self._folder is None
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether workers may wait for places as long as others use them: in a cluster that we
+        joined, not in a Ray of this process.
+        """
+        return self.is_foreign and self._ours
 
     def has_gpus(self) -> bool:
         """Whether workers can have a share of a GPU. A Ray of our own counts those that torch can
@@ -143,16 +152,13 @@ class Cluster:
         if now - self._looked < LOOK_SECONDS:
             return False
         self._looked, self._heard = now, self._heard or now
-        host, _, port = self.address().rpartition(":")
         try:
-            socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
-        except OSError as error:
-            may_be_back = self.is_foreign or not isinstance(error, ConnectionRefusedError)
+            self._reach()
+        except RayLostError as lost:
+            may_be_back = self.is_foreign or not isinstance(lost.__cause__, ConnectionRefusedError)
             if may_be_back and now - self._heard < LOST_SECONDS:
                 return False
-            raise RayLostError(
-                f"Ray's control service (GCS) at {host}:{port} is gone ({error}); {KEPT}"
-            ) from None
+            raise
         self._heard = now
         import ray
 
@@ -160,6 +166,43 @@ class Cluster:
         if any(node["NodeID"] == here and not node["Alive"] for node in ray.nodes()):
             raise RayLostError(f"Ray's process of this machine (raylet) is gone; {KEPT}")
         return True
+
+    def _reach(self) -> None:
+        """Raise RayLostError if nobody listens where the control service was."""
+        host, _, port = self.address().rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=LOOK_SECONDS).close()
+        except OSError as error:
+            raise RayLostError(
+                f"Ray's control service (GCS) at {host}:{port} is gone ({error}); {KEPT}"
+            ) from error
+
+    @contextmanager
+    def losses_named(self) -> Iterator[None]:
+        """An error inside is a RayLostError if the control service is gone: Ray has many for it.
+
+        A command whose main thread waits for it in Ray's library is ended.
+        """
+        over = threading.Event()
+        threading.Thread(target=self._end_if_lost, args=(over,), daemon=True).start()
+        try:
+            yield
+        except Exception:
+            if self._started.is_set() and self._error is None:
+                self._reach()
+            raise
+        finally:
+            over.set()
+
+    def _end_if_lost(self, over: threading.Event) -> None:
+        self._started.wait()
+        while self._error is None and not self.is_foreign and not over.wait(LOOK_SECONDS):
+            try:
+                self._reach()
+            except RayLostError as lost:
+                refused = isinstance(lost.__cause__, ConnectionRefusedError)
+                if refused and not over.wait(PATIENCE):
+                    signals.end_now(str(lost))
 
     def give_back(self, workers: list[Any], *, cpus: float, gpus: float) -> None:
         """Keep idle workers for another run, with torch imported; end them if there is none."""
@@ -192,10 +235,12 @@ class Cluster:
 
     def end(self) -> None:
         """Leave the cluster, and end Ray if it is our own. A start of our own Ray that is under way
-        is waited for.
+        is waited for, except by a command that a signal ends: Ray ends with it.
         """
+        if not self._started.is_set():
+            signals.end_now()
         self._stop.set()
-        self._thread.join(None if self._folder else PATIENCE)
+        self._thread.join(START_SECONDS if self._folder else PATIENCE)
 
     def _keep(self) -> None:
         try:
@@ -203,7 +248,8 @@ class Cluster:
 
             self._ours = not ray.is_initialized()
             if self._ours:
-                self._init(ray)
+                with signals.kept_handler():
+                    self._init(ray)
             if self._folder is None:
                 say_what_is_open()
             else:
@@ -214,7 +260,8 @@ class Cluster:
             self._started.set()
         self._stop.wait()
         if self._error is None and self._ours:
-            ray.shutdown()
+            with signals.kept_handler():
+                ray.shutdown()
 
     def _init(self, ray: Any) -> None:
         common = {"logging_level": "ERROR", "log_to_driver": False, "job_config": driver_path_job()}
@@ -240,18 +287,20 @@ def starting(*, ahead: int = AHEAD, several: bool = False) -> Iterator[Cluster]:
 
     On exit and on every exception nothing of it is left.
     """
-    with sigterm_raises(), ExitStack() as stack:
+    signals.allow(SECONDS_TO_END)
+    with signals.sigterm_raises(), ExitStack() as stack:
         switches = ENVIRONMENT if joins_cluster() else {**ENVIRONMENT, **LOOPBACK}
         os.environ.update({name: os.environ.get(name, value) for name, value in switches.items()})
         folder = None if joins_cluster() or in_use() else stack.enter_context(scratch(short_base()))
-        address = reachable_cluster() if folder is None and not in_use() else "local"
+        joins = folder is None and not in_use()
+        address = stack.enter_context(joining()) if joins else "local"
         if folder is not None:
             stack.enter_context(locked(folder))
         cluster = Cluster(folder, address, ahead=ahead, several=several)
         try:
             yield cluster
         finally:
-            with ignore_interrupts():
+            with signals.ignore_interrupts():
                 cluster.end()
 
 

@@ -9,17 +9,12 @@ file, so that no argument list and no environment has it, only the path.
 
 import os
 import secrets
-import socket
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
-
-PATIENCE = 10.0
-"""Seconds to wait for a cluster to answer."""
 
 
 def joins_cluster() -> bool:
@@ -33,50 +28,6 @@ def in_use() -> bool:
     """
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
-
-
-def reachable_cluster() -> str:
-    """The address of the cluster that RAY_ADDRESS names. Raises RuntimeError where nobody listens:
-    Ray tries for long.
-
-    "auto" is the cluster of ``ray start`` on this machine; Ray itself would also take another run's
-    private Ray.
-    """
-    address = os.environ["RAY_ADDRESS"]
-    if address == "auto":
-        note = (
-            Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-            / "ray"
-            / "ray_current_cluster"
-        )
-        try:
-            address = note.read_text().strip()
-        except OSError:
-            raise RuntimeError(
-                "no cluster of ray start runs on this machine: start one, give --ray-address "
-                "HOST:PORT, or leave it out"
-            ) from None
-    named = address
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdigit()) or "/" in host:
-        raise RuntimeError(
-            "expected --ray-address (or RAY_ADDRESS) auto or HOST:PORT of a cluster that this "
-            f"machine is part of, got {address}"
-        )
-    from ray.util import get_node_ip_address
-
-    if host in ("localhost", "127.0.0.1"):
-        # as Ray reads it: machines of a cluster know each other by such addresses
-        host = get_node_ip_address()
-    try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
-    except OSError as error:
-        raise RuntimeError(
-            f"no Ray cluster listens on {named} "
-            f"({error}{'' if named == f'{host}:{port}' else f', at {host}'}): start it, or leave "
-            "out --ray-address and RAY_ADDRESS"
-        ) from None
-    return f"{host}:{port}"
 
 
 MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -98,17 +49,30 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / "token"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
-    before = {name: os.environ.pop(name, None) for name in (MODE, TOKEN, PATH)}
-    os.environ.update({MODE: "token", PATH: str(path)})
-    _read_again()
+    with asking_for("token", **{TOKEN: None, PATH: str(path)}):
+        yield
+
+
+@contextmanager
+def asking_for(mode: str, **places: str | None) -> Iterator[None]:
+    """Ray asks others for what ``mode`` says, and sends it. ``places``: variables of the token's
+    place that are set, or taken out. On exit the environment is as before.
+    """
+    wanted = {MODE: mode, **places}
+    before = {name: os.environ.get(name) for name in wanted}
+    _set(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        _read_again()
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    _read_again()
 
 
 def say_what_is_open() -> None:
@@ -119,18 +83,6 @@ def say_what_is_open() -> None:
     """
     if os.environ.get(MODE) != "token" and parent_process() is None:
         print(f"fedlsg: {OPEN}", file=sys.stderr)
-
-
-def token_hint(foreign: bool) -> str:
-    """What to do where a cluster cannot be joined, perhaps because it asks for a token and we have
-    none.
-    """
-    has_none = foreign and os.environ.get(MODE) != "token"
-    return (
-        f". If it asks for a token, set {MODE}=token, and {PATH} unless it is in ~/.ray/auth_token"
-        if has_none
-        else ""
-    )
 
 
 def _read_again() -> None:

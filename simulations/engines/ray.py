@@ -16,8 +16,9 @@ from fedlsg.simulations.client.piles import PILE_SECONDS, Pace, Pile
 from fedlsg.simulations.client.virtual import VirtualGrid, give_id, task_identity
 from fedlsg.simulations.engines.accounts import Accounts
 from fedlsg.simulations.engines.cluster import ready
-from fedlsg.simulations.engines.process import ignore_interrupts, logging_to
+from fedlsg.simulations.engines.process import logging_to
 from fedlsg.simulations.engines.ray_worker import CLIENT
+from fedlsg.simulations.engines.signals import ignore_interrupts
 from fedlsg.simulations.engines.watchers import RayLostError
 from fedlsg.simulations.engines.workers import LostError, Outcome, Workers
 from fedlsg.simulations.planning.plan import Plan
@@ -133,6 +134,7 @@ def run(
         logging_to(directory.log),
         task_identity(),
         ready() as cluster,
+        cluster.losses_named(),
         closing(Workers(cluster, plan, directory, client)) as workers,
     ):
         grid = RayGrid(workers, Accounts(plan, directory), len(plan.terms))

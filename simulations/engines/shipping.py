@@ -113,7 +113,7 @@ def own_modules(shipped: Shipment) -> list[ModuleType]:
             *own.models.values(),
             own.loss,
             getattr(own.loss, "loss", None),
-            *own.metrics.values(),
+            *(getattr(metric, "metric", metric) for metric in own.metrics.values()),
         ]
         things += [getattr(split.prepare, "transform", None) for split in (own.train, own.test)]
     folders = {Path(file).parent for thing in things if (file := _file(thing)) is not None}

@@ -63,6 +63,8 @@ def last_word(words: str, console: "Console") -> Iterator[None]:
     Ray can end its driver without a word, and without Python, when the raylet of the driver's
     machine is gone.
     """
+    from fedlsg.simulations.engines import signals  # not by the script that this file is, too
+
     if console.quiet:
         yield
         return
@@ -72,12 +74,18 @@ def last_word(words: str, console: "Console") -> Iterator[None]:
     with _watcher(stderr=stderr) as pipe:
         pipe.write(words.encode())
         pipe.flush()
-        try:
-            yield
-        finally:
+
+        def not_needed() -> str:
             with suppress(BrokenPipeError):
                 pipe.write(SAID)
                 pipe.flush()
+            return ""
+
+        try:
+            with signals.with_words(not_needed):  # a command that gives up has words of its own
+                yield
+        finally:
+            not_needed()
 
 
 def users(folder: Path) -> set[int]:

@@ -12,7 +12,7 @@ from flwr.common.logger import log
 
 from fedlsg.simulations.client.piles import Answer, Pace, Pile, divide, pack, unpack
 from fedlsg.simulations.client.virtual import limit_of
-from fedlsg.simulations.engines.cluster import LOOK_SECONDS, Cluster, fitting
+from fedlsg.simulations.engines.cluster import LOOK_SECONDS, START_SECONDS, Cluster, fitting
 from fedlsg.simulations.engines.process import write_log
 from fedlsg.simulations.engines.ray_worker import Job
 from fedlsg.simulations.engines.shipping import put, shipment
@@ -30,9 +30,6 @@ NEWS_SECONDS = 30.0
 
 OVERDUE_SECONDS = 10.0
 """How much longer than the limits of its clients a worker may take before it is ended."""
-
-START_SECONDS = 300.0
-"""What a worker's first pile may take longer: it loads the data."""
 
 FAILED_STARTS_ALLOWED = 4
 """Workers that die at their start before no more are started: the next one would die as well."""
@@ -68,7 +65,7 @@ class Workers:
             code=own_identity().digest,
         )
         self._free: list[Any] = []
-        self._coming: dict[Any, Any] = {}
+        self._coming: dict[Any, tuple[Any, float]] = {}
         self._running: dict[Any, tuple[Any, Pile, float]] = {}
         self._knows: dict[Any, tuple[int, int]] = {}
         self._failed_starts = 0
@@ -130,6 +127,7 @@ class Workers:
                 yield from self._take(ref, pace)
             for ref in [ref for ref in self._running if time.monotonic() >= self._patience(ref)]:
                 yield self._end_hanging(ref)
+            self._end_late()
             if deadline is not None and time.monotonic() >= deadline:
                 break
             if done or self._running or self._free:
@@ -164,25 +162,46 @@ class Workers:
         self._replace(worker)
         return pile, LostError(why)
 
+    def _end_late(self) -> None:
+        """Another worker in place of one that has not come."""
+        latest = time.monotonic() - START_SECONDS
+        late = [ref for ref, (_, began) in self._coming.items() if began < latest]
+        for ref in () if self._cluster.has_queue else late:
+            worker, _ = self._coming.pop(ref)
+            why = f"none came in {START_SECONDS:.0f} s; each needs a place with {self._need}"
+            self._start_again(worker, TimeoutError(why))
+
+    def _start_again(self, worker: Any, error: Exception) -> None:
+        """Another worker in place of one that died or did not come at its start, a few times.
+
+        Raises RuntimeError if no worker is left.
+        """
+        log(WARNING, "a worker of Ray did not start: %s", error)
+        self._failed_starts += 1
+        if self._failed_starts < FAILED_STARTS_ALLOWED:
+            self._replace(worker)
+            return
+        self._cluster.kill(worker)
+        if not self._known:
+            raise RuntimeError(f"no worker of Ray could start: {reason_of(error)}") from error
+
     def _take(self, ref: Any, pace: Pace) -> Iterator[tuple[Pile, Outcome]]:
         """A worker is there, or has answered, or died."""
         import ray
 
-        worker, pile, began = self._running.pop(ref, None) or (self._coming.pop(ref), None, 0.0)
+        worker, pile, began = self._running.pop(ref, None) or (self._coming.pop(ref)[0], None, 0.0)
         try:
             answer = ray.get(ref)
         except ray.exceptions.RayTaskError as error:  # of the worker itself: no client's reaches it
             raise RuntimeError(f"a worker cannot run {self._job.client}: {error.cause}") from error
         except ray.exceptions.RayError as error:
-            why = reason_of(RuntimeError(f"{type(error).__name__}: {error}"))
-            log(WARNING, "a worker was lost with %d clients: %s", len(pile or ()), why)
-            self._failed_starts += pile is None
-            if self._failed_starts < FAILED_STARTS_ALLOWED:
-                self._replace(worker)
-            elif not self._known:
-                raise RuntimeError(f"no worker of Ray could start: {why}") from error
-            if pile is not None:
-                yield pile, LostError(why)
+            why = RuntimeError(f"{type(error).__name__}: {error}")
+            if pile is None:
+                self._start_again(worker, why)
+                return
+            log(WARNING, "a worker was lost with %d clients: %s", len(pile), reason_of(why))
+            self._replace(worker)
+            yield pile, LostError(reason_of(why))
             return
         self._free.append(worker)
         if pile is None:
@@ -234,7 +253,7 @@ class Workers:
             self._job = replace(self._job, rows=self._directory.read_data_digest())
 
     def _expect(self, worker: Any) -> None:
-        self._coming[worker.__ray_ready__.remote()] = worker
+        self._coming[worker.__ray_ready__.remote()] = worker, time.monotonic()
 
     def _grow(self) -> None:
         """Start workers on machines that have joined the cluster since, up to as many as the run
@@ -261,7 +280,7 @@ class Workers:
     def close(self) -> None:
         """Give idle workers back to the cluster, and end the others."""
         for worker in [
-            *self._coming.values(),
+            *(worker for worker, _ in self._coming.values()),
             *(worker for worker, _, _ in self._running.values()),
         ]:
             self._cluster.kill(worker)

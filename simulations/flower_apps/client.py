@@ -104,7 +104,10 @@ OWN_CODE = "own-code"
 
 
 def client_app(
-    workload: Workload | Callable[[], Workload], *, methods: tuple[Callable[..., Any], ...] = ()
+    workload: Workload | Callable[[], Workload],
+    *,
+    methods: tuple[Callable[..., Any], ...] = (),
+    replies_without_noise: str = "",
 ) -> ClientApp:
     """A Flower ClientApp whose clients train ``workload`` under the settings of
     ``fedlsg.flower.Strategy``.
@@ -114,6 +117,9 @@ def client_app(
         partition. A deployed client takes its own rows from its node config (``data="NAME:PATH"``,
         where NAME is the workload's), and charges its own ledger there.
     methods: recipes of the app's own that the Strategy may name.
+    replies_without_noise: "evaluate", "query" or both: replies of handlers of your own that may
+        leave as they are, where the node config has no key ``replies-without-noise``. No epsilon
+        covers them; a deployed client counts them in ``without-noise-ledger.jsonl``.
 
     More handlers may be added to the app (``@app.evaluate()``); its run config is not read. The
     client refuses a server that names another workload, a method that is neither fedlsg's,
@@ -152,7 +158,7 @@ def client_app(
         except ValueError as error:
             raise SettingsError(str(error)) from None
 
-    return make_app(read)
+    return make_app(read, replies_without_noise)
 
 
 def _give_all(workload: Any, methods: tuple[Callable[..., Any], ...]) -> str:

@@ -1,5 +1,5 @@
 """``fedlsg.flower.private_update``: whole updates of anybody's ClientApp, private before they
-leave; and ``reply``.
+leave.
 
 The order that the privacy claim rests on: the client's ledger is charged and on disk, the app
 trains, its update is projected and masked, clipped as a whole, made noisy, packed, and only then
@@ -16,17 +16,22 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from fedlsg.accounting.events import checked_epsilon
 from fedlsg.config.units import CLIENT
-from fedlsg.gradients import trainable
-from fedlsg.owner_only import make_parents
 from fedlsg.payload import find_codec
 from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
+from fedlsg.privacy.limits import Limits, held_to
 from fedlsg.randomness import secret_stream
 from fedlsg.simulations.client.client_app import is_simulated, refusal
-from fedlsg.simulations.client.node.node_config import absolute
+from fedlsg.simulations.client.node.other_replies import (
+    WITHOUT_NOISE,
+    answer_of,
+    book_of,
+    kinds_of,
+    other_reply,
+)
 from fedlsg.simulations.client.node.refusals import OverBudgetError, SettingsError
 from fedlsg.simulations.flower_apps.client import note_other_torch
+from fedlsg.simulations.flower_apps.node_terms import checked_limits, ledger_on, limits_on
 from fedlsg.simulations.flower_apps.secure_update import answer_stage, masked_update
 from fedlsg.simulations.flower_apps.whole_update import (
     KEY,
@@ -34,9 +39,7 @@ from fedlsg.simulations.flower_apps.whole_update import (
     PAYLOAD,
     Round,
     RoundTerms,
-    State,
     Trust,
-    as_arrays,
     check_door,
     check_trust,
     check_whole,
@@ -47,7 +50,6 @@ from fedlsg.simulations.flower_apps.whole_update import (
     to_cpu,
 )
 from fedlsg.simulations.storage.updates import save_whole
-from fedlsg.strategies.private_step import PrivateStep
 from fedlsg.strategies.protocol.stages import MASKED
 from fedlsg.strategies.protocol.wire import NO_REASON, stage_of
 from fedlsg.training.client_level import clipped_update
@@ -69,6 +71,8 @@ def private_update(
     colluders: int = 1,
     weighted_by_key: str = NUM_EXAMPLES,
     record: str | Path | None = None,
+    least_noise_multiplier: float = 0.0,
+    replies_without_noise: str = "",
 ) -> Mod:
     """A mod that makes each update of a ClientApp private, small and accounted; the app's own code
     stays.
@@ -90,18 +94,25 @@ def private_update(
     record: a new folder in which simulated clients keep what ``fedlsg attack FOLDER`` needs:
     SECRET, their updates without noise. A server with trust="secure" needs
     ``PrivateUpdates(record=...)``, the same folder.
+    least_noise_multiplier: a round with less noise is refused. Keys of the node config make both
+    limits stricter: ``epsilon-max`` with ``delta-max``, and ``noise-multiplier-min``.
+    replies_without_noise: "evaluate", "query" or both: replies that may leave as the app made
+    them, where the key ``replies-without-noise`` of the node config does not say otherwise. No
+    epsilon covers them. They are counted in a ledger next to the client's, and with epsilon.
     Put it first in ``mods``: what a mod before it adds to a reply leaves without noise.
 
-    Guarantee: a reply of @app.train, of any name, has the noisy payload, weight 1 and epsilon,
-    nothing else: metrics of training stay here, and errors of the app leave as one constant text.
+    Guarantee: a reply of @app.train, of any name, has the noisy payload, weight 1, epsilon and the
+    number of replies without noise, nothing else: metrics of training stay here, and errors of the
+    app leave as one constant text. Every other message is refused unless the owner allows it.
     Adjacency is zero-out: an update of zeros in place of this client's; that it takes part is seen.
     The ledger is charged before the app trains, also for a round that fails later.
-    Not covered: replies to other messages, such as @app.evaluate; that the app failed; under
-    trust="secure", a server that invents more than ``colluders`` clients.
+    Not covered: that the app failed; under trust="secure", a server that invents more than
+    ``colluders`` clients.
     Raises ValueError for an epsilon or delta that is out of range, and a relative ledger or record.
     """
     note_other_torch()
-    checked_epsilon(epsilon)
+    limits = checked_limits(epsilon, delta, least_noise_multiplier)
+    others = kinds_of(replies_without_noise)
     check_door(model, epsilon, delta, trust)
     check_whole(colluders=(colluders, 1))
     if not isinstance(weighted_by_key, str) or not weighted_by_key:
@@ -112,25 +123,29 @@ def private_update(
     kept, folder = folder_of(record, "record"), folder_of(ledger, "ledger")
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
-            return call_next(message, context)
         try:
             with without_exit():
+                if not asks_for_update(message):
+                    return other_reply(message, context, call_next, others, lambda: _book(context))
                 return _private_reply(message, context, call_next)
         except Exception as error:
             return refusal(error, message, on_run_disk=False, reason=NO_REASON)
+
+    def _book(context: Context) -> Ledger:
+        return book_of(*ledger_on(context, folder, "private_update"))
 
     def _private_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         terms = read_terms(message.content)
         check_trust(terms, trust, colluders)
         if stage_of(message.content) not in (None, MASKED):
-            return _answer(message, answer_stage(message.content, terms, context), {})
+            return answer(message, answer_stage(message.content, terms, context), {})
         here = round_of(model, message.content, terms)
-        client, book = _ledger(folder, context)
+        client, path = ledger_on(context, folder, "private_update")
+        book, allowed = Ledger(path, client=client), limits_on(context, limits)
 
         def train(add: AddNoise) -> Tensor:
-            _charge(book, here, client, context, (epsilon, delta), len(clients_of(message.content)))
-            values = _update_of(_answer_of(call_next, for_app(message), context), here)
+            _charge(book, here, context, allowed, len(clients_of(message.content)))
+            values = _update_of(answer_of(call_next, for_app(message), context), here)
             clipped = clipped_update(
                 values, frame=here.frame, mechanism=here.method.mechanism, expected_batch=1.0
             )
@@ -161,72 +176,11 @@ def private_update(
                 **sent,
             )
         spent = float(getattr(book.epsilon(delta), "upper", float("inf")))
-        return _answer(message, payload, {weighted_by_key: 1, "epsilon": spent})
+        others_sent = len(book_of(client, path).entries)
+        numbers: Numbers = {weighted_by_key: 1, "epsilon": spent, WITHOUT_NOISE: others_sent}
+        return answer(message, payload, numbers)
 
     return mod
-
-
-def reply(
-    step: PrivateStep,
-    message: Message,
-    *,
-    weighted_by_key: str = NUM_EXAMPLES,
-    model: Callable[[], nn.Module] | None = None,
-) -> Message:
-    """The reply of an ``@app.train`` that trained with ``fedlsg.PrivateStep``: what its steps made
-    of W_t, and epsilon.
-
-        for _ in range(10):
-            step.step(batches)
-        return fedlsg.flower.reply(step, message)
-
-    What private steps made is private by their ledger, so nothing is added: trained weights leave
-    as they are; or, where the server has ``fedlsg.flower.PrivateUpdates(..., unit="example")``, as
-    a payload of the update in the round's frame. What is not trained, buffers too, is returned as
-    it came: private inputs may have been written to it.
-    model: builds the app's model. Replies are weighed by ``num_examples``, which is public in a
-    PrivateStep. A strategy of Flower alone averages the clients' ``epsilon``; PrivateUpdates says
-    the largest.
-    Raises ValueError for a ledger that ends with the process (the next round would not count this
-    one), and for weights that are not those of the message's one ArrayRecord.
-    """
-    if not step.lasting:
-        raise ValueError(
-            "this PrivateStep has a ledger that ends with it, and the next round would not count "
-            "what it spent: give PrivateStep(ledger=PATH), one file for each data set"
-        )
-    numbers: Numbers = {
-        weighted_by_key: step.num_examples,
-        "epsilon": step.epsilon(),
-        "steps": step.steps_taken,
-    }
-    after = to_cpu(step.model.state_dict())
-    if KEY not in message.content.config_records:
-        sent = as_arrays(_trained(step, after, message))
-        return Message(
-            RecordDict({"arrays": sent, "metrics": MetricRecord(numbers)}), reply_to=message
-        )
-    terms = read_terms(message.content)
-    if terms.unit != "example" or model is None:
-        raise ValueError(
-            f"the server's PrivateUpdates has unit={terms.unit!r}: an app with PrivateStep needs "
-            "unit='example' there, and reply(step, message, model=...), the function that builds "
-            "the app's model"
-        )
-    here = round_of(model, message.content, terms)
-    return _answer(message, here.pack(here.values(after), message.metadata.dst_node_id), numbers)
-
-
-def _trained(step: PrivateStep, after: State, message: Message) -> State:
-    """The state that came, with the trained parameters as they are now."""
-    records = list(message.content.array_records.values())
-    before = records[0].to_torch_state_dict() if len(records) == 1 else {}
-    if before.keys() != after.keys():
-        raise ValueError(
-            "expected the message to have one ArrayRecord, the state_dict() of the model that was "
-            "trained"
-        )
-    return {name: after[name] if name in trainable(step.model) else before[name] for name in after}
 
 
 def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: RoundTerms) -> Round:
@@ -248,32 +202,7 @@ def round_of(model: Callable[[], nn.Module], content: RecordDict, terms: RoundTe
     return here
 
 
-def _ledger(folder: Path | None, context: Context) -> tuple[int, Ledger]:
-    """This client's number and its ledger. Raises SettingsError where nothing lasts."""
-    given = context.node_config.get("ledger-dir")
-    if folder is None and given is None:
-        raise SettingsError(
-            "no ledger that lasts: give private_update(ledger=FOLDER), or ledger-dir in the node "
-            "config; a restart would forget what was spent"
-        )
-    place = absolute(str(given), "ledger-dir") if given is not None else folder
-    assert place is not None
-    client = int(context.node_config.get("partition-id", 0))
-    if is_simulated(context):
-        place = place / f"run-{context.run_id}"
-    path = place / f"client-{client}.jsonl"
-    make_parents(place, private=True)
-    return client, Ledger(path, client=client)
-
-
-def _charge(
-    book: Ledger,
-    here: Round,
-    client: int,
-    context: Context,
-    within: tuple[float, float],
-    clients: int,
-) -> None:
+def _charge(book: Ledger, here: Round, context: Context, limits: Limits, clients: int) -> None:
     """Charge one round, in a secure sum of ``clients``. Raises OverBudgetError; nothing is charged
     then.
     """
@@ -287,7 +216,7 @@ def _charge(
         how = {"min_survivors": here.terms.min_survivors, "colluders": here.terms.colluders}
         how |= {"log_ratio": here.release(clients).log_ratio}
     entry = Entry(
-        client=client,
+        client=book.client,
         round=here.terms.round,
         attempt=book.next_attempt(here.terms.round, run),
         steps=1,
@@ -300,23 +229,11 @@ def _charge(
         unit=CLIENT.name,
         **how,
     )
-    try:
-        book.charge(entry, within=within)
-    except BudgetError:
-        raise OverBudgetError(
-            f"round {here.terms.round} would pass epsilon={within[0]:g} at delta={within[1]:g}, "
-            "what the data of this client may spend over all rounds of its ledger"
-        ) from None
-
-
-def _answer_of(app: ClientAppCallable, message: Message, context: Context) -> Message:
-    """The app's reply. Whatever it raises gets one type here: what fedlsg raises itself leaves with
-    its text.
-    """
-    try:
-        return app(message, context)
-    except Exception as error:
-        raise RuntimeError("the app's @app.train failed") from error
+    with held_to(limits) as held:
+        try:
+            book.charge(entry)
+        except BudgetError:
+            raise OverBudgetError(str(held.refused)) from None
 
 
 def _update_of(answer: Message, here: Round) -> Tensor:
@@ -329,7 +246,13 @@ def _update_of(answer: Message, here: Round) -> Tensor:
     return here.values(to_cpu(after.to_torch_state_dict()))
 
 
-def _answer(message: Message, payload: bytes, numbers: Numbers) -> Message:
+def asks_for_update(message: Message) -> bool:
+    """Whether a message is for @app.train, of any name."""
+    return message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+
+
+def answer(message: Message, payload: bytes, numbers: Numbers) -> Message:
+    """A reply of a payload and public numbers."""
     content: dict[str, Any] = {KEY: ConfigRecord({PAYLOAD: payload})}
     return Message(
         RecordDict(content | ({"metrics": MetricRecord(numbers)} if numbers else {})),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.payload import DEFAULT_CODEC, PayloadError
 from fedlsg.secure_sum.discrete import SumTerms, most_log_ratio
+from fedlsg.simulations.client.node.other_replies import WITHOUT_NOISE
 from fedlsg.simulations.flower_apps.client import note_other_torch
 from fedlsg.simulations.flower_apps.secure_update import SecureRound, new_run, payload_of
 from fedlsg.simulations.flower_apps.whole_update import (
@@ -206,7 +207,8 @@ class PrivateUpdates(FlowerStrategy):
     record: in a simulation with trust="secure", the folder of ``private_update(record=...)``, for
     ``fedlsg attack``.
     ``Result.train_metrics_clientapp`` has uplink_bytes, downlink_bytes and clients of each round,
-        and epsilon, the largest that a client has said so far.
+        epsilon, the largest that a client has said so far, and replies_without_noise: the most
+        replies that one client had sent before, which no epsilon covers.
     Raises ValueError for settings that do not fit.
     """
 
@@ -342,6 +344,7 @@ class PrivateUpdates(FlowerStrategy):
         metrics = MetricRecord() if metrics is None else metrics
         self._spent = max(self._spent, *map(spent_of, sent.values()))
         metrics["epsilon"] = self._spent
+        metrics[WITHOUT_NOISE] = max(map(others_of, sent.values()))
         metrics["clients"] = len(payloads)
         metrics["uplink_bytes"] = sum(map(len, payloads.values()))
         metrics["downlink_bytes"] = dense_bytes(here.before) * len(payloads)
@@ -367,14 +370,23 @@ class PrivateUpdates(FlowerStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy inside does. What clients reply to it is not covered by their ledgers."""
+        """As the strategy inside does. Clients refuse it, unless their owners allow replies without
+        noise.
+        """
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """As the strategy inside does."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """As the strategy inside does, with epsilon and the number of replies that it does not
+        cover.
+        """
+        replies = list(replies)
+        metrics = self.strategy.aggregate_evaluate(server_round, replies)
+        without_noise = sum(not reply.has_error() for reply in replies)
+        if metrics is not None and without_noise:
+            metrics["epsilon"], metrics[WITHOUT_NOISE] = self._spent, without_noise
+        return metrics
 
     def summary(self) -> None:
         """Log the privacy of the updates, then the strategy inside."""
@@ -389,6 +401,16 @@ class PrivateUpdates(FlowerStrategy):
 
 def spent_of(reply: Message) -> float:
     """The epsilon that a client says it has spent; infinite if it says none."""
+    value = _said(reply, "epsilon")
+    return float(value) if isinstance(value, int | float) else math.inf
+
+
+def others_of(reply: Message) -> int:
+    """How many replies without noise a client says it has sent; 0 if it says nothing."""
+    value = _said(reply, WITHOUT_NOISE)
+    return value if isinstance(value, int) else 0
+
+
+def _said(reply: Message, name: str) -> object:
     numbers = next(iter(reply.content.metric_records.values()), None)
-    value = None if numbers is None else numbers.get("epsilon")
-    return float(value) if isinstance(value, int | float) else float("inf")
+    return None if numbers is None else numbers.get(name)

@@ -65,6 +65,11 @@ def record(
     Raises ValueError for a workload that is not the step's, a method with probes or of the user's
     own, and a folder of steps of another method, clip norm or sample rate.
     """
+    if step.num_persons != step.num_examples:
+        raise ValueError(
+            "a record is read by attacks on batches of examples, and this step has groups: leave "
+            "one of them out"
+        )
     settings = {name: value for name, value in step.given.items() if value is not None}
     kept = Recording(
         folder,

@@ -38,11 +38,11 @@ tile.
 SHORTEST = 1e-3
 """Shorter norms than this share of C are drawn here: the clip does not change them."""
 LINES = {
-    "own": (RED, "*", "-"),
-    "self": (BLACK, "o", "-"),
-    "start gradient": (BLUE, "s", "--"),
-    "history": (RED, "o", "-"),
-    "weight": (GREEN, "^", "-"),
+    "method": (RED, "*", "-"),
+    "gradient": (BLACK, "o", "-"),
+    "gradient at W_0": (BLUE, "s", "--"),
+    "W - W_0": (RED, "o", "-"),
+    "W": (GREEN, "^", "-"),
     "random": (GREY, "x", ":"),
 }
 MARKS = {
@@ -71,7 +71,7 @@ def figures(
         **({"carriers": kept_energy(found.kept)} if found.kept else {}),
         "stable-rank": stable_ranks(found.layers),
         "residual": residuals(found.residuals),
-        "clipping": clips(found.own, found.clips, subject.base.method.mechanism.clip_norm),
+        "clipping": clips(found),
         "energy": energies(found.energies),
         **({} if found.sparsified is None else masked(found.sparsified)),
         **{
@@ -84,7 +84,8 @@ def figures(
 def masked(found: Sparsified) -> "dict[str, Charts | Figure]":
     """Figures of random masks by file name."""
     counts = {} if found.counts is None else {"mask-counts": mask_counts(found.counts)}
-    return {"sparsified-ratios": ratios(found), "deviations": planes(found.deviations), **counts}
+    drawn = {"sparsified-ratios": ratios(found)} if any(found.measured) else {}
+    return {**drawn, "deviations": planes(found.deviations), **counts}
 
 
 def spread(names: Sequence[Any], count: int) -> list[Any]:
@@ -158,22 +159,27 @@ def _by_layer(rows: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     return [(name, [row for row in rows if row.layer == name]) for name in shown]
 
 
-def clips(own: ClipRow, rows: Sequence[ClipRow], clip_norm: float) -> Charts:
+def clips(found: Inspection) -> Charts:
     """The distribution of the norms of single examples, and the share that is clipped against
-    sparsity.
+    sparsity where the run clips.
     """
-    measured = [(row, GREY, "nothing frozen") for row in rows if row.choice == "all"][:1]
+    own, rows, mechanism = found.own, found.clips, found.mechanism
+    clip_norm = mechanism.clip_norm
+    dense = [(row, GREY, "nothing frozen") for row in found.others if row.choice == "all"][:1]
     series = []
-    for row, colour, name in (*measured, (own, RED, f"the run's mask: {_mask(own)}")):
+    for row, colour, name in (*dense, (own, RED, _mask(own))):
         lengths = np.sort(np.maximum(row.clipping.lengths, SHORTEST * clip_norm)).tolist()
         heights = (np.arange(1, len(lengths) + 1) / len(lengths)).tolist()
         series.append(Series(x=lengths, y=heights, name=name, colour=colour, steps=True))
-    series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
+    if mechanism.clips and mechanism.clip != "per-block":  # which has a limit for each block
+        series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
     x = Axis(label="norm of an example's gradient", log=True)
     y = Axis(low=0.0, high=1.0)
     norms = Chart(
         title="share of examples with a smaller norm", x=x, y=y, series=series, height=300
     )
+    if not mechanism.clips:
+        return (norms,)
     choices = dict.fromkeys(row.choice for row in rows if row.choice != "all")
     lines = [
         _points(
@@ -241,7 +247,9 @@ def kept_energy(rows: KeptRows) -> Charts:
 
 
 def ratios(found: Sparsified) -> Charts:
-    """The ratio of the noise, and those of the clipped gradient."""
+    """The ratio of the noise, and those of the clipped gradient: of a run with noise, with a
+    clip.
+    """
     p = [row.sparsity for row in found.rows]
     fine = np.linspace(0, max(p), 100)
     law = np.sqrt(1 - fine)
@@ -257,9 +265,11 @@ def ratios(found: Sparsified) -> Charts:
         ),
     )
     said = (("length of the noise, ratio", noise), ("length of the clipped mean, ratio", clipped))
+    measured = found.measured
     return tuple(
         Chart(title=words, x=SPARSITY, y=Axis(low=0.0), series=series, height=300)
-        for words, series in said
+        for (words, series), there in zip(said, measured, strict=True)
+        if there
     )
 
 
@@ -361,4 +371,6 @@ def tiled(matrix: Tensor) -> Tensor:
 
 
 def _mask(row: ClipRow) -> str:
-    return "none" if row.sparsity == 0 else f"{row.choice}, p = {row.sparsity:g}"
+    if row.sparsity == 0:
+        return "nothing frozen"
+    return f"the run's mask: {row.choice}, p = {row.sparsity:g}"

@@ -15,6 +15,7 @@ from fedlsg.simulations.inspection.inspection_tables import (
     masked_tables,
     rows_of,
     share_table,
+    sources_words,
     summary_table,
 )
 from fedlsg.simulations.inspection.measure import SOURCES, Inspection
@@ -48,14 +49,26 @@ FACTORS = "Clip factors of the first examples (1: not clipped)"
 PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
+RATIOS = "What freezing a random share p of the coordinates does in one step."
+NOISE_RATIO = (
+    "Noise: its length, over that without a mask; the line is sqrt(1 - p) (Zhu and Blaschko 2023, "
+    "Fig. 1c)."
+)
+CLIP_RATIO = (
+    "Clipped mean: its length on the coordinates that are kept, over that of the same coordinates "
+    "without a mask: above 1, the clip leaves them more (Zhu and Blaschko 2023, Fig. 1d); and over "
+    "the whole clipped mean gradient: what is left of it."
+)
+SD = "Bars: standard deviation over masks."
+CLIPPED_BLOCKS = (
+    "One panel: how long the gradients of single examples are, all blocks together; the clip has "
+    "a limit for each block."
+)
+SHARE = (
+    "Other panel: the share that is shortened, if more units are frozen (Ito et al. 2024, "
+    "Listing 1)."
+)
 CAPTIONS = {
-    "sparsified-ratios": "What freezing a random share p of the coordinates does in one step. "
-    "Left: the length of the noise, over that without a mask; the line is "
-    "sqrt(1 - p) (Zhu and Blaschko 2023, Fig. 1c). Right: the length of the "
-    "clipped mean gradient on the coordinates that are kept, over that of the "
-    "same coordinates without a mask: above 1, the clip leaves them more "
-    "(Fig. 1d); and over the whole clipped mean gradient: what is left of it. "
-    "Bars: standard deviation over masks.",
     "deviations": "Deviations of single examples from the mean gradient, on two random directions, "
     "without a mask and with one (Zhu and Blaschko 2023, Figs. 6-9). A symmetric law "
     "looks the same when turned by 180 degrees.",
@@ -68,18 +81,15 @@ CAPTIONS = {
     "stable rank, ||dW||_F^2 / ||dW||_2^2), against the most that its shape allows. "
     "A small one means that low-rank carriers lose little (Yu et al. 2021, Fig. 2).",
     "residual": "The share of a batch's gradient that carriers of rank r lose: 0 loses nothing, "
-    "and lower is better. ||dW - P(dW)||_F / ||dW||_F (Yu et al. 2021, Fig. 3). Where "
-    "the carriers come from: "
-    + "; ".join(f"{name}: {text}" for name, text in SOURCES.items())
-    + ".",
+    "and lower is better. ||dW - P(dW)||_F / ||dW||_F (Yu et al. 2021, Fig. 3). The carriers come "
+    "from",
     "clipping": "One panel: how long the gradients of single examples are; those right of the "
-    "dashed line are shortened by the clip. Other panel: the share of examples that "
-    "are shortened, if more units are frozen (Ito et al. 2024, Listing 1).",
+    f"dashed line are shortened by the clip. {SHARE}",
     "energy": "How much of a batch's gradient (its energy, the squared length) is in the units "
-    "that LSG keeps, if it keeps those of largest importance (top), of smallest "
+    "that LSG would keep, if it keeps those of largest importance (top), of smallest "
     "(bottom), or random ones (mean over draws). Rows are out units, columns are in "
     "units. A line above that of random units says that the choice helps.",
-    "intensity": "Each pixel is one weight (left) and its gradient (right), by absolute value: "
+    "intensity": "Each pixel is one weight (first panel) or its gradient, by absolute value: "
     "bright is large. Bright stripes are units that matter more than others (Ito et "
     "al. 2023, Fig. 1). Of a large matrix a pixel is the largest entry of its tile.",
 }
@@ -137,9 +147,9 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     made = figures(found, subject, maps)
     files = {f"{name}.png": png(one) for name, one in made.items()}
     pictures = [
-        interactive(one, _caption(name), columns=3 if len(one) > 2 else 2)
+        interactive(one, _caption(name, found), columns=3 if len(one) > 2 else 2)
         if isinstance(one, tuple)
-        else photo(one, _caption(name))
+        else photo(one, _caption(name, found))
         for name, one in made.items()
     ]
     shown = ("carriers", "symmetry", "sparsified", *MASKED)
@@ -190,10 +200,17 @@ def numbers(subject: Subject, found: Inspection) -> dict[str, Any]:
 
 
 def first_factors(found: Inspection) -> dict[str, tuple[float, ...]]:
-    """Clip factors of the first examples by mask (Ito et al. 2024, Listing 1)."""
-    dense = next((row for row in found.clips if row.choice == "all"), None)
-    rows = {} if dense is None else {"nothing frozen": dense}
-    rows[f"the run's own mask ({found.own.choice}, p = {found.own.sparsity:g})"] = found.own
+    """Clip factors of the first examples by mask (Ito et al. 2024, Listing 1); none of a run that
+    does not clip.
+    """
+    if not found.mechanism.clips:
+        return {}
+    rows = {
+        "nothing frozen"
+        if not row.sparsity
+        else f"the run's own mask ({row.choice}, p = {row.sparsity:g})": row
+        for row in (*(row for row in found.others if row.choice == "all"), found.own)
+    }
     return {name: row.clipping.factors[:PRINTED] for name, row in rows.items()}
 
 
@@ -219,22 +236,44 @@ def lead(subject: Subject, found: Inspection) -> str:
     )
 
 
-def _caption(name: str) -> str:
-    """What a figure shows, and of which layer."""
+def _caption(name: str, found: Inspection) -> str:
+    """What a figure shows, and of which layer; of clip and noise only what the run has."""
     kind, _, layer = name.partition("intensity-")
+    if kind == "clipping" and not found.mechanism.clips:
+        return "How long the gradients of single examples are. This run does not clip them."
+    if kind == "clipping" and found.mechanism.clip == "per-block":
+        return f"{CLIPPED_BLOCKS} {SHARE}"
+    if kind == "sparsified-ratios" and found.sparsified is not None:
+        there = zip((NOISE_RATIO, CLIP_RATIO), found.sparsified.measured, strict=True)
+        return " ".join([RATIOS, *(words for words, measured in there if measured), SD])
+    if kind == "residual":
+        return f"{CAPTIONS[kind]} {sources_words(found.sources)}"
     return CAPTIONS[kind] if kind else f"{layer}. {CAPTIONS['intensity']}"
 
 
-def headline(subject: Subject, found: Inspection) -> str:
-    """What the clip does to the examples that were read, in one sentence."""
-    clip, of = found.own.clipping, found.own
-    frozen = "nothing frozen" if of.sparsity == 0 else f"a share of {of.sparsity:g} frozen"
-    norm = subject.base.method.mechanism.clip_norm
-    return (
-        f"With {frozen}, the clip norm {norm:g} shortens the gradients of {100 * clip.clipped:.0f} "
-        f"% of {found.examples} training examples, to {clip.mean_factor:.2f} of their length on "
-        "average."
-    )
+def headline(found: Inspection) -> str:
+    """What the clip does to the examples that were read, in one sentence; how long their gradients
+    are if there is none.
+    """
+    of, mechanism = found.own, found.mechanism
+    clip, examples = of.clipping, f"{found.examples} training examples"
+    frozen = f"With a share of {of.sparsity:g} frozen, " if of.sparsity else ""
+    if not mechanism.clips:
+        norms = f"median norm {clip.norms[0.5]:.3g}, the longest {clip.norms[1.0]:.3g}"
+        words = f"gradients of {examples} are not clipped (mechanism {mechanism.kind}): {norms}."
+    elif mechanism.clip == "per-block":
+        words = (
+            f"the clip of each block, norm {mechanism.clip_norm:g}, shortens "
+            f"{100 * clip.clipped:.0f} % of the blocks of {examples}, to {clip.mean_factor:.2f} of "
+            "their length on average."
+        )
+    else:
+        words = (
+            f"the clip norm {mechanism.clip_norm:g} shortens the gradients of "
+            f"{100 * clip.clipped:.0f} % of {examples}, to {clip.mean_factor:.2f} of their length "
+            "on average."
+        )
+    return f"{frozen}{words}" if frozen else f"{words[:1].upper()}{words[1:]}"
 
 
 def asked(found: Inspection) -> dict[str, str]:
@@ -242,7 +281,7 @@ def asked(found: Inspection) -> dict[str, str]:
     return {
         "examples": f"{found.examples:,} of the training data, without noise",
         "ranks of carriers": ", ".join(map(str, sorted({row.rank for row in found.residuals}))),
-        "sparsities of masks": ", ".join(
+        "sparsities that were tried": ", ".join(
             f"{p:g}" for p in sorted({row.sparsity for row in found.clips})
         ),
         "layers": ", ".join(dict.fromkeys(row.layer for row in found.layers)),
@@ -271,13 +310,13 @@ def page(
             title=f"Gradients of {subject.base.settings.workload} with "
             f"{subject.base.settings.method}",
             lead=lead(subject, found),
-            headline=headline(subject, found),
+            headline=headline(found),
             warnings=(WARNING,),
             sections=sections(
                 ("What was asked", [*costs, facts_of(asked(found)), *kept]),
                 ("Random masks", masked),
                 ("Figures", pictures),
-                Section(title=FACTORS, parts=tuple(factors), folded=True),
+                *([Section(title=FACTORS, parts=tuple(factors), folded=True)] if factors else []),
                 (
                     "Share of each parameter in the squared length of an example",
                     [share_table(found)],

@@ -1,6 +1,6 @@
 """The tables of an inspection, for terminal and page, and the rows of its CSV files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from operator import itemgetter
 
@@ -17,6 +17,23 @@ SHOWN_SPARSITY = 0.3
 SHOWN_RANK = 8
 """Rank of the residuals that are shown, at most, if the method itself has none."""
 CHOICES = ("top", "bottom", "random")
+UNITS_WORDS = (
+    "top, bottom: units of largest and of smallest importance, by the weight; random: the mean "
+    "over draws. out: rows of the gradient; in: its columns."
+)
+CHOICE_WORDS = {
+    "all": "every coordinate",
+    "top": "units of largest importance",
+    "bottom": "units of smallest importance",
+    "random": "units drawn at random",
+    "uniform": "coordinates drawn uniformly at random",
+    "magnitude": "coordinates of the largest weights",
+    "energy": "entries of the largest predicted energy",
+    "own": "what the user's function chooses",
+    "drop": "what pruning and the drop of a step leave",
+    "by": "coordinates ranked by the named source",
+}
+"""What a mask keeps, by the first word of its choice."""
 MEANING = (
     "Asymmetry: the Kolmogorov-Smirnov distance between the deviations on a direction and the same "
     "with the sign turned, mean over random directions. By chance: the same if each sign were "
@@ -47,7 +64,6 @@ def layer_table(subject: Subject, found: Inspection) -> Table:
         else max((r for r in ranks if r <= SHOWN_RANK), default=ranks[0] if ranks else 0)
     )
     lost = {(row.layer, row.source): row.residual for row in found.residuals if row.rank == rank}
-    sources = [source for source in SOURCES if any(row.source == source for row in found.residuals)]
 
     def column(source: str) -> Column:
         return Column(source, lambda row: lost.get((row.layer, source)), ".2f")
@@ -57,13 +73,19 @@ def layer_table(subject: Subject, found: Inspection) -> Table:
             Column("layer", _layer),
             Column("shape", lambda row: f"{row.shape[0]}x{row.shape[1]}"),
             Column("stable rank", "stable_rank", ".2f"),
-            *map(column, sources),
+            *map(column, found.sources),
         ],
         found.layers,
         style=_style,
         title=f"Share of the length of the batch gradient that carriers of rank {rank} lose, by "
         "the source of carriers",
+        note=sources_words(found.sources),
     )
+
+
+def sources_words(sources: Iterable[str]) -> str:
+    """What carriers are made from, by the headings of their columns."""
+    return "; ".join(f"{name}: {SOURCES[name]}" for name in sources) + "."
 
 
 def energy_table(subject: Subject, found: Inspection) -> Table:
@@ -79,33 +101,45 @@ def energy_table(subject: Subject, found: Inspection) -> Table:
     sides = (
         column(choice, *side) for choice in CHOICES for side in (("out", "rows"), ("in", "columns"))
     )
-    title = f"Share of the energy of the batch gradient in kept out units and in units, p = {p:g}"
-    return make_table([Column("layer", _layer), *sides], found.layers, style=_style, title=title)
+    mask = subject.base.method.mask
+    keeps = "the run keeps" if mask.units and mask.sparsity else "lsg would keep"
+    title = f"Share of the energy of the batch gradient in units that {keeps} at p = {p:g}"
+    columns = [Column("layer", _layer), *sides]
+    return make_table(columns, found.layers, style=_style, title=title, note=UNITS_WORDS)
 
 
 def clip_table(found: Inspection) -> Table:
-    """A row for each mask: how many examples are clipped, and the norms; the run's own mask
-    first.
+    """A row for each mask: the norms, and how many examples are clipped where the run clips; the
+    run's own mask first.
     """
 
     def norm(name: str, level: float) -> Column:
         return Column(name, lambda row: row.clipping.norms[level], ".3g")
 
+    clip = [
+        Column("clipped", lambda row: 100 * row.clipping.clipped, "{:.1f} %".format),
+        Column("mean factor", "clipping.mean_factor", ".3f"),
+    ]
+    rows = (found.own, *found.others)
+    there = dict.fromkeys(row.choice.partition(" ")[0] for row in rows)
+    legend = [f"{name}: {CHOICE_WORDS[name]}" for name in there if name in CHOICE_WORDS]
     columns = [
         Column("kept", lambda row: f"{row.choice}{' (the run)' if row is found.own else ''}"),
         Column("p", "sparsity", "g"),
         Column("values", "kept", ","),
-        Column("clipped", lambda row: 100 * row.clipping.clipped, "{:.1f} %".format),
-        Column("mean factor", "clipping.mean_factor", ".3f"),
+        *(clip if found.mechanism.clips else ()),
         norm("median norm", 0.5),
         norm("95 % norm", 0.95),
         norm("largest", 1.0),
     ]
     return make_table(
         columns,
-        (found.own, *found.clips),
+        rows,
         style=lambda row: "own" if row is found.own else "",
-        title="What the clip does to single examples",
+        title="What the clip does to single examples"
+        if found.mechanism.clips
+        else "Norms of the gradients of single examples, which this run does not clip",
+        note=f"p: share that is frozen. Kept: {'; '.join(legend)}.",
     )
 
 
@@ -189,14 +223,17 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
             name, lambda row: f"{getattr(row, value):.3f} ± {getattr(row, f'{value}_sd'):.3f}"
         )
 
-    noise = [
-        Column("p", "sparsity", "g"),
+    noise = (
         Column("noise", "noise", ".4f"),
         Column("sqrt(1 - p)", "expected_noise", ".4f"),
+    )
+    clip = (
         spread("kept coordinates", "relaxed"),
         Column("1 / sqrt(1 - p)", lambda row: 1 / row.expected_noise, ".3f"),
         spread("of the whole", "kept"),
-    ]
+    )
+    parts = zip(("Noise", "clipped gradient"), (noise, clip), found.measured, strict=True)
+    there = [(name, columns) for name, columns, measured in parts if measured]
     symmetry = [
         Column("mask", lambda one: f"p = {one.sparsity:g}" if one.sparsity else "none"),
         Column("asymmetry", "asymmetry", ".3f"),
@@ -213,11 +250,14 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
         Column("sd, independent", "expected_sd", ".3f"),
         Column("total variation", "distance", ".4f"),
     ]
-    first = make_table(
-        noise, found.rows, title="Noise and clipped gradient under random masks of rate p"
-    )
+    tables = []
+    if there:
+        names = " and ".join(name for name, _ in there)
+        columns = [Column("p", "sparsity", "g"), *(one for _, some in there for one in some)]
+        title = f"{names[:1].upper()}{names[1:]} under random masks of rate p"
+        tables = [make_table(columns, found.rows, title=title)]
     title = "Symmetry of the deviations of examples from their mean gradient"
-    tables = [first, make_table(symmetry, found.deviations, title=title)]
+    tables.append(make_table(symmetry, found.deviations, title=title))
     if found.counts is not None:
         tables.append(make_table(counts, [found.counts], title="How often a coordinate was frozen"))
     return tables
@@ -234,8 +274,8 @@ def rows_of(found: Inspection) -> dict[str, list[Record]]:
         **({"carriers": [asdict(row) for row in found.kept]} if found.kept else {}),
         **({} if found.sparsified is None else _masked_rows(found.sparsified)),
         "clipping": [
-            clip_numbers("the run's own", found.own),
-            *(clip_numbers(r.choice, r) for r in found.clips),
+            clip_numbers("the run's own", found.own, found.mechanism.clips),
+            *(clip_numbers(row.choice, row, found.mechanism.clips) for row in found.others),
         ],
     }
 
@@ -257,15 +297,14 @@ def _masked_rows(found: Sparsified) -> Mapping[str, list[Record]]:
     return tables
 
 
-def clip_numbers(name: str, row: ClipRow) -> Record:
-    """One line of the table of clips."""
+def clip_numbers(name: str, row: ClipRow, clips: bool) -> Record:
+    """One line of the table of clips; of a run that does not clip the norms alone."""
     measured = row.clipping
     return {
         "kept_units": name,
         "sparsity": row.sparsity,
         "kept_coordinates": row.kept,
-        "clipped": measured.clipped,
-        "mean_factor": measured.mean_factor,
+        **({"clipped": measured.clipped, "mean_factor": measured.mean_factor} if clips else {}),
         "dropped": measured.dropped,
         **{f"norm_q{level:g}": value for level, value in measured.norms.items()},
     }

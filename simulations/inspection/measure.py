@@ -30,6 +30,7 @@ from fedlsg.frame.forms import TANGENT
 from fedlsg.lowrank import decompose, flatten_kernel, project, random_carriers
 from fedlsg.masks import Direction, Mask, keep_units, unit_importance
 from fedlsg.method import Compression, Method
+from fedlsg.privacy import Mechanism
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.inspection import (
     Costs,
@@ -152,11 +153,11 @@ def length_shares(squares: Squares, frame: Frame) -> dict[str, float]:
 
 
 SOURCES = {
-    "own": "the method's own function of public values",
-    "self": "the gradient itself, r-SVD (Yu et al. 2021, Eq. 6)",
-    "start gradient": "the gradient of the same batch at W_0, r-SVD (Yu et al. 2021, Eq. 5)",
-    "history": "the update W - W_0, power method (what rgp projects on)",
-    "weight": "the weight W, power method (what lsg projects on)",
+    "method": "the method's own function of public values",
+    "gradient": "the gradient itself, r-SVD (Yu et al. 2021, Eq. 6): the least that can be lost",
+    "gradient at W_0": "the gradient of the same batch at W_0, r-SVD (Yu et al. 2021, Eq. 5)",
+    "W - W_0": "the update since the start, power method (what rgp projects on)",
+    "W": "the weight, power method (what lsg projects on)",
     "random": "nothing: random carriers (what rgp-random projects on)",
 }
 LARGEST_RANK = 64
@@ -220,9 +221,28 @@ class Inspection:
     own: ClipRow
     clips: list[ClipRow]
     gradients: Weights
+    mechanism: Mechanism
     costs: Costs | None = None
     kept: KeptRows = ()
     sparsified: Sparsified | None = None
+
+    @property
+    def sources(self) -> list[str]:
+        """What carriers were made from, in the order of ``SOURCES``."""
+        made = {row.source for row in self.residuals}
+        return [source for source in SOURCES if source in made]
+
+    @property
+    def others(self) -> list[ClipRow]:
+        """Without the run's own mask, and without the one that keeps everything where that does."""
+        own = self.own
+
+        def repeats(row: ClipRow) -> bool:
+            if row.choice == "all":
+                return row.kept == own.kept
+            return (row.choice, row.sparsity) == (own.choice, own.sparsity)
+
+        return [row for row in self.clips if not repeats(row)]
 
 
 def inspect(
@@ -259,6 +279,7 @@ def inspect(
         own=own_clip(subject, own, rows),
         clips=clip_rows(subject, own, rows, sparsities),
         gradients={name: gradients[name] for name in subject.layers},
+        mechanism=subject.base.method.mechanism,
         sparsified=sparsified(subject, rows, sparsities),
     )
 
@@ -304,7 +325,7 @@ def residual_rows(
     if carrier.functions and own.L is not None and own.R is not None:
         yield ResidualRow(
             layer=name,
-            source="own",
+            source="method",
             rank=carrier.rank,
             residual=residual(dW, own.L, own.R, own.form),
         )
@@ -316,11 +337,11 @@ def residual_rows(
     )
     if not wanted:
         return
-    exact = {"self": principal_carriers(dW, wanted[-1])}
-    followed = {"weight": W}
+    exact = {"gradient": principal_carriers(dW, wanted[-1])}
+    followed = {"W": W}
     if before is not None and not torch.equal(W, W_0):
-        exact["start gradient"] = principal_carriers(before[name], wanted[-1])
-        followed = {"history": W - W_0, "weight": W}
+        exact["gradient at W_0"] = principal_carriers(before[name], wanted[-1])
+        followed = {"W - W_0": W - W_0, "W": W}
     for rank in wanted:
         pairs = {source: (L[:, :rank], R[:rank]) for source, (L, R) in exact.items()}
         draw = public_generator(subject.state.seed, "inspect", name, rank)

@@ -15,6 +15,7 @@ from rich.console import Console
 from fedlsg.simulations.planning.plan import prepare
 from fedlsg.simulations.planning.prepare import Balance, measure
 from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
+from fedlsg.simulations.report.client_table import name_in
 from fedlsg.simulations.report.colours import (
     BLACK,
     BLUE,
@@ -27,7 +28,7 @@ from fedlsg.simulations.report.colours import (
     SKY,
     VIOLET,
 )
-from fedlsg.simulations.report.figure import interactive, plot, png
+from fedlsg.simulations.report.figure import check_drawing, interactive, plot, png
 from fedlsg.simulations.report.page import (
     Page,
     RowKind,
@@ -47,11 +48,14 @@ from fedlsg.simulations.report.terminal import (
     print_written,
     write_private,
 )
+from fedlsg.simulations.report.words import client_words, printable
 from fedlsg.simulations.settings.settings import from_mapping, names_given
 
 COLOURS = (BLUE, ORANGE, NAVY, SKY, PLUM, GREEN, RED, BLACK, VIOLET, GREY)
 """Of classes; of more, the most frequent ones have a colour, and the others share the last one."""
 PLAIN = Axis()
+ROWS = "examples"
+"""What a client's size counts, unless the unit is a person."""
 BARS = 100
 """Bars at most: of more clients a bar is the mean over some that are alike."""
 WARNING = (
@@ -82,6 +86,8 @@ def partition_command(given: dict[str, Any], out: str | None, console: Console) 
     and .png in it.
     """
     settings = from_mapping(given)
+    if out is not None:
+        check_drawing()
     with console.status("loading data") as status:
         balance = measure(prepare(settings, progress=status.update, given=names_given(given)))
     wide = table(balance, counted=True)
@@ -137,8 +143,9 @@ def headline(balance: Balance) -> str:
     sizes, apart = balance.sizes, balance.distances
     held = f"{sizes.min():,} to {sizes.max():,}" if np.ptp(sizes) else f"{sizes.min():,}"
     return (
-        f"{len(sizes):,} clients hold {held} examples each; the class mix of a client differs from "
-        f"that of all by {apart.mean():.2f} on average (0: equal, 1: nothing in common)."
+        f"{len(sizes):,} clients hold {held} {balance.counted} each; the class mix of a client "
+        f"differs from that of all by {apart.mean():.2f} on average (0: equal, 1: nothing in "
+        "common)."
     )
 
 
@@ -160,7 +167,8 @@ class Line:
 def values_of(balance: Balance) -> dict[str, np.ndarray]:
     """The numbers of all clients, by name."""
     return {
-        "examples": balance.sizes,
+        balance.counted: balance.sizes,
+        **({"rows": balance.counts.sum(1)} if balance.counted != ROWS else {}),
         "q": balance.rates,
         "batch": balance.batches,
         "classes": np.count_nonzero(balance.counts, axis=1),
@@ -180,7 +188,7 @@ def table(balance: Balance, *, counted: bool) -> Table:
 
     def client(at: int, group: str = "") -> Line:
         return Line(
-            name=str(at),
+            name=printable(name_in(_row(balance, at))),
             values={name: column[at] for name, column in values.items()},
             top=f"{top[at]}: ",
             ok="--" if balance.delta is None else "yes" if holds[at] else "NO",
@@ -195,7 +203,7 @@ def table(balance: Balance, *, counted: bool) -> Table:
             name=name, values=row, group="quantiles", style="own" if name == "median" else ""
         )
 
-    by_size = np.argsort(values["examples"], kind="stable").tolist()
+    by_size = np.argsort(balance.sizes, kind="stable").tolist()
     lines = (
         [client(at) for at in range(len(by_size))]
         if few
@@ -211,7 +219,8 @@ def table(balance: Balance, *, counted: bool) -> Table:
 
     columns = [
         Column("client", "name"),
-        column("examples", ",.0f"),
+        column(balance.counted, ",.0f"),
+        *([column("rows", ",.0f")] if "rows" in values else []),
         column("q", ".4g"),
         column("batch", ".1f"),
         column("classes", ".0f"),
@@ -240,10 +249,12 @@ def conclusions(balance: Balance) -> list[Said]:
     sizes, rates, apart = balance.sizes, balance.rates, balance.distances
     smallest, largest = sizes.argmin(), sizes.argmax()
     rate = f"{rates.min():.4g} to {rates.max():.4g}" if np.ptp(rates) else f"{rates[0]:.4g}"
+    who = [client_words(_row(balance, int(at))) for at in (smallest, largest)]
     plain = (
+        *([balance.dealt] if balance.dealt else []),
         f"q = {rate}; the server divides every sum by the expected batch of a client, "
         f"{balance.expected_batch:.1f}",
-        f"smallest client {smallest}: {sizes[smallest]:,} examples; largest {largest}: "
+        f"smallest: {who[0]} with {sizes[smallest]:,} {balance.counted}; largest: {who[1]} with "
         f"{sizes[largest]:,}",
         f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest "
         f"{apart.max():.2f}",
@@ -251,7 +262,8 @@ def conclusions(balance: Balance) -> list[Said]:
     lines = [*((line, None) for line in plain), _about_delta(balance)]
     if idle := int((balance.batches < 1).sum()):
         raised = (
-            f"{idle} clients expect less than one example in a step: raise q, or take fewer clients"
+            f"{idle} clients expect less than one of their {balance.counted} in a step: raise q, "
+            "or take fewer clients"
         )
         lines.append((raised, "yellow"))
     return lines
@@ -261,22 +273,21 @@ def _about_delta(balance: Balance) -> Said:
     if balance.delta is None:
         return "the method claims no epsilon, so it needs no delta", None
     bound, holds = 1 / balance.sizes.max(), balance.delta_holds
+    said = f"delta = {balance.delta:g}"
+    if balance.deltas is not None:
+        said = f"each client's own delta ({balance.deltas.min():g} to {balance.deltas.max():g})"
     if holds.all():
-        return (
-            f"delta = {balance.delta:g} < 1/N_k for every client; the smallest 1/N_k is "
-            f"{bound:.3g}",
-            None,
-        )
+        return f"{said} < 1/N_k for every client; the smallest 1/N_k is {bound:.3g}", None
     return (
-        f"delta = {balance.delta:g} is not below 1/N_k for {(~holds).sum()} of {len(holds)} "
+        f"{said} is not below 1/N_k for {(~holds).sum()} of {len(holds)} "
         f"clients; a run refuses that: take delta < {bound:.3g}",
         "bold red",
     )
 
 
 def rows_of(balance: Balance) -> list[dict[str, Any]]:
-    """Each client: examples, rate, expected batch, distance, delta, and the examples of each
-    class.
+    """Each client: examples (and persons, where they are the unit), rate, expected batch, distance,
+    delta, and the examples of each class.
     """
     columns = {
         "sample_rate": balance.rates,
@@ -286,14 +297,20 @@ def rows_of(balance: Balance) -> list[dict[str, Any]]:
     holds = balance.delta_holds
     return [
         {
-            "client": client,
+            **_row(balance, client),
             "examples": sum(counts),
+            **({"persons": int(balance.sizes[client])} if balance.counted != ROWS else {}),
             **{name: f"{column[client]:.6g}" for name, column in columns.items()},
             "delta_below_1_over_n": None if balance.delta is None else str(holds[client]).lower(),
             **{f"class_{label}": count for label, count in enumerate(counts)},
         }
         for client, counts in enumerate(balance.counts.tolist())
     ]
+
+
+def _row(balance: Balance, client: int) -> dict[str, Any]:
+    """The number of a client, and its name if it has one."""
+    return {"client": client, **({"name": balance.names[client]} if balance.names else {})}
 
 
 def charts(balance: Balance) -> tuple[Chart, ...]:
@@ -307,7 +324,12 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
     parts = [(f"class {label}", np.array([label])) for label in own] + rest
     if clients <= BARS:
         ticks = (
-            spaced([(float(client), str(client)) for client in range(clients)])
+            spaced(
+                [
+                    (float(client), printable(name_in(_row(balance, client))))
+                    for client in range(clients)
+                ]
+            )
             if clients > 1
             else ()
         )

@@ -42,7 +42,8 @@ class SparsifiedRow:
         at most
     1 / sqrt(1 - p) if all examples are clipped and their energy is spread evenly; ``kept``: ||mean
     clip(m g_i)|| over
-    ||mean clip(g_i)||, what is left of the whole. The last two are NaN without a clip.
+    ||mean clip(g_i)||, what is left of the whole. The last two are NaN without a clip, ``noise``
+    is without noise.
     """
 
     sparsity: float
@@ -113,6 +114,12 @@ class Sparsified:
     deviations: Sequence[Deviations]
     counts: Counts | None
 
+    @property
+    def measured(self) -> tuple[bool, bool]:
+        """Whether the run has noise, and whether it clips."""
+        first = self.rows[0]
+        return not math.isnan(first.noise), not math.isnan(first.relaxed)
+
 
 def sparsified(subject: Subject, rows: Rows, sparsities: Sequence[float]) -> Sparsified | None:
     """Measure at W_t; None for methods whose mask is not uniformly random over all coordinates."""
@@ -144,6 +151,8 @@ def sparsified(subject: Subject, rows: Rows, sparsities: Sequence[float]) -> Spa
     kept = clipped.norm(dim=1) / sums[0].norm()
     noise = torch.randn(masks.shape, generator=generator)
     ratios = (noise * masks).norm(dim=1) / noise.norm(dim=1)
+    if not mechanism.adds_noise:
+        ratios = ratios * math.nan
     by_rate = (values.view(-1, draws) for values in (ratios, relaxed, kept))
     table = [
         SparsifiedRow(
@@ -206,7 +215,10 @@ def mask_counts(subject: Subject) -> Counts | None:
     base = subject.base
     mask, schedule = base.method.mask, base.schedule
     last = schedule.rounds if subject.run is None else subject.state.round
-    steps = {r if mask.redraw == "step" else schedule.epoch(r): r for r in range(last, 0, -1)}
+    steps = {
+        r if mask.redraw == "step" else mask.draw(schedule.time(r))[0]: r
+        for r in range(last, 0, -1)
+    }
     rounds = sorted(steps.values())
     if len(rounds) < 2:
         return None

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from fedlsg import bounded
 from fedlsg.simulations.models.encoder_source import EncoderSource, load_config, model_folder
 
 Pooling = Literal["own", "mean", "cls"]
@@ -70,6 +71,7 @@ def build_encoder(
     num_classes: int,
     train_layers: int | None = None,
     attention: str = "sdpa",
+    dropout: float = 0.0,
 ) -> TextClassifier:
     """The classifier of an encoder with a new head, in float32, frozen below its top
     ``train_layers`` layers.
@@ -78,14 +80,14 @@ def build_encoder(
     and gets one Linear as head; any other model keeps its own pooling and the kind of head that
     transformers gives it.
     attention: transformers' name of the implementation; per-example gradients are equal under
-    ``sdpa`` and ``eager``.
+    ``sdpa`` and ``eager``. dropout: of hidden states, attention and the head, while it trains.
     Raises: ValueError: ``train_layers`` out of range, a checkpoint that lacks weights, a model
         without a known head. FileNotFoundError: a folder without safetensors. ConnectionError: see
         ``encoder_source.model_folder``.
     """
     from transformers import AutoModel, AutoModelForSequenceClassification
 
-    config = load_config(source)
+    config = load_config(source, dropout)
     config.num_labels = num_classes
     pooling = _pooling(source)
     kind = AutoModelForSequenceClassification if pooling == "own" else AutoModel
@@ -169,7 +171,7 @@ def _pooling(source: EncoderSource) -> Pooling:
     file = model_folder(source) / "1_Pooling" / "config.json"
     if not file.is_file():
         return "own"
-    said = json.loads(file.read_text())
+    said = bounded.read_json(file)
     if said.get("pooling_mode_mean_tokens"):
         return "mean"
     if said.get("pooling_mode_cls_token"):

@@ -118,11 +118,13 @@ def model_folder(source: EncoderSource) -> Path:
         ) from error
 
 
-def load_config(source: EncoderSource) -> Any:
-    """The architecture's configuration, every dropout rate set to 0.
+def load_config(source: EncoderSource, dropout: float = 0.0) -> Any:
+    """The architecture's configuration, every dropout rate set to ``dropout``.
 
-    Dropout is off because the noise of the mechanism regularises already, and because a client's
-    step is then a function of its batch alone: the same on every engine, at every microbatch size.
+    Dropout is off unless it is asked for, because the noise of the mechanism regularises already,
+    and because a client's step is then a function of its batch alone: the same on every engine, at
+    every microbatch size. An example draws for itself, so that its gradient stays its own. A rate
+    at which whole layers are left out of a batch (LayerDrop) is always 0.
     """
     from transformers import AutoConfig, BertConfig, RobertaConfig
 
@@ -142,7 +144,7 @@ def load_config(source: EncoderSource) -> Any:
         config = AutoConfig.from_pretrained(model_folder(source))
     for name, value in config.to_dict().items():
         if "drop" in name and (value is None or isinstance(value, float)):
-            setattr(config, name, 0.0)
+            setattr(config, name, dropout if "dropout" in name else 0.0)
     return config
 
 

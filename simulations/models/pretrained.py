@@ -9,7 +9,6 @@ weights, or stops.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlsg import bounded
 from fedlsg.carriers import find_classifier
 from fedlsg.simulations.models.encoder_source import reason_of
 
@@ -80,7 +80,7 @@ def facts_of(source: str) -> Mapping[str, Any]:
     folder = folder if folder.is_dir() else folder.parent
     for name in FACTS:
         try:
-            found = json.loads((folder / name).read_text())
+            found = bounded.read_json(folder / name)
         except (OSError, ValueError):
             continue
         if isinstance(found, Mapping) and "fedlsg" in found:
@@ -217,6 +217,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
             loaded = load_file(file)
         else:
+            bounded.check_stored(file)
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     # zip, pickle and safetensors each raise their own on damaged or hostile files
     except Exception as error:

@@ -17,7 +17,7 @@ import torch
 from fedlsg.accounting import max_steps
 from fedlsg.accounting.certified import certified_or_inf, rough
 from fedlsg.carriers import Lora, embeddings_of
-from fedlsg.config.units import UNITS
+from fedlsg.config.units import unit_named
 from fedlsg.gradients.calls import kind_of
 from fedlsg.gradients.calls.registry import ways_of
 from fedlsg.gradients.calls.torch_func import measure
@@ -175,7 +175,7 @@ def schedule_of(base: Base, terms: ClientTerms) -> tuple[float, int]:
     if s.trust == "server":
         return s.clients_per_round / s.clients, rounds
     rounds = base.participation.most_selections(rounds)
-    if UNITS[s.unit].whole:
+    if unit_named(s.unit).whole:
         return 1.0, rounds
     batches = rounds * s.local_steps
     if s.batch_size is None:
@@ -225,7 +225,9 @@ def _budget(plan: Plan) -> str | None:
     rounds do.
     """
     s = plan.settings
-    if s.epsilon is None or not plan.method.mechanism.private or s.reproducible:
+    if s.epsilon is None or plan.own_budgets:
+        return None
+    if not plan.method.mechanism.private or s.reproducible:
         return None
     blocks = count_blocks(plan)
     costliest = max(

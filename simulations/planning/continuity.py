@@ -5,7 +5,7 @@ run with other settings or data would report an epsilon that holds for neither.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,38 +14,45 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from fedlsg.config.isolation import CHECKED
 from fedlsg.simulations.planning.plan import Base, Plan
 from fedlsg.simulations.planning.start_weights import source_digest
 from fedlsg.simulations.planning.trust import keep_code, other_code, recorded
 from fedlsg.simulations.settings.participation import trace_digest
-from fedlsg.simulations.settings.settings import as_config
+from fedlsg.simulations.settings.settings import (
+    FOLDERS,
+    OF_RAY,
+    Settings,
+    as_config,
+)
+from fedlsg.simulations.storage.manifest import AT_END, reopen
 from fedlsg.simulations.storage.results import refuse_own_noise
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.run_format import NUMBER, stamp
 from fedlsg.simulations.workloads import Split
-from fedlsg.simulations.workloads.partition import digest
+from fedlsg.simulations.workloads.base.parts import digest
 
 HARMLESS = frozenset(
     {
+        *FOLDERS,
+        *OF_RAY,
         "engine",
         "device",
         "threads",
-        "client_cpus",
-        "client_gpus",
-        "workers",
-        "data_from",
+        "loader_workers",
         "round_timeout",
-        "client_timeout",
-        "data_dir",
-        "data_root",
-        "run_dir",
         "evaluate_every",
         "evaluate_clients",
+        "show_names",
         "record_updates",
     }
 )
 """Settings that a resumed run may change: they change neither a random draw nor the meaning of a
 ledger entry.
+"""
+
+FURTHER = frozenset({"rounds", "epsilon", "noise_multiplier"})
+"""Settings that a run may have others of when it trains further: what its ledgers hold stays, and
+the rounds that come are planned next to it.
 """
 
 MOVED = frozenset({"run_dir"})
@@ -61,10 +68,9 @@ ROWS_AT_ONCE = 1024
 
 
 def fingerprint(plan: Plan) -> dict[str, Any]:
-    """The part of a plan in a checkpoint: settings, owner of each example, and digests of the
-    public test splits.
+    """The part of a plan in a checkpoint: format of the run, settings, owner of each example, and
+    digests of the public test splits.
     """
-    said = b"" if plan.declared is None else repr(tuple(plan.declared)).encode()
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
     # the one in use: auto may find another later
     settings = {**as_config(plan.settings), "device": plan.device}
@@ -73,7 +79,36 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
         own["source"] = source_digest(plan.probe_source)
     if (trace := trace_digest(plan.participation)) is not None:
         own["trace"] = trace
-    return {"settings": settings, "partition": digest(plan.parts, said), "tests": tests, **own}
+    if plan.method.mechanism.adds_noise and plan.settings.noise_multiplier is None:
+        each = dict(zip(plan.kinds, plan.terms, strict=True))
+        own["noise"] = {
+            kind: (t.noise_multiplier, t.prune_noise_multiplier) for kind, t in each.items()
+        }
+    parts = digest_of_units(plan)
+    return {**stamp(), "settings": settings, "partition": parts, "tests": tests, **own}
+
+
+def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> dict[str, Any]:
+    """``fingerprint`` of a plan that goes on from the one in a checkpoint, which keeps its format.
+
+    In an older format, a setting that neither the checkpoint nor config.toml names did not exist:
+    it is left out, and has its default. In the newest one each is named.
+    """
+    now = fingerprint(plan)
+    if saved.get(NUMBER) == now[NUMBER]:
+        return now
+    known = {*saved["settings"], *run.read_raw_config()}
+    settings = {name: value for name, value in now["settings"].items() if name in known}
+    own = {name: value for name, value in now.items() if name not in stamp()}
+    begun = {name: saved[name] for name in stamp() if name in saved}
+    return {**begun, **own, "settings": settings}
+
+
+def digest_of_units(base: Base) -> str:
+    """Digest of whose each row is: its client's, and its person's where persons are protected."""
+    said = b"" if base.declared is None else repr(tuple(base.declared)).encode()
+    said += b"" if base.person is None else base.person.numpy().tobytes()
+    return digest(base.parts, said)
 
 
 def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
@@ -82,8 +117,9 @@ def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
 
     ``named``: the settings say where the run directory is.
     """
-    run.write_config(replace(plan.settings, run_dir=str(run.path)) if named else plan.settings)
+    # first: a folder with config.toml is a run, which has the record of its code
     keep_code(run.path, as_config(plan.settings), plan.own_code)
+    run.write_config(replace(plan.settings, run_dir=str(run.path)) if named else plan.settings)
 
 
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
@@ -91,26 +127,88 @@ def keep_data_digest(plan: Plan, run: RunDir) -> None:
     run.write_data_digest(data_digest(plan.workload.train))
 
 
-def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[str]:
+def settings_further(settings: Settings, changes: Mapping[str, Any], done: int) -> Settings:
+    """The settings of a run that trains further: the ``FURTHER`` ones that are given.
+
+    A target epsilon is that of all rounds together, and the noise of those that come is calibrated
+    for it, unless their noise is given.
+    Raises ValueError for no more rounds than are ``done``, or where none is.
+    """
+    rounds = changes.get("rounds", settings.rounds)
+    if settings.client_epsilons is not None or settings.client_deltas is not None:
+        raise ValueError(
+            "clients have budgets of their own, which this run has planned to spend: train "
+            "further in a new run, start_from= this one, with client_epsilons= for both together"
+        )
+    if not done:
+        raise ValueError("no round is finished, so there is nothing to go on from: start a new run")
+    if rounds <= done:
+        raise ValueError(
+            f"rounds={rounds} counts all rounds, and {done} are finished: give more than {done}"
+        )
+    found = replace(settings, **changes)
+    if found.epsilon is None or "noise_multiplier" in changes:
+        return found
+    return replace(found, noise_multiplier=None)
+
+
+def go_further(plan: Plan, run: RunDir, saved: Mapping[str, Any]) -> None:
+    """From here on the run is that of the plan, which has other ``FURTHER`` settings than the
+    checkpoint ``saved``. Nobody has been charged for it.
+
+    Guarantee: the directory is the run of before until the new checkpoint replaces the old one, in
+    one step, and the longer one from then on: ``settle`` does the rest, also after a crash. Until
+    the first charge, its summary is either true or gone.
+    """
+    was = {name: saved["plan"]["settings"].get(name) for name in _dashed(FURTHER)}
+    state = {**saved, "plan": {**fingerprint_of_begun(plan, saved["plan"], run), "was": was}}
+    # what is about to change is no damage, wherever the change is cut off
+    reopen(run, int(saved["server"]["round"]), saved, forgotten=(*AT_END, run.config.name))
+    for _ in range(2):  # the one before, which replaces a damaged one, is of this plan, too
+        run.save_checkpoint(state)
+    settle(run, state)
+
+
+def settle(run: RunDir, saved: Mapping[str, Any]) -> None:
+    """Bring config.toml to the plan of a checkpoint that ``go_further`` made. The summary of the
+    shorter run goes: its epsilon will be too small.
+    """
+    planned = saved["plan"]
+    if "was" not in planned:
+        return
+    given, names = run.read_raw_config(), planned["was"].keys()
+    if {name: given.get(name) for name in names} == planned["was"]:
+        found = given | {name: planned["settings"].get(name) for name in names}
+        run.write_raw_config({name: value for name, value in found.items() if value is not None})
+    run.summary.unlink(missing_ok=True)
+
+
+def _dashed(names: Iterable[str]) -> list[str]:
+    return [name.replace("_", "-") for name in sorted(names)]
+
+
+def check_unchanged(
+    saved: Mapping[str, Any], plan: Plan, run: RunDir, *, further: bool = False
+) -> list[str]:
     """Raise ValueError, naming the difference, if settings or data are not those of the checkpoint.
 
-    Returns the settings that may change and have changed, as "threads = 2 (was 1)".
+    ``further``: the plan is for more rounds (``FURTHER``). Returns the settings that may change and
+    have changed, as "threads = 2 (was 1)".
     """
     refuse_own_noise(run, vars(plan.settings))
-    now = fingerprint(plan)
-    # the only ones up to version 0.1
-    before = {"unit": "example", "isolation": CHECKED, **saved["settings"]}
-    after = now["settings"]
+    now = fingerprint_of_begun(plan, saved, run)
+    before, after = saved["settings"], now["settings"]
     names = {k: k.replace("-", "_") for k in before.keys() | after.keys()}
     changed = [k for k in _changed(before, after) if names[k] not in MOVED]
-    refused = [k for k in changed if names[k] not in HARMLESS]
+    allowed = HARMLESS | FURTHER if further else HARMLESS
+    refused = [k for k in changed if names[k] not in allowed]
     if refused:
         words = ", ".join(
             f"{k} = {before.get(k, 'unset')} (now {after.get(k, 'unset')})" for k in refused
         )
         raise ValueError(
             f"a run cannot change its settings midway: restore {words} in config.toml, or start a "
-            "new run"
+            "new run; for more rounds, resume it with rounds=N (--rounds N)"
         )
     check_own_code(plan, run, before=saved.get("own_code", {}))
     if saved["partition"] != now["partition"] or run.read_data_digest() != data_digest(
@@ -135,7 +233,11 @@ def check_unchanged(saved: Mapping[str, Any], plan: Plan, run: RunDir) -> list[s
             "the test data differ from those that this run began with, and its accuracies could "
             "not be compared: restore the data, or start a new run"
         )
-    return [f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})" for k in changed]
+    return [
+        f"{k} = {after.get(k, 'unset')} (was {before.get(k, 'unset')})"
+        for k in changed
+        if names[k] not in FURTHER
+    ]
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -149,15 +251,12 @@ def check_own_code(base: Base, run: RunDir, before: Mapping[str, str] | None = N
     """Raise ValueError if the code of the run's own that was loaded is not that which the run began
     with.
 
-    ``before``: by setting, as a checkpoint has it; else the run's record or, of an older version,
-    its summary. An unfinished run of an older version says nothing of it. ``allow_code`` compares
+    ``before``: by setting, as a checkpoint has it; else the run's record. ``allow_code`` compares
     files before they run.
     """
     if before is None:
-        before = recorded(run.path).get("own_code")
-    if before is None and base.own_code and run.summary.exists():
-        before = run.read_summary().get("own_code") or {}
-    if before is not None and (changed := _changed(before, base.own_code)):
+        before = recorded(run.path).get("own_code", {})
+    if changed := _changed(before, base.own_code):
         raise other_code(changed)
 
 

@@ -27,6 +27,7 @@ from fedlsg.strategies.own_loop.row_checks import (
     model_outputs,
     not_finite,
 )
+from fedlsg.strategies.own_loop.user_inputs import other_types
 from fedlsg.tensors import fields_of, spaced
 from fedlsg.user_code.failure import describe, without_exit
 from fedlsg.user_code.objects import restored
@@ -140,7 +141,7 @@ def check_train_shape(model: nn.Module, train: Split, test: Split, *, device: st
         else torch.zeros_like(inputs)
     )
     model.eval()
-    with naming_failures(inputs, targets, "train"):
+    with naming_failures(model, inputs, targets, "train"):
         zeros = to_device(zeros, device)
         model(**zeros) if isinstance(zeros, dict) else model(zeros)
 
@@ -152,7 +153,7 @@ def _shapes(inputs: Any) -> list[tuple[int, ...]]:
 
 
 @contextmanager
-def naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
+def naming_failures(model: nn.Module, inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
     """What the model or the loss raise, as one ValueError that says on what."""
     try:
         with without_exit():
@@ -167,6 +168,8 @@ def naming_failures(inputs: Any, targets: Tensor, what: str) -> Iterator[None]:
             f"{name} {value.dtype} {tuple(value.shape)}"
             for name, value in [*named, ("targets", targets)]
         )
+        hint = other_types(model, inputs)
         raise ValueError(
             f"the model or the loss fails with {describe(error)}, on rows of {what} ({given})"
+            f"{hint and f': {hint}'}"
         ) from error

@@ -5,11 +5,12 @@ It is deterministic and calls no accountant. Bad settings are refused before any
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from fedlsg import strategies, user_code
@@ -28,9 +29,11 @@ from fedlsg.privacy.sampling import batches_of_epoch, epochs_begun
 from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.simulations import workloads
+from fedlsg.simulations.planning.before import Before, Kind
 from fedlsg.simulations.planning.start_weights import found_source, late_source
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.automatic import device_of
+from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.participation import participation_of, unit_of
 from fedlsg.simulations.settings.resolve import uplink_codec
 from fedlsg.simulations.storage.declared import EVERYTHING, RELEASED, Released
@@ -42,10 +45,12 @@ from fedlsg.simulations.workloads import (
     fetcher,
     to_device,
 )
+from fedlsg.simulations.workloads.base.made_ahead import MadeAhead, workers_of
+from fedlsg.simulations.workloads.base.parts import Parts
 from fedlsg.simulations.workloads.base.split import Augment
-from fedlsg.simulations.workloads.partition import Parts
 from fedlsg.state import PublicState, RoundPlan, ServerState
 from fedlsg.tensors import spaced
+from fedlsg.training import Persons
 from fedlsg.user_code.digest import digest_of, digest_of_all
 from fedlsg.user_code.objects import restored
 
@@ -93,7 +98,9 @@ class Base:
 
     stream: labels that separate batches and noise of reproducible runs with the same public seed.
     declared: N_k that the clients of a deployment declared; the server has none of their rows,
-    ``parts`` is empty.
+    ``parts`` is empty. before: what the clients were charged for before the rounds that come.
+    person: the number of each training row's person, where the unit is one: N_k counts these. None
+    elsewhere, and at the server of a deployment.
     """
 
     settings: Resolved
@@ -104,6 +111,8 @@ class Base:
     local: LocalTraining
     stream: tuple[int | str, ...] = ()
     declared: tuple[int, ...] | None = None
+    before: Before = field(default_factory=Before)
+    person: Int64[Tensor, " rows"] | None = None
 
     @cached_property  # its fields never change
     def device(self) -> str:
@@ -113,7 +122,17 @@ class Base:
     @cached_property  # its fields never change
     def fetch(self) -> Fetch:
         """Training examples by their rows, on this process's device."""
-        return fetcher(self.workload.train, self.device)
+        train = self.workload.train
+        return fetcher(train if self.ahead is None else self.ahead.of(train), self.device)
+
+    @cached_property  # its fields never change
+    def ahead(self) -> MadeAhead | None:
+        """Workers that make the training rows which ``fetch`` will be asked for; None where this
+        process makes them.
+        """
+        train = self.workload.train
+        workers = workers_of(self.settings, train.inputs)
+        return MadeAhead(train, workers) if workers else None
 
     @cached_property  # its fields never change
     def own_code(self) -> dict[str, str]:
@@ -133,14 +152,58 @@ class Base:
 
     @cached_property  # its fields never change
     def sizes(self) -> Sequence[int]:
-        """Declared number of examples N_k of every client."""
+        """Declared number of examples, or of persons, N_k of every client."""
         if self.declared is not None:
             return self.declared
+        if self.person is not None:
+            return [self.size_of(client) for client in range(len(self.parts))]
         return (
             self.parts.sizes
             if isinstance(self.parts, Parts)
             else [len(part) for part in self.parts]
         )
+
+    def size_of(self, client: int) -> int:
+        """N_k of a client whose rows are here."""
+        persons = self.persons_of(client)
+        return len(self.parts[client]) if persons is None else persons.count
+
+    def persons_of(self, client: int) -> Persons | None:
+        """The persons of a client's rows, None where the unit is none; made once a client."""
+        if not self.unit.persons:
+            return None
+        assert self.person is not None, "rows of a unit of persons have their numbers"
+        if client not in self._persons:
+            s = self.settings
+            self._persons[client] = Persons(
+                self.person[self.parts[client]].unique(return_inverse=True)[1],
+                most_rows=s.person_rows,
+                gradient=s.person_gradient,
+            )
+        return self._persons[client]
+
+    @cached_property  # its fields never change
+    def _persons(self) -> dict[int, Persons]:
+        return {}
+
+    @cached_property  # its fields never change
+    def budgets(self) -> Sequence[tuple[float | None, float | None]]:
+        """What every client may spend in the run, (epsilon, delta); None without a target."""
+        s, clients = self.settings, len(self.sizes)
+        if not self.own_budgets:
+            return [(s.epsilon, s.delta)] * clients
+        return [budget_of(s, client) for client in range(clients)]
+
+    @property
+    def own_budgets(self) -> bool:
+        """Whether clients have an epsilon or a delta of their own, and noise and weight for it."""
+        s = self.settings
+        return s.client_epsilons is not None or s.client_deltas is not None
+
+    @cached_property  # its fields never change
+    def kinds(self) -> Sequence[Kind]:
+        """What the noise of every client follows from."""
+        return [(size, *own) for size, own in zip(self.sizes, self.budgets, strict=True)]
 
     @cached_property  # its fields never change
     def rates(self) -> list[float]:
@@ -328,15 +391,22 @@ class Base:
 
     @cached_property  # its fields never change
     def most_steps(self) -> int:
-        """The largest number of noisy steps of a client in the public schedule, which noise is
-        calibrated to.
+        """The largest number of noisy steps of a client in the rounds of the public schedule that
+        come, which noise is calibrated to.
         """
-        rounds = self.schedule.rounds
+        rounds, after = self.schedule.rounds, self.before.rounds
         return (
-            rounds
+            rounds - after
             if self.draws_in_secret
-            else self.steps_a_round * self.participation.most_selections(rounds)
+            else self.steps_a_round * self.participation.most_selections(rounds, after=after)
         )
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """What the data call the clients; None where they have numbers alone, and at a server whose
+        secret is who takes part.
+        """
+        return None if self.draws_in_secret else getattr(self.parts, "names", None)
 
     @property
     def draws_in_secret(self) -> bool:
@@ -396,12 +466,13 @@ class Base:
 
     def accounted_steps(self, num_examples: int, steps: int | None = None) -> int:
         """How often one of a client's examples may take part in ``steps`` noisy steps; by default,
-        in all of the run's.
+        in all that come.
 
         That is every step for Poisson batches, at the rate that is accounted; with shuffled ones,
-        once in each epoch that is begun.
+        once in each epoch that is begun, and once in one that earlier rounds may have begun.
         """
         count = self.most_steps if steps is None else steps
         if not self.local.shuffled:
             return count
-        return epochs_begun(count, batches_of_epoch(num_examples, self.local.shuffled))
+        begun = 1 if self.before.rounds else 0
+        return begun + epochs_begun(count, batches_of_epoch(num_examples, self.local.shuffled))

@@ -29,6 +29,10 @@ from fedlsg.simulations.workloads.features.encoders import SCATTERING, written
 from fedlsg.simulations.workloads.public_data import forms, probe_source
 from fedlsg.user_code import DATA, shown
 
+WAYS = (
+    "start_from=RUN goes on from a run, with its ledger; fresh_data=True says that these data are "
+    "others; or take weights of public data"
+)
 RANDOM = "none"
 """``pretrained`` of a text model whose own weights are left out."""
 
@@ -37,16 +41,24 @@ def with_digest(settings: Settings) -> Settings:
     """The settings with the digest of the file that training starts from, if there is one.
 
     Raises ValueError for weights, to start from or to make features, that fedlsg trained on the
-    rows of the same workload, by a run or as public data: the epsilon of this run would leave that
-    out.
+    rows of the same workload, by a run or as public data, unless their ledger goes on here or the
+    data are others: the epsilon of this run would leave that out.
     """
     own = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
+    start = settings.start_from
+    if start is not None:
+        if settings.pretrained not in (None, start):
+            raise ValueError(
+                f"start_from={start} gives the weights to start from: leave pretrained="
+                f"{settings.pretrained} out"
+            )
+        settings = replace(settings, pretrained=start)
     for setting, source in starts_of(settings).items():
-        if own & rows_behind(source):
+        counted = settings.fresh_data or (setting, source) == ("pretrained", start)
+        if own & rows_behind(source) and not counted:
             raise ValueError(
                 f"{setting}={getattr(settings, setting)} was trained on the rows of "
-                f"{shown(settings.workload)}, which the epsilon of this run would not count: take "
-                "weights of public data, or resume the run that made these"
+                f"{shown(settings.workload)}, which the epsilon of this run would not count: {WAYS}"
             )
     if settings.pretrained in (None, RANDOM) or settings.pretrained_sha256 is not None:
         return settings
@@ -95,6 +107,9 @@ def from_root(settings: Settings) -> Settings:
     """
     found = values_of(settings)
     weights, features = (str(found.get(name, RANDOM)) for name in ("pretrained", "features"))
+    start = str(found.get("start_from", ""))
+    if start and _holds_weights(Path(start).expanduser()):
+        found["start_from"] = str(Path(start).expanduser().resolve())
     if weights != RANDOM and _holds_weights(Path(weights).expanduser()):
         found["pretrained"] = str(Path(weights).expanduser().resolve())
     if features not in (RANDOM, SCATTERING) and written(features) is not None:

@@ -13,13 +13,14 @@ such file can be kept, or others could have written it, nothing is known, and co
 import os
 import stat
 import sys
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlsg import bounded
+from fedlsg.locks import locked
 from fedlsg.owner_only import make_folder
 from fedlsg.simulations.settings.settings import code_in
 from fedlsg.simulations.storage.atomic_files import DamagedError, seal, unseal, write_atomically
@@ -30,14 +31,22 @@ KEPT = 1000
 """Entries of the user's own list of code that he ran; the oldest are forgotten."""
 
 
-def place() -> Path:
-    """The file: known-code in $XDG_CONFIG_HOME/fedlsg or ~/.config/fedlsg. Raises RuntimeError
+CODE, WEIGHTS = "known-code", "known-weights"
+
+
+def place(name: str = CODE) -> Path:
+    """The file of this name in $XDG_CONFIG_HOME/fedlsg or ~/.config/fedlsg. Raises RuntimeError
     without a home.
     """
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (
-        (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "fedlsg" / "known-code"
-    )
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "fedlsg" / name
+
+
+def known(name: str) -> list[str]:
+    """The digests in one of these files."""
+    with suppress(OSError, RuntimeError):
+        return [line.partition(b" ")[0].decode() for line in _read(place(name))]
+    return []
 
 
 def is_known(digest: str, name: str) -> bool:
@@ -49,26 +58,26 @@ def is_known(digest: str, name: str) -> bool:
     return False
 
 
-def remember(code: Iterable[tuple[str, str]]) -> None:
-    """Keep digests and names of code that the user named himself. A home that cannot be written
-    keeps nothing, and one line says so: the run asks for its code when it is resumed."""
-    # imports torch, which a look at the list must not
-    from fedlsg.simulations.storage.lock import locked_folder
-
+def remember(code: Iterable[tuple[str, str]], name: str = CODE) -> None:
+    """Keep digests and names of code that the user named himself, or of other things in a file of
+    another name. A home that cannot be written keeps nothing, and one line says so: the run asks
+    for its code when it is resumed."""
     new = [_entry(digest, name) for digest, name in code if digest]
     try:
-        file = place()
+        file = place(name)
         if not new or set(new) <= set(_read(file)[-KEPT // 2 :]):
             return
         make_folder(file.parent)
-        with locked_folder(file.parent):
+        with locked(file.parent):
             kept = [line for line in _read(file) if line not in new]
             write_atomically(
                 file, b"".join(line + b"\n" for line in [*kept, *new][-KEPT:]), private=True
             )
     except (OSError, RuntimeError) as error:
         print(
-            f"fedlsg: this code is not kept as known, so resume will ask for it ({error})",
+            f"fedlsg: this code is not kept as known, so resume will ask for it ({error})"
+            if name == CODE
+            else f"fedlsg: later processes will not recognise these weights ({error})",
             file=sys.stderr,
         )
 
@@ -180,7 +189,7 @@ def allow_code(
     named, run or trusted, and for other code than the run's record.
     """
     try:
-        names = code_in(tomllib.loads((run / "config.toml").read_text(encoding="utf-8")))
+        names = code_in(bounded.read_toml(run / "config.toml"))
     except (OSError, ValueError):  # what reads the settings reports it
         return []
     mine, record = code_in(named), recorded(run)
@@ -195,7 +204,7 @@ def allow_code(
         for s in sorted(wanted)
         if s in before and [code.digest for code in wanted[s]] != before[s]
     ]:
-        was = {setting: record.get("each", {}).get(setting, []) for setting in changed}
+        was = record["each"]
         raise other_code(
             changed, [name for s in changed for name in _other_files(was[s], wanted[s])]
         )
@@ -243,7 +252,7 @@ def _find(run: Path, setting: str, names: Sequence[str], mine: Sequence[str] | N
 
 
 def _other_files(before: Sequence[Mapping[str, str]], now: Sequence[Code]) -> list[str]:
-    """Names of the files that changed, are new, or are gone; none for a run of an older version."""
+    """Names of the files that changed, are new, or are gone."""
     pairs = zip(before, now, strict=False)
     return sorted(
         {name for one, code in pairs for name, _ in one.items() ^ code.source.by_name.items()}
@@ -266,7 +275,7 @@ def _refusal(run: Path, code: Code, *, has_record: bool) -> ValueError:
     fix += (
         ", or add --trust-code (in Python: trust_code=True)"
         if has_record
-        else " (an older version made the run: it has no record of its code)"
+        else " (the run has no record of its code)"
     )
     return ValueError(
         f"{run} names code, {code.setting} {shown(code.name)!r} of {code.file[1]!r} (sha256 "

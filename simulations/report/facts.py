@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlsg import strategies
-from fedlsg.config.units import EXAMPLE, UNITS, unit_in
+from fedlsg.config.units import unit_in
 from fedlsg.simulations import workloads
 from fedlsg.simulations.report.page import Code, Section, Text, facts_of
 from fedlsg.simulations.report.words import duration
@@ -70,8 +70,8 @@ def epsilon_section(results: Sequence[Result]) -> Section:
     whom = trust_words(str(run.settings.get("trust", "client")) for run in results) or [
         TRUST["client"]
     ]
-    units = {unit_in(run.settings).name for run in results} or {EXAMPLE.name}
-    what = [unit.meaning for name, unit in UNITS.items() if name in units]
+    units = dict.fromkeys(unit_in(run.settings) for run in results) or [unit_in({})]
+    what = [unit.meaning for unit in sorted(units, key=lambda unit: unit.level)]
     shuffled = (
         [SHUFFLED] if any(run.settings.get("sampling") == "shuffle" for run in results) else []
     )
@@ -183,7 +183,7 @@ def settings_section(result: Result, values: Summary) -> Section:
     changed = {name: shown[name] for name in changed_of(result.settings, values)}
     known = all_settings()
     groups = by_group({name: known[name] for name in shown if name in known})
-    # of a method that is known elsewhere, or of older versions
+    # of a method that is known elsewhere
     others = [name for name in shown if name not in known]
     groups |= {"Others": others} if others else {}
     parts = [

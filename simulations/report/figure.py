@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from fedlsg.extras import of_extra
 from fedlsg.simulations.report.chart import (
     GUESSING,
     Chart,
@@ -72,11 +73,18 @@ STYLE: Any = {
 }
 
 
+def check_drawing(extra: str = "plots") -> None:
+    """Raise ModuleNotFoundError without matplotlib, of an extra: before long work."""
+    with of_extra(extra, "figures"):
+        import matplotlib  # noqa: F401
+
+
 def use_style(draw: "Callable[P, Figure]", style: Any = STYLE) -> "Callable[P, Figure]":
     """Decorator: the function draws its figure in this module's style, or another."""
 
     @functools.wraps(draw)
     def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> "Figure":
+        check_drawing()
         import matplotlib
 
         with matplotlib.rc_context(style):
@@ -87,6 +95,7 @@ def use_style(draw: "Callable[P, Figure]", style: Any = STYLE) -> "Callable[P, F
 
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of this size in inches, in which nothing covers anything else."""
+    check_drawing()
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

@@ -34,6 +34,11 @@ class Part:
         """It, and those in it."""
         return (self,)
 
+    @property
+    def markdown(self) -> str:
+        """It in Markdown, where it has a form there: texts, facts and tables."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Part):
@@ -41,6 +46,10 @@ class Text(Part):
 
     words: str
     style: TextKind = "plain"
+
+    @property
+    def markdown(self) -> str:
+        return self.words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +59,24 @@ class Facts(Part):
     rows: tuple[tuple[str, str], ...]
     title: str = ""
 
+    @property
+    def markdown(self) -> str:
+        return "".join(f"\n- `{name}`: {cell_text(text)}" for name, text in self.rows)
+
 
 def facts_of(values: Mapping[str, object], title: str = "") -> Facts:
     """The items of a mapping as facts."""
     return Facts(rows=tuple((name, str(value)) for name, value in values.items()), title=title)
+
+
+def facts_if_any(values: Mapping[str, object]) -> tuple[Facts, ...]:
+    """The items as facts; nothing of an empty mapping."""
+    return (facts_of(values),) if values else ()
+
+
+def markdown(parts: Iterable[Part]) -> str:
+    """Texts, facts and tables as a file."""
+    return "\n".join(part.markdown for part in parts) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +125,14 @@ class Table(Part):
 
     @property
     def markdown(self) -> str:
-        """Columns and rows in Markdown, and an empty line."""
+        """Title, columns and rows in Markdown, and an empty line."""
         lines = [
             " | ".join(cell_text(text) for text in row)
             for row in (self.columns, *(r.cells for r in self.rows))
         ]
         head, *rows = (f"| {line} |" for line in lines)
-        return "\n".join([head, "|" + "---|" * len(self.columns), *rows]) + "\n"
+        title = [f"## {self.title}\n"] if self.title else []
+        return "\n".join([*title, head, "|" + "---|" * len(self.columns), *rows]) + "\n"
 
 
 def cell_text(text: str) -> str:
@@ -193,6 +217,17 @@ class Gallery(Part):
     columns: tuple[str, ...]
     rows: tuple[tuple[Shot, ...], ...]
     caption: str = ""
+    side: int = 180
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions(Part):
+    """Cards, each of an image and of its versions under it, next to each other. ``columns``: the
+    name of the first, then those of the versions. ``side``: CSS pixels of an image at most.
+    """
+
+    columns: tuple[str, ...]
+    cards: tuple[tuple[Shot, ...], ...]
     side: int = 180
 
 

@@ -3,9 +3,11 @@ with the time left.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from threading import Timer
 from time import monotonic
 
@@ -16,7 +18,7 @@ from rich.table import Column
 from rich.text import Text
 
 from fedlsg.simulations.report.terminal import CellBar, print_line, print_whole
-from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes, percent
+from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes, named, percent
 from fedlsg.simulations.storage.round_tables import Row
 
 Tick = Callable[[float, str], None]
@@ -27,6 +29,10 @@ LINES = 20
 """About so many plain lines of progress."""
 PAUSE_SECONDS = 2.0
 """Seconds between two plain lines, and before the first estimate."""
+AGREE = 2.0
+"""A time left is said where the pace of the newer half of the time, which two parts at least were
+done in, and the mean pace differ by no more than this factor.
+"""
 WORTH_SECONDS = 10.0
 """Less time left than this is not announced."""
 
@@ -93,7 +99,7 @@ class Meter:
 
     ``of`` says in words how much is done. Plain lines come at most ``pause`` seconds apart, about
     ``LINES`` in all. The first estimate of the time left is a line of its own there, as soon as it
-    can be known.
+    can be known. ``even``: equal parts take about equal times; without it no time is estimated.
     """
 
     def __init__(
@@ -106,7 +112,9 @@ class Meter:
         of: Callable[[float], str],
         pause: float = PAUSE_SECONDS,
         transient: bool = False,
+        even: bool = True,
     ) -> None:
+        self.even = even
         self.console, self.total, self.first, self.of, self.what, self.pause = (
             console,
             total,
@@ -116,28 +124,45 @@ class Meter:
             pause,
         )
         self.began = self.printed = monotonic()
+        self.marks: list[tuple[float, float]] = []
         self.estimated = False
         self.progress = live_bar(console, transient=transient)
         self.task = self.progress.add_task(
-            what, total=total, of=of(first).strip(), left="left --:--"
+            what, total=total, of=of(first).strip(), left=self.words_left(None)
         )
         self.progress.update(self.task, completed=first)
         self.cell = CellBar() if console.is_jupyter and not console.quiet else None
 
     def left(self, done: float, now: float) -> float | None:
-        """Seconds left, from the mean pace of this process; None before anything is done."""
-        if done <= self.first:
+        """Seconds left, from the mean pace of this process; None before two parts are done, and
+        where parts are uneven, or turn out to be (see ``AGREE``).
+        """
+        self.marks.append((now, done))
+        if len(self.marks) < 2 or done <= self.first or not self.even:
             return None
-        return (self.total - done) * (now - self.began) / (done - self.first)
+        middle = (self.began + now) / 2
+        earlier = bisect_right(self.marks, middle, hi=len(self.marks) - 1, key=itemgetter(0))
+        at, before = self.marks[max(earlier - 1, 0)]
+        mean, newer = (now - self.began) / (done - self.first), math.inf
+        if done > before:
+            newer = (now - at) / (done - before)
+        agree = mean <= AGREE * newer and newer <= AGREE * mean
+        return (self.total - done) * mean if agree else None
+
+    def words_left(self, seconds: float | None) -> str:
+        """The same in words; empty where no time is estimated."""
+        if not self.even:
+            return ""
+        return "left --:--" if seconds is None else f"left {clock(seconds)}"
 
     def show(self, done: float, facts: Sequence[str] = (), now: float | None = None) -> None:
         """So much is done now."""
         now = monotonic() if now is None else now
         before, seconds = float(self.progress.tasks[0].completed), self.left(done, now)
-        left = "left --:--" if seconds is None else f"left {clock(seconds)}"
+        left = self.words_left(seconds)
         self.progress.update(self.task, completed=done, of=self.of(done).strip(), left=left)
         self.progress.facts = facts
-        words = [*facts, left] if done < self.total else facts
+        words = [*facts, left] if left and done < self.total else facts
         if self.cell is not None:
             self.cell.show(done / self.total, (f"{self.what} {self.of(done).strip()}", *words))
         elif not is_live(self.console):
@@ -166,19 +191,30 @@ def announce_estimate(console: Console, seconds: float) -> None:
 
 
 @contextmanager
-def bar(console: Console, what: str) -> Iterator[Tick]:
-    """A bar for the share of ``what`` that is done."""
-    meter = Meter(console, 1.0, what=what, transient=True, of=lambda share: f"{100 * share:.0f} %")
+def bar(console: Console, what: str, *, even: bool = True) -> Iterator[Tick]:
+    """A bar for the share of ``what`` that is done. ``even``: see ``Meter``."""
+    meter = Meter(
+        console, 1.0, what=what, transient=True, even=even, of=lambda share: f"{100 * share:.0f} %"
+    )
     with meter.progress:
         yield lambda share, words: meter.show(share, (words,) if words else ())
 
 
 @contextmanager
-def count_bar(console: Console, what: str, total: int) -> Iterator[Callable[..., None]]:
+def count_bar(
+    console: Console, what: str, total: int, *, even: bool = True
+) -> Iterator[Callable[..., None]]:
     """A bar for ``total`` steps; gives the function that advances it by one, with facts for below
-    the bar.
+    the bar. ``even``: see ``Meter``.
     """
-    meter = Meter(console, total, what=what, of=lambda done: f"{done:.0f}/{total}", transient=True)
+    meter = Meter(
+        console,
+        total,
+        what=what,
+        transient=True,
+        even=even,
+        of=lambda done: f"{done:.0f}/{total}",
+    )
     done = 0
 
     def advance(*facts: str) -> None:
@@ -195,8 +231,10 @@ class RoundDisplay:
     elsewhere.
     """
 
-    def __init__(self, console: Console, rounds: int, first: int) -> None:
-        self.console, self.rounds, self.first = console, rounds, first
+    def __init__(
+        self, console: Console, rounds: int, first: int, names: Sequence[str] | None = None
+    ) -> None:
+        self.console, self.rounds, self.first, self.names = console, rounds, first, names
         self.up = self.down = 0
         self.accuracy: float | None = None
         self.loss: float | None = None
@@ -235,16 +273,21 @@ class RoundDisplay:
             facts.append(f"simulated {duration(row.simulated.simulated_clock)}")
         self.meter.show(row.round, facts, now)
         if row.reasons:
-            text = f"round {row.round}: client {row.reasons}"
+            text = f"round {row.round}: {named(f'client {row.reasons}', self.names)}"
             print_whole(text, self.console, "yellow")
 
 
 @contextmanager
-def showing(console: Console, rounds: int, first: int) -> Iterator[RoundDisplay]:
-    """A live display of rounds ``first + 1`` to ``rounds``."""
-    display = RoundDisplay(console, rounds, first)
-    with display.progress:
+def showing(
+    console: Console, rounds: int, first: int, names: Sequence[str] | None = None
+) -> Iterator[RoundDisplay]:
+    """A live display of rounds ``first + 1`` to ``rounds``; ``names``: of the clients."""
+    display = RoundDisplay(console, rounds, first, names)
+    try:  # an interruption in the middle of its start ends it as well
+        display.progress.start()
         yield display
+    finally:
+        display.progress.stop()
 
 
 Say = Callable[[str], None]

@@ -14,6 +14,7 @@ from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice import RHO_MEANING
 from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing
+from fedlsg.simulations.report.client_table import client_parts
 from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
 from fedlsg.simulations.report.facts import (
     epsilon_section,
@@ -39,7 +40,13 @@ from fedlsg.simulations.report.page import (
 from fedlsg.simulations.report.template import render
 from fedlsg.simulations.report.tiles import privacy_badge, run_tiles
 from fedlsg.simulations.report.words import duration, outcome, percent, privacy_line, run_headline
-from fedlsg.simulations.settings.settings import MAY_NAME_FILES, NAMES_OF_CODE, RUN, callbacks_with
+from fedlsg.simulations.settings.settings import (
+    FOLDERS,
+    MAY_NAME_FILES,
+    NAMES_OF_CODE,
+    RUN,
+    callbacks_with,
+)
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import Result, as_csv, read_run
 from fedlsg.simulations.storage.round_tables import Row
@@ -49,9 +56,9 @@ from fedlsg.user_code import is_reference, shown
 
 log = logging.getLogger(__name__)
 
-PLACES = frozenset({"run_dir", "data_dir", "data_root", "public_rows"})
+PLACES = frozenset({*FOLDERS, "public_rows"})
 """Settings that name, or may name, folders of this machine."""
-NAME_FILES = (*MAY_NAME_FILES, "pretrained", "features", "callbacks", "availability")
+NAME_FILES = (*MAY_NAME_FILES, "pretrained", "start_from", "features", "callbacks", "availability")
 """Settings of which a page shows the name of a file, without its folder."""
 NOISE = frozenset({"noise", "readers", "features", "carriers"})
 """Facts about the noise and what it is added to."""
@@ -103,7 +110,8 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
         text=command(result) if _is_named(result) else "",
         note="This command runs the same settings again:",
     )
-    facts = _outcome(result)
+    facts, by_client = _outcome(result), result.summary.get("by_client", [])
+    chance = None if result.chance is None else result.chance.level
     rejected = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
     return render(
         Page(
@@ -116,6 +124,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
             sections=sections(
                 ("", [tiles] if (tiles := run_tiles(result, against)) else []),
                 ("Round by round", _rounds(result)),
+                ("Each client", client_parts(by_client, chance)),
                 ("What the noise costs", _noise(result, facts)),
                 ("In words", [facts_of({k: v for k, v in facts.items() if k not in NOISE})]),
                 ("Rejected payloads", [Facts(rows=rejected)] if rejected else []),
@@ -158,6 +167,9 @@ def _data(result: Result) -> Section:
     if result.summary:
         says = "the results, every accountant's interval, hardware and versions"
         files.append(download("summary.json", json_text(result.summary, not_finite=str), says))
+    if rows := result.summary.get("by_client"):
+        content = as_csv(rows, otherwise="client").encode()
+        files.append(download("clients.csv", content, "a row for each client, the worst first"))
     return data_section(*files)
 
 

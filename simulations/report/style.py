@@ -103,6 +103,16 @@ th[aria-sort=descending] button::after { content: "↓"; color: var(--link); }
 .gallery span { display: block; white-space: normal; width: 0; min-width: 100%; }
 .gallery .good { color: var(--good); font-weight: 600; }
 .gallery .bad { color: var(--alarm); font-weight: 600; }
+.versions { list-style: none; margin: 1.2rem 0; padding: 0; display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
+.versions li { display: grid; gap: .8rem; grid-template-columns: repeat(var(--across), minmax(0, 1fr)); margin: 0;
+  padding: .9rem; border: 1px solid var(--bar); border-radius: .4rem; font-size: .875rem; break-inside: avoid; }
+.versions li > :first-child { grid-column: 1 / -1; width: calc((100% - 1.6rem) / 3); justify-self: center; }
+.versions img { width: 100%; max-width: var(--side); image-rendering: pixelated; margin-bottom: .2rem; }
+.versions b, .versions span { display: block; overflow-wrap: anywhere; }
+.versions span { color: var(--dim); }
+.versions .good { color: var(--good); font-weight: 600; }
+.versions .bad { color: var(--alarm); font-weight: 600; }
 .dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin: 0 .5em 0 1px;
   box-shadow: 0 0 0 1px #ffffff; }
 figure { margin: 1.8rem 0; break-inside: avoid; }

@@ -253,6 +253,14 @@ PARTS = {
 </tbody></table></div>
 {% if part.caption %}<figcaption>{{ part.caption }}</figcaption>{% endif %}</figure>
 """,
+    "versions": """<ul class="versions" style="--side: {{ part.side }}px; --across: {{ part.columns | length - 1 }}">
+{% for card in part.cards %}
+<li>{% for shot in card %}<div>{% if shot.uri %}<img src="{{ shot.uri }}" alt="{{ part.columns[loop.index0] }}">{% endif %}
+<b>{{ part.columns[loop.index0] }}</b>
+<span{% if shot.style %} class="{{ shot.style }}"{% endif %}>{{ shot.words }}</span></div>{% endfor %}</li>
+{% endfor %}
+</ul>
+""",
     "slides": """<div class="slides" data-name="{{ part.name }}">
 {% for label, own in part.slides %}
 <div class="slide" data-label="{{ label }}"><h3>{{ part.name }} {{ label }}</h3>

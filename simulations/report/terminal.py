@@ -20,7 +20,8 @@ from rich.text import Text
 
 from fedlsg.carriers import LayerRow, group_layers, totals
 from fedlsg.owner_only import make_parents
-from fedlsg.simulations.report.page import Table
+from fedlsg.simulations.report.page import Facts, Part, Table
+from fedlsg.simulations.report.page import Text as Paragraph
 from fedlsg.simulations.report.words import outcome
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
 from fedlsg.simulations.storage.examined import open_run
@@ -62,6 +63,18 @@ def print_table(table: Table, console: Console) -> None:
     console.print(terminal_table(table, console.width), highlight=False)
     if table.note:
         print_note(table.note, console)
+
+
+def print_parts(parts: Iterable[Part], console: Console) -> None:
+    """Tables, paragraphs and facts of a page."""
+    for part in parts:
+        if isinstance(part, Table):
+            print_table(part, console)
+        elif isinstance(part, Facts):
+            for name, words in part.rows:
+                print_note(f"{name}: {words}", console)
+        elif isinstance(part, Paragraph):
+            print_note(part.words, console)
 
 
 def print_note(words: str, console: Console, style: str = "dim") -> None:

@@ -6,8 +6,10 @@ guessing it says so.
 """
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
+from typing import Any
 
 from fedlsg.config.units import unit_in
 from fedlsg.simulations.storage.journal import LINKS
@@ -87,25 +89,70 @@ def tested(summary: Summary) -> dict[str, str]:
     return {"test accuracy": f"{percent(summary['accuracy'])}, {loss}{own}"}
 
 
+def printable(text: object) -> str:
+    """Text of somebody else's for a terminal: control characters, and those that turn text round,
+    as their codes.
+    """
+    return "".join(one if one.isprintable() else f"\\x{ord(one):02x}" for one in str(text))
+
+
+def client_words(row: Mapping[str, Any]) -> str:
+    """A client of ``by_client`` in a sentence: its name, or its number. A name without a letter is
+    quoted: it could be a number.
+    """
+    name = row.get("name")
+    if name is None:
+        return f"client {row['client']}"
+    shown = printable(name)
+    return shown if any(one.isalpha() for one in shown) else f"client {shown!r}"
+
+
+def named(text: str, names: Sequence[str] | None) -> str:
+    """A message for the owner of the clients: names in place of "client 3", "clients 0 and 1" and
+    "client 0 2: why; 1: why". Numbers without a name stay.
+    """
+    if not names:
+        return text
+
+    def replaced(found: re.Match[str]) -> str:
+        clients = [int(number) for number in re.findall(r"\d+", found.group())]
+        if max(clients) >= len(names):
+            return found.group()
+        words = [client_words({"client": one, "name": names[one]}) for one in clients]
+        return " and ".join(words) if " and " in found.group() else ", ".join(words)
+
+    return NUMBERED.sub(replaced, text)
+
+
+NUMBERED = re.compile(
+    r"(?:\bclients? |(?<=; ))\d+(?: \d+)*(?=: )"
+    r"|\bclients \d+(?:(?: and |, )\d+)*(?!\d|\.\d)"
+    r"|\bclient \d+(?!\d|\.\d)"
+)
+"""How messages name clients by their numbers."""
+
+
 def by_client_line(summary: Summary) -> str:
-    """The spread of the accuracy over clients, on public test rows of their class mix; empty if it
-    was not measured.
+    """The spread of the accuracy over clients, on public test rows like theirs; empty if it was not
+    measured.
     """
     said = summary.get("accuracy_by_client")
     if not said:
         return ""
     spread = [percent(said[name]) for name in ("mean", "percentile_10", "worst")]
+    worst = [f" ({client_words(row)})" for row in summary.get("by_client", ())[:1]]
     return (
         "accuracy on parts of the test split like theirs: mean {}, 10th percentile {}, worst {}"
-    ).format(*spread)
+    ).format(*spread) + "".join(worst)
 
 
 def features_line(summary: Summary) -> str:
     """The public features that the model reads; empty for a model of the inputs themselves."""
     said = summary.get("features")
-    return (
-        "" if not said else f"{said['name']} (public, frozen), {said['values']:,} values an example"
-    )
+    if not said:
+        return ""
+    kind = f"{said['name']} on {said['axes']:,} axes" if "axes" in said else said["name"]
+    return f"{kind} (public, frozen), {said['values']:,} values an example"
 
 
 def _wire(summary: Summary, direction: str) -> str:
@@ -160,7 +207,7 @@ def privacy_line(summary: Summary) -> str:
         of = f"{unit.level}: of {unit.protects}"
     else:
         of = (
-            f"largest of {summary['clients']} clients, median "
+            f"largest of {summary['clients']} clients{_largest(summary)}, median "
             f"{epsilon_words(float(summary['epsilon_median']))}"
         )
         of += unit.level and f", {unit.level}"
@@ -180,6 +227,17 @@ def privacy_line(summary: Summary) -> str:
     if summary["trust"] == "secure":
         line += f"; {secure_words(summary['secure_sum'])}"
     return line
+
+
+def _largest(summary: Summary) -> str:
+    """Whose epsilon is the largest, where the clients have names and others spent less."""
+    worst = summary.get("accountant", {}).get("client")
+    rows = [
+        row for row in summary.get("by_client", ()) if row["client"] == worst and row.get("name")
+    ]
+    if not rows or summary["epsilon_median"] == summary["epsilon_max"]:
+        return ""
+    return f", that of {client_words(rows[0])}"
 
 
 def secure_words(sums: Mapping[str, int]) -> str:

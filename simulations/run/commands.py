@@ -2,8 +2,8 @@
 options.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from fedlsg.accounting import calibrate_noise_multiplier
 from fedlsg.accounting import epsilon as epsilon_of
 from fedlsg.carriers import layer_table
 from fedlsg.privacy.sampling import epochs_begun
-from fedlsg.simulations.engines import engine
+from fedlsg.simulations.engines import engine, signals
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.door import limited_memory
 from fedlsg.simulations.engines.watchers import RayLostError, last_word
@@ -31,14 +31,31 @@ from fedlsg.simulations.planning.advice import (
     sum_line,
     torch_func_line,
 )
-from fedlsg.simulations.planning.continuity import begin, check_unchanged
-from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.before import Before, read_before
+from fedlsg.simulations.planning.continuity import (
+    begin,
+    check_unchanged,
+    go_further,
+    settings_further,
+)
+from fedlsg.simulations.planning.known_weights import remember_weights
+from fedlsg.simulations.planning.plan import NO_NOISE, Base, Plan, planned_epsilon
+from fedlsg.simulations.planning.prepare import dealt
 from fedlsg.simulations.planning.start_weights import from_root
-from fedlsg.simulations.planning.trust import CONTINUES, NOTHING, allow_code, keep_code, recorded
+from fedlsg.simulations.planning.trust import CONTINUES, NOTHING, allow_code
+from fedlsg.simulations.report.client_table import ON_TERMINAL, client_table
 from fedlsg.simulations.report.progress import lasting, showing, working
-from fedlsg.simulations.report.terminal import layers_shown, print_line, summary_table
+from fedlsg.simulations.report.terminal import (
+    layers_shown,
+    print_line,
+    print_table,
+    print_whole,
+    summary_table,
+)
 from fedlsg.simulations.report.words import epsilon_words, features_line
+from fedlsg.simulations.report.words import named as named_in
 from fedlsg.simulations.run.live import following
+from fedlsg.simulations.run.on_record import writer_of
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
 from fedlsg.simulations.server.named_callbacks import named
@@ -46,17 +63,19 @@ from fedlsg.simulations.server.ready import ready_plan, restore
 from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.automatic import method_line, rule_line
 from fedlsg.simulations.settings.published import resolve
-from fedlsg.simulations.settings.settings import Settings, as_config, names_given
+from fedlsg.simulations.settings.settings import Settings, names_given
 from fedlsg.simulations.storage.atomic_files import resumable
 from fedlsg.simulations.storage.lock import create, exclusive
-from fedlsg.simulations.storage.results import refuse_own_noise
+from fedlsg.simulations.storage.results import read_clients, refuse_own_noise
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload
-from fedlsg.state import mean_frame
+from fedlsg.state import different_terms, mean_frame
 from fedlsg.user_code import shown
 from fedlsg.user_code.failure import left_users_code
 
+Again = Callable[[RunDir], str]
+"""How to continue an interrupted run, in words."""
 KILLED = (
     "fedlsg: the run was killed, or ended by Ray because its raylet or control service (GCS) was "
     "lost"
@@ -70,11 +89,12 @@ def run_command(
     *,
     opens: bool = False,
     loaded: LoadedWorkload | None = None,
+    began: float | None = None,
 ) -> None:
     """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page
     follows the run.
 
-    ``loaded``: as in ``prepare``.
+    ``loaded``: as in ``prepare``. ``began``: as in ``Plan``.
     """
     if given.get("run_dir") is not None:
         raise ValueError(
@@ -83,9 +103,19 @@ def run_command(
     settings = settings_of(given)
     callbacks = named(settings.callbacks)  # first: a wrong one leaves nothing behind
     with working(console, "loading data, calibrating noise") as say:
-        plan = ready_plan(settings, progress=say, given=names_given(given), loaded=loaded)
-    plan, directory = begun(plan, out, console)
-    with following(directory.path, console) if opens else nullcontext():
+        plan = ready_plan(
+            settings,
+            progress=say,
+            given=names_given(given),
+            loaded=loaded,
+            callbacks=callbacks,
+            began=began,
+        )
+    writer_of(plan)  # refuses weights that were trained on rows
+    with ExitStack() as stack:
+        plan, directory = stack.enter_context(begun(plan, out, console))
+        if opens:
+            stack.enter_context(following(directory.path, console))
         execute(plan, directory, console, callbacks=callbacks)
 
 
@@ -94,14 +124,43 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     return from_root(resolve(given))
 
 
-def begun(plan: Plan, out: str | None, console: Console) -> tuple[Plan, RunDir]:
-    """Choose the engine, make the run directory and say what is about to run."""
+@contextmanager
+def begun(
+    plan: Plan, out: str | None, console: Console, again: Again | None = None
+) -> Iterator[tuple[Plan, RunDir]]:
+    """Choose the engine, make the run directory and say what is about to run, which is run inside;
+    ``again``: as in ``going_on``.
+    """
     plan, why = with_engine(plan)
     directory = create(out, plan.settings, private=not plan.covered)
-    plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
-    begin(plan, directory)
-    announce(plan, console, why)
-    return plan, directory
+    with going_on(directory, console, again):
+        plan = replace(plan, settings=replace(plan.settings, run_dir=str(directory.path)))
+        begin(plan, directory)
+        announce(plan, console, why)
+        if plan.before.histories:
+            print_line(f"goes on from {plan.settings.start_from}: {total_line(plan)}", console)
+        yield plan, directory
+
+
+def by_command(directory: RunDir) -> str:
+    """The command that continues a run."""
+    return f"continue with: fedlsg resume {directory.path}"
+
+
+@contextmanager
+def going_on(directory: RunDir, console: Console, again: Again | None = None) -> Iterator[None]:
+    """An interruption inside says how to continue the run, as soon as there is one."""
+
+    def words() -> str:
+        return (again or by_command)(directory) if directory.config.exists() else ""
+
+    try:
+        with signals.with_words(words):
+            yield
+    except (KeyboardInterrupt, SystemExit):
+        if line := words():
+            print_whole(line, console)
+        raise
 
 
 def resume_command(
@@ -111,14 +170,19 @@ def resume_command(
     *,
     trust_code: bool = False,
     opens: bool = False,
+    further: Mapping[str, Any] = NOTHING,
+    began: float | None = None,
 ) -> None:
     """``fedlsg resume``: the settings and the ledger of the directory, and its code as far as
-    ``allow_code`` allows.
+    ``allow_code`` allows. ``further``: as in ``continued``; ``began``: as in ``Plan``.
     """
     directory = RunDir.open(path)
-    plan = continued(directory, console, named_code, trust_code=trust_code)
-    with following(directory.path, console) if opens else nullcontext():
-        execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
+    with going_on(directory, console):
+        plan = continued(
+            directory, console, named_code, trust_code=trust_code, further=further, began=began
+        )
+        with following(directory.path, console) if opens else nullcontext():
+            execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
 
 
 def continued(
@@ -127,22 +191,24 @@ def continued(
     named_code: Mapping[str, object] = NOTHING,
     *,
     trust_code: bool = False,
+    further: Mapping[str, Any] = NOTHING,
+    began: float | None = None,
 ) -> Plan:
-    """The plan of an interrupted run, from its own settings.
+    """The plan of an interrupted run, from its own settings; or that of a run which trains
+    ``further``: rounds, epsilon or noise_multiplier for all of it. ``began``: as in ``Plan``.
 
     Raises ValueError if settings, data, code or a ledger are not those that it began with, or for a
-    deployment; and as ``allow_code``.
+    deployment; and as ``allow_code``, ``settings_further``.
     """
     refuse_own_noise(directory)
     refuse_deployed_run(directory)
     say = partial(print_line, console=console, style="yellow")
     allow_code(directory.path, named_code, trust_code=trust_code, needs=CONTINUES, say=say)
-    settings = replace(directory.read_config(), run_dir=str(directory.path))
-    saved = None
+    saved: dict[str, Any] | None = None
     if directory.has_checkpoint:
         with resumable(directory.path), exclusive(directory):
             restored = restore(directory)
-        saved = restored.state["plan"]
+            saved = restored.state
         for note in restored.notes:
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
     elif directory.ledgers.exists():
@@ -150,16 +216,63 @@ def continued(
             f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or "
             "start a new run"
         )
+    settings = replace(directory.read_config(), run_dir=str(directory.path))
+    changes = {name: value for name, value in further.items() if value != getattr(settings, name)}
+    done = 0 if saved is None else int(saved["server"]["round"])
+    if changes:
+        settings = settings_further(settings, changes, done)
+    known = no_matter if saved else None  # without a checkpoint its noise is still to be planned
     with working(console, "loading data") as phase:
         # config.toml is the user's, and may say auto
-        plan, _ = with_engine(ready_plan(settings, progress=phase))
-    changed = [] if saved is None else check_unchanged(saved, plan, directory)
-    if not recorded(directory.path):  # of an older version
-        keep_code(directory.path, as_config(plan.settings), plan.own_code)
-    if changed:
-        text = f"changed since the last run: {', '.join(changed)}"
-        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        plan, _ = with_engine(
+            ready_plan(
+                settings,
+                progress=phase,
+                spent=partial(spent_in, directory, rounds=done) if changes else known,
+                noise=NO_NOISE
+                if saved is None or changes
+                else saved["plan"].get("noise", NO_NOISE),
+                began=began,
+            )
+        )
+    if saved is not None:
+        changed = check_unchanged(saved["plan"], plan, directory, further=bool(changes))
+        if changed:
+            print_line(f"changed since the last run: {', '.join(changed)}", console, "yellow")
+        if changes:
+            print_line(further_line(plan), console)
+            with resumable(directory.path), exclusive(directory):
+                go_further(plan, directory, saved)
     return plan
+
+
+def no_matter(base: Base) -> Before:
+    """What was spent before, for noise that is known already."""
+    return Before()
+
+
+def spent_in(directory: RunDir, base: Base, *, rounds: int = 0) -> Before:
+    """What the ledgers of a run directory hold for the clients of a base."""
+    return read_before(directory.charges, base.kinds, rounds=rounds, at_server=base.draws_in_secret)
+
+
+def further_line(plan: Plan) -> str:
+    """What a run that trains further will have spent in all, before anybody is charged for it."""
+    done, rounds = plan.before.rounds, plan.schedule.rounds
+    return f"{done} rounds are finished, {rounds - done} follow: {total_line(plan)}"
+
+
+def total_line(plan: Plan) -> str:
+    """The epsilon of what was spent before and of the rounds that come, together."""
+    s, mechanism = plan.settings, plan.method.mechanism
+    if not mechanism.private:
+        return f"mechanism {mechanism.kind!r} claims no epsilon"
+    test = ", if the noise were secret" if s.reproducible else ""
+    noise = max(t.noise_multiplier for t in different_terms(plan.terms))
+    return (
+        f"at noise multiplier {noise:.5g} the epsilon of both together will be "
+        f"{epsilon_words(planned_epsilon(plan))} at delta {s.delta:g}{test}"
+    )
 
 
 def execute(
@@ -168,23 +281,24 @@ def execute(
     console: Console,
     *,
     callbacks: Sequence[Callback] = (),
-    again: str | None = None,
+    again: Again | None = None,
 ) -> None:
     """Run or continue a plan with the live display, then print the summary.
 
-    ``callbacks``: all of them, named by settings or given. ``again``: how to continue an
-    interrupted run, in words.
+    ``callbacks``: all of them, named by settings or given. ``again``: as in ``going_on``, which is
+    around.
     Raises RuntimeError for one that diverged: its report goes to the last round before that.
     """
     with exclusive(directory):
         pass  # the serving process takes the lock again; here it is only tested before Ray starts
-    words = again or f"continue with: fedlsg resume {directory.path}"
+    words = (again or by_command)(directory)
     ray = plan.settings.engine != "local"
     try:
         done = directory.last_round()
         with (
             last_word(f"{KILLED}; {words}", console) if ray else nullcontext(),
-            showing(console, plan.schedule.rounds, done) as display,
+            with_names(plan.names),
+            showing(console, plan.schedule.rounds, done, plan.names) as display,
             lasting(console) as say,
         ):
             say("starting the engine")
@@ -199,23 +313,24 @@ def execute(
             summary = engine(plan.settings.engine)(
                 plan, directory, on_round=on_round, callbacks=callbacks
             )
-    except (KeyboardInterrupt, SystemExit, RayLostError):
-        if directory.config.exists():
-            console.print(words, markup=False, highlight=False, soft_wrap=True)
-        raise
     except Exception as error:
-        if left_users_code(error) and directory.has_checkpoint:
-            console.print(words, markup=False, highlight=False, soft_wrap=True)
+        lost, failed = isinstance(error, RayLostError), left_users_code(error)
+        if lost or (failed and directory.has_checkpoint):
+            print_whole(words, console)
         raise
+    if done < plan.schedule.rounds:  # else the run was finished before, and remembered
+        remember_weights(plan, directory)
     if summary["diverged"]:
         text = f"the rounds before it are in {directory.path / 'report.html'}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     refuse_diverged(summary)
     if summary["stopped"]:
-        console.print(
-            f"stopped early: {summary['stopped']}", style="yellow", markup=False, highlight=False
-        )
-    console.print(summary_table(summary))
+        stopped = named_in(str(summary["stopped"]), plan.names)
+        console.print(f"stopped early: {stopped}", style="yellow", markup=False, highlight=False)
+    rows = read_clients(directory)
+    console.print(summary_table({**summary, "by_client": rows or summary.get("by_client", ())}))
+    if rows:
+        print_table(client_table(rows, ON_TERMINAL, "each client"), console)
     if line := guessing_line(summary, plan.settings.auto):
         print_line(line, console, "yellow")
     console.print(
@@ -225,6 +340,17 @@ def execute(
     )
 
 
+@contextmanager
+def with_names(names: Sequence[str] | None) -> Iterator[None]:
+    """Errors inside name clients as the data do, not by their numbers: their owner reads them."""
+    try:
+        yield
+    except Exception as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (named_in(error.args[0], names), *error.args[1:])
+        raise
+
+
 def announce(plan: Plan, console: Console, why: str = "") -> None:
     """Print what is about to run, why this engine if nobody named it, and a warning if it is not
     private.
@@ -232,13 +358,16 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
     s, mechanism = plan.settings, plan.method.mechanism
     sizes = plan.sizes
     print_line(
-        f"{shown(s.workload)}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} examples, "
+        f"{shown(s.workload)}: {len(sizes)} clients with {min(sizes)} to {max(sizes)} "
+        f"{plan.unit.counted}, "
         f"{plan.schedule.rounds} rounds at {batches_line(s, sizes, plan.local.sample_rate)}, "
         f"method {shown(s.method)}, engine {s.engine}",
         console,
     )
     if why:
         print_line(f"engine {s.engine}: {why}", console)
+    if words := dealt(plan):
+        print_line(words, console)
     if plan.workload.said:
         print_line(plan.workload.said, console)
     if s.sampling == "shuffle":
@@ -263,7 +392,7 @@ def announce(plan: Plan, console: Console, why: str = "") -> None:
     for line in (method_line(s), rule_line(s), limited_memory() if s.engine == "ray" else None):
         if line:
             print_line(line, console)
-    for line in advice(plan):
+    for line in (*advice(plan), *plan.notes):
         print_line(line, console, "yellow")
     public = plan.server_state().public  # of the initial model, pruned where that reads no data
     carrier = plan.method.carrier

@@ -28,7 +28,7 @@ from fedlsg.simulations.server.summary import FinalModel, final_model
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.examined import MODEL, RESULTS, open_run
 from fedlsg.simulations.storage.journal import read_lines
-from fedlsg.simulations.storage.results import read_run
+from fedlsg.simulations.storage.results import read_clients, read_run
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
@@ -107,6 +107,15 @@ class Run:
         """
         messages = RunDir(self.directory).messages
         return [asdict(line) for line in read_lines(messages)] if messages.exists() else []
+
+    @cached_property  # files of a finished run stay as they are
+    def clients(self) -> Table:
+        """One row a client, the worst first, for the owner alone: the columns of clients.csv.
+
+        A run has it whose partition gives clients names, or with ``evaluate_clients``; else it is
+        empty. ``epsilon`` is None where none is claimed.
+        """
+        return read_clients(RunDir(self.directory))
 
     @property
     def epsilon(self) -> float:

@@ -161,6 +161,8 @@ def _small(plan: Plan) -> Plan:
         clients=number,
         clients_per_round=number,
         epsilon=None,
+        client_epsilons=None,
+        client_deltas=None,
         record_updates=False,
         engine="local",
         noise_multiplier=largest.noise_multiplier or None,
@@ -173,6 +175,7 @@ def _small(plan: Plan) -> Plan:
         parts=[torch.arange(ROWS)] * number,
         terms=terms,
         declared=None,
+        person=torch.arange(ROWS) if plan.unit.persons else None,
         local=replace(plan.local, sample_rate=1.0),
     )
 
@@ -188,14 +191,19 @@ def _with_rows(base: Base, size: int) -> Base:
     rows = probes(test)[:1] if test.lengths is not None else probes(test)
     some = test.pick(rows[torch.arange(size) % len(rows)])
     return replace(
-        base, workload=replace(base.workload, train=some), parts=[torch.arange(size)], declared=None
+        base,
+        workload=replace(base.workload, train=some),
+        parts=[torch.arange(size)],
+        declared=None,
+        person=torch.arange(size) if base.unit.persons else None,
     )
 
 
 @contextmanager
 def _untouched(plan: Plan) -> Iterator[None]:
     workload: Any = plan.workload
-    with restored(workload.loss, workload.test.prepare, workload.models), own_draws(plan.device):
+    used = workload.loss, workload.test.prepare, workload.models
+    with restored(*used, data=True), own_draws(plan.device):
         yield
 
 

@@ -18,35 +18,50 @@ from fedlsg.privacy.data_record import DataRun, Place, epsilon_of_runs, places_o
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.trained_weights import Writer
 from fedlsg.simulations import workloads
+from fedlsg.simulations.planning.known_weights import learn_weights
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.planning.start_weights import starts_of
+from fedlsg.simulations.planning.start_weights import rows_behind, starts_of
+from fedlsg.simulations.planning.warm_start import started_from
 from fedlsg.simulations.report.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.server.named_callbacks import FOLDER
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
+from fedlsg.user_code import DATA
 
 WAY = (
-    "continue the run that did, with out=... and resume=True, or train both times with "
-    "fedlsg.PrivateStep and one ledger=PATH"
+    "go on from the run that did, with start_from=RUN, or continue it with out=... and "
+    "resume=True; or train both times with fedlsg.PrivateStep and one ledger=PATH"
 )
 CALLERS = 7
 """Functions between a user's call of ``simulate`` and the record."""
 
 
-def writer_of(plan: Plan, *, fresh_data: bool) -> Writer:
-    """The writer of the run's weights. Raises ValueError if this process has trained the initial
-    ones already.
+def writer_of(plan: Plan, *, goes_on: bool = False) -> Writer:
+    """The writer of the run's weights. Raises ValueError if this process, or an earlier one of this
+    user's, has trained the initial ones, and their ledger does not go on; ``goes_on``: it does.
 
-    Weights that a setting names are known by the rows behind them, which the plan has compared.
+    Weights that a setting names are known by the rows behind them, which the plan has compared,
+    where there is a record of these next to the file and names tell rows apart; else by their
+    digests.
     """
-    model, writer = (
-        plan.build_model(),
-        Writer(fresh_data=fresh_data or bool(starts_of(plan.settings))),
-    )
+    s, model = plan.settings, plan.build_model()
+    fresh = goes_on or s.fresh_data or s.start_from is not None or _told_apart(plan)
+    writer = Writer(fresh_data=fresh)
+    learn_weights()
     writer.check(model, WAY)
     writer.begin(trainable(model))
     return writer
+
+
+def _told_apart(plan: Plan) -> bool:
+    """Whether records say by names that no weights of the settings have seen the rows of the run:
+    names of built-in data do, a user may call the same rows by several.
+    """
+    behind = [rows_behind(source) for source in starts_of(plan.settings).values()]
+    names = {one.removeprefix(DATA).partition(" ")[0] for one in set().union(*behind)}
+    builtin = {*workloads.names()}
+    return bool(behind) and all(behind) and {plan.settings.workload, *names} <= builtin
 
 
 @contextmanager
@@ -54,18 +69,20 @@ def on_record(plan: Plan, directory: RunDir, writer: Writer, console: Console) -
     """Inside, the run trains. Warns of a second run on the same rows; says at the end what all of
     them have spent.
     """
-    s, places = plan.settings, rows_of(plan)
+    s, places, start = plan.settings, rows_of(plan), started_from(plan)
+    # what the run before has spent is in the ledger of this one, too
+    goes_on = any(run.ledger == str(start) for run in runs_on(places))
     run = DataRun(
         ledger=str(directory.path.resolve()),
-        charged=partial(charged, directory),
+        charged=partial(charged, directory, own=goes_on),
         delta=s.delta,
-        warns=plan.method.mechanism.private and not s.reproducible,
+        warns=plan.method.mechanism.private and not s.reproducible and not goes_on,
     )
     run.read(places, callers=CALLERS)
     try:
         yield
     finally:
-        entries = charged(directory)
+        entries = charged(directory, own=goes_on)
         run.charged = lambda: entries
         for folder in (directory.path, directory.path / FOLDER):
             # it did not finish, or no callback kept its best round
@@ -90,10 +107,11 @@ def rows_of(plan: Plan) -> list[Place]:
     return places_of(own.train)
 
 
-def charged(directory: RunDir) -> list[Sequence[Entry]]:
+def charged(directory: RunDir, *, own: bool = False) -> list[Sequence[Entry]]:
     """The entries of the clients, and of a server that adds the noise: those that cost the same,
-    once.
+    once. ``own``: without those of a run whose ledgers go on here.
     """
     charges = directory.charges
-    each = [charges.of(client).entries for client in (*charges.clients(), SERVER)]
+    every = [charges.of(client).entries for client in (*charges.clients(), SERVER)]
+    each = [[e for e in entries if not e.run] for entries in every] if own else every
     return list({tuple(map(kind_of, entries)): entries for entries in each}.values())

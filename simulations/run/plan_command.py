@@ -7,7 +7,7 @@ The numbers are from the plan of the run, and from a short trial of its messages
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +20,10 @@ from fedlsg.secure_sum.terms import plan_graph
 from fedlsg.simulations.engines.choice import with_engine
 from fedlsg.simulations.engines.cluster import processors
 from fedlsg.simulations.planning.advice import isolation_line, rho_of, sum_bits
+from fedlsg.simulations.planning.memory import memory_of
+from fedlsg.simulations.planning.own_choices import choices
 from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of
+from fedlsg.simulations.planning.prepare import dealt
 from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.report.terminal import facts_shown, print_note, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
@@ -58,6 +61,7 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
             f"expected --phones={phones} >= 1 and 0 <= --phone-dropout={dropout:g} < 1"
         )
     s, trial = plan.settings, try_rounds(plan)
+    epsilon, noise_multiplier = worst(plan)
     public = plan.server_state().public
     frame = mean_frame(public)
     one = _message(plan, trial, frame.wire.kept)
@@ -69,6 +73,7 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         "unit": s.unit,
         "trust": s.trust,
         "clients": len(plan.terms),
+        **({"dealt": words} if (words := dealt(plan)) else {}),
         "clients_per_round": s.clients_per_round,
         "rounds": plan.schedule.rounds,
         "local_steps": plan.local.steps,
@@ -80,9 +85,10 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         "isolation": plan.local.isolation,
         "own": isolation_line(plan, public),
         "private": plan.method.mechanism.private and not s.reproducible,
-        "noise_multiplier": max(terms.noise_multiplier for terms in plan.terms),
-        "epsilon_max": _epsilon(plan),
+        "noise_multiplier": noise_multiplier,
+        "epsilon_max": epsilon,
         "delta": s.delta,
+        "choices": [asdict(choice) for choice in choices(plan)],
         "rho": rho_of(plan, public),
         **({} if plan.sums is None else {"bits": sum_bits(plan, public)}),
         **_cost(plan, trial),
@@ -221,16 +227,21 @@ def _secure_growth(
     return bits[1] / bits[0], degrees[1] / degrees[0]
 
 
-def _epsilon(plan: Plan) -> float:
-    """The largest epsilon of a client that takes part in all of the rounds that it is drawn for."""
+def worst(plan: Plan) -> tuple[float, float]:
+    """The largest epsilon of a client that takes part in all of the rounds that it is drawn for,
+    and the noise multiplier of that client.
+    """
     if not plan.method.mechanism.private or plan.settings.reproducible:
-        return math.inf
-    blocks, found = count_blocks(plan), set[tuple[Event, ...]]()
-    for size, steps in set(zip(plan.sizes, plan.steps, strict=True)):
-        first, *pruning = events_of(plan, plan.terms[plan.sizes.index(size)], blocks)
-        training = [replace(first, steps=plan.accounted_steps(size, steps))] if steps else []
-        found.add((*training, *pruning))
-    return spread(sorted(found, key=repr), delta=plan.settings.delta).largest
+        return math.inf, max(terms.noise_multiplier for terms in plan.terms)
+    blocks, found = count_blocks(plan), dict[tuple[Event, ...], float]()
+    for terms, steps in set(zip(plan.terms, plan.steps, strict=True)):
+        first, *pruning = events_of(plan, terms, blocks)
+        counted = plan.accounted_steps(terms.num_examples, steps)
+        training = [replace(first, steps=counted)] if steps else []
+        found[(*training, *pruning)] = terms.noise_multiplier
+    population = sorted(found, key=repr)
+    spent = spread(population, delta=plan.settings.delta)
+    return spent.largest, found[population[spent.worst]]
 
 
 def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
@@ -253,6 +264,7 @@ def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
         "workers": workers,
         "memory_bytes": memory,
         "device": plan.device,
+        "microbatch": {"examples": plan.local.microbatch_size, **asdict(memory_of(plan))},
     }
 
 
@@ -270,22 +282,25 @@ def plan_command(
     no run begins.
     """
     settings = from_root(resolve(given))
-    named(settings.callbacks)
+    callbacks = named(settings.callbacks)
     with console.status("loading data, calibrating noise") as status:
-        plan = ready_plan(settings, progress=status.update, given=names_given(given))
+        plan = ready_plan(
+            settings, progress=status.update, given=names_given(given), callbacks=callbacks
+        )
         status.update("two rounds on public rows")
         facts = facts_of(plan, phones=phones, dropout=dropout)
     if as_json:
         endless = {name: "inf" if value == math.inf else value for name, value in facts.items()}
         return print_whole(json.dumps(endless, indent=2, allow_nan=False), console)
     console.print(facts_shown(_words(facts)))
-    print_note(NOTE, console)
+    for line in (NOTE, *plan.notes):
+        print_note(line, console)
 
 
 def _words(facts: Mapping[str, Any]) -> dict[str, str]:
     """A line for each fact."""
     values, sizes, phones, step = facts["values"], facts["bytes"], facts["phones"], facts["step"]
-    memory = facts["memory_bytes"]
+    memory, microbatch = facts["memory_bytes"], facts["microbatch"]
     epsilon = (
         f"epsilon {epsilon_words(facts['epsilon_max'], 3)} at delta {facts['delta']:g}, for "
         f"{unit_in(facts).protects}"
@@ -301,6 +316,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         "method": f"{facts['method']}, unit {facts['unit']}, trust {facts['trust']}",
         "federation": f"{facts['clients_per_round']} of {facts['clients']} clients a round, "
         f"{facts['rounds']} rounds",
+        "clients": facts.get("dealt", ""),
         "values": f"{values['sent']:,} of {values['dense']:,} a client and round",
         "up": f"{_bytes(sizes['up'])} a client and round",
         "down": f"{_bytes(sizes['down'])} a client and round{first}",
@@ -314,6 +330,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         ),
         "privacy": epsilon if facts["private"] else "NOT PRIVATE: no epsilon is claimed",
         "noise": noise if facts["noise_multiplier"] else "none",
+        **{choice["name"]: _choice(choice) for choice in facts["choices"]},
         "isolation": facts["own"] or f"{facts['isolation']}: library code alone",
         "one step": f"{step['seconds']:.3g} s at a batch of {step['batch']:.4g} (of "
         f"{step['measured_rows']} rows)",
@@ -322,8 +339,22 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         "memory": ""
         if memory is None
         else f"{human_bytes(memory)} at the peak of a step, data included",
+        "microbatch": f"{microbatch['examples']} examples; one takes about "
+        f"{human_bytes(microbatch['activations'])} of activations and "
+        f"{human_bytes(microbatch['gradients'])} of gradients, of "
+        f"{human_bytes(microbatch['budget'])}",
     }
     return {name: words for name, words in found.items() if words}
+
+
+def _choice(choice: Mapping[str, Any]) -> str:
+    epsilon, most = (epsilon_words(choice[name], 3) for name in ("epsilon", "most"))
+    spent = f"epsilon {epsilon}" if epsilon == most else f"epsilon {epsilon} to {most}"
+    delta, most_delta = choice["delta"], choice["most_delta"]
+    at = f"delta {delta:g}" if delta == most_delta else f"delta {delta:g} to {most_delta:g}"
+    return (
+        f"{choice['clients']} clients, {spent} at {at}, noise of the mean {choice['noise']:.3g} C"
+    )
 
 
 def _rho(found: float | None) -> str:

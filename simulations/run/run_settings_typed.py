@@ -16,6 +16,8 @@ class RunSettings(MethodSettings, total=False):
     availability: str | None
     batch_size: int | None
     client_cpus: int
+    client_deltas: str | None
+    client_epsilons: str | None
     client_gpus: float
     client_timeout: float | None
     clients_per_round: int | None
@@ -34,18 +36,23 @@ class RunSettings(MethodSettings, total=False):
     downlink_codec: Literal["float32", "float16", "bfloat16", "noise-floor", "int8"] | None
     downlink_mbps: float | None
     dropout: float | None
+    encoder_dropout: float | None
     epochs: float | None
     evaluate_clients: bool
     evaluate_every: int
     example_seconds: float | None
+    feature_axes: int | None
     feature_norm: str | None
     features: str | None
     head_width: int | None
     holdout: float | None
+    image_background: str | None
+    image_frame: int | None
     indices: Literal["derived", "explicit"]
     input_columns: str | None
     isolation: Literal["auto", "isolated", "rows", "checked"]
     label_column: str | None
+    loader_workers: int | None
     local_learning_rate: float | None
     local_momentum: float | None
     local_steps: int | None
@@ -56,6 +63,12 @@ class RunSettings(MethodSettings, total=False):
     noise_floor_step: float
     normalise: Literal["none", "public"]
     over_selection: float | None
+    patch_filters: int | None
+    patch_places: int | None
+    patch_scales: int | None
+    patch_size: int | None
+    person_gradient: Literal["mean", "sum"]
+    person_rows: int
     personal: str | None
     personal_learning_rate: float | None
     precision: Literal["float32", "bfloat16"]
@@ -72,6 +85,7 @@ class RunSettings(MethodSettings, total=False):
     seed: int
     selection: Literal["uniform", "turns", "poisson"] | None
     shards_per_client: int | None
+    show_names: bool
     speed: str | None
     subset: str | None
     test_split: str | None
@@ -79,7 +93,6 @@ class RunSettings(MethodSettings, total=False):
     train_layers: int | None
     train_rows: int | None
     trust: Literal["client", "secure", "aggregate", "server"]
-    unit: Literal["example", "client"]
     uplink_budget: int | None
     uplink_mbps: float | None
     weighting: Literal["examples", "clients"] | None

@@ -1,6 +1,8 @@
 """``fedlsg.simulate``: a model, data and a loss in; a run directory and its results out."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -8,18 +10,22 @@ from typing import Any, Literal, Unpack
 from rich.console import Console
 
 from fedlsg import strategies, user_code
+from fedlsg.config.units import UNITS
 from fedlsg.method import Method
 from fedlsg.randomness import alone
 from fedlsg.simulations import workloads
 from fedlsg.simulations.engines import ahead
+from fedlsg.simulations.planning.continuity import FURTHER
+from fedlsg.simulations.planning.prepare import check_same_budgets
 from fedlsg.simulations.planning.start_weights import from_root
-from fedlsg.simulations.run.commands import begun, continued, execute
+from fedlsg.simulations.run.commands import begun, continued, execute, going_on
 from fedlsg.simulations.run.finished import Run
 from fedlsg.simulations.run.on_record import on_record, writer_of
 from fedlsg.simulations.run.run_settings_typed import RunSettings
 from fedlsg.simulations.server.callbacks import Callback, as_callbacks
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.settings.own_epsilons import BELOW, setting_of
 from fedlsg.simulations.settings.published import first_look, resolve
 from fedlsg.simulations.settings.settings import (
     check_names_of,
@@ -38,7 +44,8 @@ Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]
 BY_RULE = (("engine", "auto"), ("isolation", "auto"))
 """Settings that a run keeps as what a rule chose for it."""
 DATA = ("model", "train", "test", "loss")
-MORE = frozenset(f.name for f in fields(Workload)) - {*DATA, "metrics", "partition", "settings"}
+OWN = {*DATA, "metrics", "partition", "unit", "settings"}
+MORE = frozenset(f.name for f in fields(Workload)) - OWN
 """Further arguments of ``Workload``, which ``simulate`` takes as well."""
 
 
@@ -52,16 +59,18 @@ def simulate(
     loss: Callable[..., Any] | None = None,
     metrics: Mapping[str, Callable[..., Any]] | None = None,
     method: str | Callable[..., Method] = "auto",
-    epsilon: float | None = None,
-    delta: float | None = None,
+    epsilon: float | str | Mapping[str | int, float] | Sequence[float] | None = None,
+    delta: float | str | Mapping[str | int, float] | Sequence[float] | None = None,
     clients: int | None = None,
-    partition: str | Sequence[Any] | None = None,
+    partition: Any = None,
+    unit: str | Sequence[Any] | None = None,
     rounds: int | Literal["auto"] | None = None,
     engine: str = "auto",
     out: str | Path | None = None,
     callbacks: str | Callbacks = (),
     workload: str | Workload | Callable[[], Workload] | None = None,
     resume: bool = False,
+    start_from: str | Path | Run | None = None,
     fresh_data: bool = False,
     quiet: bool = False,
     **settings: Unpack[RunSettings],
@@ -78,8 +87,15 @@ def simulate(
         settings. Default: ``"dpsgd"`` for a model of your own, ``"lsg"`` for a workload with a
         preset.
     epsilon, delta: what each client may spend in the whole run (default 8 and 1e-5); the noise is
-        calibrated for it. One example is protected: adjacency is add/remove. ``noise_multiplier``
-        instead of ``epsilon`` gives the noise.
+        calibrated for it. A mapping gives clients numbers of their own, by name or number:
+        ``{"north": 1, "south": 4}``; so does a list in the order of the clients, a column of
+        ``train`` or a file with the columns client, epsilon and delta. The server then weighs
+        them by their noise.
+        One example is protected: adjacency is add/remove. ``noise_multiplier`` instead of
+        ``epsilon`` gives the noise.
+    unit: what epsilon protects: ``"example"`` (default), ``"client"`` with all of its data, or a
+        person with all of its rows: the column of ``train`` that says whose each row is, as
+        ``"patient"``, or an array with one value a row.
     clients: number of clients (default 5, or what the partition has).
     rounds: server rounds. Rounds, sample rate, optimizer and learning rates that nobody gives
         follow from a rule that needs no tuning (``fedlsg docs choosing``).
@@ -90,10 +106,14 @@ def simulate(
     callbacks: ``fedlsg.Callback`` instances, or functions that are called after each round with a
         dict of its row; or the setting of this name. One that raises ``fedlsg.StopRun`` ends the
         run; after any other exception ``resume`` continues it.
-    resume: continue the interrupted run in ``out``, with the same arguments.
-    fresh_data: your word that the data are others than those behind the weights that ``model``
-        starts from: by default, weights that a private step or a run of this process has trained
-        are refused.
+    resume: continue the interrupted run in ``out``, with the same arguments. With more ``rounds``
+        a finished run trains further: its ledgers go on, ``epsilon`` is that of all rounds
+        together, and the noise of those that come is calibrated for it.
+    start_from: a finished run whose weights this one starts from, with the same data: its ledgers
+        go on, so epsilon counts both runs. Clients that came or left: ``fedlsg docs own``.
+    fresh_data: your word that the data are others than those behind the weights that ``model`` or
+        ``pretrained`` starts from, which the summary repeats: by default, weights that a private
+        step or a run has trained are refused.
     quiet: print nothing.
     settings: any other setting, as ``learning_rate=0.5``: ``fedlsg settings`` lists them. A type
         checker knows their names, and not those of a recipe of your own: give it these as
@@ -105,25 +125,37 @@ def simulate(
     Raises ValueError for a bad argument (the message names it and the fix), OSError for missing
     data, RuntimeError for a run that diverged.
     """
+    began = time.monotonic()
     given = {
-        "epsilon": epsilon,
-        "delta": delta,
+        **setting_of(epsilon),
+        **setting_of(delta, "delta"),
         "clients": clients,
         "rounds": rounds,
         "engine": engine,
+        "start_from": str(start_from.directory) if isinstance(start_from, Run) else start_from,
+        "fresh_data": fresh_data or None,
     }
     own = {"model": model, "train": train, "test": test, "loss": loss}
     others: dict[str, Any] = {**settings}
+    for what in BELOW:
+        if not isinstance(own_of_each := others.get(f"client_{what}s"), str | None):
+            others |= setting_of(own_of_each, what)
     if workload is not None and isinstance(model, str):
         own["model"], given["model"] = None, model  # the name of one of the workload's
     more = {name: others.pop(name) for name in MORE & others.keys()}
     if workload is None:
-        if missing := [name for name in DATA if own[name] is None]:
+        held_out = others.get("holdout") is not None  # test rows are a share of train
+        if missing := [n for n in DATA if own[n] is None and not (n == "test" and held_out)]:
             raise ValueError(
                 f"simulate needs {', '.join(missing)}; or a workload, as workload='digits'"
+                + ("; without test rows, holdout=0.2" if "test" in missing else "")
             )
         workload = Workload(
-            **own, metrics=metrics, partition="iid" if partition is None else partition, **more
+            **own,
+            metrics=metrics,
+            partition=partition,
+            unit=None if isinstance(unit, str) and unit in UNITS else unit,
+            **more,
         )
     elif said := [
         name for name, value in {**own, "metrics": metrics, **more}.items() if value is not None
@@ -131,6 +163,7 @@ def simulate(
         raise ValueError(f"give either a workload or {', '.join(said)}")
     elif partition is not None:
         given["partition"] = _named(partition)
+    given["unit"] = _unit_name(unit, workload)
     if isinstance(callbacks, str):
         given["callbacks"], callbacks = callbacks, ()
     given["workload"], given["method"] = workload_name(workload), _method_name(method)
@@ -140,7 +173,7 @@ def simulate(
     permit_code(chosen)
     console = Console(quiet=quiet)
     with ahead(first_look(chosen)):
-        return _run(chosen, out, callbacks, console, resume=resume, fresh_data=fresh_data)
+        return _run(chosen, out, callbacks, console, resume=resume, began=began)
 
 
 def _run(
@@ -150,45 +183,56 @@ def _run(
     console: Console,
     *,
     resume: bool,
-    fresh_data: bool,
+    began: float,
 ) -> Run:
     own = as_callbacks(callbacks)
-    if resume:
-        if out is None:
-            raise ValueError("resume=True continues the run in out: give out, too")
-        directory = RunDir.open(str(out))
-        _check_same(given, directory)
-        plan = continued(directory, console, given)
-        writer = writer_of(plan, fresh_data=True)  # its ledger is that of its weights
-        by_name = named(plan.settings.callbacks)
-    else:
-        settings = from_root(resolve(given))
-        by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
-        plan = ready_plan(settings, given=names_given(given))
-        writer = writer_of(plan, fresh_data=fresh_data)
-        plan, directory = begun(plan, None if out is None else str(out), console)
-    again = f"continue with the same call, out={str(directory.path)!r} and resume=True"
-    with on_record(plan, directory, writer, console):
-        execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
-    return Run(directory.path, plan=plan)
+
+    def again(directory: RunDir) -> str:
+        return f"continue with the same call, out={str(directory.path)!r} and resume=True"
+
+    with ExitStack() as stack:
+        if resume:
+            if out is None:
+                raise ValueError("resume=True continues the run in out: give out, too")
+            directory = RunDir.open(str(out))
+            further = _check_same(given, directory)
+            stack.enter_context(going_on(directory, console, again))
+            plan = continued(directory, console, given, further=further, began=began)
+            check_same_budgets(plan, given)
+            writer = writer_of(plan, goes_on=True)  # its ledger is that of its weights
+            by_name = named(plan.settings.callbacks)
+        else:
+            settings = from_root(resolve(given))
+            by_name = named(settings.callbacks)  # first: a wrong one leaves nothing behind
+            plan = ready_plan(
+                settings, given=names_given(given), callbacks=(*by_name, *own), began=began
+            )
+            writer = writer_of(plan)
+            folder = None if out is None else str(out)
+            plan, directory = stack.enter_context(begun(plan, folder, console, again))
+        with on_record(plan, directory, writer, console):
+            execute(plan, directory, console, callbacks=(*by_name, *own), again=again)
+        return Run(directory.path, plan=plan)
 
 
-def _check_same(given: Mapping[str, Any], directory: RunDir) -> None:
-    """Raise ValueError if a resumed run is given other settings than those that it has: it would
-    not follow them.
+def _check_same(given: Mapping[str, Any], directory: RunDir) -> dict[str, Any]:
+    """The settings of a run that trains further. Raises ValueError if a resumed run is given other
+    settings than those that it has, and it would not follow them.
     """
     kept, asked = values_of(directory.read_config()), values_of(from_root(from_mapping(given)))
-    names = names_given(given) & asked.keys() - {"preset", "data_dir", "data_root"}
+    known = {"preset", "data_dir", "data_root", "client_epsilons", "client_deltas"}
+    names = names_given(given) & asked.keys() - known
     said = {name: asked[name] for name in sorted(names) if (name, asked[name]) not in BY_RULE}
     if other := [
         f"{name}={kept.get(name)!r} (not {said[name]!r})"
-        for name in said
+        for name in said.keys() - FURTHER
         if said[name] != kept.get(name)
     ]:
         raise ValueError(
             f"resume=True continues the run in {directory.path} as it began: give "
-            f"{', '.join(other)}"
+            f"{', '.join(sorted(other))}"
         )
+    return {name: said[name] for name in FURTHER & said.keys()}
 
 
 def workload_name(workload: Any) -> str:
@@ -221,7 +265,20 @@ def _method_name(method: Any) -> str:
     return name
 
 
+def _unit_name(unit: Any, workload: Any) -> str | None:
+    """The setting: a name that was given, or the unit that the workload's rows have."""
+    own = workload.unit_name if isinstance(workload, Workload) else ""
+    if unit is None or (own and not isinstance(unit, str)):
+        return own or None
+    if not isinstance(unit, str):
+        raise ValueError("one value a row belongs to a workload: fedlsg.Workload(unit=...)")
+    return unit
+
+
 def _named(partition: Any) -> str:
     if not isinstance(partition, str):
-        raise ValueError("lists of rows belong to a workload: fedlsg.Workload(partition=[...])")
+        raise ValueError(
+            "rows of clients belong to a workload: fedlsg.Workload(partition=...); here it is a "
+            "scheme or a column"
+        )
     return partition

@@ -18,6 +18,8 @@ from typing import Any
 
 Columns = Mapping[str, Any]
 """A row of rounds.csv by column; None in rounds that were not evaluated."""
+Directions = Mapping[str, bool | None]
+"""What is measured on the test splits, by column: whether more is better, None if nobody knows."""
 
 
 class StopRun(Exception):  # noqa: N818 - a signal, as StopIteration is
@@ -34,13 +36,14 @@ class Watched:
     """A run as callbacks see it.
 
     ``path``: its directory. ``settings``: as in config.toml. ``rows``: of the rounds that an
-    earlier process finished.
+    earlier process finished. ``directions``: as in ``Callback.on_plan``.
     ``save_model(folder)``: write the model as it is now, as the run itself does at its end.
     """
 
     path: Path
     settings: Columns
     rows: Sequence[Columns]
+    directions: Directions
     save_model: Callable[[Path], None]
 
 
@@ -48,6 +51,11 @@ class Callback:
     """Override what you need. An exception other than StopRun ends the run, which ``fedlsg resume``
     continues.
     """
+
+    def on_plan(self, directions: Directions) -> None:
+        """Before a new run is written or charged, with the columns that it will measure: raise
+        ValueError for what does not fit.
+        """
 
     def on_begin(self, run: Watched) -> None:
         """Before the first round of this process; ``run.rows`` are not given to ``on_round``

@@ -8,15 +8,17 @@ none of their rows.
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
+from typing import Any
 
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedlsg.config.units import UNITS
+from fedlsg.config.units import unit_named
 from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
+from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, text_of
 from fedlsg.simulations.settings.settings import RUN, Settings
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.strategies.protocol.expectations import EXAMPLES, reason_of
@@ -76,6 +78,23 @@ class Deployment:
             grid, len(wait_for_nodes(grid, 1)) if clients is None else clients
         )
 
+    def with_budgets(self, settings: Settings) -> Settings:
+        """The settings with the epsilons and deltas that nodes have for one run, in place of the
+        run's own word for these clients.
+
+        Each node checks its own, and spends no more, whatever the server plans.
+        """
+        if settings.noise_multiplier is not None:
+            return settings
+        known: dict[str, Any] = {}
+        for place, what in enumerate(BELOW):
+            own = {client: b[place] for client, b in self.roster.budgets.items() if b[place]}
+            if own:
+                name = f"client_{what}s"
+                before = numbered(getattr(settings, name) or "", what)
+                known[name] = text_of({**before, **own})
+        return replace(settings, **known)
+
     def open(self, folder: Path, run: str) -> LedgerCopies:
         """The copies in a run's folder, up to date with what the nodes have sent so far.
 
@@ -120,4 +139,4 @@ def most_examples(settings: Settings) -> int:
     """
     most = MOST_EXAMPLES if settings.trust == "secure" else EXAMPLES
     delta = float(RUN["delta"].setting.fallback or 0) if settings.delta is None else settings.delta
-    return most if UNITS[settings.unit].whole else min(most, max(math.ceil(1 / delta) - 1, 1))
+    return most if unit_named(settings.unit).whole else min(most, max(math.ceil(1 / delta) - 1, 1))

@@ -1,15 +1,16 @@
 """Accuracy, loss and the workload's own metrics on public test splits, of all of them and as each
 client sees them.
 
-For a client, the public test split is cut into parts like the clients' own. Each part has the class
-mix of its client, by the scheme that made the clients (``parts_of_test``). Nothing is measured on
-private rows: the accuracy of a client on its own training rows would be a release that no epsilon
-covers.
+For a client, the public test split is cut into parts like the clients' own: by the column that made
+the clients, or with the class mix of each, by their scheme (``parts_of_test``). Nothing is measured
+on private rows: the accuracy of a client on its own training rows would be a release that no
+epsilon covers.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -159,31 +160,38 @@ def evaluate(
 ) -> Score:
     """Accuracy (if targets are ``classes``), mean loss and metrics over one whole split, in
     evaluation mode.
+
+    Loss and metrics may work in place: each gets outputs and targets as the model and the split
+    gave them.
     """
     # a frozen part may stay in evaluation mode
     training = {module: module.training for module in model.modules()}
     model.eval()
     correct, total = 0, 0.0
-    seen: list[tuple[Tensor, Tensor]] = []
+    seen: list[list[Tensor]] = []
     with restored(loss):  # clients of this process have the same one
         for rows in split.order(torch.arange(len(split))).split(batch_size):
             inputs, targets = split.batch(rows)
             inputs = to_device(inputs, device)
             outputs = model(**inputs) if isinstance(inputs, dict) else model(inputs)
             targets = targets.to(device)
-            total += float(loss(outputs, targets).sum())
+            if metrics:
+                kept = scores_of(outputs), targets
+                seen.append([tensor.to("cpu", copy=True) for tensor in kept])
             if classes:
                 correct += int((classes_of(outputs, targets, loss) == targets).sum())
-            if metrics:
-                seen.append((scores_of(outputs).cpu(), targets.cpu()))
+            # last: it may work in place
+            total += float(loss(outputs, targets).sum())
     for module, mode in training.items():
         module.training = mode
-    whole = [torch.cat(parts) for parts in zip(*seen, strict=True)]
     return Score(
         accuracy=correct / len(split) if classes else None,
         loss=total / len(split),
         by_split={},
-        metrics={name: measure(name, metric, *whole) for name, metric in metrics.items()},
+        metrics={
+            name: measure(name, metric, *map(torch.cat, zip(*seen, strict=True)))
+            for name, metric in metrics.items()
+        },
     )
 
 
@@ -196,7 +204,8 @@ def classes_of(outputs: Any, targets: Tensor, loss: LossFunction) -> Tensor:
     scores = scores_of(outputs)
     if not has_one_number(scores) or getattr(loss, "name", "") in CLASSES:
         return scores.argmax(1)
-    zeros, ones = (loss(outputs, torch.full_like(targets, number)) for number in (0, 1))
+    # copies: a loss may work in place
+    zeros, ones = (loss(deepcopy(outputs), torch.full_like(targets, number)) for number in (0, 1))
     return (ones < zeros).long()
 
 
@@ -250,11 +259,16 @@ class ByClient:
     percentile_10: float
 
     @classmethod
-    def of(cls, accuracies: Sequence[float | None]) -> "ByClient":
-        """The spread over the clients with a part; each client counts the same."""
+    def of(cls, scores: Iterable[Score | None]) -> "ByClient | None":
+        """The spread over the clients with a part; each client counts the same. None without
+        classes.
+        """
+        accuracies = [None if score is None else score.accuracy for score in scores]
         known = np.array([accuracy for accuracy in accuracies if accuracy is not None])
+        if not len(known):
+            return None
         return cls(
-            accuracies=list(accuracies),
+            accuracies=accuracies,
             mean=float(known.mean()),
             worst=float(known.min()),
             percentile_10=float(np.percentile(known, 10)),
@@ -290,10 +304,15 @@ class ClientScores:
             else ()
         )
 
-    def measure(self) -> list[Score | None]:
-        """By client; None for an empty part."""
+    def measure(self) -> list[tuple[int, Score | None]]:
+        """By client: its number of test rows, and what was measured on them, None where there are
+        none.
+        """
         with self._state.evaluated() as model:
-            return [self._score(model, client, rows) for client, rows in enumerate(self._parts)]
+            return [
+                (len(rows), self._score(model, client, rows))
+                for client, rows in enumerate(self._parts)
+            ]
 
     def _score(self, model: nn.Module, client: int, rows: Int64[Tensor, " n"]) -> Score | None:
         if not len(rows):
@@ -307,18 +326,18 @@ class ClientScores:
         )
         with nullcontext() if own is None else own_parameters(model, self._names, own):
             return evaluate(
-                model, workload.test.pick(rows), loss=workload.loss, device=self._base.device
+                model,
+                workload.test.pick(rows),
+                loss=workload.loss,
+                classes=workload.num_classes is not None,
+                device=self._base.device,
             )
 
     def overall(self) -> Score:
         """Accuracy and loss over all test rows, each under the model of the client in whose part it
         is.
         """
-        found = [
-            (len(rows), score)
-            for rows, score in zip(self._parts, self.measure(), strict=True)
-            if score
-        ]
+        found = [(count, score) for count, score in self.measure() if score]
         total = sum(count for count, _ in found)
         accuracy = sum(count * (score.accuracy or 0.0) for count, score in found) / total
         loss = sum(count * score.loss for count, score in found) / total
@@ -327,7 +346,3 @@ class ClientScores:
             loss=loss,
             by_split={name: accuracy for name in self._base.workload.tests},
         )
-
-    def spread(self) -> ByClient:
-        """The accuracies and their spread."""
-        return ByClient.of([None if score is None else score.accuracy for score in self.measure()])

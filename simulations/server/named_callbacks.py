@@ -1,15 +1,14 @@
 """Callbacks of fedlsg, and the setting ``callbacks``: their names with parameters, "early-stopping
 patience=3; wandb".
 
-EarlyStopping and BestModel watch a column of rounds.csv. The loggers send settings, the numbers of
-each round and the results, all of them public, to MLflow and Weights & Biases. Variables of their
-own say where these go: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME (by default a file here);
-WANDB_MODE=offline keeps them in ``wandb/`` of the run directory.
+EarlyStopping and BestModel watch what is measured on the test splits. The loggers send settings,
+the numbers of each round and the results, all of them public, to MLflow and Weights & Biases.
+Variables of their own say where these go: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME (by
+default a file here); WANDB_MODE=offline keeps them in ``wandb/`` of the run directory.
 """
 
 import math
 import secrets
-import shlex
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from inspect import isclass
@@ -18,51 +17,61 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from fedlsg.config import Setting, declared, unknown
-from fedlsg.config.choices import did_you_mean
-from fedlsg.simulations.server.callbacks import Callback, Columns, Function, StopRun, Watched
+from fedlsg.config.choices import choose, did_you_mean
+from fedlsg.simulations.server.callbacks import (
+    Callback,
+    Columns,
+    Directions,
+    Function,
+    StopRun,
+    Watched,
+)
+from fedlsg.simulations.settings.settings import FOLDERS, callback_words
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.round_tables import scalars_of
 from fedlsg.user_code import is_reference, load, shown
 
-Monitor = Annotated[str, Setting("Column of rounds.csv that is watched.")]
+Monitor = Annotated[
+    str, Setting("What is watched: accuracy, loss or a metric of the workload's own.")
+]
 Mode = Annotated[
     Literal["auto", "max", "min"],
-    Setting("Whether more is better; auto: less for a loss, more for the others."),
+    Setting("Whether more is better; auto: as the metric declares it, or by its name."),
 ]
 
 
 class Best:
     """The best value of a column so far. ``offer`` says whether a row improved it by more than
     ``least``.
+
+    Raises ValueError, with the line to write, for a column that is not measured, and one of which
+    nobody knows whether more is better.
     """
 
-    def __init__(self, monitor: str, mode: str, least: float = 0.0) -> None:
+    def __init__(
+        self, directions: Directions, monitor: str, mode: Mode, least: float = 0.0
+    ) -> None:
         self.monitor, self.least = monitor, least
-        self._sign = -1.0 if mode == "min" or (mode == "auto" and "loss" in monitor) else 1.0
+        known = choose("monitor", monitor, directions)
+        higher = choose("mode", mode, {"auto": known, "max": True, "min": False})
+        if higher is None:
+            function = monitor if monitor.isidentifier() else "function"
+            raise ValueError(
+                f"monitor={monitor!r}: mode='auto' does not know whether more or less is better: "
+                f"write metrics={{{monitor!r}: fedlsg.Lower({function})}} or mode='min' if less is,"
+                f" metrics={{{monitor!r}: fedlsg.Higher({function})}} or mode='max' if more is"
+            )
+        self._sign = 1.0 if higher else -1.0
         self.value: float | None = None
         self.round: int | None = None
 
-    def measured(self, row: Mapping[str, Any]) -> float | None:
-        """The value of a row; None if the round was not evaluated. Raises ValueError for an unknown
-        column.
-        """
-        if self.monitor not in row:
-            raise ValueError(
-                f"monitor={self.monitor!r} is no column of rounds.csv: expected one of "
-                f"{', '.join(row)}"
-            )
-        value = row[self.monitor]
-        if value is not None and not isinstance(value, int | float):
-            raise ValueError(
-                f"monitor={self.monitor!r} holds {value!r}: expected a column of numbers"
-            )
-        return None if value is None or math.isnan(value) else float(value)
-
-    def offer(self, row: Mapping[str, Any]) -> bool:
-        """Take the row's value if it is better."""
-        value = self.measured(row)
-        if value is None or (
-            self.value is not None and self._sign * (value - self.value) <= self.least
+    def offer(self, row: Columns) -> bool:
+        """Take the row's value if it is better; one that is no finite number never is."""
+        value = row.get(self.monitor)
+        if (
+            value is None
+            or not math.isfinite(value)
+            or (self.value is not None and self._sign * (value - self.value) <= self.least)
         ):
             return False
         self.value, self.round = value, int(row["round"])
@@ -79,7 +88,8 @@ class EarlyStopping(Callback):
     """Stop after ``patience`` evaluations in a row in which ``monitor`` did not improve by more
     than ``min_delta``.
 
-    Rounds that are not evaluated do not count. A resumed run counts the rounds before it as well.
+    Rounds that are not evaluated do not count; a value that is no finite number (NaN, infinite) is
+    no improvement. A resumed run counts the rounds before it as well.
     """
 
     def __init__(
@@ -93,13 +103,12 @@ class EarlyStopping(Callback):
         if patience < 1 or min_delta < 0:
             raise ValueError(f"early stopping: expected {patience=} >= 1 and {min_delta=} >= 0")
         self.monitor, self.patience, self.min_delta, self.mode = monitor, patience, min_delta, mode
-        self._start()
 
-    def _start(self) -> None:
-        self._best, self._waited = Best(self.monitor, self.mode, self.min_delta), 0
+    def on_plan(self, directions: Directions) -> None:
+        self._best, self._waited = Best(directions, self.monitor, self.mode, self.min_delta), 0
 
     def on_begin(self, run: Watched) -> None:
-        self._start()
+        self.on_plan(run.directions)
         for row in run.rows:
             self._count(row)
         self._stop_if_due()
@@ -108,17 +117,21 @@ class EarlyStopping(Callback):
         self._count(row)
         self._stop_if_due()
 
-    def _count(self, row: Any) -> None:
-        if self._best.measured(row) is not None:
+    def _count(self, row: Columns) -> None:
+        if row.get(self.monitor) is not None:
             self._waited = 0 if self._best.offer(row) else self._waited + 1
 
     def _stop_if_due(self) -> None:
-        if self._waited >= self.patience:
+        if self._waited < self.patience:
+            return
+        if self._best.value is None:
             raise StopRun(
-                f"early stopping: {self.monitor} was best in round {self._best.round} "
-                f"({self._best.value:.4g}), and {self._waited} evaluations since then were no "
-                "better"
+                f"early stopping: {self.monitor} was no finite number in {self._waited} evaluations"
             )
+        raise StopRun(
+            f"early stopping: {self.monitor} was best in round {self._best.round} "
+            f"({self._best.value:.4g}), and {self._waited} evaluations since then were no better"
+        )
 
 
 FOLDER = "best"
@@ -134,8 +147,12 @@ class BestModel(Callback):
     def __init__(self, *, monitor: Monitor = "accuracy", mode: Mode = "auto") -> None:
         self.monitor, self.mode = monitor, mode
 
+    def on_plan(self, directions: Directions) -> None:
+        self._best = Best(directions, self.monitor, self.mode)
+
     def on_begin(self, run: Watched) -> None:
-        self._best, self._run = Best(self.monitor, self.mode), run
+        self.on_plan(run.directions)
+        self._run = run
         better = [self._best.offer(row) for row in run.rows]
         # the process before may have ended between the round and its copy
         if better and better[-1]:
@@ -146,7 +163,6 @@ class BestModel(Callback):
             self._run.save_model(Path(self._run.path) / FOLDER)
 
 
-PLACES = ("run_dir", "data_dir", "data_root", "callbacks")
 RESULTS = (
     "accuracy",
     "loss",
@@ -180,8 +196,9 @@ def metrics_of(row: Columns) -> dict[str, float]:
 
 def names_of(settings: Columns) -> dict[str, Any]:
     """The settings that are set, without the folders of this machine."""
+    hidden = (*FOLDERS, "callbacks")
     said = {
-        name: value for name, value in settings.items() if value is not None and name not in PLACES
+        name: value for name, value in settings.items() if value is not None and name not in hidden
     }
     return {name: shown(value) if isinstance(value, str) else value for name, value in said.items()}
 
@@ -286,7 +303,7 @@ def named(text: str | None) -> tuple[Callback, ...]:
     """The callbacks of a setting. Raises ValueError for an unknown name or parameter, with the
     nearest known one.
     """
-    return tuple(_callback(*shlex.split(part)) for part in (text or "").split(";") if part.strip())
+    return tuple(_callback(*words) for words in callback_words(text or ""))
 
 
 def _callback(name: str, *given: str) -> Callback:

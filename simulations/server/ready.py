@@ -10,9 +10,9 @@ TensorBoard's events, report.html, ledger.jsonl, updates/ and updates-truth/.
 """
 
 import math
-import tomllib
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -20,12 +20,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlsg import bounded
 from fedlsg.owner_only import make_file
 from fedlsg.privacy import SERVER, verify_extends
 from fedlsg.randomness import own_draws
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.rehearsal import rehearse
-from fedlsg.simulations.planning.plan import Base, Plan, make_plan
+from fedlsg.simulations.planning.continuity import settle
+from fedlsg.simulations.planning.plan import NO_NOISE, Base, Noise, Plan, Spent, make_plan
+from fedlsg.simulations.planning.warm_start import before_start
+from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.atomic_files import DamagedError, load_bytes, write_atomically
@@ -48,24 +52,43 @@ def ready_plan(
     declared: Sequence[int] | None = None,
     given: Collection[str] = (),
     loaded: LoadedWorkload | None = None,
+    callbacks: Sequence[Callback] = (),
+    spent: Spent | None = None,
+    noise: Noise = NO_NOISE,
+    began: float | None = None,
 ) -> Plan:
     """``make_plan``, and what is checked on it: nobody was charged, and nothing is written.
 
-    Raises ValueError as ``make_plan``, ``check_evaluation`` and ``rehearse``.
+    ``began``: as in ``Plan``; by default now.
+    Raises ValueError as ``make_plan``, ``check_evaluation``, ``rehearse`` and the ``on_plan`` of
+    ``callbacks``.
     """
-    plan = make_plan(settings, progress=progress, declared=declared, given=given, loaded=loaded)
+    began = time.monotonic() if began is None else began
+    if spent is None and settings.start_from is not None:
+        spent = before_start
+    plan = make_plan(
+        settings,
+        progress=progress,
+        declared=declared,
+        given=given,
+        loaded=loaded,
+        spent=spent,
+        noise=noise,
+    )
+    for callback in callbacks:
+        callback.on_plan(plan.workload.directions)
     progress("a round on public rows")
     rehearse(plan, max(different_terms(plan.terms), key=lambda terms: terms.num_examples))
     if workloads.own(plan.settings.workload) is not None:
         progress("measuring the initial model")
-        check_evaluation(plan)
-    return plan
+        plan = replace(plan, notes=check_evaluation(plan))
+    return replace(plan, began=began)
 
 
 @torch.no_grad()
-def check_evaluation(base: Base) -> None:
-    """Measure the initial model on the whole test split, as after each round. Raises ValueError,
-    naming the row.
+def check_evaluation(base: Base) -> tuple[str, ...]:
+    """Measure the initial model on the whole test split, as after each round; returns a note for
+    each metric that is no finite number. Raises ValueError, naming the row.
 
     All that an evaluation needs is found before round 1: rows that the model cannot take, a loss
     that is not finite, metrics that fail, fewer outputs than classes.
@@ -87,7 +110,13 @@ def check_evaluation(base: Base) -> None:
                     f"{failure}"
                 )
             _check_outputs(model, split, base, None if own is None else own.num_classes)
-        score(model, workload, device=base.device)
+        measured = score(model, workload, device=base.device).metrics
+    return tuple(
+        f"metric {name!r} of the initial model is {value}: rounds in which it is no finite number "
+        "are no improvement for early-stopping, and best-model keeps none of them"
+        for name, value in measured.items()
+        if not math.isfinite(value)
+    )
 
 
 def _where(model: nn.Module, split: Split, base: Base) -> str:
@@ -172,6 +201,7 @@ def restore(run: RunDir) -> Restored:
     """
     found = examine(run)
     state, note = run.resume_point()
+    settle(run, state)
     _check_complete(run, state["plan"]["settings"])
     notes = [*found.notes, *([] if note is None else [note])]
     verify_extends(state["ledgers"], run.ledgers)
@@ -215,7 +245,7 @@ def _check_complete(run: RunDir, settings: Mapping[str, Any]) -> None:
     midway.
     """
     try:
-        given = tomllib.loads(run.config.read_text(encoding="utf-8"))
+        given = bounded.read_toml(run.config)
     except (OSError, ValueError):
         given = {}
     lost = sorted(name for name in settings if name not in given and name != "run-dir")

@@ -11,10 +11,17 @@ from typing import Any
 from fedlsg.carriers.probe import Basis
 from fedlsg.gradients import trainable
 from fedlsg.simulations.client.replica import basis_bytes
+from fedlsg.simulations.client.train import keeps_one_round
 from fedlsg.simulations.planning.advice import rho_of, sum_bits
-from fedlsg.simulations.planning.continuity import check_unchanged, fingerprint, keep_data_digest
+from fedlsg.simulations.planning.continuity import (
+    check_unchanged,
+    fingerprint,
+    fingerprint_of_begun,
+    keep_data_digest,
+)
 from fedlsg.simulations.planning.plan import Plan
-from fedlsg.simulations.server.evaluate import ByClient, ClientScores, Evaluation
+from fedlsg.simulations.server.client_rows import client_rows
+from fedlsg.simulations.server.evaluate import ByClient, ClientScores, Evaluation, Score
 from fedlsg.simulations.server.ready import restore
 from fedlsg.simulations.server.spent import RunTotals, Spent
 from fedlsg.simulations.server.summary import Outcome
@@ -63,18 +70,24 @@ class Recorder:
         )
         self._show = show
         self.name = secrets.token_hex(8) if deployed else ""
-        self.spent = Spent(run, len(plan.terms), delta=s.delta, at_server=plan.draws_in_secret)
+        self.spent = Spent(
+            run,
+            len(plan.terms),
+            delta=s.delta,
+            deltas=[delta or s.delta for _, delta in plan.budgets],
+            at_server=plan.draws_in_secret,
+        )
         self._clients = ClientScores(plan, state, run)
         own = self._clients.overall if plan.method.personal else None
         self.evaluation = Evaluation(state, plan.workload, device=plan.device, overall=own)
         self.tables = Tables(
             run, plan.workload.metrics, timed=clock.participation.timed, released=plan.released
         )
-        self.manifest = Manifest(run, plan.closed)
+        self.manifest = Manifest(run, plan.closed, one_round=keeps_one_round(plan))
         self.totals = RunTotals()
         self._fingerprint = fingerprint(plan)
         self._seconds_before = 0.0
-        self._started = time.monotonic()
+        self._started = plan.began
         self.last: Row | None = None
         """The row of the last round of this process."""
 
@@ -94,6 +107,7 @@ class Recorder:
         accept(self.run, ["config.toml"], closed=False)  # what may change midway was compared
         self.manifest.load()
         self._seconds_before = saved["seconds"]
+        self._fingerprint = fingerprint_of_begun(self.plan, saved["plan"], self.run)
         self._load(saved)
         self.tables.cut_events()
 
@@ -186,6 +200,8 @@ class Recorder:
         """The run as it is now. ``stopped`` says why it ended early."""
         spent = self.spent.certified()
         private = self.plan.method.mechanism.private and not self.plan.settings.reproducible
+        endless = [math.inf] * len(self.plan.sizes)
+        tested = self._tested()
         matrices = (p for p in trainable(self.state.model).values() if p.ndim >= 2)
         return Outcome(
             rounds=self.state.round,
@@ -196,7 +212,8 @@ class Recorder:
             by_reader=self.spent.by_reader() if private and math.isfinite(spent.largest) else {},
             rho=rho_of(self.plan, self.state.public),
             sum_bits=sum_bits(self.plan, self.state.public),
-            by_client=self._by_client(),
+            by_client=None if tested is None else ByClient.of(score for _, score in tested),
+            clients=client_rows(self.plan, self.spent.of_each() if private else endless, tested),
             zero_weights=sum(int((p == 0).sum()) for p in matrices),
             pruning=self.totals.pruning,
             downlink=self.downlink.state_dict(),
@@ -211,9 +228,10 @@ class Recorder:
             diverged=diverged,
         )
 
-    def _by_client(self) -> ByClient | None:
+    def _tested(self) -> list[tuple[int, Score | None]] | None:
+        """What was measured on each client's part of the test split, if that is wanted."""
         wanted = self.plan.settings.evaluate_clients or self.plan.method.personal
-        return self._clients.spread() if wanted else None
+        return self._clients.measure() if wanted else None
 
     def checkpoint(self, asked: Iterable[int] = ()) -> None:
         """Save everything that ``resume`` needs, what is recorded, and the manifest; ``asked``: in
@@ -239,15 +257,15 @@ class Recorder:
 
     def _load(self, saved: dict[str, Any]) -> None:
         self.state.load_state_dict(saved["server"])
-        if bool(saved.get("name")) != bool(self.name):
+        if bool(saved["name"]) != bool(self.name):
             raise ValueError(
                 f"{self.run.path} is a run of the other kind: continue a deployment with flwr run"
             )
-        self.name = saved.get("name", "")
+        self.name = saved["name"]
         self.downlink.load_state_dict(saved["downlink"])
         self.totals.load_state_dict(saved)
-        self.clock.now = saved.get("simulated_clock", 0.0)
-        self.clock.health.load_state_dict(saved.get("health", {}))
+        self.clock.now = saved["simulated_clock"]
+        self.clock.health.load_state_dict(saved["health"])
         self.evaluation.load_state_dict(saved["score"])
         self.tables.cut(saved)
 
@@ -275,9 +293,9 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
     """What frame.json says of a round besides its coordinates: how payloads are read, and the scale
     of their values.
 
-    divisor: the server's, of the weighted sum over the clients. By client: the deviation of the
-    noise on each value, the expected batch size q_k N_k (1 at client level, where an update is a
-    mean), and its weight in the sum if that is not 1.
+    divisor: the server's, of the weighted sum over the clients; without privacy, that of these
+    clients. By client: the deviation of the noise on each value, the expected batch size q_k N_k
+    (1 at client level, where an update is a mean), and its weight in the sum if that is not 1.
     """
     terms = {client: plan.terms[client].of(common.phase) for client in clients}
     return {
@@ -288,7 +306,7 @@ def frame_facts(plan: Plan, common: RoundPlan, clients: Iterable[int]) -> dict[s
         "indices": plan.index_mode,
         "most": plan.method.compression.most(common.frame.wire.size),
         "local_steps": common.local.steps,
-        "divisor": plan.divisor,
+        "divisor": common.divisor(plan.divisor, terms.values()),
         "clients": {
             str(client): {
                 "noise_std": common.for_client(own).noise_std,

@@ -14,7 +14,7 @@ sent to ``downlink.interrupted`` of the summary, and whole models sent as repair
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.simulations.planning.continuity import begin
 from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.warm_start import carry_over
 from fedlsg.simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
 from fedlsg.simulations.server.deployment import Deployment, most_examples
 from fedlsg.simulations.server.named_callbacks import named
@@ -38,8 +39,9 @@ from fedlsg.simulations.settings.participation import adaptive_clip
 from fedlsg.simulations.settings.published import from_run_config, unfolded
 from fedlsg.simulations.settings.rule_checker import check_given
 from fedlsg.simulations.settings.settings import Settings, permit_code, values_of
-from fedlsg.simulations.storage.atomic_files import resumable
+from fedlsg.simulations.storage.atomic_files import resumable, write_atomically
 from fedlsg.simulations.storage.lock import create, exclusive
+from fedlsg.simulations.storage.results import as_csv
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import write_model
@@ -84,6 +86,8 @@ def serve(
     with resumable(run.path), exclusive(run), calls.told_of_failure(), ExitStack() as stack:
         if isinstance(grid, SimulatedGrid):
             stack.callback(grid.end)
+        if not run.has_checkpoint:
+            carry_over(plan, run)
         state = plan.server_state()
         downlink = make_downlink(plan.settings, state, run)
         clock, deployed = SimulatedClock(plan.participation), deployment is not None
@@ -133,17 +137,24 @@ def _watched(recorder: Recorder) -> Watched:
     earlier = run.read_rounds()[: state.round] if state.round else []
     rows = [Row.parse(row).columns for row in earlier]
     return Watched(
-        path=run.path, settings=values_of(plan.settings), rows=rows, save_model=save_model
+        path=run.path,
+        settings=values_of(plan.settings),
+        rows=rows,
+        directions=plan.workload.directions,
+        save_model=save_model,
     )
 
 
 def _finish(
     run: RunDir, plan: Plan, final: FinalModel, outcome: Outcome, *, page: bool
 ) -> dict[str, Any]:
-    """Write the merged ledger, the model, the summary and, with ``page``, report.html; returns the
-    summary.
+    """Write the merged ledger, the model, clients.csv, the summary and, with ``page``, report.html;
+    returns the summary.
     """
-    run.merge_ledgers()
+    run.merge_ledgers((plan.names or ()) if plan.settings.show_names else ())
+    if outcome.clients:
+        rows = as_csv(outcome.clients, otherwise="client").encode()
+        write_atomically(run.clients, rows, private=True)
     write_model(run.path, final.tensors, final.facts)
     summary = plan.released.of_summary(summarize(plan, outcome))
     run.write_summary(summary)
@@ -214,6 +225,7 @@ def federation_settings(plan: Plan, run: RunDir) -> FederationSettings:
         reproducible=s.reproducible,
         unit=plan.unit,
         server_noise=_server_noise(plan, run),
+        features=plan.workload.features_digest,
     )
 
 
@@ -238,7 +250,9 @@ def _server_noise(plan: Plan, run: RunDir) -> ServerNoise | None:
 
 app = ServerApp()
 _FAILED: list[str] = []
-"""What went wrong last, until it is printed or something went right."""
+"""What went wrong last, or would if a signal ended the process now, until it is printed or
+something went right.
+"""
 
 
 @contextmanager
@@ -257,6 +271,21 @@ def last_line() -> Iterator[None]:
 def _say() -> None:
     while _FAILED:
         log(ERROR, "fedlsg: error: %s", _FAILED.pop())
+
+
+@contextmanager
+def _interruptible(run: RunDir, *, deployed: bool) -> Iterator[None]:
+    """If Flower ends this process inside, for a signal or ``flwr stop``, the last line says how to
+    go on.
+    """
+    command = f"fedlsg resume {run.path}"
+    words = f"{command} says how to continue" if deployed else f"continue with: {command}"
+    _FAILED.append(f"interrupted; {words}")
+    add_exit_handler(_say)
+    try:
+        yield
+    finally:
+        _FAILED.clear()
 
 
 @app.main()
@@ -295,7 +324,7 @@ def run_on(
         deployment = None
         if settings.clients is None:
             settings = replace(settings, clients=len(wait_for_nodes(grid, 1)))
-        grid, plan = announce(grid), ready_plan(settings)
+        grid, plan = announce(grid), ready_plan(settings, callbacks=callbacks)
     else:
         check_given(settings, deployed=True)
         deployment = Deployment(
@@ -304,17 +333,27 @@ def run_on(
         watched = deployment.watch(grid, settings)
         grid = announce(watched)
         sizes = deployment.gather(grid, settings.clients)
-        plan = ready_plan(replace(settings, clients=len(sizes)), declared=sizes)
+        settings = deployment.with_budgets(replace(settings, clients=len(sizes)))
+        plan = ready_plan(settings, declared=sizes, callbacks=callbacks)
         watched.largest = reply_bytes(plan.dense_parameters)
     made = None if settings.run_dir else create(None, settings, private=not plan.covered)
     run = made or RunDir.open(str(settings.run_dir))
     # that of a deployment is its run config as well, when it is continued
     if not run.config.exists():
         begin(plan, run, named=deployment is not None)
+    for line in plan.notes:
+        log(WARNING, "%s", line)
     log(INFO, "run directory: %s", run.path)
-    summary = serve(
-        grid, plan, run, on_round=on_round, callbacks=callbacks, deployment=deployment, start=start
-    )
+    with _interruptible(run, deployed=deployment is not None):
+        summary = serve(
+            grid,
+            plan,
+            run,
+            on_round=on_round,
+            callbacks=callbacks,
+            deployment=deployment,
+            start=start,
+        )
     accuracy, loss = summary["accuracy"], summary["loss"]
     reached = f"loss {loss:.4f}" if accuracy is None else f"accuracy {accuracy:.4f}"
     log(INFO, "%s, epsilon %.4g at delta %g", reached, summary["epsilon_max"], summary["delta"])

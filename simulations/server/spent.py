@@ -4,7 +4,7 @@ its rounds.
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,14 +25,24 @@ known.
 
 class Spent:
     """The ledgers of all clients in a run directory; ``at_server``: epsilon is of the server's
-    entries, for everybody.
+    entries, for everybody. ``deltas``: of each client, where they have their own; what is said of
+    all clients together is at ``delta``.
 
     ``update`` reads the ledgers of a round's clients; ``heads`` are the ledgers' ends as they were
     then, which a resumed run must find again. A round costs what its clients and the different
     histories cost, not what all clients would.
     """
 
-    def __init__(self, run: RunDir, clients: int, *, delta: float, at_server: bool = False) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        clients: int,
+        *,
+        delta: float,
+        deltas: Sequence[float] | None = None,
+        at_server: bool = False,
+    ) -> None:
+        self._deltas = [delta] * clients if deltas is None else deltas
         self._run, self._clients, self._delta = run, clients, delta
         self._ledger = run.charges
         self._server = self._ledger.of(SERVER) if at_server else None
@@ -117,6 +127,20 @@ class Spent:
         """
         self._read_all()
         return self._over_clients(certified=True)
+
+    def of_each(self) -> list[float]:
+        """The certified epsilon of each client at its own delta, as ``certified`` read the
+        ledgers.
+        """
+        known: dict[tuple[History, float], float] = {}
+        each = [
+            (self._events.get(client, ()), self._deltas[client]) for client in range(self._clients)
+        ]
+        for events, delta in dict.fromkeys(each):
+            known[events, delta] = (
+                math.inf if events is None else spread([events], delta=delta).largest
+            )
+        return [known[one] for one in each]
 
     def by_reader(self) -> dict[str, float]:
         """The largest epsilon over all clients against each reader; one that is promised nothing is
@@ -273,5 +297,5 @@ class RunTotals:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``."""
         self.sums, self.pruning = saved["totals"], saved["pruning"]
-        self.clients = saved.get("clients", dict.fromkeys(CLIENTS, 0))
-        self.times = dict(saved.get("times", {}))
+        self.clients = saved["clients"]
+        self.times = saved["times"]

@@ -22,13 +22,15 @@ from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.simulations.models.encoder import describe
 from fedlsg.simulations.planning.plan import Base, Plan
 from fedlsg.simulations.planning.start_weights import rows_behind, starts_of
+from fedlsg.simulations.server.client_rows import shared_rows
 from fedlsg.simulations.server.evaluate import ByClient, Score
 from fedlsg.simulations.settings.resolve import codec_summary, downlink_codec
 from fedlsg.simulations.settings.settings import Settings, values_of
+from fedlsg.simulations.storage.atomic_files import Record
 from fedlsg.simulations.storage.round_tables import BYTES
 from fedlsg.simulations.workloads import Options
 from fedlsg.simulations.workloads.base.split import chance_of
-from fedlsg.state import ServerState, different_terms
+from fedlsg.state import ServerState
 from fedlsg.strategies.protocol.downlink import NOTHING
 from fedlsg.user_code import DATA, shown
 from fedlsg.user_code.digest import version
@@ -45,7 +47,8 @@ class Outcome:
     epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise
     over clip norm.
     sum_bits: of a value in secure sums. downlink: state of the downlink.
-    by_client: accuracies on parts of the test split like the clients'.
+    by_client: accuracies on parts of the test split like the clients'. clients: the rows of
+    clients.csv.
     totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what
     became of them; None
     without a clock. stopped: why it ended early.
@@ -60,6 +63,7 @@ class Outcome:
     rho: float | None
     sum_bits: int | None
     by_client: ByClient | None
+    clients: Sequence[Record] = ()
     zero_weights: int
     pruning: Mapping[str, Any]
     downlink: Mapping[str, Any]
@@ -81,6 +85,8 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "model": s.model,
         "method": shown(s.method),
         **({"pretrained_sha256": s.pretrained_sha256} if s.pretrained_sha256 else {}),
+        **({"start_from": Path(s.start_from).name} if s.start_from else {}),
+        **({"fresh_data": True} if s.fresh_data else {}),
         "seed": s.seed,
         "rounds": o.rounds,
         "empty_rounds": o.rounds - o.updates,
@@ -89,6 +95,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "accuracy_by_split": dict(o.score.by_split),
         **({"personal": plan.method.personal} if plan.method.personal else {}),
         **({} if o.by_client is None else {"accuracy_by_client": o.by_client.facts}),
+        **({"by_client": shared} if (shared := shared_rows(plan, o.clients)) else {}),
         "loss": o.score.loss,
         **({"features": dict(plan.workload.features)} if plan.workload.features else {}),
         **({"normalised": dict(plan.workload.normalised)} if plan.workload.normalised else {}),
@@ -151,7 +158,7 @@ def _privacy(plan: Plan, o: Outcome) -> dict[str, Any]:
         "epsilon_by_reader": dict(o.by_reader),
         "delta": s.delta,
         "accountant": dict(o.bounds),
-        "noise_multiplier": max(t.noise_multiplier for t in different_terms(plan.terms)),
+        "noise_multiplier": plan.terms[o.spent.worst].noise_multiplier,  # of epsilon_max
         "rho": o.rho,
         "pruning": pruning if prune.active else None,
         "unit": s.unit,

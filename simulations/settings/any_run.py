@@ -12,6 +12,7 @@ from math import inf
 from typing import Annotated, Any, Literal
 
 from fedlsg.config import Setting
+from fedlsg.config.partitions import ANY
 from fedlsg.config.rules import idle_unless, needs
 from fedlsg.simulations.settings.federation import ON_TEST_PARTS, Federation, SimulatedTime
 from fedlsg.simulations.settings.privacy import Privacy
@@ -68,15 +69,73 @@ class Data:
         str | None,
         Setting("Digest of the pretrained file, which fedlsg writes; no other file fits."),
     ] = None
+    start_from: Annotated[
+        str | None,
+        Setting(
+            "Run whose weights this one starts from, and whose ledgers go on in its own.",
+            rules=(
+                needs(
+                    "not fresh_data",
+                    "it counts the ledgers of that run, as its data are the same: for other data "
+                    "give the run as pretrained, with fresh_data",
+                ),
+                needs("not public_rows", "public rows need no ledger: take pretrained"),
+                needs(
+                    "not deployed",
+                    "the clients' own ledgers count all of their runs: take pretrained",
+                ),
+                needs(
+                    "engine!=flower",
+                    "its clients keep ledgers of their own: take fedlsg run",
+                ),
+            ),
+        ),
+    ] = None
+    fresh_data: Annotated[
+        bool,
+        Setting(
+            "Your word that the data are others than those behind the weights to start from.",
+            rules=(
+                needs(
+                    "not deployed", "no client can know what it says: leave it out", of="fresh_data"
+                ),
+            ),
+        ),
+    ] = False
     train_layers: Annotated[
         int | None, Setting("Last layers of an encoder that are trained.", "layers", at_least=0)
     ] = None
+    encoder_dropout: Annotated[
+        float | None,
+        Setting(
+            "Dropout of an encoder's hidden states, attention and head in training.",
+            "share",
+            at_least=0,
+            below=1,
+            aliases=("hidden_dropout", "attention_dropout"),
+        ),
+    ] = None
     features: Annotated[
-        str | None, Setting("Public features of a small head: scattering, a folder or a model.")
+        str | None,
+        Setting("Public features of a small head: patches, scattering, a folder or a model."),
     ] = None
     feature_norm: Annotated[
         str | None,
-        Setting("How features are normalised: parts such as group, pool, leaves, with +."),
+        Setting("How features are normalised: parts such as group, pool, leaves, unit, with +."),
+    ] = None
+    feature_axes: Annotated[
+        int | None,
+        Setting("Principal axes of synthetic inputs that features are put on.", "axes", at_least=1),
+    ] = None
+    patch_filters: Annotated[
+        int | None, Setting("Filters of features=patches (512).", "filters", at_least=1)
+    ] = None
+    patch_size: Annotated[int | None, Setting("Side of a patch (6).", "pixels", at_least=2)] = None
+    patch_places: Annotated[
+        int | None, Setting("Parts on a side of the image, each with its means (2).", at_least=1)
+    ] = None
+    patch_scales: Annotated[
+        int | None, Setting("Sizes of the image: 2 adds its half (1).", at_least=1)
     ] = None
     head_width: Annotated[
         int | None, Setting("Hidden units or channels of a head on features.", "units", at_least=1)
@@ -99,6 +158,13 @@ class Data:
     ] = None
     label_column: Annotated[str | None, Setting("Column of the label.", aliases=("label",))] = None
     test_split: Annotated[str | None, Setting("Split that accuracy is measured on.")] = None
+    image_background: Annotated[
+        str | None, Setting("Colour, such as white, on which transparent images are put.")
+    ] = None
+    image_frame: Annotated[
+        int | None,
+        Setting("Frame or page, from 0, of image files that have several.", at_least=0),
+    ] = None
     max_length: Annotated[
         int | None, Setting("Longest text; more is cut off.", "tokens", at_least=1)
     ] = None
@@ -226,8 +292,32 @@ class Messages:
     evaluate_clients: Annotated[
         bool,
         Setting(
-            "At the end, accuracy on public test rows of each client's class mix.",
-            rules=ON_TEST_PARTS,
+            "At the end, accuracy and loss on public test rows like each client's.",
+            rules=(
+                *ON_TEST_PARTS,
+                needs(
+                    "partition!=given",
+                    "lists of rows say nothing about test rows: take a column of the data",
+                ),
+                needs(
+                    f"trust!=server or {ANY}",
+                    "the test rows of a column's values tell which clients there are, and who "
+                    "takes part is the server's secret: leave evaluate_clients out",
+                ),
+            ),
+        ),
+    ] = False
+    show_names: Annotated[
+        bool,
+        Setting(
+            "Files to share show the names that a column gives clients; default numbers.",
+            rules=(
+                needs("not deployed", "clients of a deployment have numbers alone: leave it out"),
+                needs(
+                    "trust!=server",
+                    "who takes part is the server's secret: leave show_names out",
+                ),
+            ),
         ),
     ] = False
     callbacks: Annotated[
@@ -262,6 +352,16 @@ class Processes:
     threads: Annotated[
         int, Setting("Threads of torch in every process.", "threads", at_least=1)
     ] = 1
+    loader_workers: Annotated[
+        int | None,
+        Setting(
+            "Processes that decode images in files ahead of a client's step, 0 for none; default: "
+            "as many as there are free processors, 8 at most.",
+            "processes",
+            at_least=0,
+            aliases=("num_workers", "dataloader_num_workers"),
+        ),
+    ] = None
     client_cpus: Annotated[
         int,
         Setting(
@@ -350,7 +450,6 @@ class Resolved(Settings):
     clients_per_round: int
     local_steps: int
     local_momentum: float
-    microbatch_size: int
     partition: str
     alpha: float
     shards_per_client: int
@@ -382,7 +481,7 @@ def void(preset: Mapping[str, object], given: Mapping[str, object], *, silent: b
     if "optimizer" in preset and optimizer != before:
         gone.add("optimizer_options")
     if given.get("model", "cnn") not in HEADS:
-        gone |= {"features", "feature_norm"}
+        gone |= {"features", "feature_norm", "feature_axes"}
     if given.get("schedule") == "constant":
         gone.add("final_learning_rate")
     return gone

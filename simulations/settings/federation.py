@@ -8,6 +8,7 @@ from math import inf
 from typing import Annotated, Literal
 
 from fedlsg.config import Setting
+from fedlsg.config.partitions import ANY
 from fedlsg.config.rules import idle_unless, needs
 from fedlsg.config.selection import SELECTIONS
 
@@ -20,14 +21,17 @@ ON_TEST_PARTS = (
         "not deployed",
         f"{LIKE_TEST}, and nobody knows the class mix of clients with data of their own",
     ),
-    needs(
-        "partition=iid|dirichlet|shards",
-        f"{LIKE_TEST}, and this partition says nothing about test rows",
-    ),
     needs("not holdout", f"{LIKE_TEST}, and holdout tests on training rows, which are private"),
-    needs("classes", f"{LIKE_TEST}, by their classes"),
 )
 """Rules of what is evaluated for each client."""
+OF_CLASSES = (
+    needs(
+        ANY,
+        f"{LIKE_TEST}, and every test row must be in one of the parts",
+    ),
+    needs("classes", f"{LIKE_TEST}, by their classes"),
+)
+"""Further rules of a model for each client, which has no accuracy on other rows."""
 SHUFFLED = (
     needs(
         "batch_size",
@@ -96,6 +100,7 @@ class Federation:
             "Clients that the data is partitioned over.",
             "clients",
             at_least=1,
+            at_most=10**8,
             fallback=5,
             aliases=("num_clients", "nodes"),
         ),
@@ -106,6 +111,7 @@ class Federation:
             "Clients selected in each round; default all.",
             "clients",
             at_least=1,
+            at_most=10**8,
             aliases=("cohort",),
         ),
     ] = None
@@ -130,7 +136,7 @@ class Federation:
     local_learning_rate: Annotated[
         float | None,
         Setting(
-            "Learning rate of local steps; default the server's.",
+            "Learning rate of local steps; default the server's. It follows the schedule.",
             above=0,
             below=inf,
             aliases=("local_lr",),
@@ -182,6 +188,7 @@ class Federation:
                     "record_updates out",
                 ),
                 *ON_TEST_PARTS,
+                *OF_CLASSES,
             ),
         ),
     ] = None
@@ -234,24 +241,25 @@ class Federation:
     microbatch_size: Annotated[
         int | None,
         Setting(
-            "Examples whose gradients are held at a time.",
+            "Examples whose gradients are held at a time; default: what fits into memory, at most "
+            "256 on a CPU.",
             "examples",
             at_least=1,
-            fallback=256,
             aliases=("microbatch",),
         ),
     ] = None
     partition: Annotated[
         str | None,
         Setting(
-            "iid, dirichlet, shards, or a column of the data: a client for each value.",
+            "iid, dirichlet, shards, a column (a client for each value), or given: the data's own.",
             fallback="iid",
         ),
     ] = None
     weighting: Annotated[
         Literal["examples", "clients"] | None,
         Setting(
-            "Clients count by their examples or equally; default by their expected batch.",
+            "Clients count by their examples or equally; default: by their expected batch with "
+            "privacy, by their examples without.",
             aliases=("weights",),
         ),
     ] = None

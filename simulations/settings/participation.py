@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedlsg.config.selection import Selection, selection_of
-from fedlsg.config.units import EXAMPLE, UNITS, Unit
+from fedlsg.config.units import EXAMPLE, Unit, unit_named
 from fedlsg.method import LocalTraining, Method
 from fedlsg.participation import Participation, Trace, read_trace
 from fedlsg.randomness import public_generator
@@ -155,7 +155,7 @@ def _availability(s: Resolved, clients: int) -> float | Trace:
 
 def unit_of(s: Resolved, method: Method) -> Unit:
     """The unit, as it takes part in this run; an example for methods without privacy."""
-    unit, at_server = UNITS[s.unit], s.trust == "server"
+    unit, at_server = unit_named(s.unit), s.trust == "server"
     if not method.mechanism.private:
         return EXAMPLE
     if not unit.whole:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from fedlsg.config import Setting
 from fedlsg.config.isolation import Wanted
 from fedlsg.config.rules import idle_unless, needs
-from fedlsg.config.units import EXAMPLE, UNITS
+from fedlsg.config.units import EXAMPLE, OF_PERSONS, UNITS, PersonGradient
 
 IN_SECRET = "trust=server and whole and private"
 SUM = "trust=secure|aggregate"
@@ -103,7 +103,14 @@ TRUST = (
     needs("not chooses", "a sum adds position by position: take trust=client", of=SUM),
 )
 ADAPTIVE = needs("clip_quantile", "it is a setting of an adaptive clip: give clip_quantile, too")
+PERSONS = idle_unless("persons", "it is of persons: give unit=COLUMN, or leave it out")
 NOISE = needs("noise", "choose method dpsgd, or mechanism=dp")
+OWN = (
+    NOISE,
+    needs("trust=client", "under trust={trust} the clients share their noise"),
+    needs("not noise_multiplier", "noise is calibrated to each: leave it out"),
+    needs("not weighting", "clients count by their noise: leave weighting out"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +126,13 @@ class Privacy:
             fallback=8.0,
             aliases=("eps",),
             rules=(NOISE,),
+        ),
+    ] = None
+    client_epsilons: Annotated[
+        str | None,
+        Setting(
+            "Own budgets of clients: 'north=1, south=4', a column of train, or a CSV file.",
+            rules=OWN,
         ),
     ] = None
     noise_multiplier: Annotated[
@@ -141,14 +155,33 @@ class Privacy:
             rules=(idle_unless("noise", "no noise is added: leave delta out"),),
         ),
     ] = None
+    client_deltas: Annotated[
+        str | None,
+        Setting("Own deltas of clients, in the forms of client_epsilons.", rules=OWN),
+    ] = None
     unit: Annotated[
         str,
         Setting(
-            "What epsilon protects: one example, or a client with all of its data.",
+            "What epsilon protects: one example, a client with all of its data, or a person: the "
+            "column of the training data that says whose each row is.",
             aliases=("level",),
             choices=UNITS,
+            others="a column",
+            rules=OF_PERSONS,
         ),
     ] = EXAMPLE.name
+    person_rows: Annotated[
+        int,
+        Setting(
+            "Rows of a person that count in a step, at most, drawn at random; 0: all.",
+            at_least=0,
+            rules=(PERSONS,),
+        ),
+    ] = 0
+    person_gradient: Annotated[
+        PersonGradient,
+        Setting("What of a person's gradients is clipped.", rules=(PERSONS,)),
+    ] = "mean"
     trust: Annotated[
         Literal["client", "secure", "aggregate", "server"],
         Setting(

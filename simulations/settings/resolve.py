@@ -12,6 +12,7 @@ from fedlsg import strategies
 from fedlsg.config import Setting
 from fedlsg.config import values_of as declared_values
 from fedlsg.config.mechanisms import is_silent
+from fedlsg.config.partitions import SCHEMES
 from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, find_codec, keeps_memory
@@ -31,7 +32,7 @@ from fedlsg.simulations.settings.settings import (
 )
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.simulations.workloads.base import GIVEN
-from fedlsg.simulations.workloads.partition import SCHEMES, natural_parts
+from fedlsg.simulations.workloads.partition import natural_parts
 
 _WORKLOADS = ("clip", "clip_norm", "learning_rate")
 """Settings of mechanism and server that a workload's preset gives, and files say even where it does
@@ -67,7 +68,8 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     if settings.partition is None and workload.parts is not None:
         preset["partition"] = GIVEN
     scheme = settings.partition or preset["partition"]
-    if scheme not in SCHEMES and settings.clients is None:
+    own = tuned.get("clients") if scheme == tuned.get("partition") != GIVEN else None
+    if scheme not in SCHEMES and settings.clients is None and own is None:
         preset["clients"] = len(natural_parts(workload, str(scheme)))
     chosen = fill_auto(settings, workload, tuned, int(settings.clients or preset["clients"]))
     preset, settings = preset | chosen, replace(settings, auto=chosen.get(AUTO, settings.auto))
@@ -88,6 +90,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
         *FALLBACK,
         "clients_per_round",
         "batch_size",
+        "microbatch_size",
         AUTO,
         *strategies.own_settings(settings.method),
         *server_settings(),

@@ -13,8 +13,9 @@ import torch
 
 from fedlsg import strategies
 from fedlsg.config.mechanisms import DP, KINDS, is_silent
+from fedlsg.config.partitions import SCHEMES
 from fedlsg.config.rules import Facts, Rule, check_rules
-from fedlsg.config.units import UNITS
+from fedlsg.config.units import unit_named
 from fedlsg.method import Method
 from fedlsg.payload import all_codecs, check_fits, find_codec, keeps_memory
 from fedlsg.secure_sum import plan_graph
@@ -30,7 +31,6 @@ from fedlsg.simulations.settings.settings import (
     from_values,
 )
 from fedlsg.simulations.workloads import LoadedWorkload
-from fedlsg.simulations.workloads.partition import SCHEMES
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {
@@ -52,6 +52,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "prunes_by_data": "pruning by data ({method!r})",
         "whole": "unit=client",
         "of_examples": "unit=example",
+        "persons": "a person as the unit (unit={unit})",
         "trace": "availability as a trace ({availability})",
     }
 )
@@ -109,9 +110,9 @@ def facts_of(
 
 
 def unit_facts(name: str) -> Facts:
-    """Whether whole clients are released, or examples."""
-    whole = name in UNITS and UNITS[name].whole
-    return {"whole": whole, "of_examples": not whole}
+    """Whether whole clients are released, or examples, or persons in place of these."""
+    unit = unit_named(name)
+    return {"whole": unit.whole, "of_examples": not unit.whole, "persons": unit.persons}
 
 
 def codec_facts(s: Settings) -> Facts:
@@ -183,7 +184,7 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
             "precision='bfloat16' was requested, but this CUDA device has no bfloat16; "
             "use precision='float32'"
         )
-    if s.partition in SCHEMES[1:]:
+    if SCHEMES.get(s.partition):
         workload.classes(f"partition={s.partition}")
     if not 1 <= s.clients_per_round <= s.clients:
         raise ValueError(
@@ -245,7 +246,7 @@ def _raise_or(least: int, most: int, else_do: str) -> str:
 
 def refuse_client_level(s: Settings, what: str) -> None:
     """Raise ValueError for client-level settings where ``what`` is made for single examples."""
-    if not UNITS[s.unit].single:
+    if not unit_named(s.unit).single:
         raise ValueError(
             f"{what} works on single examples: it needs unit=example, got unit={s.unit}"
         )
@@ -253,7 +254,7 @@ def refuse_client_level(s: Settings, what: str) -> None:
 
 def refuse_groups(s: Settings, what: str) -> None:
     """Raise ValueError for a unit of several examples where ``what`` plays with one unit."""
-    if UNITS[s.unit].examples > 1:
+    if unit_named(s.unit).examples > 1:
         raise ValueError(
             f"{what} is for one example or one client: it needs unit=example or client, got "
             f"unit={s.unit}"
@@ -287,7 +288,8 @@ def refusal(given: Mapping[str, object]) -> str | None:
     except ValueError:
         return None
     # left out where there is no noise
-    settings = replace(settings, epsilon=None, noise_multiplier=None)
+    settings = replace(settings, epsilon=None, client_epsilons=None, client_deltas=None)
+    settings = replace(settings, noise_multiplier=None)
     try:
         if settings.trust in ("secure", "aggregate"):
             method = strategies.recipe(settings.method, **own | {"noise_share": SHARE})

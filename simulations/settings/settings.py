@@ -81,8 +81,14 @@ PLACES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "codec": ("noise_floor_step",),
     }
 )
-"""After which setting of a run files have had these since version 0.1; any other one comes last,
-and needs no entry.
+"""After which setting of a run files have these; any other one comes last, and needs no entry."""
+
+FOLDERS = ("run_dir", "data_dir", "data_root")
+"""Settings that name folders of this machine."""
+
+OF_RAY = ("workers", "client_cpus", "client_gpus", "data_from", "client_timeout")
+"""Settings that only Ray has. Engine ``local`` has a ``client_timeout``, too, but cannot stop code
+that never returns to Python, and is lost with a client that ends its process.
 """
 
 AUTOMATIC = ("rounds", "learning_rate")
@@ -208,9 +214,11 @@ def in_order(names: Iterable[str]) -> list[str]:
     return [name for name in order if name in given] + [name for name in given if name not in order]
 
 
-def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, Any]:
+def merge(
+    options: Mapping[str, Any], pairs: Sequence[str] | None, option: str = "-c"
+) -> dict[str, Any]:
     """Raw values of a command line: options that are given (None: it is not), and ``-c KEY=VALUE``
-    pairs.
+    pairs, or those of another option.
 
     The code that they name may run from now on.
 
@@ -221,7 +229,7 @@ def merge(options: Mapping[str, Any], pairs: Sequence[str] | None) -> dict[str, 
     for pair in pairs or ():
         key, separator, value = pair.partition("=")
         if not separator or not key:
-            raise ValueError(f"expected -c KEY=VALUE, got {pair!r}")
+            raise ValueError(f"expected {option} KEY=VALUE, got {pair!r}")
         name, said = key.strip().replace("-", "_"), value.strip()
         before = merged.get(name, False)  # False: a flag that is not given
         if before is not False and not _alike(before, said):
@@ -257,17 +265,42 @@ def parse(given: Mapping[str, object]) -> dict[str, Any]:
         for raw_name, one in known.items()
         if given[raw_name] == AUTO and one.name in AUTOMATIC
     ]
-    found = {
-        one.name: one.parse(given[raw_name])
-        for raw_name, one in known.items()
-        if given[raw_name] not in (None, PRESET) and one.name not in chosen
-        if (one.name, given[raw_name]) != ("method", AUTO)  # what it is without a word
-    }
+    found: dict[str, Any] = {}
+    for raw_name, one in known.items():
+        value = given[raw_name]
+        if value in (None, PRESET) or one.name in chosen:
+            continue
+        if (one.name, value) == ("method", AUTO):  # what it is without a word
+            continue
+        for name, own in _of_clients(one.name, value).items():
+            if name in found and found[name] != own:
+                raise ValueError(f"{name} is given twice, as {found[name]} and as {own}")
+            found[name] = RUN[name].parse(own) if name in RUN else one.parse(own)
     if chosen:
         found[AUTO] = " ".join(chosen)
     return {
         name: absolute(value) if name in MAY_NAME_FILES else value for name, value in found.items()
     }
+
+
+def _of_clients(name: str, value: Any) -> dict[str, Any]:
+    """A raw setting; an epsilon or a delta of each client, such as "north=1, south=4" or a table,
+    is a setting of its own.
+    """
+    if name not in ("epsilon", "delta") or isinstance(value, int | float):
+        return {name: value}
+    if not isinstance(value, str) or "=" in value:
+        from fedlsg.simulations.settings.own_epsilons import setting_of  # reads tables
+
+        return setting_of(value, "epsilon" if name == "epsilon" else "delta")
+    try:
+        float(value)
+    except ValueError:
+        raise ValueError(
+            f"expected a number (float) for {name}, got {value!r}: for one of each client give "
+            f"{name}='north=1, south=4', or client_{name}s=, a column of train or a CSV file"
+        ) from None
+    return {name: value}
 
 
 def _load_method(name: object) -> None:
@@ -334,7 +367,7 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
     for raw_name, value in given.items():
         name, words = raw_name.replace("-", "_"), [str(value)]
         if name == "callbacks":
-            words = [shlex.split(part)[0] for part in str(value or "").split(";") if part.strip()]
+            words = [name for name, *_ in callback_words(str(value or ""))]
         names_code = is_code if name == "source" else is_reference
         if name in (*MAY_NAME_FILES, "callbacks") and (
             names := [absolute(word) for word in words if names_code(word)]
@@ -343,12 +376,32 @@ def code_in(given: Mapping[str, object]) -> dict[str, list[str]]:
     return found
 
 
+def callback_words(text: str) -> list[list[str]]:
+    """The setting ``callbacks``: name and parameters of each, as a shell reads them. Raises
+    ValueError for a quotation without its end.
+    """
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    found = list[list[str]]([[]])
+    try:
+        for word in lexer:
+            if set(word) == {";"}:
+                found.append([])
+            else:
+                found[-1].append(word)
+    except ValueError as error:
+        raise ValueError(
+            f"callbacks={text}: {error}; expected names with parameters, as in early-stopping "
+            "patience=5; mine.py:log, and an end of each quotation: add it, or leave its mark out"
+        ) from None
+    return [words for words in found if words]
+
+
 def callbacks_with(text: str, rename: Callable[[str], str]) -> str:
     """The setting ``callbacks`` with other names: absolute paths for a run directory, short ones
     for people.
     """
-    parts = [shlex.split(part) for part in text.split(";") if part.strip()]
-    return "; ".join(shlex.join([rename(name), *given]) for name, *given in parts)
+    return "; ".join(shlex.join([rename(name), *given]) for name, *given in callback_words(text))
 
 
 def names_given(given: Mapping[str, object]) -> frozenset[str]:

@@ -20,11 +20,12 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlsg import bounded
 from fedlsg.owner_only import make_parents, open_file, open_private
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ Record = dict[str, Any]
 """What a JSON file holds, by name."""
 SEAL = "sha256"
 DIGEST_BYTES = 32
+LONGEST_LINE = 2**12
+"""Bytes of a file with a checksum and a name."""
 FORMAT = b"fedlsg checkpoint 2\n"
 BEGIN = len(FORMAT) + DIGEST_BYTES
 
@@ -148,12 +151,11 @@ def unseal(path: Path, *, otherwise: str) -> Record:
 
     Raises FileNotFoundError; DamagedError, which ends with ``otherwise``: what to do then.
     """
-    content = path.read_bytes()
     try:
-        record = json.loads(content)
+        record = bounded.read_json(path)
         if record.pop(SEAL, None) == _digest(record):
             return dict(record)
-    except (ValueError, AttributeError, TypeError, RecursionError):
+    except (ValueError, AttributeError, TypeError, RecursionError, OverflowError):
         pass
     raise DamagedError(f"{path} is damaged: {otherwise}")
 
@@ -184,10 +186,7 @@ def load_array(path: Path) -> "np.ndarray":
     """The array. Raises FileNotFoundError; ValueError for a file that is not what was written, or
     without checksum.
     """
-    import numpy as np
-
-    array: np.ndarray = np.load(_load_checked(path), allow_pickle=False)
-    return array
+    return bounded.parse_array(_load_checked(path))
 
 
 def save_arrays(path: Path, arrays: "Mapping[str, np.ndarray]", *, private: bool = False) -> None:
@@ -199,12 +198,9 @@ def save_arrays(path: Path, arrays: "Mapping[str, np.ndarray]", *, private: bool
     _save_checked(path, buffer.getvalue(), private=private)
 
 
-def load_arrays(path: Path) -> "dict[str, np.ndarray]":
-    """The arrays by name. Raises as ``load_array``."""
-    import numpy as np
-
-    with np.load(_load_checked(path), allow_pickle=False) as archive:
-        return dict(archive)
+def load_arrays(path: Path, names: Collection[str]) -> "dict[str, np.ndarray]":
+    """The arrays by name, of which there are these at most. Raises as ``load_array``."""
+    return bounded.parse_arrays(_load_checked(path), names)
 
 
 def _save_checked(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -213,15 +209,15 @@ def _save_checked(path: Path, content: bytes, *, private: bool = False) -> None:
     write_atomically(path, content, private=private)
 
 
-def _load_checked(path: Path) -> io.BytesIO:
+def _load_checked(path: Path) -> bytes:
     content = path.read_bytes()
     try:
-        written = _checksum_of(path).read_text().split()[:1]
-    except (FileNotFoundError, UnicodeDecodeError):
+        written = bounded.read_text(_checksum_of(path), LONGEST_LINE).split()[:1]
+    except (FileNotFoundError, ValueError):
         written = []
     if written != [hashlib.sha256(content).hexdigest()]:
         raise ValueError(f"it is not what {_checksum_of(path).name} says: the record is damaged")
-    return io.BytesIO(content)
+    return content
 
 
 def save_checkpoint(path: Path, previous: Path, state: Record) -> None:
@@ -257,9 +253,9 @@ def parse_checkpoint(content: bytes, path: Path) -> Record:
     if not is_whole(content):
         raise damaged
     try:
-        state: Record = torch.load(
-            io.BytesIO(memoryview(content)[BEGIN:]), map_location="cpu", weights_only=True
-        )
+        body = io.BytesIO(memoryview(content)[BEGIN:])
+        bounded.check_stored(body)
+        state: Record = torch.load(body, map_location="cpu", weights_only=True)
     except Exception:  # another program wrote it: the digest is right, and torch cannot read it
         raise damaged from None
     return state

@@ -60,6 +60,13 @@ RUN = (
         "bytes.csv", "a row for every message; none under `trust=server`", SERVER, damage="grows"
     ),
     Declared("summary.json", "the results, written at the end", SERVER),
+    Declared(
+        "clients.csv",
+        "a row for each client, where they have names or were evaluated: name, examples, epsilon, "
+        "test rows, accuracy, loss",
+        SERVER,
+        secret=True,
+    ),
     Declared("report.html", "plots and settings", "server, `fedlsg report`"),
     Declared(
         "model.safetensors",
@@ -69,7 +76,7 @@ RUN = (
     Declared("config.json", "what the model is, and its digest", SERVER),
     Declared(
         "events.out.tfevents.fedlsg",
-        "the numbers of `rounds.csv` for TensorBoard",
+        "the numbers of `rounds.csv` for TensorBoard, where it is installed",
         SERVER,
         damage="grows",
     ),
@@ -105,7 +112,7 @@ RUN = (
     Declared("checkpoint/sent.json", "bytes sent down in the current round", SERVER, damage="own"),
     Declared(
         "checkpoint/outbox/client-*.bin",
-        "each client's last payload, to send it again",
+        "each client's last payload, to send it again; in a simulation those of two rounds",
         CLIENT,
         damage="own",
     ),
@@ -169,7 +176,12 @@ RUN = (
         secret=True,
         damage="none",
     ),
-    Declared(".lock", "number of the process that uses the folder", DRIVER, damage="none"),
+    Declared(
+        ".lock", "number of the process that uses the folder", DRIVER, secret=True, damage="none"
+    ),
+    Declared(
+        "ledger/.ledger.lock", "lock of the ledgers", "all processes", secret=True, damage="none"
+    ),
     Declared(
         "best/model.safetensors",
         "the best model, with `callbacks=best-model`",
@@ -184,6 +196,11 @@ RUN = (
 """A run directory, on every engine."""
 NODE = (
     Declared("ledger.jsonl", "the privacy ledger over all runs and servers", CLIENT, secret=True),
+    Declared(".ledger.lock", "lock of the ledger", CLIENT, secret=True, damage="none"),
+    Declared("without-noise-ledger.jsonl", "replies that no epsilon covers", CLIENT, secret=True),
+    Declared(
+        ".without-noise-ledger.lock", "lock of that ledger", CLIENT, secret=True, damage="none"
+    ),
     Declared("secret.key", "32 random bytes; key of the digest of the data", CLIENT, secret=True),
     Declared("data.json", "N_k, keyed digest of the rows, end of the ledger", CLIENT, secret=True),
     Declared(

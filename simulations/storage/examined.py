@@ -2,8 +2,8 @@
 directory.
 
 A file that a command reads, and that changed, is refused by name. A change that does not matter to
-the command is said. The manifest finds damage and edits by mistake, not forgery. It says nothing of
-a run of an older version, which has no manifest: one line says that nothing was checked.
+the command is said. The manifest finds damage and edits by mistake, not forgery. Where there is no
+manifest, one line says that nothing was checked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -115,13 +115,8 @@ def examine(run: RunDir) -> Examined:
     if not public.path.exists() and not run.config.exists():
         return found  # no run: its reader says so
     if not public.path.exists():
-        there = (
-            "is missing"
-            if secret.path.exists()
-            else "is not there: the run is of an older version, or a part of one"
-        )
         found.notes.append(
-            f"{public.path} {there}; whether its files changed since the run was not checked"
+            f"{public.path} is missing; whether files changed since the run was not checked"
         )
         return found
     for part in (public, secret):

@@ -22,7 +22,8 @@ digest of the mark.
 ``tensorboard --logdir runs`` shows every run under its directory's name. Each round is appended to
 the events and the file is closed again. So nothing is lost when a process dies; torch's
 ``SummaryWriter`` has a thread that writes later. Records and their checksums are made by
-tensorboard. A resumed run cuts the file to the size in its checkpoint, without reading it.
+tensorboard, of the extra of that name: without it there are no events, and size 0. A resumed run
+cuts the file to the size in its checkpoint, without reading it.
 """
 
 import hashlib
@@ -31,11 +32,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from fedlsg.bounded import whole
 from fedlsg.owner_only import open_file
 from fedlsg.simulations.storage.atomic_files import DamagedError, naming, write_atomically
 from fedlsg.strategies.protocol.round_report import Direction, RoundReport
@@ -75,7 +78,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """
     damaged = f"{path} is damaged, or of another version: restore it from a copy"
     with path.open(newline="") as file:
-        first = file.readline()
+        first = file.readline(2 * len(LINES_HEADER))
         if first != LINES_HEADER:
             if first.endswith("\n"):
                 raise ValueError(damaged)
@@ -86,12 +89,12 @@ def read_lines(path: Path) -> Iterator[Line]:
             try:
                 round, client, direction, values, payload, wire = text.rstrip("\r\n").split(",")
                 yield Line(
-                    round=int(round),
-                    client=int(client),
+                    round=whole(round),
+                    client=whole(client),
                     direction=DIRECTIONS[direction],
-                    values_bytes=int(values),
-                    payload_bytes=int(payload),
-                    wire_bytes=int(wire),
+                    values_bytes=whole(values),
+                    payload_bytes=whole(payload),
+                    wire_bytes=whole(wire),
                 )
             except (KeyError, ValueError):
                 raise ValueError(damaged) from None
@@ -158,12 +161,18 @@ Values = Mapping[str, float]
 """Numbers of a round by tag."""
 
 
+def _writes_events() -> bool:
+    return find_spec("tensorboard") is not None
+
+
 def append_events(folder: Path, round: int, values: Values, *, timed: bool = True) -> int:
     """Add one round to the run's events and close the file; returns its size.
 
     Not ``timed``: the number of the round is in the place of the time, which would tell how many
     clients took part.
     """
+    if not _writes_events():
+        return 0
     new = not (folder / EVENTS).exists()
     with naming(folder / EVENTS), open(folder / EVENTS, "ab", opener=open_file) as file:
         file.write(_encode_events([(round, values)], header=new, timed=timed))
@@ -179,7 +188,7 @@ def cut_events(
     path = folder / EVENTS
     if size and path.exists() and path.stat().st_size >= size:
         os.truncate(path, size)
-    else:
+    elif _writes_events():
         write_atomically(path, _encode_events(rounds, header=True, timed=timed))
 
 

@@ -7,8 +7,7 @@ privacy.
 
 The header holds a digest of the request's id ("question") and the payload. A damaged file is not
 sent, and the client trains again. (Of a payload without memory it is a CRC-32, which finds what a
-crash tore: the payload has a SHA-256 of its own, which the server checks. Files of older versions
-have a SHA-256 there.)
+crash tore: the payload has a SHA-256 of its own, which the server checks.)
 
 Under error feedback a client's memory is in one file with its payload: both change, or neither. The
 memory is SECRET: sums of the client's gradients without noise. It is in the client's own folder,
@@ -45,13 +44,12 @@ from flwr.common.logger import log
 from jaxtyping import Float
 from torch import Tensor
 
+from fedlsg import bounded
+from fedlsg.locks import locked
 from fedlsg.owner_only import make_folder
 from fedlsg.privacy import Entry, LedgerError
 from fedlsg.privacy.ledger_file import write_all
 from fedlsg.simulations.storage.atomic_files import Record, naming, write_atomically
-from fedlsg.simulations.storage.lock import locked_folder
-
-PAYLOAD_KEYS = ("question", "bytes")
 
 
 @dataclass(frozen=True)
@@ -79,12 +77,11 @@ class LastPayload:
         """
         try:
             with self.path.open("rb") as file:
-                known = json.loads(file.readline())
-                (kind,) = known.keys() - set(PAYLOAD_KEYS)
+                known = bounded.parse_json(file.readline(LONGEST_HEAD))
                 if request_id is not None and known["question"] != request_id:
                     return None
                 payload = file.read()
-            if known != _head(known["question"], payload, kind):
+            if known not in (_head(known["question"], payload), _first_head(known, payload)):
                 raise ValueError
         except FileNotFoundError:
             return None
@@ -131,18 +128,22 @@ def is_own_file(path: Path) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-def _head(request_id: str, payload: bytes, kind: str = "crc32") -> Record:
+def _first_head(known: Record, payload: bytes) -> Record:
+    """The header that run directories of format 1 have."""
+    start = json.dumps(known["question"]).encode() + b"\n"
+    digest = hashlib.sha256(start + payload).hexdigest()
+    return {"question": known["question"], "bytes": len(payload), "sha256": digest}
+
+
+def _head(request_id: str, payload: bytes) -> Record:
     start = json.dumps(request_id).encode() + b"\n"
-    old = kind == "sha256"
-    found = (
-        hashlib.sha256(start + payload).hexdigest()
-        if old
-        else zlib.crc32(payload, zlib.crc32(start))
-    )
-    return {"question": request_id, "bytes": len(payload), "sha256" if old else "crc32": found}
+    digest = zlib.crc32(payload, zlib.crc32(start))
+    return {"question": request_id, "bytes": len(payload), "crc32": digest}
 
 
 KEPT = 2
+LONGEST_HEAD = 2**20
+"""Bytes of a header."""
 MEMORY_KEYS = {"client", "round", "question", "payload", "first", "sha256"}
 
 
@@ -172,7 +173,7 @@ class FeedbackBox:
         """The stored payload that answers exactly this request_id."""
         for round, path in self._files():
             with path.open("rb") as file:
-                if json.dumps(request_id).encode() not in file.readline():
+                if json.dumps(request_id).encode() not in file.readline(LONGEST_HEAD):
                     continue
             stored = self._read(round, path)
             if stored.request_id == request_id:
@@ -229,7 +230,7 @@ class FeedbackBox:
                 "what this client keeps would not be finite; choose a smaller learning rate"
             )
         make_folder(self.folder)
-        with locked_folder(self.folder):
+        with locked(self.folder):
             files = self._files()
             self._refuse_older(round, files)
             if (stored := self.find(request_id)) is not None:
@@ -285,7 +286,7 @@ class FeedbackBox:
     def _read(self, round: int, path: Path) -> Stored:
         try:
             line, body = path.read_bytes().split(b"\n", 1)
-            head = json.loads(line)
+            head = bounded.parse_json(line)
             if head.keys() != MEMORY_KEYS or (head["client"], head["round"]) != (
                 self.client,
                 round,

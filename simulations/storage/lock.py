@@ -1,21 +1,21 @@
-"""A new run directory; and only one process writes a run directory, or a client's folder, at a
-time.
-"""
+"""A new run directory; and only one process writes a run directory at a time."""
 
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
-from time import sleep
-from typing import IO
 
-from fedlsg.owner_only import FOLDER, open_file
+from fedlsg.locks import LockedError, is_locked, locked
+from fedlsg.owner_only import FOLDER
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.atomic_files import writing_to
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.user_code import short
+
+LOCK, MOMENT = ".lock", 0.2
+"""The lock's file in a run directory, and seconds to wait for it."""
 
 
 def create(out: str | None, settings: Settings, *, private: bool = False) -> RunDir:
@@ -63,82 +63,35 @@ def _fresh(name: str, *, private: bool) -> Path:
     raise ValueError(f"cannot find a free name for {parent / name}")
 
 
-try:
-    import fcntl
-except ImportError:  # Windows has no fcntl: the caller must not start two processes for one run
-    fcntl = None  # type: ignore[assignment]
-
-
 @contextmanager
 def exclusive(directory: RunDir) -> Iterator[None]:
     """Hold the run directory; a second process that wants it gets a ValueError. The lock ends with
     its process.
     """
-    if fcntl is None:
-        yield
-        return
-    with _lock_file(directory) as file:
+    with ExitStack() as stack:
         try:
-            _lock(file)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip()  # empty before the holder writes its id
-            who = f"process {holder}" if holder else "another process"
+            # a look at the lock (``is_locked``) may have it for a moment
+            descriptor = stack.enter_context(locked(directory.path / LOCK, seconds=MOMENT))
+            if descriptor is not None:
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
+        except LockedError as error:
             raise ValueError(
-                f"{directory.path} is in use by {who}: wait for its end, or stop it"
+                f"{directory.path} is in use by {error.holder}: wait for its end, or stop it"
+                f"{error.way_out}"
             ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        except OSError as error:
+            if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
+                raise
+            raise ValueError(
+                f"cannot write to {directory.path}: {error.strerror}; make it writable, or "
+                "continue a copy of it"
+            ) from None
         yield
-
-
-@contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """No other process that asks for the same folder is inside meanwhile (POSIX). The lock ends
-    with its process.
-    """
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(file: IO[str]) -> None:
-    """Take the lock, if need be at the second try: ``is_held`` may have it for a moment."""
-    with suppress(BlockingIOError):
-        return fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    sleep(0.05)
-    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_held(directory: RunDir) -> bool:
     """Whether a process uses the run directory. Changes nothing there; a directory without a lock
     file is not used.
     """
-    try:
-        with open(directory.path / ".lock") as file:
-            if fcntl is not None:
-                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def _lock_file(directory: RunDir) -> IO[str]:
-    try:
-        return open(directory.path / ".lock", "a+", opener=open_file)
-    except OSError as error:
-        if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM}:
-            raise
-        raise ValueError(
-            f"cannot write to {directory.path}: {error.strerror}; make it writable, or continue a "
-            "copy of it"
-        ) from None
+    return is_locked(directory.path / LOCK)

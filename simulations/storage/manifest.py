@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlsg import bounded
 from fedlsg.privacy import RUN
 from fedlsg.simulations.storage.atomic_files import Record, seal, unseal, write_atomically
 from fedlsg.simulations.storage.declared import class_of, find
@@ -34,7 +35,14 @@ from fedlsg.simulations.storage.updates import StepFiles
 FORMAT = 1
 NAME = "manifest.json"
 OTHERWISE = "restore it from a copy, or remove it (then nothing of the run is checked)"
-AT_END = ("summary.json", "report.html", "model.safetensors", "config.json", "ledger.jsonl")
+AT_END = (
+    "summary.json",
+    "clients.csv",
+    "report.html",
+    "model.safetensors",
+    "config.json",
+    "ledger.jsonl",
+)
 """Written when a run ends, and again when it ends once more."""
 ONCE = ("config.toml", "code.json", "clients/training-data.json")
 """Written before the first round."""
@@ -76,11 +84,12 @@ def parts_of(run: RunDir) -> tuple[Part, Part]:
 
 class Manifest:
     """Keeps both parts in step with a run. ``closed``: folders of the run that no epsilon covers,
-    ``Base.closed``.
+    ``Base.closed``. ``one_round``: payloads of the last round alone are claimed to be there, for
+    older ones are deleted.
     """
 
-    def __init__(self, run: RunDir, closed: Collection[str]) -> None:
-        self._run, self._closed = run, frozenset(closed)
+    def __init__(self, run: RunDir, closed: Collection[str], *, one_round: bool = False) -> None:
+        self._run, self._closed, self._one_round = run, frozenset(closed), one_round
         self._parts = parts_of(run)
         self._heads: Record = {}
         tails = (run.path / EVENTS, run.log)
@@ -102,8 +111,9 @@ class Manifest:
         """
         before = self._parts[0].record["round"]
         names, own = list(self._left_in(range(min(before + 1, round), round + 2))), list[str]()
+        sent = list[str]()
         for client in clients:
-            own += self._there([self._run.last_payload(client)])
+            sent += self._there([self._run.last_payload(client)])
             if os.path.isdir(folder := self._run.own(client)):
                 names += self._there([folder / "batches.key"])
                 if any(folder.glob("feedback-*.bin")):
@@ -122,7 +132,7 @@ class Manifest:
             new = {
                 "files": self._digests(names, part),
                 "ledgers": {name: grown[name] for name in self._own(grown, part)},
-                "own": self._own(own, part),
+                "own": self._own(own if self._one_round else [*own, *sent], part),
             }
             if any(new.values()):
                 part.list.append(json.dumps({"round": round, **new}) + "\n")
@@ -132,7 +142,7 @@ class Manifest:
                 "closed": False,
                 "final": {},
                 "grows": {name: grows[name] for name in self._own(grows, part)},
-                "own": self._own(static, part),
+                "own": self._own([*static, *(sent if self._one_round else ())], part),
                 "files": known | self._digests((name for name in once if name not in known), part),
             }
             part.write()
@@ -247,8 +257,8 @@ def listed_files(path: Path, size: int | None = None) -> Record:
     """
     found: Record = {}
     if path.exists():
-        for line in path.read_bytes()[:size].splitlines():
-            record = json.loads(line)
+        for line in bounded.read(path, bounded.LONGEST_TABLE)[:size].splitlines():
+            record = bounded.parse_json(line)
             found |= record["files"] | record["ledgers"] | dict.fromkeys(record["own"])
     return found
 
@@ -293,7 +303,7 @@ def accept(run: RunDir, names: Iterable[str], *, closed: bool = True) -> None:
             write_atomically(part.path, seal(record), durable=False, private=part.private)
 
 
-def reopen(run: RunDir, round: int, marks: Mark) -> None:
+def reopen(run: RunDir, round: int, marks: Mark, *, forgotten: Collection[str] = AT_END) -> None:
     """Go back to a checkpoint, before its files are cut: later rounds, and the end of the run, are
     forgotten.
     """
@@ -314,7 +324,7 @@ def reopen(run: RunDir, round: int, marks: Mark) -> None:
             "closed": False,
             "final": {},
             "files": {
-                name: mark for name, mark in part.record["files"].items() if name not in AT_END
+                name: mark for name, mark in part.record["files"].items() if name not in forgotten
             },
             "grows": {name: grows[name] for name in part.record["grows"] if name in grows},
         }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlsg import strategies
+from fedlsg import bounded, strategies
 from fedlsg.config.mechanisms import is_silent
 from fedlsg.simulations.storage.atomic_files import Record
 from fedlsg.simulations.storage.journal import Link, read_lines, transfer_seconds
@@ -199,19 +199,51 @@ def read_run(
     )
 
 
+CLIENTS = {
+    "client": int,
+    "name": str,
+    "examples": int,
+    "persons": int,
+    "epsilon": float,
+    "planned": float,
+    "delta": float,
+    "left": float,
+    "weight": float,
+    "test_rows": int,
+    "accuracy": float,
+    "loss": float,
+}
+"""Columns of clients.csv; not every run has each."""
+
+
+def read_clients(run: RunDir) -> list[Record]:
+    """The rows of clients.csv, None for empty cells; none in a run without it, or for a reader who
+    may not open it. Raises ValueError for another file.
+    """
+    try:
+        lines = list(
+            csv.DictReader(io.StringIO(bounded.read_text(run.clients, bounded.LONGEST_TABLE)))
+        )
+        return [
+            {
+                name: (bounded.whole if CLIENTS[name] is int else CLIENTS[name])(text)
+                if text
+                else None
+                for name, text in line.items()
+            }
+            for line in lines
+        ]
+    except (FileNotFoundError, PermissionError):
+        return []
+    except (KeyError, ValueError, TypeError):
+        raise ValueError(f"{run.clients} is damaged: restore it from a copy") from None
+
+
 def _read_summary(run: RunDir) -> Record:
     try:
-        summary = run.read_summary()
+        return run.read_summary()
     except FileNotFoundError:
         return {}
-    bytes_ = set() if summary.get("trust") == "server" else {"uplink_bytes", "uplink_bytes_dense"}
-    missing = {"accuracy", "epsilon_max", "private", *bytes_} - summary.keys()
-    if missing:
-        raise ValueError(
-            f"{run.summary} lacks {', '.join(sorted(missing))}: it is of another version, or "
-            "damaged"
-        )
-    return summary
 
 
 def results_csv(results: Iterable[Result]) -> str:

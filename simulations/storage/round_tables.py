@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
+from fedlsg import bounded
 from fedlsg.accounting import Spread
 from fedlsg.simulations.storage.declared import AT_SERVER, EVERYTHING, Released
 from fedlsg.simulations.storage.journal import (
@@ -60,7 +61,7 @@ class Times:
 
 SIMULATED = tuple(field.name for field in fields(Simulated))
 TIMES = tuple(field.name for field in fields(Times))
-"""Their names. Files of earlier versions have no times."""
+"""Their names."""
 
 
 BYTES = ("uplink_bytes", "downlink_bytes", "uplink_bytes_wire", "downlink_bytes_wire")
@@ -244,14 +245,15 @@ class Tables:
         self._run, self._timed = run, released.counted
         more = [*((*TIMES, *(SIMULATED if timed else ())) if released.counted else ()), *metrics]
         self._rounds = Journal(run.rounds, rows_header(more, released))
+        # a table of format 1 goes on without the times
+        self._times = TIMES[0] in run.columns_of_rounds([*FIELDS, *more])
         self._messages = Journal(run.messages, LINES_HEADER)
         self._events_size = 0
-        self._has_times = released.counted
 
     def append(self, report: RoundReport, row: Row) -> None:
         """Add a round: its messages, its row, its events, in this order."""
         self.append_messages(report)
-        self._rounds.append((row if self._has_times else replace(row, times=None)).line)
+        self._rounds.append((row if self._times else replace(row, times=None)).line)
         self._events_size = append_events(self._run.path, row.round, row.scalars, timed=self._timed)
 
     def append_messages(self, report: RoundReport) -> None:
@@ -276,9 +278,6 @@ class Tables:
         written.
         """
         self._rounds.cut(marks["rounds"])
-        if self._rounds.size:  # a file of an earlier version stays as it began
-            with self._run.rounds.open(newline="") as file:
-                self._has_times = TIMES[0] in file.readline()
         self._messages.cut(marks["messages"])
         self._events_size = marks["events"]
 
@@ -298,7 +297,7 @@ def _parsed(of: type, names: Iterable[str], row: Mapping[str, str]) -> dict[str,
 def _parse(kind: Any, text: str) -> Any:
     if kind == float | None:
         return float(text) if text else None
-    return kind(text)
+    return bounded.whole(text) if kind is int else kind(text)
 
 
 def _csv_line(values: Iterable[object]) -> str:

@@ -6,6 +6,7 @@ config.toml      resolved settings                     ledger/          run.json
                                                                        their own
 rounds.csv       one row a round                       ledger.jsonl     merged copy of the ledgers
 bytes.csv        one line a message
+clients.csv      SECRET a row for each client, with its name
 summary.json     results, written last                 checkpoint/      latest.pt, previous.pt;
                  outbox/: last payloads;
 model.safetensors, config.json   the evaluated model,                   sent.json: bytes sent down
@@ -28,17 +29,17 @@ run.log is SECRET because the traceback of a client that failed may quote its da
 """
 
 import csv
-import tomllib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 from torch import Tensor
 
+from fedlsg import bounded
 from fedlsg.owner_only import make_folder, make_parents
 from fedlsg.privacy import SERVER, RunLedger, ledger_path, merge
 from fedlsg.simulations.settings.settings import Settings, as_config, from_file, values_of
@@ -53,7 +54,22 @@ from fedlsg.simulations.storage.atomic_files import (
     unseal,
     write_atomically,
 )
+from fedlsg.simulations.storage.run_format import readable
 from fedlsg.simulations.storage.updates import FAR, StepFiles, round_folder
+
+LONGEST_HEADER = 1 << 20
+"""Characters of a first line of rounds.csv that are read."""
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _load(checkpoint: Path) -> Record:
+    """The state in a checkpoint. Raises as ``load_checkpoint`` and ``readable``."""
+    return readable(load_checkpoint(checkpoint), checkpoint)
 
 
 class _Path(str):
@@ -73,6 +89,7 @@ class RunDir:
     rounds = _Path("rounds.csv")
     messages = _Path("bytes.csv")
     summary = _Path("summary.json")
+    clients = _Path("clients.csv")  # the owner's: it has names that the data give clients
     log = _Path("run.log")
     ledgers = _Path("ledger")
     checkpoint = _Path("checkpoint/latest.pt")
@@ -171,13 +188,16 @@ class RunDir:
         """
         return RunLedger(self.ledgers)
 
-    def merge_ledgers(self) -> None:
-        """Write ledger.jsonl, the entries of all clients."""
+    def merge_ledgers(self, names: Sequence[str] = ()) -> None:
+        """Write ledger.jsonl, the entries of all clients; ``names``: of the clients, to be
+        shown.
+        """
         ledger = self.charges
         clients = [*ledger.clients(), SERVER]
         merge(
             [entry for client in clients for entry in ledger.of(client).entries],
             self.path / "ledger.jsonl",
+            names,
         )
 
     def write_data_digest(self, digest: str) -> None:
@@ -249,21 +269,33 @@ class RunDir:
 
     def write_config(self, settings: Settings) -> None:
         """Write the resolved settings."""
-        write_atomically(self.config, tomli_w.dumps(as_config(settings)).encode())
+        self.write_raw_config(as_config(settings))
+
+    def write_raw_config(self, given: Mapping[str, Any]) -> None:
+        """Write settings by their names with dashes."""
+        write_atomically(self.config, tomli_w.dumps(given).encode())
 
     def read_config(self) -> Settings:
         """The resolved settings; code that they name is not run.
 
         Raises ValueError for a directory that holds none, or an unknown setting.
         """
+        given = self.read_raw_config()
         try:
-            return from_file(tomllib.loads(self.config.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self.config} is damaged: {error}") from None
+            return from_file(given)
         except ValueError as error:
             raise ValueError(f"{self.config}: {error}") from None
+
+    def read_raw_config(self) -> Record:
+        """What config.toml says, by names with dashes. Raises ValueError without one, or if it is
+        damaged.
+        """
+        try:
+            return bounded.read_toml(self.config)
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} is no run directory: it holds no config.toml") from None
+        except ValueError as error:
+            raise ValueError(f"{self.config} is damaged: {error}") from None
 
     def read_values(self) -> Record:
         """The resolved settings by field name, for reports. Raises ValueError as
@@ -272,24 +304,16 @@ class RunDir:
         return values_of(self.read_config())
 
     def write_summary(self, summary: Record) -> None:
-        """Write summary.json; infinite numbers become the string "inf", which any JSON reader
-        accepts.
+        """Write summary.json; numbers that are not finite become the string "inf" or "nan", which
+        any JSON reader accepts.
         """
-        clean = {
-            k: str(v) if isinstance(v, float) and not np.isfinite(v) else v
-            for k, v in summary.items()
-        }
-        write_atomically(self.summary, seal(clean, indent=2))
+        write_atomically(self.summary, seal(_finite(summary), indent=2))
 
     def read_summary(self) -> Record:
         """What ``write_summary`` wrote, without its digest. Raises FileNotFoundError;
         DamagedError.
         """
-        otherwise = (
-            "restore it from a copy (a run of before version 0.1 is read by the version that made "
-            "it)"
-        )
-        return unseal(self.summary, otherwise=otherwise)
+        return unseal(self.summary, otherwise="restore it from a copy")
 
     def save_checkpoint(self, state: Record) -> None:
         """Replace the checkpoint, atomically and durably; keep the one before."""
@@ -298,7 +322,7 @@ class RunDir:
     def load_checkpoint(self) -> Record:
         """The last checkpoint. Raises ValueError if there is none or it is damaged."""
         try:
-            return load_checkpoint(self.checkpoint)
+            return _load(self.checkpoint)
         except FileNotFoundError:
             raise ValueError(
                 f"{self.path} holds no checkpoint: it cannot be continued, start a new run"
@@ -311,13 +335,13 @@ class RunDir:
         Raises ValueError if both are missing or damaged.
         """
         try:
-            return load_checkpoint(self.checkpoint), None
+            return _load(self.checkpoint), None
         except FileNotFoundError:
             why = f"{self.checkpoint} is missing"
         except DamagedError:
             why = f"{self.checkpoint} is damaged"
         try:
-            before = load_checkpoint(self.previous)
+            before = _load(self.previous)
         except (FileNotFoundError, DamagedError):
             raise ValueError(
                 f"{why}, and there is no whole {self.previous.name} either: restore one of them "
@@ -335,12 +359,27 @@ class RunDir:
         """
         if not self.rounds.exists():
             return []
-        rows = list(csv.DictReader(self.rounds.read_text().rpartition("\n")[0].splitlines()))
+        try:
+            text = bounded.read_text(self.rounds, bounded.LONGEST_TABLE)
+            rows = list(csv.DictReader(text.rpartition("\n")[0].splitlines()))
+        except (ValueError, csv.Error) as error:
+            raise ValueError(
+                f"{self.rounds} is damaged ({error}): restore it from a copy, or start a new run"
+            ) from None
         if any(not (row.get("round") or "").isdigit() for row in rows):
             raise ValueError(
                 f"{self.rounds} is damaged: restore it from a copy, or start a new run"
             )
         return rows
+
+    def columns_of_rounds(self, new: Sequence[str]) -> Sequence[str]:
+        """The columns of rounds.csv; ``new`` where it is still to be written."""
+        try:
+            with self.rounds.open(encoding="utf-8") as file:
+                header = file.readline(LONGEST_HEADER)
+        except OSError:
+            return new
+        return header.rstrip().split(",") if header.startswith("round,") else new
 
     def last_round(self) -> int:
         """The last finished round, 0 for a new run."""

@@ -28,6 +28,7 @@ is in each client's message all the same, and counted.
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,8 +190,7 @@ def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:
 def read_frame(folder: Path) -> tuple[Frame, Record]:
     """The frame of a recorded round, on the CPU, bit for bit, and everything of frame.json.
 
-    Raises FileNotFoundError for a round that an older version recorded; DamagedError; ValueError
-    for another format.
+    Raises FileNotFoundError; DamagedError; ValueError for another format.
     """
     about = unseal(folder / "frame.json", otherwise=OTHERWISE)
     forms = {p["form"] for p in about["parameters"]}
@@ -199,9 +199,11 @@ def read_frame(folder: Path) -> tuple[Frame, Record]:
             f"{folder / 'frame.json'} has format {about['format']}, forms {sorted(forms)}: read it "
             "with the version of fedlsg that wrote it"
         )
+    names = {"kept", *(f"{side}/{p['name']}" for p in about["parameters"] for side in "LR")}
     try:
-        arrays = load_arrays(folder / "frame.npz")
-    except ValueError as error:
+        arrays = load_arrays(folder / "frame.npz", names)
+        _check_sizes(about, arrays)
+    except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"{folder / 'frame.npz'}: {error}; {OTHERWISE}") from None
     frame = _frame(about, arrays)
     if frame.digest.hex() != about["digest"]:
@@ -280,6 +282,18 @@ def _frame(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Frame:
         for c in dense
     )
     return Frame(coordinates=dense, blocks=whole, sent=wire)
+
+
+def _check_sizes(about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError where frame.json describes other coordinates than frame.npz has: nothing
+    larger than the files is made from what they say.
+    """
+    kept, size = arrays["kept"], about["size"]
+    counted = [math.prod(b["shape"]) for b in about["blocks"]]
+    if counted != [b["size"] for b in about["blocks"]] or sum(counted) != size:
+        raise ValueError("its blocks do not have the sizes that frame.json says")
+    if kept.dtype != np.uint8 or kept.shape != (-(-size // 8),):
+        raise ValueError(f"expected a bit for each of {size} coordinates, got {kept.shape} bytes")
 
 
 def _carrier(arrays: Mapping[str, np.ndarray], side: str, name: str) -> Tensor | None:

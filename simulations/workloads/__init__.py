@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
@@ -20,14 +21,20 @@ from torch import Tensor, nn
 from fedlsg import user_code
 from fedlsg.config import summary_of
 from fedlsg.config.choices import did_you_mean
-from fedlsg.randomness import public_generator
 from fedlsg.simulations.models.pretrained import with_pretrained
 from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
 from fedlsg.simulations.workloads.base.initial_model import build_model
-from fedlsg.simulations.workloads.base.split import Fetch, Split, fetcher, to_device
+from fedlsg.simulations.workloads.base.split import (
+    HOLDOUT,
+    Fetch,
+    Split,
+    fetcher,
+    hold_out,
+    permutation,
+    to_device,
+)
 from fedlsg.simulations.workloads.features import with_features
 from fedlsg.simulations.workloads.images import IMAGE_SETS, HubImages, digits, imagenet
-from fedlsg.simulations.workloads.partition import check_disjoint
 from fedlsg.simulations.workloads.text_sets import TASKS, HubTexts
 from fedlsg.simulations.workloads.user_workload import Workload, make
 
@@ -213,18 +220,27 @@ def restrict(workload: LoadedWorkload, request: Request) -> LoadedWorkload:
     ``train_rows`` comes first: a share h of those rows is held out, and the test splits are
     replaced by it. A held-out accuracy is computed from private examples without noise: choose
     hyperparameters with it in simulation, on data that you may look at, because no epsilon covers
-    it.
+    it. Data without test rows have theirs held out before they are read.
+    Rows that the data's own clients leave to nobody are left out first.
     Raises ValueError for more rows than there are, or a share that leaves one side empty.
     """
     options = request.options
+    if workload.parts is not None and (workload.parts.owner < 0).any():
+        workload = _only(workload, torch.from_numpy(np.flatnonzero(workload.parts.owner >= 0)))
     if options.train_rows is not None:
         workload = _only(workload, _fewer_rows(workload, options.train_rows))
     if options.features is not None:
         workload = with_features(workload, request)
-    if options.holdout is not None:
-        kept, held_out = _hold_out(workload, options.holdout)
-        test = workload.train.pick(held_out)
-        workload = replace(_only(workload, kept), test=test, test_name="holdout", other_tests={})
+    if options.holdout is not None and workload.test_name != HOLDOUT:  # data without test have it
+        kept, held_out = hold_out(len(workload.train), options.holdout, workload.name)
+        columns = {name: values[held_out.numpy()] for name, values in workload.columns.items()}
+        workload = replace(
+            _only(workload, kept),
+            test=workload.train.pick(held_out),
+            test_columns=columns,
+            test_name=HOLDOUT,
+            other_tests={},
+        )
     return workload
 
 
@@ -232,14 +248,11 @@ def _only(workload: LoadedWorkload, rows: Int64[Tensor, " n"]) -> LoadedWorkload
     """The workload with these training rows, in this order; columns and given clients are those of
     these rows.
     """
-    places = torch.full((len(workload.train),), -1)
-    places[rows] = torch.arange(len(rows))
-    parts = workload.parts
-    if parts is not None:
-        check_disjoint(parts, len(workload.train))
-        parts = [new[new >= 0] for new in (places[part] for part in parts)]
+    parts = None if workload.parts is None else workload.parts.pick(rows.numpy())
     columns = {name: values[rows.numpy()] for name, values in workload.columns.items()}
-    others = (places < 0).nonzero().squeeze(1)
+    held = torch.zeros(len(workload.train), dtype=torch.bool)
+    held[rows] = True
+    others = (~held).nonzero().squeeze(1)
     left_out = (*workload.left_out, *([workload.train.pick(others)] if len(others) else []))
     return replace(
         workload, train=workload.train.pick(rows), columns=columns, parts=parts, left_out=left_out
@@ -255,25 +268,4 @@ def _fewer_rows(workload: LoadedWorkload, count: int) -> Int64[Tensor, " count"]
         raise ValueError(
             f"expected 1 <= train_rows={count} <= {size}, the training rows of {workload.name}"
         )
-    return _permutation("train rows", size)[:count].sort().values
-
-
-def _hold_out(
-    workload: LoadedWorkload, share: float
-) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
-    """The training split without a share of its rows, and that share: round(h n) rows, disjoint, in
-    stored order.
-    """
-    size = len(workload.train)
-    count = round(share * size) if 0 < share < 1 else 0
-    if not 0 < count < size:
-        raise ValueError(
-            f"expected 0 < holdout={share} < 1, with one row at least on either side of the {size} "
-            f"training rows of {workload.name}"
-        )
-    rows = _permutation("holdout", size)
-    return rows[count:].sort().values, rows[:count].sort().values
-
-
-def _permutation(purpose: str, size: int) -> Int64[Tensor, " n"]:
-    return torch.randperm(size, generator=public_generator(0, "workload", purpose))
+    return permutation("train rows", size)[:count].sort().values

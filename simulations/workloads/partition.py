@@ -1,5 +1,5 @@
 """Partition a data set over clients: IID, label-Dirichlet, shards; two arrays, of which a client's
-rows are a slice.
+rows are a slice. ``client_forms`` makes the same of what users give.
 
 A partition represents data that the clients have always held. It is drawn once from a public seed
 and then fixed: adding or removing one example adds or removes it in one client's part, and nothing
@@ -12,11 +12,9 @@ DirichletPartitioner(self_balancing=False) and, where N divides evenly, ShardPar
 flwr-datasets, which takes seconds to import.
 """
 
-import hashlib
+import heapq
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from types import MappingProxyType
-from typing import overload
 
 import numpy as np
 import torch
@@ -24,57 +22,9 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from fedlsg.config.choices import choose
+from fedlsg.config.partitions import SCHEMES
 from fedlsg.simulations.workloads.base import GIVEN, LoadedWorkload
-
-
-class Parts(Sequence[Tensor]):
-    """Rows of every client, ascending; a tensor of them is made when it is asked for.
-
-    Guarantee: the parts are disjoint, because each row has one ``owner``: its client, -1 for
-    nobody.
-    Raises ValueError for an owner outside -1 to ``clients`` - 1.
-    """
-
-    def __init__(self, owner: Int64[np.ndarray, " n"], clients: int) -> None:
-        counts = np.bincount(owner + 1, minlength=clients + 1)
-        if len(counts) > clients + 1:
-            raise ValueError(f"expected owners -1..{clients - 1} of rows, got {len(counts) - 2}")
-        rows = np.argsort(owner, kind="stable")[counts[0] :]
-        self._rows = rows.astype(np.int32) if len(owner) < 2**31 else rows
-        self._ends = np.cumsum(counts[1:])
-
-    @cached_property  # the rows never change
-    def sizes(self) -> list[int]:
-        """How many rows each client has."""
-        return list(np.diff(self._ends, prepend=0).tolist())
-
-    @overload
-    def __getitem__(self, client: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[Tensor]: ...
-    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
-        if isinstance(client, slice):
-            return [self[one] for one in range(*client.indices(len(self)))]
-        place = range(len(self))[client]
-        return torch.from_numpy(
-            self._rows[self._ends[place] - self.sizes[place] : self._ends[place]].astype(np.int64)
-        )
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-
-def digest(parts: Sequence[Tensor], before: bytes = b"") -> str:
-    """SHA-256, hexadecimal, over ``before``, and the number of rows of each client and its rows."""
-    sha = hashlib.sha256(before)
-    if isinstance(parts, Parts):
-        starts = parts._ends - parts.sizes
-        sha.update(np.insert(parts._rows, starts, parts.sizes).astype("<i8").tobytes())
-    else:
-        for part in parts:
-            sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
-    return sha.hexdigest()
-
+from fedlsg.simulations.workloads.base.parts import Parts, distinct_names
 
 _MAX_DRAWS = 1000
 
@@ -112,11 +62,11 @@ def partition(
     if not 1 <= num_clients <= len(labels):
         raise ValueError(
             f"expected clients in 1..{len(labels)}, the number of examples, got "
-            f"clients={num_clients}"
+            f"clients={num_clients}: give clients={len(labels)} or fewer"
         )
     if seed < 0:
         raise ValueError(f"expected {seed=} >= 0")
-    deal = choose("partition scheme", scheme, _SCHEMES)
+    deal = choose("partition scheme", scheme, _DEALS)
     if scheme == "iid":  # reads no label
         labels = torch.zeros(len(labels), dtype=torch.int64)
     elif labels.dtype != torch.int64 or labels.ndim != 1:
@@ -172,8 +122,8 @@ def matching_parts(
 
 
 def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
-    """The natural partition of a workload: ``given`` are its own lists of rows, else a column makes
-    the clients.
+    """The natural partition of a workload: ``given`` are the clients that its data bring, else a
+    column makes the clients.
 
     One client for each value of the column, in the order of the sorted values. Guarantees as
     ``partition``.
@@ -181,11 +131,7 @@ def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
     """
     size = len(workload.train)
     if name == GIVEN and workload.parts is not None:
-        listed = [torch.as_tensor(part) for part in workload.parts]
-        check_disjoint(listed, size)
-        sizes = [len(part) for part in listed]
-        rows = torch.cat([torch.arange(0), *listed]).numpy()
-        owner = np.repeat(np.arange(len(sizes)), sizes)
+        parts = workload.parts
     else:
         known = dict.fromkeys(
             (*SCHEMES, *([] if workload.parts is None else [GIVEN]), *workload.columns)
@@ -196,25 +142,104 @@ def natural_parts(workload: LoadedWorkload, name: str) -> Parts:
             raise ValueError(
                 f"{error}; what is no scheme is a column of train, of texts or numbers"
             ) from None
-        _check_complete(workload.columns[name], name)
-        _, owner = np.unique(workload.columns[name], return_inverse=True)
-        rows, sizes = np.arange(size), np.bincount(owner).tolist()
-    if 0 in sizes:
+        parts = parts_of_owners(workload.columns[name], name)
+    if 0 in parts.sizes:
         raise ValueError(
-            f"partition={name} leaves client {sizes.index(0)} without examples: leave that client "
-            "out"
+            f"partition={name} leaves client {parts.label(parts.sizes.index(0))} without examples "
+            "(no rows): leave that client out"
         )
-    if len(rows) != size:
+    if sum(parts.sizes) != size:
         raise ValueError(
-            f"partition={name} has {len(rows)} of {size} training rows: give every row to a "
+            f"partition={name} has {sum(parts.sizes)} of {size} training rows: give every row to a "
             "client, or leave the others out of the training data"
         )
-    return _owned(rows, owner, len(sizes))
+    return parts
+
+
+def parts_of_owners(values: np.ndarray, name: str) -> Parts:
+    """One client for each value (N,), in the order of the sorted values, which name them.
+
+    Raises ValueError, naming the row, for a missing value and for values of several kinds.
+    """
+    _check_complete(values, name)
+    known, owner = np.unique(values, return_inverse=True)
+    return Parts(owner, len(known), distinct_names(known.tolist(), name))
+
+
+def client_parts(workload: LoadedWorkload, name: str, clients: int) -> Parts:
+    """The natural partition with so many clients: one for each value, or whole values dealt to
+    fewer.
+
+    Values are dealt by their rows, the largest first, equal ones in their order: each to the client
+    with the fewest rows so far, then the fewest values, then the lowest number. Clients that are
+    several values have no names. Raises ValueError as ``natural_parts``, and for another number of
+    clients.
+    """
+    values = natural_parts(workload, name)
+    if clients == len(values):
+        return values
+    if values.names is None:
+        raise ValueError(
+            f"partition={name} has {len(values)} clients, and clients={clients}: leave clients out"
+        )
+    return Parts(_client_of(values, clients, name)[values.owner], clients)
+
+
+def parts_by_value(
+    workload: LoadedWorkload, column: str, clients: int, among: Shaped[np.ndarray, " n"]
+) -> Parts:
+    """Rows of a test split for the clients of ``client_parts``: ``among`` are their values of the
+    column. Rows of a value that no client has are nobody's.
+    """
+    values = natural_parts(workload, column)
+    client_of = dict(
+        zip(values.names or (), _client_of(values, clients, column).tolist(), strict=True)
+    )
+    owner = np.array([client_of.get(str(value), -1) for value in among.tolist()])
+    return Parts(owner, clients)
+
+
+def dealing(workload: LoadedWorkload, name: str, parts: Parts) -> str:
+    """How values were dealt to clients, in words; empty where each client is one value."""
+    values = natural_parts(workload, name)
+    if len(values) == len(parts):
+        return ""
+    each = np.bincount(_client_of(values, len(parts), name))
+    return (
+        f"partition={name}: {len(values):,} values, each whole with one of {len(parts)} clients "
+        f"(the largest value first, to the client with the fewest rows so far): {_span(each)} "
+        f"values and {_span(parts.sizes)} rows a client"
+    )
+
+
+def _client_of(values: Parts, clients: int, name: str) -> Int64[np.ndarray, " values"]:
+    """The client of each value. Raises ValueError for more clients than values."""
+    if not 1 <= clients <= len(values):
+        raise ValueError(
+            f"partition={name} has {len(values)} values, and clients={clients}: leave clients out, "
+            f"or give 1 to {len(values)}, to which whole values are dealt"
+        )
+    if clients == len(values):
+        return np.arange(clients)
+    client = np.empty(len(values), dtype=np.int64)
+    heap = [(0, 0, number) for number in range(clients)]  # rows, values, client
+    for value in np.argsort(-np.array(values.sizes), kind="stable").tolist():
+        rows, count, number = heap[0]
+        client[value] = number
+        heapq.heapreplace(heap, (rows + values.sizes[value], count + 1, number))
+    return client
+
+
+def _span(numbers: Sequence[int] | np.ndarray) -> str:
+    """The smallest and the largest of some numbers."""
+    low, high = int(min(numbers)), int(max(numbers))
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _check_complete(values: np.ndarray, name: str) -> None:
-    """Raise ValueError, naming the row, unless each row names its client."""
-    for row, value in enumerate(() if values.dtype.kind in "biu" else values.tolist()):
+    """Raise ValueError, naming the row, unless each row names its client, all in one kind."""
+    things = [] if values.dtype.kind in "biu" else values.tolist()
+    for row, value in enumerate(things):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise ValueError(
                 f"partition={name}: row {row} has a missing value ({value!r}): give each row its "
@@ -225,47 +250,49 @@ def _check_complete(values: np.ndarray, name: str) -> None:
                 f"partition={name}: row {row} has {type(value).__name__}: expected a text or a "
                 "number"
             )
+        if isinstance(value, str) != isinstance(things[0], str):
+            raise ValueError(
+                f"partition={name}: row 0 has {things[0]!r} and row {row} has {value!r}: give all "
+                "rows texts, or all numbers"
+            )
 
 
-def check_disjoint(parts: Sequence[Int64[Tensor, " n_k"]], num_examples: int) -> None:
-    """Refuse a partition that holds an example more than once.
-
-    Raises ValueError, naming the clients and the example, if two clients hold it or one holds it
-    twice (either makes the claimed epsilon false), and if an index is outside [0, num_examples) or
-    is not int64.
+def deal_persons(person: Int64[Tensor, " n"], *, num_clients: int, seed: int) -> Parts:
+    """Whole persons, dealt at random: as many to each client. ``person``: the number of each row's
+    person. Raises ValueError for more clients than persons.
     """
-    if parts and all(part.dtype == torch.int64 and part.ndim == 1 for part in parts):
-        rows = torch.cat([part.cpu() for part in parts])
-        inside = not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < num_examples
-        if inside and not bool((rows.bincount() > 1).any()):
-            return
-    owner = torch.full((num_examples,), -1, dtype=torch.int64)
-    for client, part in enumerate(parts):
-        if part.dtype != torch.int64 or part.ndim != 1:
+    count = int(person.max()) + 1
+    if num_clients > count:
+        raise ValueError(
+            f"expected clients in 1..{count}, the number of persons, got clients={num_clients}: "
+            f"give clients={count} or fewer, for a person is at one client"
+        )
+    dealt = partition(torch.zeros(count), num_clients=num_clients, seed=seed)
+    client = np.repeat(np.arange(num_clients), dealt.sizes)
+    of_person = np.empty(count, dtype=np.int64)
+    of_person[torch.cat(dealt[:]).numpy()] = client
+    return Parts(of_person[person.numpy()], num_clients)
+
+
+def check_together(person: Int64[Tensor, " n"], parts: Sequence[Tensor], unit: str) -> None:
+    """Raise ValueError, naming two rows, where a person has rows at two clients: each of them would
+    hide the person alone, and what is said of one would be false of both together.
+    """
+    client = torch.full((len(person),), -1)
+    first = torch.full((int(person.max()) + 1,), -1)
+    for number, part in enumerate(parts):
+        client[part] = number
+        known = first[person[part]]
+        apart = part[(known >= 0) & (client[known.clamp_min(0)] != number)]
+        if len(apart):
+            row, other = int(apart[0]), int(first[person[apart[0]]])
             raise ValueError(
-                f"expected int64 indices (n_k,) of client {client}, got {part.dtype} "
-                f"{tuple(part.shape)}"
+                f"unit={unit}: rows {other} and {row} are of one {unit} and at two clients "
+                f"({int(client[other])} and {number}), and epsilon is of a {unit} at one client: "
+                f"take partition=iid, which deals whole persons, partition={unit}, or a column "
+                "that is the same for all rows of a person"
             )
-        if not len(part):
-            continue
-        low, high = int(part.min()), int(part.max())
-        if not 0 <= low <= high < num_examples:
-            raise ValueError(
-                f"client {client} holds indices {low}..{high}, expected 0..{num_examples - 1}"
-            )
-        values, counts = part.cpu().unique(return_counts=True)
-        if len(values) < len(part):
-            raise ValueError(
-                f"client {client} holds example {int(values[counts > 1][0])} more than once"
-            )
-        shared = values[owner[values] >= 0]
-        if len(shared):
-            raise ValueError(
-                f"partitions overlap: clients {int(owner[shared[0]])} and {client} both hold "
-                f"example {int(shared[0])} (client {client} shares {len(shared)} with earlier "
-                "clients)"
-            )
-        owner[values] = client
+        first[person[part]] = part
 
 
 def _shuffled(count: int, seed: int) -> np.ndarray:
@@ -347,8 +374,7 @@ def _spread(labels: np.ndarray, shares: Mapping[int, np.ndarray]) -> np.ndarray:
     return owner
 
 
-_SCHEMES: Mapping[str, Callable[..., np.ndarray]] = MappingProxyType(
+_DEALS: Mapping[str, Callable[..., np.ndarray]] = MappingProxyType(
     {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards}
 )
-SCHEMES = tuple(_SCHEMES)
-"""Partitions that any workload has; dirichlet and shards read classes."""
+"""How each of ``SCHEMES`` deals rows."""

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from fedlsg import user_code
+from fedlsg import bounded, user_code
 from fedlsg.carriers.probe.carrier import Draw, ProbeSource
 from fedlsg.config.choices import did_you_mean
 from fedlsg.simulations import workloads
@@ -33,6 +33,7 @@ from fedlsg.simulations.workloads.base.cache import cache_folder
 from fedlsg.simulations.workloads.base.public_inputs import CheckedDraw, Pixels, find_pixels
 from fedlsg.simulations.workloads.base.split import NoRows, Stored
 from fedlsg.simulations.workloads.rows import Columns
+from fedlsg.simulations.workloads.rows.image_contents import Taken
 from fedlsg.simulations.workloads.rows.read import read_rows
 
 AT_ONCE = 1024
@@ -132,7 +133,8 @@ def public_data(
     def rows_for(one: LoadedWorkload) -> PublicRows:
         if named:
             return _by_name(name, one, data_dir, options, progress, given)
-        return _by_path(Path(name).expanduser().resolve(), one, cache_folder(None), progress, given)
+        path = Path(name).expanduser().resolve()
+        return _by_path(path, one, options, cache_folder(None), progress, given)
 
     rows, raw = rows_for(workload), workload.raw
     rows = replace(rows, targets=workload.num_classes is None and rows.labelled)
@@ -165,7 +167,12 @@ def _by_name(
 
 
 def _by_path(
-    path: Path, workload: LoadedWorkload, cache: Path, say: Progress, given: str
+    path: Path,
+    workload: LoadedWorkload,
+    options: Options,
+    cache: Path,
+    say: Progress,
+    given: str,
 ) -> PublicRows:
     if not path.exists():
         known = ", ".join(one for one in workloads.names() if one not in (*ANYWHERE, workload.name))
@@ -177,16 +184,21 @@ def _by_path(
         if path == place or place in path.parents or path in place.parents:
             raise _own_data(given, workload, "it holds the files of the run's own workload")
     if workload.pixels is not None:
-        return _images(path, workload.pixels, say, given)
+        return _images(path, workload.pixels, options, say, given)
     if workload.read is None:
         raise ValueError(f"{given}: workload {workload.name} reads no rows from a path")
     return PublicRows(workload.read(path, cache))
 
 
-def _images(path: Path, wanted: Pixels, say: Progress, given: str) -> PublicRows:
+def _images(path: Path, wanted: Pixels, options: Options, say: Progress, given: str) -> PublicRows:
     side = max(wanted.shape[1:])
     columns = Columns(
-        inputs=None, targets=None, more=(), transform=None, image_size=side, progress=say
+        inputs=None,
+        targets=None,
+        more=(),
+        transform=None,
+        images=Taken.by(options, side),
+        progress=say,
     )
     data, labelled = _tensors(path) if path.suffix == ".pt" else (path, True)
     rows = read_rows(data, columns, given.partition("=")[0])
@@ -208,6 +220,7 @@ def _tensors(path: Path) -> tuple[tuple[Any, Any], bool]:
     some.
     """
     try:
+        bounded.check_stored(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip and pickle raise their own
         raise ValueError(

@@ -22,7 +22,14 @@ from torch import Tensor
 
 from fedlsg.randomness import public_generator
 from fedlsg.simulations import workloads
-from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Progress, Request, silent
+from fedlsg.simulations.workloads.base import (
+    OF_PATCHES,
+    LoadedWorkload,
+    Options,
+    Progress,
+    Request,
+    silent,
+)
 from fedlsg.simulations.workloads.base.initial_model import build_model
 from fedlsg.simulations.workloads.base.public_inputs import image_draws
 from fedlsg.simulations.workloads.base.split import Split
@@ -74,9 +81,8 @@ def load(
     clients of the workload are those of its training split, and are left out.
     Raises ValueError for the workload's own data, and for rows that do not fit its models.
     """
-    raw = replace(
-        options, train_rows=None, holdout=None, features=None, feature_norm=None, head_width=None
-    )
+    of_head = ("features", "feature_norm", "feature_axes", *OF_PATCHES, "head_width")
+    raw = replace(options, **dict.fromkeys(("train_rows", "holdout", *of_head)))
     # the model is a head on features
     raw = raw if options.features is None else replace(raw, model=None)
     bare = workloads.load(name, data_dir=data_dir, options=raw, progress=progress, public_only=True)

@@ -37,7 +37,6 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
         "rank": 8,
         "sparsity": 0.3,
         "partition": "iid",
-        "microbatch_size": 32,
     }
 )
 

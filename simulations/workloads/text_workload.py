@@ -199,7 +199,7 @@ DEFAULT_MODEL = "minilm"
 MAX_LENGTH = 128
 """Tokens of a text by default, as in the papers."""
 
-USED = ("train_layers", "max_length", "test_split")
+USED = ("train_layers", "encoder_dropout", "max_length", "test_split")
 """Options that every text workload reads."""
 
 
@@ -256,7 +256,11 @@ def text_workload(
     splits = {split: form.split(split, arrays) for split in names}
     classes = int(arrays["classes"][0])
     builder = partial(
-        build_encoder, encoder, num_classes=classes, train_layers=options.train_layers
+        build_encoder,
+        encoder,
+        num_classes=classes,
+        train_layers=options.train_layers,
+        dropout=options.encoder_dropout or 0.0,
     )
     return LoadedWorkload(
         name=name,

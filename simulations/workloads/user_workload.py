@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedlsg import user_code
 from fedlsg.carriers.probe.carrier import Draw
@@ -21,14 +21,23 @@ from fedlsg.gradients import per_example_loss
 from fedlsg.gradients.losses import CLASSES, OTHER_SHAPES, PerExampleLoss
 from fedlsg.simulations.workloads.base import (
     GIVEN,
+    IMAGES,
     LoadedWorkload,
     Metric,
     Request,
     refuse_unused,
     silent,
 )
+from fedlsg.simulations.workloads.base.parts import Parts
 from fedlsg.simulations.workloads.base.public_inputs import CheckedDraw, find_pixels, image_draws
-from fedlsg.simulations.workloads.base.split import NoRows, Split
+from fedlsg.simulations.workloads.base.split import HOLDOUT, NoRows, Split
+from fedlsg.simulations.workloads.client_forms import (
+    check_form,
+    check_owners_order,
+    data_sets,
+    given_parts,
+    open_splits,
+)
 from fedlsg.simulations.workloads.rows import (
     Columns,
     Rows,
@@ -36,10 +45,14 @@ from fedlsg.simulations.workloads.rows import (
     check_targets,
     describe_data,
 )
+from fedlsg.simulations.workloads.rows.image_contents import Taken
 from fedlsg.simulations.workloads.rows.read import read_rows, read_splits
 from fedlsg.simulations.workloads.rows.transform import AT_ONCE, check_transform
+from fedlsg.training.persons import numbers_of
 from fedlsg.user_code.digest import digest_of_all
 
+PERSON = "person"
+"""The unit of persons that an array names."""
 MODEL = "own"
 """The name of the only model of a workload, and of a workload without a name."""
 
@@ -55,24 +68,33 @@ class Workload:
         length; a ``datasets.Dataset`` or a pandas table with columns; a pair of such a table and
         its targets; the path of a .csv (.tsv, .jsonl) or .parquet file, or of a folder with a
         folder of images for each class (and ``metadata.csv`` for more columns, one of them
-        ``file_name``). Columns are matched by name. A torch ``Dataset`` is read once, whole.
+        ``file_name``), or of a folder of ``save_to_disk``. Of a ``DatasetDict`` each takes the
+        split of its name, of a DataLoader its Dataset. Or a list or dict of these, one a client.
+        Columns are matched by name. A torch ``Dataset`` is read once, whole. ``test=None``: the
+        setting ``holdout`` takes test rows from those of train.
         Relative paths begin at the setting ``data_root``, by default the folder in which the run
         begins. Nobody trains on ``test``: it is public, and every reported number is measured on
         it.
     loss: ``loss(outputs, targets)``, one value an example, shape (B,). Losses of torch in their
         usual form (``nn.CrossEntropyLoss()``, ``F.mse_loss``) are called with reduction "none".
     metrics: functions ``metric(outputs, targets)`` by name; each is called with all outputs and
-        targets of ``test``, on the CPU, and gives a number. Accuracy is measured in addition where
-        targets are classes.
+        targets of ``test``, on the CPU, and gives a number. It may change what it gets. Accuracy is
+        measured in addition where targets are classes. ``fedlsg.Lower(metric)`` and
+        ``fedlsg.Higher(metric)`` declare which values are better, where the name does not say it.
     inputs, targets: names of columns, for data that have columns. Default: all others, and
         ``label``. Several target columns, of numbers, give targets (N, columns).
     transform: from stored rows to the model's inputs, each row by itself: texts to a dict of tokens
         padded to one length (called once), numbers or images (B, channels, height, width) uint8 to
         what the model takes (called for each batch). Default: numbers as they are, images of 8 bits
-        divided by 255. Of several columns it gets each.
+        divided by 255. Of several columns of texts, or of numbers and texts, it gets a list for
+        each, in the order of inputs (called once).
     partition: how clients share ``train`` unless a run says otherwise: iid, dirichlet, shards, a
-        column of ``train`` (one client for each of its values; that of the targets, too), or a list
-        of index arrays, one a client.
+        column of ``train`` (one client for each of its values; that of the targets, too); row
+        numbers of each client, as a list or a dict by name; an owner for each row; Subsets of
+        ``train``; or a partitioner of flwr-datasets. Default: the clients of ``train``, else iid.
+    unit: whose each row of ``train`` is, where epsilon protects a person with all of its rows: a
+        column of ``train``, which is then no input, or an array with one value a row. Runs have
+        ``unit`` of that name ("person" for an array).
     num_classes: of integer targets, one an example; default: one more than the largest target of
         ``test``. Other targets, and those of torch's losses that are for no classes (mse_loss),
         have no accuracy.
@@ -82,7 +104,8 @@ class Workload:
     classifier: path of the head in the model, whose last Linear stays dense; default: the last
     Linear of the model.
     image_size: pixels on a side to which images of a folder are scaled; default: they have one
-    size.
+        size. The settings image_background and image_frame say how transparent images and files of
+        several pages are read.
     probe: ``probe(count, generator)``: public inputs as the model takes them, (count, ...), or
         (inputs, targets): what a probe pushes through the model. It must read no training data.
         Default for images: synthetic ones.
@@ -95,13 +118,14 @@ class Workload:
 
     model: Callable[[], nn.Module] | Mapping[str, Callable[[], nn.Module]]
     train: Any
-    test: Any
+    test: Any = None
     loss: Callable[..., Any]
     metrics: Mapping[str, Metric] | None = None
     inputs: str | Sequence[str] | None = None
     targets: str | Sequence[str] | None = None
     transform: Callable[..., Any] | None = None
-    partition: str | Sequence[Any] = "iid"
+    partition: Any = None
+    unit: Any = None
     num_classes: int | None = None
     classes: Sequence[str] | None = None
     classifier: str | None = None
@@ -136,11 +160,13 @@ class Workload:
                 f"classes={self.classes!r}: expected a list of different names, in the order of "
                 "their numbers"
             )
-        if self.partition is not None and not hasattr(self.partition, "__iter__"):
-            raise ValueError(
-                f"partition={self.partition!r}: expected a scheme, a column, or lists of row "
-                "numbers"
-            )
+        if not (self.partition is None or isinstance(self.partition, str)):
+            check_form(self.partition)
+            if data_sets(self.train, self.test) is not None:
+                raise ValueError(
+                    "partition: train has a data set for each client already: leave one of the two "
+                    "out; a scheme or a column deals the rows of all again"
+                )
         if self.probe is not None and not callable(self.probe):
             raise ValueError(
                 f"probe={type(self.probe).__name__}: expected a function probe(count, generator)"
@@ -158,17 +184,17 @@ class Workload:
     @property
     def has_relative_paths(self) -> bool:
         """Whether data are found from the setting ``data_root``."""
-        places = [
-            Path(data).expanduser()
+        return not all(
+            Path(place).expanduser().is_absolute()
             for data in (self.train, self.test)
-            if isinstance(data, str | Path)
-        ]
-        return not all(place.is_absolute() for place in places)
+            for place in _places(data)
+        )
 
     @property
     def defaults(self) -> Mapping[str, object]:
         """The preset: settings that the workload gives."""
-        scheme = self.partition if isinstance(self.partition, str) else GIVEN
+        own = self.partition is not None or data_sets(self.train, self.test) is not None
+        scheme = self.partition if isinstance(self.partition, str) else GIVEN if own else "iid"
         return {"partition": scheme, **self.settings}
 
     @property
@@ -192,31 +218,42 @@ class Workload:
     def load(self, request: Request) -> LoadedWorkload:
         """The splits; without training rows for a server whose clients hold their own."""
         name = self.name or MODEL
-        refuse_unused(request.options, workload=name, used=("data_root",))
+        refuse_unused(request.options, workload=name, used=("data_root", *IMAGES))
+        taken = Taken.by(request.options, self.image_size)
         columns = Columns(
             inputs=_names(self.inputs),
             targets=_names(self.targets),
-            more=(self.partition,) if isinstance(self.partition, str) else (),
+            more=tuple(one for one in (self.partition, self.unit) if isinstance(one, str)),
+            texts=(self.unit,) if isinstance(self.unit, str) else (),  # 007 and 7 are two persons
             transform=self.transform,
-            image_size=self.image_size,
+            images=taken,
             progress=request.progress,
             seed=request.seed,
             classes=_names(self.classes) or (),
         )
-        splits = (
-            {"test": self.test} if request.public_only else {"train": self.train, "test": self.test}
-        )
-        given = {split: _located(data, request.options.data_root) for split, data in splits.items()}
-        found, later = read_splits(given, columns)
+        given = {
+            split: _located(data, request.options.data_root)
+            for split, data in (("train", self.train), ("test", self.test))
+            if not (request.public_only if split == "train" else data is None)
+        }
+        opened = open_splits(given, name, request.options.holdout)
+        found, later = read_splits(opened.splits, columns)
         test, train = found["test"], found.get("train")
+        if not test.decoded:
+            taken.refuse()
+        facts = {**test.facts, **taken.facts}
         # a progress display cannot be sent to another process
         later = replace(later, progress=silent)
         loss, classes = per_example_loss(self.loss), self._classes(test)
         check_targets(test, loss, "test")
         check_transform(test.inputs, test.prepare, len(test.targets), "test")
+        parts = opened.parts
         if train is not None:
             check_targets(train, loss, "train")
             check_alike(train, test)
+            check_owners_order(given["train"], self.unit, "unit", "persons")
+            if not (self.partition is None or isinstance(self.partition, str)):
+                parts = given_parts(self.partition, given["train"], opened, train)
 
         def read(path: Path, cache: Path) -> Split:
             """A deployed client's own rows, by the columns, classes and scale of the public
@@ -225,7 +262,7 @@ class Workload:
             rows = read_rows(path, later, "data")
             check_targets(rows, loss, "data")
             check_alike(rows, test)
-            return _split(rows, classes)
+            return replace(_split(rows, classes), columns=rows.columns)
 
         pixels = find_pixels(test.inputs[np.arange(min(len(test.targets), AT_ONCE))], test.prepare)
         own: dict[str, Draw] = {}
@@ -241,10 +278,10 @@ class Workload:
             metrics=dict(self.metrics or {}),
             models=dict(self.models),
             classifier=self.classifier,
-            columns={} if train is None else train.columns,
-            parts=None
-            if isinstance(self.partition, str)
-            else [_rows_of(part) for part in self.partition],
+            columns={} if train is None else self._columns(train),
+            test_columns=test.columns,
+            unit=self.unit_name,
+            parts=parts,
             defaults=self.defaults,
             read=read,
             synthetic={**own, **({} if pixels is None else image_draws(pixels))},
@@ -252,11 +289,30 @@ class Workload:
             places=tuple(
                 place
                 for data in (self.train, self.test)
-                if isinstance(place := _located(data, request.options.data_root), Path)
+                for place in _places(_located(data, request.options.data_root))
             ),
-            data=test.facts,
-            said=_said(found, given),
+            test_name=HOLDOUT if self.test is None else "test",
+            data=facts,
+            said=_said(found, given, parts, facts),
         )
+
+    @property
+    def unit_name(self) -> str:
+        """The name of the unit; "" where rows have no persons."""
+        if self.unit is None:
+            return ""
+        return self.unit if isinstance(self.unit, str) else PERSON
+
+    def _columns(self, train: Rows) -> Mapping[str, np.ndarray]:
+        if self.unit is None or isinstance(self.unit, str):
+            return train.columns
+        persons = numbers_of(self.unit, "unit").numpy()
+        if len(persons) != len(train.targets):
+            raise ValueError(
+                f"unit: expected one value for each of {len(train.targets)} training rows, got "
+                f"{len(persons)}"
+            )
+        return {**train.columns, PERSON: persons}
 
     def _classes(self, test: Rows) -> int | None:
         """The number of classes, None for targets that are none."""
@@ -322,36 +378,47 @@ def _located(data: Any, root: str | None) -> Any:
     """A path from the root of relative ones, by default the working folder; other data as they
     are.
     """
-    return (
-        Path(root or ".").expanduser().resolve() / Path(data).expanduser()
-        if isinstance(data, str | Path)
-        else data
+    if isinstance(data, str | Path):
+        return Path(root or ".").expanduser().resolve() / Path(data).expanduser()
+    if not _places(data):
+        return data
+    if isinstance(data, Mapping):
+        return {name: _located(place, root) for name, place in data.items()}
+    return [_located(place, root) for place in data]
+
+
+def _places(data: Any) -> Sequence[Any]:
+    """The paths of data: one, or one of each client."""
+    if isinstance(data, str | Path):
+        return (data,)
+    several = list(data.values()) if isinstance(data, Mapping) else data
+    paths = isinstance(several, list | tuple) and all(
+        isinstance(one, str | Path) for one in several
     )
+    return several if paths else ()
 
 
-def _said(splits: Mapping[str, Rows], given: Mapping[str, Any]) -> str:
+def _said(
+    splits: Mapping[str, Rows],
+    given: Mapping[str, Any],
+    parts: Parts | None,
+    facts: Mapping[str, Any],
+) -> str:
     """What of the data a run uses, in one line."""
     more = {}
-    for name, data in given.items():
-        where, left = f" of {data.name}" if isinstance(data, Path) else "", splits[name].left_out
+    for name, rows in splits.items():
+        data, left = given.get(name), rows.left_out
+        where = f" of {data.name}" if isinstance(data, Path) else ""
         more[name] = f"{where}, without {', '.join(left)}" if left else where
-    return describe_data(
-        {name: len(splits[name].targets) for name in given}, splits["test"].facts, more
-    )
+    if parts is not None and (nobody := int((parts.owner < 0).sum())):
+        more["train"] += f", {nobody:,} of them with no client and not used"
+    sizes = {name: len(splits[name].targets) for name in ("train", "test") if name in splits}
+    return describe_data(sizes, facts, more)
 
 
 def _split(rows: Rows, classes: int | None) -> Split:
     labels = rows.targets.long() if classes is not None else rows.targets
     return Split(inputs=rows.inputs, labels=labels, prepare=rows.prepare, drawn=rows.drawn)
-
-
-def _rows_of(part: Any) -> Tensor:
-    found = np.asarray(part)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise ValueError(
-            f"partition: expected lists of row numbers, got {found.dtype} of shape {found.shape}"
-        )
-    return torch.from_numpy(found.astype(np.int64))
 
 
 def make(found: Any, name: str) -> Workload:

@@ -25,6 +25,7 @@ from fedlsg.accounting import (
 )
 from fedlsg.accounting.events import checked_epsilon
 from fedlsg.config import check_real
+from fedlsg.config.units import EXAMPLE, Unit
 from fedlsg.method import Method
 from fedlsg.privacy import (
     GENESIS,
@@ -44,6 +45,8 @@ from fedlsg.state import ClientTerms, RoundPlan
 class Spending:
     """The public terms of a run on one data set: N, q, T, and what it may spend or how much noise
     it adds.
+
+    ``unit``: what epsilon protects; N counts these.
     """
 
     num_examples: int
@@ -52,6 +55,7 @@ class Spending:
     epsilon: float | None
     noise_multiplier: float | None
     delta: float | None
+    unit: Unit = EXAMPLE
 
     @property
     def budget(self) -> tuple[float, float] | None:
@@ -126,10 +130,13 @@ def check_spending(method: Method, s: Spending) -> None:
         and (not private or s.epsilon is None)
     ):
         raise ValueError(f"expected {'epsilon and delta, or ' if private else ''}noise_multiplier")
+    if s.unit.persons and not method.mechanism.clips:
+        raise ValueError(f"groups= clips persons, and mechanism={kind!r} does not: leave it out")
     if private:
         if s.delta is None:
+            counted = f"the persons of {s.unit.name!r}" if s.unit.persons else "num_examples"
             raise ValueError(
-                f"expected a delta below 1 / num_examples = {1 / s.num_examples:.3g}, such as 1e-5"
+                f"expected a delta below 1 / {counted} = {1 / s.num_examples:.3g}, such as 1e-5"
             )
         check_delta(s.delta, s.num_examples)
 

@@ -46,9 +46,9 @@ from fedlsg.strategies.own_loop.examples import (
 from fedlsg.strategies.own_loop.function_checks import check_batches, same_function
 from fedlsg.strategies.own_loop.loop_account import CLIENT, LoopAccount, Spending
 from fedlsg.strategies.own_loop.row_layout import Layout, laid_out, layout_of
-from fedlsg.strategies.own_loop.user_inputs import first_rows, guarded, named
+from fedlsg.strategies.own_loop.user_inputs import first_rows, guarded, named, other_types, types_of
 from fedlsg.tensors import fields_of, of_fields
-from fedlsg.training import Groups, together
+from fedlsg.training import Groups, Persons, together
 from fedlsg.training.local_training import Shape, runs_of, shape_of
 from fedlsg.user_code.failure import depends_on_values, describe
 from fedlsg.user_code.fingerprint import Fingerprint, Followed
@@ -74,6 +74,17 @@ def sizes_of(local: LocalTraining, shape: Shape, num_examples: int) -> list[int]
     """
     most = min(num_examples, math.ceil(local.expected_batch + 6 * math.sqrt(local.expected_batch)))
     return [0, shape.size + 1 if most > shape.size else most]
+
+
+def made_up_persons(persons: Persons | None, count: int) -> Persons | None:
+    """So many persons with two rows each, for a rehearsal; None where examples are clipped, and for
+    an empty batch.
+    """
+    if persons is None or not count:
+        return None
+    return Persons(
+        torch.arange(count).repeat(2), most_rows=persons.most_rows, gradient=persons.gradient
+    )
 
 
 def check_moved(model: nn.Module) -> None:
@@ -155,19 +166,8 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
     given = [*named("inputs", inputs), *named("targets", targets)]
     forms = ", ".join(f"{name} {value.dtype} {tuple(value.shape[1:])}" for name, value in given)
     cause = describe(error)
-    types = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    other = [
-        (n, v.dtype)
-        for n, v in named("inputs", inputs)
-        if v.is_floating_point() and v.dtype not in types
-    ]
-    if other and types:
-        name, dtype = other[0]
-        own = ", ".join(sorted(map(str, types)))
-        cause = (
-            f"{name} are {dtype} and the model's weights {own}: give both one type, "
-            f"inputs.to({own}) or model.to({dtype}) ({cause})"
-        )
+    if types := other_types(model, inputs):
+        cause = f"{types} ({cause})"
     if scattered := [name for name, value in given if not value.is_contiguous()]:
         cause += (
             f" (in memory, {', '.join(scattered)} are not contiguous: where that is the cause, "
@@ -175,7 +175,7 @@ def in_words(error: Exception, model: nn.Module, inputs: Inputs, targets: Inputs
         )
     return ValueError(
         f"{cause}; nothing was charged: a step on made-up rows failed (for one example: {forms}; "
-        f"weights {', '.join(sorted(map(str, types)))})"
+        f"weights {', '.join(sorted(map(str, types_of(model))))})"
     )
 
 
@@ -184,6 +184,7 @@ class Release:
     """What every round reads. ``reproducible``: batches and noise follow from the public seed, and
     nothing is private.
 
+    num_rows: those of the data; the ledger counts persons, where these are drawn and clipped.
     local: its level of isolation is chosen before the first step. batched: whether a user's
     function makes many rows at once, which the ledger says.
     watchers: are given each round's plan, the rows of its batch, which are secret, and its noisy
@@ -197,6 +198,8 @@ class Release:
     account: LoopAccount
     spending: Spending
     reproducible: bool
+    num_rows: int
+    persons: Persons | None = None
     batched: bool = False
     watchers: list[Watcher] = field(default_factory=list)
 
@@ -223,6 +226,7 @@ class Release:
                 self.spending.num_examples,
                 "",
                 charge,
+                self.persons,
             )
         for watch in self.watchers:
             watch(plan, torch.cat([torch.empty(0, dtype=torch.int64), *rows]), values)
@@ -256,7 +260,15 @@ class Release:
                     )
                     dry = replace(plan, local=plan.local.at_rate(1.0))
                     for size in sizes_of(plan.local, shape, self.spending.num_examples):
-                        values = self._values(dry, batch, together, size, "rehearsal", lambda: None)
+                        values = self._values(
+                            dry,
+                            batch,
+                            together,
+                            size,
+                            "rehearsal",
+                            lambda: None,
+                            made_up_persons(self.persons, size),
+                        )
                     self._apply(values, plan)
                     if plan.phase is Phase.TRAINING:
                         break
@@ -274,7 +286,7 @@ class Release:
         return self.account.entry(plan, self.spending.num_examples, **how)
 
     def _plan(self, terms: ClientTerms) -> RoundPlan:
-        common = self.state.plan(self.local)
+        common = self.state.plan(self.local, unit=self.spending.unit)
         return common.for_client(terms.of(common.phase))
 
     def _values(
@@ -285,6 +297,7 @@ class Release:
         num_examples: int,
         label: str,
         charge: Callable[[], None],
+        persons: Persons | None,
     ) -> Tensor:
         state = self.state
         # Dropout draws from torch's own generators, by place in the batch: as in a client, these
@@ -304,6 +317,7 @@ class Release:
             charge=charge,
             groups=groups,
             scale=plan.scale(state.public.parameters),
+            persons=persons,
         )
 
     def _apply(self, values: Tensor, plan: RoundPlan) -> None:
@@ -386,12 +400,12 @@ class Rehearsals:
         used = self._release.state.model, self._release.loss
         with restored(*used, generators_of=(batch, groups)):
             self.check(batch, now)
-            first = torch.arange(min(2, self._release.spending.num_examples))
-            rows = first_rows(batch, self._release.spending.num_examples)
+            first = torch.arange(min(2, self._release.num_rows))
+            rows = first_rows(batch, self._release.num_rows)
             runs_of(first, groups, Shape(size=len(first)))
             form = (now, *map(form_of, rows))
             if form not in self._done:
-                as_they_are = groups is together and getattr(batch, "_padding", None) is None
+                as_they_are = groups is together and getattr(batch, "padding", None) is None
                 if as_they_are and batch_size(*rows) < len(first):
                     logging.getLogger("fedlsg").warning(SHAPES)
                 self._rehearse(rows, terms)
@@ -413,7 +427,7 @@ class Rehearsals:
         model and loss.
         """
         release, now = self._release, now or self._followed.now()
-        model, count = release.state.model, release.spending.num_examples
+        model, count = release.state.model, release.num_rows
         if not release.state.method.mechanism.clips:
             return
         if batch is not None and not same_function(batch, self._batch):

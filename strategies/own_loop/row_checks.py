@@ -28,7 +28,9 @@ from fedlsg.user_code.objects import restored
 Run = Callable[[Tensor], Any]
 """Row numbers -> the model's outputs of these rows, on the CPU."""
 TOGETHER = 64
-"""Targets that a loss gets together."""
+"""Rows whose outputs are made for a loss."""
+NUMBERS = 2**20
+"""Most numbers of outputs that a loss gets together, where they are repeated for more targets."""
 AT_ONCE = 2**16
 """Rows that are looked at together."""
 COLUMNS = 64
@@ -83,8 +85,8 @@ def check_targets(
     """Raise ValueError, naming the row, for targets on which the loss fails, or is not finite;
     else, whether it works.
 
-    Every target is given to the loss with outputs of some rows; where that fails, with those of its
-    own row.
+    Every target is given to the loss with outputs of some rows: thousands of targets together, then
+    ``TOGETHER`` of them where that fails, then one with the outputs of its own row.
     ``run(rows)``: the model's outputs of rows by number, on the CPU: there a class that the outputs
     have not does not end all work on a GPU. Where the loss takes no target at all, and is not
     ``known`` to take others, the cause is not a row, and nothing is raised.
@@ -95,26 +97,44 @@ def check_targets(
         outputs = run(torch.arange(size))
     except Exception:
         return known  # not of a target: what runs the model next says why
-    for start in range(0, count, size):
-        rows = torch.arange(start, start + size).clamp(max=count - 1)
-        if _failure(loss, outputs, targets, rows) is None:
+    many, block = _repeated(outputs, size, count)
+    for first in range(0, count, block):
+        if _failure(loss, many, targets, _group(first, block, count)) is None:
             known = True
             continue
-        for row in rows.unique().tolist():
-            alone = torch.tensor([row])
-            failure = _failure(loss, run(alone), targets, alone)
-            if failure is None:
+        for start in range(first, min(first + block, count), size):
+            rows = _group(start, size, count)
+            if _failure(loss, outputs, targets, rows) is None:
                 known = True
-            elif known or any(
-                _failure(loss, run(r[None]), targets, r[None]) is None for r in spaced(count)
-            ):
-                raise ValueError(
-                    f"the loss cannot take the target of {what} row {row}, {_shown(targets, row)}: "
-                    f"{failure}"
-                )
-            else:
-                return False
+                continue
+            for row in rows.unique().tolist():
+                alone = torch.tensor([row])
+                failure = _failure(loss, run(alone), targets, alone)
+                if failure is None:
+                    known = True
+                elif known or any(
+                    _failure(loss, run(r[None]), targets, r[None]) is None for r in spaced(count)
+                ):
+                    raise ValueError(
+                        f"the loss cannot take the target of {what} row {row}, "
+                        f"{_shown(targets, row)}: {failure}"
+                    )
+                else:
+                    return False
     return known
+
+
+def _group(start: int, size: int, count: int) -> Tensor:
+    """So many row numbers from a start; the last row comes again where there are fewer."""
+    return torch.arange(start, start + size).clamp(max=count - 1)
+
+
+def _repeated(outputs: Any, size: int, count: int) -> tuple[Any, int]:
+    """The outputs of ``size`` rows for as many targets as ``NUMBERS`` allows, and that number."""
+    if not isinstance(outputs, Tensor) or not outputs.numel():
+        return outputs, size
+    times = max(1, min(NUMBERS // outputs.numel(), -(-count // size)))
+    return torch.cat([outputs] * times), times * size
 
 
 @torch.no_grad()
@@ -123,9 +143,8 @@ def _failure(loss: LossFunction, outputs: Any, targets: Batch, rows: Tensor) -> 
         losses = loss(outputs, _rows(targets, rows))
     except Exception as error:
         return describe(error)
-    return next(
-        (f"the loss is {float(value)}" for value in losses.flatten() if not value.isfinite()), None
-    )
+    wrong = losses[~losses.isfinite()]
+    return f"the loss is {float(wrong[0])}" if len(wrong) else None
 
 
 def _shown(targets: Batch, row: int) -> str:

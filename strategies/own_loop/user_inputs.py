@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from fedlsg.gradients import Batch as Inputs
 from fedlsg.gradients import batch_size, trainable
 from fedlsg.randomness import SecretStream
-from fedlsg.rows import OneByOne, Padding, RowDraws, check_distinct
+from fedlsg.rows import OneByOne, Padding, RowDraws, Start, check_distinct
 from fedlsg.rows.one_by_one import first_row
 from fedlsg.tensors import BY_NAME, each, fields_of, of_fields, rows_of
 from fedlsg.training import Batch, Positions
@@ -45,6 +45,8 @@ def batches_of(
     check: Check = lambda inputs, targets: None,
     padding: Padding | None = None,
     batched: bool = False,
+    workers: int = 0,
+    start: Start | None = None,
 ) -> "Stored | OneByOne | Together":
     """A batch function over ``data``: int64 positions (B,) -> (inputs, targets) on ``device``.
 
@@ -53,20 +55,39 @@ def batches_of(
     of python in float64, which numpy and python make of everything, get ``dtype``; tensors stay as
     they are, but targets of a pair in small integers become int64. ``check`` gets the tensors of a
     pair. ``padding`` is for rows of several lengths, ``batched`` for a function that makes many
-    rows in one call.
+    rows in one call. ``workers``: processes that make rows, as ``start`` says (``OneByOne``).
     Raises ValueError for a dataset without a length, of another length than ``num_examples``, or
     with a row that comes more than once.
     """
     if is_function(data):
         function: Any = data
-        return of_function(function, device=device, padding=padding, batched=batched)
+        return of_function(
+            function,
+            device=device,
+            padding=padding,
+            batched=batched,
+            workers=workers,
+            start=start,
+        )
     if batched:
         raise ValueError("batched=True is for a function of positions: leave it out")
     tensors = _tensors_of(data)
     if tensors is None:
         _check_size(_length(data), num_examples)
         check_distinct(data, type(data).__name__)
-        return OneByOne(_maker(data), data, device=device, dtype=dtype, padding=padding)
+        return OneByOne(
+            _Maker(data),
+            data,
+            device=device,
+            dtype=dtype,
+            padding=padding,
+            workers=workers,
+            start=start,
+        )
+    if workers:
+        raise ValueError(
+            "rows of a pair of tensors are only moved, which workers make slower: leave workers out"
+        )
     if padding is not None:
         raise ValueError(
             "rows of a pair of tensors have one shape: leave pad, lengths and mask out"
@@ -109,6 +130,8 @@ def of_function(
     padding: Padding | None = None,
     batched: bool = False,
     own_lengths: bool = True,
+    workers: int = 0,
+    start: Start | None = None,
 ) -> "OneByOne | Together":
     """The batch function of a function of positions: called for one position at a time, or for all
     if ``batched``.
@@ -116,17 +139,37 @@ def of_function(
     ``own_lengths``: as in ``OneByOne``.
     """
     if batched:
+        if workers:
+            raise ValueError(
+                "workers make rows one at a time, and batched=True calls a function once for many: "
+                "leave one of them out"
+            )
         if padding is not None:
             raise ValueError(
                 "batched=True gives rows of one shape: leave pad, lengths and mask out, or batched"
             )
         return Together(function, device)
-    one = guarded(function)
+    return OneByOne(
+        _FirstRow(function),
+        function,
+        device=device,
+        padding=padding,
+        own_lengths=own_lengths,
+        workers=workers,
+        start=start,
+    )
 
-    def make(place: int) -> Any:
-        return first_row(one(torch.tensor([place])))
 
-    return OneByOne(make, function, device=device, padding=padding, own_lengths=own_lengths)
+@dataclass(frozen=True)
+class _FirstRow:
+    """The row that a function of positions gives for one; a worker can get it, as no closure
+    can.
+    """
+
+    function: Callable[[Positions], Any]
+
+    def __call__(self, place: int) -> Any:
+        return first_row(guarded(self.function)(torch.tensor([place])))
 
 
 def is_function(data: Any) -> bool:
@@ -134,16 +177,21 @@ def is_function(data: Any) -> bool:
     return callable(data) and not hasattr(data, "__getitem__")
 
 
-def _maker(data: Any) -> Callable[[int], Any]:
+@dataclass(frozen=True)
+class _Maker:
     """From a position to its row. A data set that only reads many positions at once is asked for
     one.
     """
-    if hasattr(data, "__getitems__") and getattr(type(data), "__getitem__", None) in (
-        None,
-        Dataset.__getitem__,
-    ):
-        return lambda place: data.__getitems__([place])[0]
-    return lambda place: data[place]
+
+    data: Any
+
+    def __call__(self, place: int) -> Any:
+        if hasattr(self.data, "__getitems__") and getattr(type(self.data), "__getitem__", None) in (
+            None,
+            Dataset.__getitem__,
+        ):
+            return self.data.__getitems__([place])[0]
+        return self.data[place]
 
 
 def _tensors_of(data: Any) -> tuple[Any, Tensor | None] | None:
@@ -226,7 +274,11 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return plain(value)
     try:
-        array = np.require(np.asarray(value), requirements="W")  # torch warns of others
+        array = np.asarray(value)
+        if array.ndim and len(array) > 1 and not array.strides[0]:  # one row, which stays one
+            one = _tensor(array[:1].copy(), dtype, what)
+            return one.expand(len(array), *one.shape[1:])
+        array = np.require(array, requirements="W")  # torch warns of others
         found = torch.as_tensor(
             array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         )
@@ -246,6 +298,25 @@ def _classes(targets: Inputs) -> Inputs:
 def named(what: str, part: Inputs) -> list[tuple[str, Tensor]]:
     """The tensors of a part by their names in messages."""
     return [(f"{what} {name}".strip(), t) for name, t in fields_of(part).items()]
+
+
+def types_of(model: nn.Module) -> set[torch.dtype]:
+    """The types of a model's weights."""
+    return {p.dtype for p in model.parameters() if p.is_floating_point()}
+
+
+def other_types(model: nn.Module, inputs: Inputs) -> str:
+    """What to do about inputs of a type that no weight has; empty where there are none."""
+    types = types_of(model)
+    own = ", ".join(sorted(map(str, types)))
+    for name, value in named("inputs", inputs):
+        if types and value.is_floating_point() and value.dtype not in types:
+            to = "float()" if value.dtype == torch.float32 else f"to({value.dtype})"
+            return (
+                f"{name} are {value.dtype} and the model's weights {own}: give both one type, "
+                f"inputs.to({own}) or model.{to}"
+            )
+    return ""
 
 
 def _length(data: Any) -> int:
@@ -282,7 +353,7 @@ def guarded(batch: Callable[[Positions], Any]) -> Batch:
 
 def plain(t: Tensor) -> Tensor:
     """As a tensor of torch: a class with functions of its own would see the batch."""
-    return t.as_subclass(Tensor)
+    return t if type(t) is Tensor else t.as_subclass(Tensor)
 
 
 def check_batch(given: Any, count: int) -> Pair:

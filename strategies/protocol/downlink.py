@@ -295,10 +295,7 @@ class Downlink:
         """Continue from ``state_dict``; a noted round that the state does not know was
         interrupted.
         """
-        self._attempt, self.interrupted = (
-            state.get("attempt", 0),
-            state.get("interrupted", dict(NOTHING)),
-        )
+        self._attempt, self.interrupted = state["attempt"], state["interrupted"]
         self.repairs, self._current = Counter(state.get("repairs", {})), None
         self.holders.load_state_dict(state)
         note: dict[str, Any] = {"attempt": 0} if self.notes is None else self.notes.read_sent()

@@ -112,7 +112,7 @@ class FederationSettings:
     ``sums``: of secure sums; None where the server reads every payload. ``reproducible``: masks and
     noise of it come
     from the seed. NOT PRIVATE. ``unit``: what epsilon protects; with ``server_noise`` the server
-    adds the noise.
+    adds the noise. ``features``: digest of what inputs become features with.
     """
 
     terms: Sequence[ClientTerms]
@@ -127,6 +127,7 @@ class FederationSettings:
     reproducible: bool = False
     unit: Unit = EXAMPLE
     server_noise: ServerNoise | None = None
+    features: str = ""
 
     @property
     def least_clients(self) -> int:
@@ -188,6 +189,14 @@ class Expectations:
     def terms(self, partition: int, phase: Phase) -> ClientTerms:
         """The client's terms in a phase."""
         return self.settings.terms[partition].of(phase)
+
+    def to_mean(self, clients: Iterable[int], common: RoundPlan) -> float:
+        """The factor of these clients' values that makes up for a divisor of the round's own
+        (``RoundPlan.divisor``); 1 where the server's fixed one holds.
+        """
+        fixed = self.state.divisor
+        terms = [self.terms(client, common.phase) for client in clients]
+        return fixed / common.divisor(fixed, terms) if terms else 1.0
 
     def noise_of_sum(self, partitions: Iterable[int], common: RoundPlan) -> float:
         """Standard deviation of the noise on each coordinate of the weighted sum of these clients'

@@ -7,6 +7,7 @@ data, one of them is asked. A deployed node may stop and return under its own id
 or under another.
 """
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -36,12 +37,15 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger."""
+    """What a node declares: which client it is, its N_k, and, in a deployment, its ledger and what
+    it may spend in a run, (epsilon, delta) (0: as the run says).
+    """
 
     node: int
     partition: int
     num_examples: int
     news: News | None
+    budget: tuple[float, float] = (0.0, 0.0)
 
 
 class SimulatedGrid(Grid):
@@ -66,10 +70,10 @@ class Roster:
     """The node of each client of a run.
 
     ``declared``: N_k of every client, if the server knows them in advance, as in a simulation.
-    Otherwise each node declares its N_k once, at most ``most_examples``, and it cannot change
-    afterwards. ``accept`` may refuse a node by raising ValueError. ``refused``: why a node is no
-    client, by its id. A deployed node that was refused twice in a row, or did not reply, waits
-    twice as many rounds each time until it is asked again.
+    Otherwise each node declares its N_k once, at most ``most_examples``, and what it may spend;
+    neither can change afterwards. ``accept`` may refuse a node by raising ValueError. ``refused``:
+    why a node is no client, by its id. A deployed node that was refused twice in a row, or did not
+    reply, waits twice as many rounds each time until it is asked again.
     """
 
     def __init__(
@@ -82,6 +86,8 @@ class Roster:
     ) -> None:
         self.accept, self.most_examples = accept, most_examples
         self.sizes: dict[int, int] = {}
+        self.budgets: dict[int, tuple[float, float]] = {}
+        """Epsilon and delta that nodes have for one run; 0: as the run says."""
         self.refused: dict[int, str] = {}
         self._declared, self._deployed = declared or (), declared is None
         # of all clients, where one of each process was asked: they never leave
@@ -162,6 +168,7 @@ class Roster:
                 self._missing(missing, clients),
             )
             self.sizes |= dict.fromkeys(missing, median_low(self.sizes.values()))
+            self.budgets |= dict.fromkeys(missing, (0.0, 0.0))
         self._clients = clients
         # a simulated client that hangs in training replies to its query all the same
         if not self._deployed:
@@ -248,7 +255,7 @@ class Roster:
         if reply.has_error():
             raise RuntimeError(shortened(reply.error.reason))
         check_reply(reply)
-        partition, num_examples = read_identity(reply.content)
+        partition, num_examples, budget = read_identity(reply.content)
         self._asked.add(node)
         if not 0 <= partition < clients:
             if self._deployed:
@@ -258,23 +265,27 @@ class Roster:
             return
         try:
             check_same_code(reply.content, f"client {partition}")
-            self._check(node, partition, num_examples)
+            self._check(node, partition, num_examples, budget)
             self.accept(
                 Identity(
                     node=node,
                     partition=partition,
                     num_examples=num_examples,
                     news=read_news(reply.content),
+                    budget=budget,
                 )
             )
         except Exception:
             self._asked.discard(node)
             raise
         self.sizes.setdefault(partition, num_examples)
+        self.budgets.setdefault(partition, budget)
         self._node_of[partition] = node
         self._returned.add(partition)
 
-    def _check(self, node: int, partition: int, num_examples: int) -> None:
+    def _check(
+        self, node: int, partition: int, num_examples: int, budget: tuple[float, float]
+    ) -> None:
         other = self._node_of.get(partition)
         if other is not None and other != node:
             raise RuntimeError(
@@ -282,10 +293,12 @@ class Roster:
             )
         if num_examples < 1:
             raise RuntimeError(f"client {partition} holds no examples")
-        if num_examples > self.most_examples:
+        delta = budget[1]
+        most = min(EXAMPLES, math.ceil(1 / delta) - 1) if delta else self.most_examples
+        if num_examples > most:
             raise RuntimeError(
                 f"client {partition} declares {num_examples:,} examples, the run takes "
-                f"{self.most_examples:,} at most: delta must be below 1 / N_k; lower delta if the "
+                f"{most:,} at most: delta must be below 1 / N_k; lower delta if the "
                 "number is right"
             )
         known = self.sizes.get(partition) if self._deployed else self._declared[partition]
@@ -294,6 +307,14 @@ class Roster:
                 f"client {partition} holds {num_examples} examples, the run declares {known}: "
                 "data, partition settings or seed differ"
             )
+        planned = self.budgets.get(partition, budget)
+        for name, now, before in zip(("epsilon", "delta"), budget, planned, strict=True):
+            if now != before:
+                raise RuntimeError(
+                    f"client {partition} says that it may spend {name} {now:g} (0: what the run "
+                    f"says), and the run is planned with {before:g}: set {name}={before:g} in its "
+                    "node config (0: leave it out), or start a new run"
+                )
 
     def _missing(self, missing: Iterable[int], clients: int) -> str:
         why = "".join(f"; node {node}: {reason}" for node, reason in sorted(self.refused.items()))

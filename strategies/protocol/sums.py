@@ -33,7 +33,6 @@ from fedlsg.secure_sum import GivenUp, Server, Total
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.secure_sum.messages import packed_bytes
 from fedlsg.state import RoundPlan
-from fedlsg.strategies.protocol.downlink import Records
 from fedlsg.strategies.protocol.exchange import Exchange
 from fedlsg.strategies.protocol.round_report import NO_REPLY, Received, RoundReport
 from fedlsg.strategies.protocol.stages import (
@@ -205,35 +204,32 @@ class SecureExchange(Exchange):
             )
             for client, node in self._there(messages).items()
         ]
-        answers = self._read(self._send([message for _, message in self._sent]), stage=True)
+        replies = self._send([message for _, message in self._sent])
+        answers = self._read(replies, self._accept_stage, stage=True)
         return {client: answers[client] for client in sorted(answers)}
 
     def _announce_to(
-        self, partitions: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
+        self, clients: Sequence[int], framed: Collection[int] = (), lost: Collection[int] = ()
     ) -> list[Message]:
-        """As in ``Exchange``. A client that has dropped out in an earlier stage gets nothing more
-        in this attempt.
+        """As in ``Exchange``, as stage "masked". A client that has dropped out in an earlier stage
+        gets nothing more in this attempt.
         """
-        return super()._announce_to(
-            [client for client in partitions if client in self._deliveries], framed, lost
-        )
+        there = [client for client in clients if client in self._deliveries]
+        messages = super()._announce_to(there, framed, lost)
+        for client, message in self._sent:
+            stage = replace(self._stage, name=MASKED, message=self._deliveries[client])
+            write_stage(message.content, stage)
+        return messages
 
-    def _announce(self, partition: int, node: int, records: Records) -> Message:
-        message = super()._announce(partition, node, records)
-        write_stage(
-            message.content, replace(self._stage, name=MASKED, message=self._deliveries[partition])
-        )
-        return message
-
-    def _accept(self, reply: Message, partition: int, *, stage: bool) -> Any:
-        """The payload: keys, shares, masked values or an answer. The protocol's server reads and
-        checks it.
-        """
-        if stage:
-            return self.expectations.payload(reply, self.report)
-        payload = self.expectations.paid(reply, partition, self.plan, self.report)
-        self.report.payloads[partition] = payload
+    def _accept(self, reply: Message, client: int) -> bytes:
+        """The masked values. The protocol's server reads and checks them."""
+        payload = self.expectations.paid(reply, client, self.plan, self.report)
+        self.report.payloads[client] = payload
         return payload
+
+    def _accept_stage(self, reply: Message, client: int) -> bytes:
+        """Keys, shares or an answer, which the protocol's server reads and checks."""
+        return self.expectations.payload(reply, self.report)
 
     def _explain(self, outcome: object, clients: Iterable[int]) -> None:
         """Enter into the report whom the protocol refused, and why these clients worked for

@@ -8,7 +8,8 @@
                        basis]
     client -> server   update: one payload (``fedlsg.payload.pack``) and the partition that it comes
                        from
-    client -> server   identity, once: partition and its declared number of examples N_k
+    client -> server   identity, once: partition, its declared number of examples N_k, and
+                       what it may spend
 
 Only the noisy payload of a reply is computed from a client's data. Most of a message is in its
 arrays, which are immutable ``bytes``: to measure a message, it is serialized without them; a copy
@@ -33,6 +34,10 @@ from fedlsg.config.isolation import CHECKED
 from fedlsg.frame import Coordinates, Frame, Keep
 from fedlsg.strategies.protocol.proofs import CODE, code_record
 
+LEAST_EPSILON, MOST_EPSILON, LEAST_DELTA = 0.01, 100.0, 1e-20
+"""Of one client's own: no noise can be planned for a huge epsilon, or for an epsilon or a delta of
+nearly 0, and one liar would end the plan of all.
+"""
 FAILED, FRAME_DIFFERS, OVER_BUDGET, REPLICA_MISSING, REPLICA_DIFFERS, REFUSED_TERMS = range(
     1001, 1007
 )
@@ -63,7 +68,8 @@ class Announcement:
     """What the server announces about a round, in addition to the weights.
 
     ``updates``: server updates so far. ``isolation``: the level at which all clients run the code
-    of the model.
+    of the model. ``features``: digest of the filters and axes that inputs become features with;
+    empty without.
     """
 
     round: int
@@ -74,6 +80,7 @@ class Announcement:
     expected_batch: float
     run_dir: str
     isolation: str = CHECKED
+    features: str = ""
 
 
 def announced_to(
@@ -218,16 +225,32 @@ def read_update(content: RecordDict) -> bytes:
     return record["payload"].data
 
 
-def identity(partition: int, num_examples: int, *, local: bool = True) -> RecordDict:
+def identity(
+    partition: int,
+    num_examples: int,
+    *,
+    epsilon: float = 0.0,
+    delta: float = 0.0,
+    local: bool = True,
+) -> RecordDict:
     """Content of a reply to the one query: partition, declared N_k, and the code that this client
-    runs.
+    runs. ``epsilon``, ``delta``: what it may spend in a run; 0 where that is the run's word.
     """
-    known = ConfigRecord({"partition": partition, "num-examples": num_examples})
+    known = ConfigRecord(
+        {
+            "partition": partition,
+            "num-examples": num_examples,
+            "epsilon": float(epsilon),
+            "delta": float(delta),
+        }
+    )
     return RecordDict({"identity": known, CODE: code_record(local=local)})
 
 
-def read_identity(content: RecordDict) -> tuple[int, int]:
-    """Partition and declared N_k. ValueError, which quotes nothing, for what is no identity."""
+def read_identity(content: RecordDict) -> tuple[int, int, tuple[float, float]]:
+    """Partition, declared N_k, and its own epsilon and delta. ValueError, which quotes nothing,
+    for what is no identity.
+    """
     record: Mapping[str, object] = content.config_records.get("identity", {})
     partition, num_examples = record.get("partition"), record.get("num-examples")
     if type(partition) is not int or type(num_examples) is not int:
@@ -235,7 +258,18 @@ def read_identity(content: RecordDict) -> tuple[int, int]:
             "expected the whole numbers partition and num-examples of an identity, got something "
             "else"
         )
-    return partition, num_examples
+    epsilon = record.get("epsilon", 0.0)
+    if type(epsilon) is not float or not (epsilon == 0 or LEAST_EPSILON <= epsilon <= MOST_EPSILON):
+        raise ValueError(
+            f"expected an epsilon from {LEAST_EPSILON:g} to at most {MOST_EPSILON:g} in an "
+            "identity, got something else"
+        )
+    delta = record.get("delta", 0.0)
+    if type(delta) is not float or not (delta == 0 or LEAST_DELTA <= delta < 1):
+        raise ValueError(
+            f"expected {LEAST_DELTA:g} <= delta < 1 in an identity, got something else"
+        )
+    return partition, num_examples, (epsilon, delta)
 
 
 def failure(reason: str, code: int, message: Message) -> Message:

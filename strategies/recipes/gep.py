@@ -13,6 +13,8 @@ from typing import Annotated
 from fedlsg.carriers import Rank
 from fedlsg.carriers.probe import CarrierRefresh, Probe, ProbeInputs, Probes, ResidualClip
 from fedlsg.config import Setting
+from fedlsg.masks import Mask, Sparsity
+from fedlsg.masks.mask import Cooling
 from fedlsg.method import Method
 from fedlsg.privacy import Mechanism
 from fedlsg.training import ServerOptimizer
@@ -28,13 +30,17 @@ def recipe(
     refresh_rounds: CarrierRefresh = 1,
     source: ProbeInputs = "auto",
     probes: Probes = 200,
+    sparsity: Sparsity = 0.0,
+    cooling: Cooling = True,
     mechanism: Mechanism,
     server: ServerOptimizer,
 ) -> Method:
     """Embeddings of every parameter's gradient in anchor gradients, and what they leave, each
     clipped on its own.
 
-    ``biased``: B-GEP, the embeddings alone: ``rank`` values a parameter are sent.
+    ``biased``: B-GEP, the embeddings alone: ``rank`` values a parameter are sent. ``sparsity``: the
+    random masks of ``rs`` over what is sent, before the clip (Zhu and Blaschko 2023, Fig. 4, do
+    not say which coordinates of GEP they freeze).
     """
     carrier = Probe(
         form="embedding-only" if biased else "embedding",
@@ -44,4 +50,5 @@ def recipe(
         source=source,
         probes=probes,
     )
-    return Method(name="gep", carrier=carrier, mechanism=mechanism, server=server)
+    mask = Mask(kind="uniform", sparsity=sparsity, cooling=cooling) if sparsity else Mask()
+    return Method(name="gep", carrier=carrier, mask=mask, mechanism=mechanism, server=server)

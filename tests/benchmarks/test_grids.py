@@ -39,6 +39,7 @@ OTHERS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_layers_in_all_their_forms():
     verdicts = [layer_grid.judge(case) for case in CASES[::23] + CASES[-5:]]
@@ -46,6 +47,7 @@ def test_layers_in_all_their_forms():
     assert all(reason for verdict, reason in verdicts if verdict == "refused")
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]

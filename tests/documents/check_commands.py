@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,7 @@ import fedlsg.simulations.compare.search
 import fedlsg.simulations.engines
 import fedlsg.simulations.run.commands
 from fedlsg.config.choices import choose
+from fedlsg.config.partitions import SCHEMES
 from fedlsg.payload import find_codec
 from fedlsg.simulations import workloads
 from fedlsg.simulations.attacks.images_attack import IMAGE_ATTACKS
@@ -34,7 +35,6 @@ from fedlsg.simulations.inspection import refuse_settings
 from fedlsg.simulations.settings.published import find, from_run_config, matching, resolve
 from fedlsg.simulations.settings.resolve import build_method, fill
 from fedlsg.simulations.settings.settings import RUN, Settings, all_settings, merge
-from fedlsg.simulations.workloads.partition import SCHEMES
 from tests.places import REPOSITORY
 
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z_/|]*$|^\.\.\.$|[\[$]")
@@ -53,8 +53,9 @@ class WorkBeginsError(Exception):
     """The command line is right."""
 
 
+@cache
 def command_line() -> click.Group:
-    """``fedlsg`` as click has it."""
+    """``fedlsg`` as click has it. Made once: it has a thousand options."""
     return typer.main.get_command(app)  # type: ignore[return-value]
 
 

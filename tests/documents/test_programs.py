@@ -66,6 +66,7 @@ def folder(tmp_path, monkeypatch, own_code):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("document", WITH_PROGRAMS, ids=name_of)
 def test_the_programs_of_a_document_run(document, folder, capsys):
     run(document.read_text(), "document")
@@ -108,6 +109,7 @@ def stand_ins(tmp_path, monkeypatch):
     return model
 
 
+@pytest.mark.slow
 def test_a_model_of_hugging_face_on_a_table_with_labels_that_are_words(stand_ins, capsys):
     (block,) = [
         b

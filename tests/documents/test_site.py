@@ -72,6 +72,7 @@ FOLDER = REPOSITORY / "docs" / "reference"
 AGAIN = "write it again: python -m docs._sphinx.reference"
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_code_makes(name):
     assert (FOLDER / f"{name}.md").read_text() == PAGES[name](), AGAIN

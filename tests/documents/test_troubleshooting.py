@@ -12,5 +12,6 @@ def without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDLSG_DATA", raising=False)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_errors_of_today():
     assert FILE.read_text() == page(), AGAIN

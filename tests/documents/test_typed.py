@@ -91,6 +91,7 @@ def stranger(tmp_path_factory) -> Path:
     return python
 
 
+@pytest.mark.slow
 def test_an_editable_installation_is_a_path(stranger, tmp_path):
     where = [str(stranger), "-c", "import fedlsg.simulations; print(fedlsg.__file__)"]
     found = subprocess.run(

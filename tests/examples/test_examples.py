@@ -36,6 +36,7 @@ def accuracy(printed: str) -> float:
     return number / 100 if number > 1 else number
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("name", "engine"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedlsg import user_code
+from fedlsg.user_code import load, loading
 from fedlsg.user_code.digest import digest_of, digest_of_source
 from tests.fedlsg.test_user_code import forget_modules_of
 from tests.places import REPOSITORY
@@ -22,8 +22,8 @@ def in_script(code: str, name: str = "f", **values: Any) -> Any:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
-    monkeypatch.setattr(user_code, "_FILES", {})
+    monkeypatch.setattr(loading, "is_permitted", lambda name: True)
+    monkeypatch.setattr(loading, "_FILES", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
     forget_modules_of(tmp_path)
@@ -33,10 +33,10 @@ def of_file(path: Path, **neighbours: str) -> str:
     """The digest of ``f`` of a file, loaded as in a new process."""
     for name in ("mine", *neighbours):
         sys.modules.pop(name, None)
-    user_code._FILES.clear()
+    loading._FILES.clear()
     for name, code in neighbours.items():
         (path.parent / f"{name}.py").write_text(code)
-    return digest_of(user_code.load(f"{path}:f", "workload"))
+    return digest_of(load(f"{path}:f", "workload"))
 
 
 @pytest.mark.parametrize(

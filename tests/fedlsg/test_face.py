@@ -85,6 +85,7 @@ USE = """
 """
 
 
+@pytest.mark.slow
 def test_the_types_of_the_interface(tmp_path):
     """mypy names the planted mistakes, and finds no other one; with the settings of .ci/run, whose
     cache it takes.

@@ -50,6 +50,25 @@ def test_indices_are_ascending_and_in_range(frame):
 
 
 @frames
+def test_indices_are_those_of_each_block_after_the_other_and_shared_where_all_are_kept(frame):
+    start, expected = 0, []
+    for block in frame.blocks:
+        expected += [start + place for place in block.keep.positions(block.shape).tolist()]
+        start += block.size
+    assert frame.indices.tolist() == expected
+    again = Frame(coordinates=frame.coordinates, blocks=frame.blocks)
+    shared = again.indices is frame.indices
+    assert shared == (frame.kept == frame.size)
+
+
+def test_positions_that_somebody_wrote_into_are_not_given_to_others():
+    small = nn.Linear(7, 3)  # of a size that no other test has
+    one, other = (make_frame(small, rank=2, sparsity=0.0, carry=False) for _ in range(2))
+    one.indices.add_(1)
+    assert other.indices[0] == 0
+
+
+@frames
 def test_unflatten_puts_each_value_at_its_place_and_zero_elsewhere(frame):
     values = torch.arange(1.0, frame.kept + 1)
     pieces = frame.unflatten(values)
@@ -59,6 +78,7 @@ def test_unflatten_puts_each_value_at_its_place_and_zero_elsewhere(frame):
     assert int((flat != 0).sum()) == frame.kept
 
 
+@pytest.mark.thinned(2)
 @frames
 @pytest.mark.parametrize("averaged", [False, True])
 @given(seed=seeds)
@@ -85,6 +105,7 @@ def test_gradients_equal_eq_3_of_the_masked_blocks(frame, averaged, seed):
         assert_close(got[c.name], expected)
 
 
+@pytest.mark.thinned(3)
 @frames
 @given(seed=seeds)
 def test_gradients_are_linear(frame, seed):

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import methodcaller
@@ -26,6 +27,7 @@ from fedlsg.gradients import per_example_loss
 from fedlsg.simulations import workloads
 from fedlsg.simulations.models import vision
 from fedlsg.simulations.workloads import build_model
+from fedlsg.user_code import library
 from fedlsg.user_code.library import own_code
 
 Model = Callable[[], nn.Module]
@@ -89,6 +91,7 @@ def test_hooks_that_a_library_leaves_behind_are_library_code() -> None:
     assert own_code(model) is None
 
 
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", vision(3, 32, 10))
 def test_models_that_ship_are_library_code(name: str) -> None:
     assert own_code(vision(3, 32, 10)[name]()) is None
@@ -247,6 +250,40 @@ def test_patched_libraries_are_own_code(name: str, monkeypatch: pytest.MonkeyPat
         patch.setattr(*PATCHES[name], mixing, raising=False)
         assert "test_library.py" in str(own_code(model))
     assert own_code(model) is None
+
+
+class Mixes:
+    """Called as an object, by a method, or as a class."""
+
+    def __new__(cls, *given: Any) -> Any:
+        return mixing(*given) if given else super().__new__(cls)
+
+    def __call__(self, *given: Any) -> Any:
+        return mixing(*given)
+
+    method = __call__
+
+
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0)
+
+
+with warnings.catch_warnings(action="ignore"):
+    SCRIPTED = torch.jit.script(scripted)
+
+
+@pytest.mark.parametrize("owner", [F, torch])
+@pytest.mark.parametrize(
+    "other",
+    [Mixes(), Mixes, Mixes().method, partial(mixing), functools.lru_cache(mixing), SCRIPTED],
+)
+def test_what_is_no_function_in_place_of_one_is_own_code(
+    other: Any, owner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "relu", other)
+    assert "test_library.py" in str(own_code(mlp()))
+    monkeypatch.setattr(library, "_stands_for_users", lambda value: False)
+    assert own_code(mlp()) is None, "negative control: functions alone are read"
 
 
 def test_code_that_is_put_into_a_function_is_own_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,25 +7,22 @@ import pytest
 import torch
 from torch import nn
 
-from fedlsg import user_code
-from fedlsg.user_code import is_reference, load, permit
+from fedlsg.user_code import is_permitted, is_reference, load, loading, offered, permit, text_files
 from fedlsg.user_code.digest import source_of
 from fedlsg.user_code.failure import depends_on_values, describe
-
-IS_PERMITTED = user_code.is_permitted
 
 
 @pytest.fixture(autouse=True)
 def allowed(monkeypatch, tmp_path):
     """Code may run, and modules of a test are gone after it."""
-    monkeypatch.setattr(user_code, "is_permitted", lambda name: True)
-    monkeypatch.setattr(user_code, "_FILES", {})
+    monkeypatch.setattr(loading, "is_permitted", lambda name: True)
+    monkeypatch.setattr(loading, "_FILES", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another file of tests
     monkeypatch.chdir(tmp_path)
-    user_code.offered.cache_clear()
+    offered.cache_clear()
     yield
-    user_code.offered.cache_clear()
+    offered.cache_clear()
     forget_modules_of(tmp_path)
 
 
@@ -45,7 +42,7 @@ def write(name: str, code: str) -> Path:
 def test_a_file_that_changes_between_the_comparison_and_its_run_does_not_run(
     other, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(user_code, "_COMPARED", {})
+    monkeypatch.setattr(text_files, "_COMPARED", {})
     mine = write("mine.py", "from near import ran\n")
     write("near.py", "ran = lambda: 1\n")
     name = f"{mine}:ran"
@@ -145,7 +142,7 @@ def test_code_that_fails_names_file_and_line_and_runs_again(code, words):
 
 @pytest.mark.parametrize("name", ["evil.py:f", "evil:f", "os:system", "evil.py"])
 def test_a_name_that_is_not_permitted_runs_nothing(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(user_code, "is_permitted", IS_PERMITTED)
+    monkeypatch.setattr(loading, "is_permitted", is_permitted)
     permit("other.py:f", "evil.py:g")
     monkeypatch.syspath_prepend(str(tmp_path))
     write(

@@ -11,20 +11,20 @@ import torch
 from torch.testing import assert_close
 
 import fedlsg
-from fedlsg import user_code
 from fedlsg.attacks.inversion.linear import labels_of
 from fedlsg.attacks.inversion.matching import ATTACKS, match
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.observation import DoesNotApply, Knowledge, ThreatModel
 from fedlsg.attacks.replay import unexplained
 from fedlsg.simulations.attacks import kind_of
-from fedlsg.simulations.attacks.images_attack import image_prior
+from fedlsg.simulations.attacks.images_score import public_images
 from fedlsg.simulations.attacks.membership.shadows import accuracy_of, confidences, is_cross_entropy
 from fedlsg.simulations.attacks.observations import open_record
 from fedlsg.simulations.attacks.target import truth_of
 from fedlsg.simulations.inspection import batch_gradient, subject_of_settings
 from fedlsg.simulations.inspection.measure import own_clip
 from fedlsg.simulations.planning import row_faults
+from fedlsg.user_code import loading
 from tests.simulations.support import own_tasks
 from tests.simulations.support.own import fresh, load, quick
 
@@ -35,7 +35,7 @@ FILE = Path(own_tasks.__file__)
 def allowed():
     """Names of files may run code, and nothing of it is known afterwards."""
     with fresh(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(user_code, "is_permitted", lambda name: True)
+        patch.setattr(loading, "is_permitted", lambda name: True)
         yield
 
 
@@ -66,7 +66,7 @@ def test_inspection_of_other_targets_is_the_gradient_of_their_loss(task):
 
 
 def test_the_range_of_pixels_is_that_of_the_data():
-    prior = image_prior(load(own_tasks.images()))
+    prior = public_images(load(own_tasks.images())).prior
     assert (prior.low, prior.high) == ((-1.0,), (1.0,))
     # a range of 0 to the largest stored value would hide half of each image
     assert prior.span == 2.0

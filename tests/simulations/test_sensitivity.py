@@ -115,6 +115,7 @@ def check(found: Moved) -> None:
     assert found.neighbours <= BOUND, found
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("model", "method", "precision", "storage", "microbatch", "case"),
     [
@@ -178,6 +179,7 @@ def test_aligned_gradients_move_the_sum_by_c(examples, dtype, even):
     check(move(align(examples, dtype, even=even), range(examples), 0))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("even", [True, False])
 def test_50_000_aligned_gradients_move_the_sum_by_c(even):
     check(move(align(50_000, even=even), range(50_000), 0))
@@ -292,6 +294,7 @@ def test_a_single_example_is_never_a_single_row():
     assert seen[:-2] == [1, 1, 1, 3], "the survey of the model"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", AXES["storage"])
 def test_weights_that_an_adversary_chose_move_the_sum_by_c_where_all_rows_have_one_shape(storage):
     """As in a deployed client. Without it a row less is another rounding of all others, and here a

@@ -61,6 +61,7 @@ TURNS = [
 """Every layer in one precision, and all precisions in turn; the other pairs are slow."""
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize(("case", "precision", "storage", "microbatch"), TURNS)
 def test_one_example_moves_the_sum_by_c(case, precision, storage, microbatch):
     made = build(case, precision, storage, microbatch)
@@ -103,6 +104,7 @@ def test_one_example_moves_unevenly_scaled_gradients_by_c(power, damping):
         check(found)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("microbatch", "expected"), [(5, 1e4), (7, 1e4), (11, 1e4), (64, 0.5), (64, 2.0)]
 )

@@ -23,10 +23,15 @@ VARIANTS: dict[str, Case] = {
     "rgp: direct sparsification": Case("rgp", {"sparsify_update": 0.4}),
     "rgp: late history": Case("rgp", {"warmup": 3, "power_steps": 2}),
     "rgp: clip per block, weights": Case("rgp", {"clip": "per-block", "norms_clip_weight": 2.0}),
+    "rgp: normalised history, carried weights alone": Case(
+        "rgp", {"history": "normalized", "trained": "carried"}
+    ),
+    "rgp: left factor, weights": Case("rgp", {"factors": "left", "classifier_clip_weight": 0.01}),
     "rs: on carriers": Case("rs", {"carrier": "low-rank"}),
     "rs: on carriers of the change": Case("rs", {"carrier": "low-rank-change"}),
     "rs: on random carriers": Case("rs", {"carrier": "random"}),
     "rs: new mask every step": Case("rs", {"redraw": "step"}),
+    "rs: two masks an epoch": Case("rs", {"redraw": "2"}),
     "rs: constant rate": Case("rs", {"cooling": False}),
     "rs: ranked": Case("rs", {"ranking": "gradients"}),
     "rs: noisy SGD": Case("rs", {"mechanism": "noise-only"}),
@@ -75,6 +80,7 @@ VARIANTS: dict[str, Case] = {
         "dp-kfc", {"power": 0.25, "clip": "per-block", "norms_clip_weight": 3.0}
     ),
     "gep: biased": Case("gep", {"biased": True}),
+    "gep: random masks": Case("gep", {"sparsity": 0.5}),
     "gep: small rests, two copies, weights": Case(
         "gep",
         {"residual_clip": 0.1, "norms_clip_weight": 3.0, "classifier_clip_weight": 0.25},

@@ -43,6 +43,7 @@ def dense() -> Subject:
     return subject(Case("dpsgd"), mlp)
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("case", CASES, ids=names)
 def test_one_client_moves_the_sum_by_the_clip_norm_at_most(case):
     assert sensitivity_defects(subject(case, mlp)) == []

@@ -54,11 +54,13 @@ def test_every_recipe_has_the_contract():
     assert {case.name for case in CASES.values()} == set(strategies.names())
 
 
+@pytest.mark.thinned(9)
 @slow_where(shown_on_the_mlp)
 def test_one_example_moves_the_clipped_sum_by_the_claimed_sensitivity_at_most(case, model):
     assert sensitivity_defects(of(case, model), range(3 if model == "mlp" else 1)) == []
 
 
+@pytest.mark.thinned(24)
 @slow_where(shown_on_the_mlp)
 def test_server_and_client_derive_one_frame(case, model):
     s = of(case, model)
@@ -67,17 +69,20 @@ def test_server_and_client_derive_one_frame(case, model):
     assert [b.weight for b in s.frame.blocks] == [b.weight for b in s.derived.blocks]
 
 
+@pytest.mark.thinned(8)
 @slow_where(shown_by_its_recipe)
 def test_noise_has_its_variance_in_every_block(case, model):
     """With as many draws as the controls need to find less noise."""
     assert noise_defects(of(case, model), LEAST_DRAWS // 4) == []
 
 
+@pytest.mark.thinned(40)
 @slow_where(shown_on_the_mlp)
 def test_gradients_lie_on_the_kept_coordinates_and_on_nothing_else(case, model):
     assert lift_defects(of(case, model)) == []
 
 
+@pytest.mark.thinned(24)
 @slow_where(shown_on_the_mlp)
 def test_the_server_gets_the_very_values_that_were_sent(case, model):
     """Bit for bit in float32; where factors are sent, the product of the factors of what was to be

@@ -14,7 +14,6 @@ from fedlsg.frame import Frame
 from fedlsg.payload import PayloadError
 from fedlsg.privacy.clip import clip_factors, clipped_sum
 from fedlsg.privacy.mechanism import Mechanism, add_noise
-from fedlsg.training.client_round import per_unit
 from tests.fedlsg.support.plants import clip_after_sum
 from tests.strategies import contract
 from tests.strategies.contract import (
@@ -41,9 +40,9 @@ def gradients_weighted_after_the_clip(gradients, mechanism, **options):
     return torch.cat([piece * w for piece, w in zip(pieces, weights, strict=True)])
 
 
-def copies_as_examples(gradients, frame, multiplicity):
+def copies_as_examples(gradients, copies):
     """Each augmented copy is clipped as if it were an example of its own."""
-    return per_unit(gradients, frame, 1)
+    return [*gradients]
 
 
 def no_clip(gradients, mechanism, **options):
@@ -124,17 +123,17 @@ UNSAFE = {
         "clipped_sum",
         gradients_weighted_after_the_clip,
     ),
-    "copies clipped as examples": ("lsg: two copies", CLIENT, "per_unit", copies_as_examples),
+    "copies clipped as examples": ("lsg: two copies", CLIENT, "mean_of_copies", copies_as_examples),
     "copies as examples, with weights": (
         "rs: two copies, clip weights",
         CLIENT,
-        "per_unit",
+        "mean_of_copies",
         copies_as_examples,
     ),
     "copies as examples, factors sent": (
         "dp-powersgd: two copies",
         CLIENT,
-        "per_unit",
+        "mean_of_copies",
         copies_as_examples,
     ),
     "examples that are no number kept": ("dpsgd", CLIENT, "clipped_sum", broken_examples_kept),
@@ -160,6 +159,7 @@ UNSAFE = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("mistake", UNSAFE)
 def test_a_step_that_is_less_private_than_claimed_is_caught(mistake, monkeypatch):
     case, place, attribute, plant = UNSAFE[mistake]
@@ -214,6 +214,7 @@ def one_draw_for_two_halves(total, mechanism, noise):
     return total + torch.cat([draw, draw])[: len(total)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("plant", [halved_at_the_end, one_draw_for_two_halves, empty_batch_skipped])
 @pytest.mark.parametrize("case", ["lsg", "dp-ssgd: pruning round"])
 def test_less_noise_than_accounted_is_caught(case, plant, monkeypatch):

@@ -108,6 +108,7 @@ def step_of(how: str, **settings: Any) -> PrivateStep:
     )
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("how", ["inputs", "features", "reshape"])
 @pytest.mark.parametrize("form", LAYOUTS)
 def test_a_view_of_scattered_rows_trains_or_is_refused_free(form, how):

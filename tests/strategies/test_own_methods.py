@@ -65,12 +65,14 @@ def of(name: str, model: str = "mlp"):
 cases = pytest.mark.parametrize("name", [name for name in PARTS if name != "probe"])
 
 
+@pytest.mark.thinned(11)
 @cases
 @pytest.mark.parametrize("model", MODELS)
 def test_one_example_moves_the_clipped_sum_by_the_claimed_sensitivity_at_most(name, model):
     assert sensitivity_defects(of(name, model), range(2)) == []
 
 
+@pytest.mark.thinned(24)
 @cases
 def test_server_and_client_derive_one_frame(name):
     """Each from a model of its own."""
@@ -79,6 +81,7 @@ def test_server_and_client_derive_one_frame(name):
     assert torch.equal(s.frame.indices, s.derived.indices)
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", ["core, own mask", "own carriers, own mask"])
 def test_noise_has_its_variance_in_every_block(name):
     assert noise_defects(of(name), LEAST_DRAWS // 4) == []

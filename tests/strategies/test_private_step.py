@@ -99,6 +99,7 @@ def federation(name: str, rounds: int, pruning_noise: float) -> ServerState:
     return state
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_step_is_a_round_of_a_federation_of_one_client(name):
     step = made(name)
@@ -137,6 +138,7 @@ CHECKS = [
 ]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_step_is_private(check):
     assert check()
@@ -190,6 +192,7 @@ def test_a_divisor_from_the_data_is_found(monkeypatch):
     assert not own_loop.the_divisor_is_public()
 
 
+@pytest.mark.slow
 def test_no_key_of_a_stream_outlives_its_step():
     step = private_step(method="dpsgd")
     # of other tests in this process
@@ -306,3 +309,27 @@ def test_a_gradient_of_the_users_own_never_moves_the_model():
     for name, p in net.named_parameters():
         assert float(p.detach().abs().max()) < 1e3
         assert name not in frozen or torch.equal(p, frozen[name])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_step_after_the_last_one_of_a_schedule_is_taken(schedule):
+    """Its rate is 0 at the end: a rate of local steps, of which there are none, is not."""
+    data = torch.randn(40, 4), torch.randint(0, 3, (40,))
+    step = fedlsg.PrivateStep(
+        nn.Linear(4, 3),
+        nn.CrossEntropyLoss(),
+        num_examples=40,
+        sample_rate=0.5,
+        steps=2,
+        method="dpsgd",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        learning_rate=0.1,
+        schedule=schedule,
+    )
+    spent = []
+    for _ in range(3):
+        step.step(step.batches(data))
+        spent.append(step.epsilon())
+    assert spent == sorted(spent)
+    assert spent[2] > spent[1]

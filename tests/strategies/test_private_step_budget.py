@@ -119,6 +119,7 @@ FROM = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", FROM)
 def test_going_on_from_trained_weights_is_refused_without_their_ledger(name, tmp_path):
     step = trained(**{"ema": 0.9} if name == "the average" else {})
@@ -175,6 +176,7 @@ def test_two_steps_on_one_model_need_one_ledger(tmp_path):
     assert len(first._account.ledger.entries) == 3
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "how",
     [
@@ -206,6 +208,7 @@ def test_what_is_accounted_or_new_is_accepted(how, tmp_path):
     assert len(second._account.ledger.entries) == (2 if how == "same ledger" else 1)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "given",
     [

@@ -111,6 +111,7 @@ MIXING = {
 }
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("how", MIXING)
 def test_mixing_that_is_put_in_later_is_refused_free(how):
     model, loss = net(), Scaled()
@@ -124,6 +125,7 @@ def test_mixing_that_is_put_in_later_is_refused_free(how):
     assert step.steps_taken == 1
 
 
+@pytest.mark.slow
 def test_mixing_in_a_class_or_in_all_modules_is_refused_free(monkeypatch):
     model = net()
     step, rows = started(model)
@@ -148,6 +150,7 @@ def test_mixing_in_a_class_or_in_all_modules_is_refused_free(monkeypatch):
     assert step.epsilon() > spent
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -188,6 +191,7 @@ HEADS = {
 }
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("optimizer", ["rate", "AdamW", "own"])
 @pytest.mark.parametrize("change", HEADS)
 def test_other_trainable_parameters_are_refused_free(change, optimizer):
@@ -233,6 +237,7 @@ def test_weights_that_become_half_are_refused_free_with_their_type():
     assert step.epsilon() == spent
 
 
+@pytest.mark.slow
 def test_the_level_of_isolation_is_that_of_what_runs_now():
     """Also after a state that was checked before, after a refusal, and for code that is in an
     attribute.
@@ -265,6 +270,7 @@ def count_rehearsals(monkeypatch) -> list[int]:
     return done
 
 
+@pytest.mark.slow
 def test_what_a_forward_writes_is_not_checked_again(monkeypatch):
     done = count_rehearsals(monkeypatch)
     step, rows = started(net(Counting))
@@ -274,6 +280,7 @@ def test_what_a_forward_writes_is_not_checked_again(monkeypatch):
     assert len(done) == 1
 
 
+@pytest.mark.slow
 def test_modes_that_alternate_are_checked_once_each(monkeypatch):
     done = count_rehearsals(monkeypatch)
     model = net()

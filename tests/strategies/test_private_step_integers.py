@@ -116,6 +116,7 @@ def some(inputs: Any) -> Any:
     return {name: t[:6] for name, t in inputs.items()} if isinstance(inputs, dict) else inputs[:6]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("form", [f for f in FORMS if f not in ("ids from 3", "ids from 100")])
 def test_integers_that_do_not_begin_at_0_train(form):
     make, inputs = FORMS[form]
@@ -124,6 +125,7 @@ def test_integers_that_do_not_begin_at_0_train(form):
     assert step.steps_taken == 1
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("form", ["ids from 1", "ids from 3", "ids from 100", "lengths", "hidden"])
 def test_they_train_with_an_example(form):
     make, inputs = (Hidden, integers(37, 42)) if form == "hidden" else FORMS[form]

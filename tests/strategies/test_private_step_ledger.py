@@ -38,6 +38,7 @@ def test_epsilon_is_that_of_the_ledger_and_of_nothing_else(tmp_path):
     assert step.epsilon() == pytest.approx(compose(events, delta=1e-3).upper, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_step_beyond_the_budget_is_refused_before_anything_is_drawn():
     step = private_step(method="dpsgd", epsilon=3.0, noise_multiplier=None, steps=3)
     for _ in range(3):
@@ -52,6 +53,7 @@ def test_a_step_beyond_the_budget_is_refused_before_anything_is_drawn():
     assert torch.equal(weights(step), before)
 
 
+@pytest.mark.slow
 def test_runs_on_one_ledger_share_the_budget(tmp_path):
     given = {
         "method": "dpsgd",
@@ -119,6 +121,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -41,6 +41,7 @@ CASES = {
 }
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("method", ["sgd", "dpsgd"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_update_is_torchs_gradient_of_the_loss_that_was_asked(case, method):

@@ -24,6 +24,7 @@ def with_layer(layer: nn.Module) -> nn.Module:
     return net
 
 
+@pytest.mark.thinned(43)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -225,6 +226,7 @@ class MixerInTraining(Mixer):
         return super().forward(x) if self.training else x
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("example", [None, PUBLIC])
 def test_a_model_that_changes_its_mode_is_checked_again(example):
     step = private_step(with_layer(MixerInTraining()).eval(), method="dpsgd", example=example)

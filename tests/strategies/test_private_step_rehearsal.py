@@ -74,6 +74,7 @@ def is_untouched(name: str, monkeypatch) -> bool:
     return equal(*found)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -191,6 +192,7 @@ class Named(nn.Module):
         return self.classifier(x)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("form", ["arrays", "a data set of arrays", "columns"])
 def test_arrays_of_numpy_get_the_type_of_the_model(form, dtype):
@@ -221,11 +223,10 @@ def test_tensors_of_another_type_than_the_model_are_refused_free(data):
     )
 
 
+@pytest.mark.slow
 def test_a_model_in_float64_names_the_change_of_the_inputs_that_trains():
     step = private_step(model().double(), method="dpsgd")
-    refused_free(
-        step, (INPUTS, TARGETS), r"inputs.to\(torch.float64\) or model.to\(torch.float32\)"
-    )
+    refused_free(step, (INPUTS, TARGETS), r"inputs.to\(torch.float64\) or model.float\(\)")
     step.step(step.batches((INPUTS.to(torch.float64), TARGETS)))
 
 
@@ -322,6 +323,7 @@ STEPS = {
 }
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("types", TWO.values(), ids=list(TWO))
 @pytest.mark.parametrize("settings", STEPS.values(), ids=list(STEPS))
 def test_parameters_of_two_types_train(types, settings):

@@ -122,6 +122,7 @@ RAGGED = {
 }
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("case", RAGGED)
 def test_ragged_rows_of_a_data_set(case):
     make, data, loss, how = RAGGED[case]
@@ -136,6 +137,7 @@ def pad_sequence(first):
     return rows
 
 
+@pytest.mark.slow
 def test_padding_to_the_longest_of_the_batch():
     """Refused as it is; by the line that the message prints, it trains. Alone and masked, rows have
     equal gradients.
@@ -291,6 +293,7 @@ def test_seeds_by_the_row_are_known_without_the_interception(monkeypatch):
     assert torch.equal(first, second)
 
 
+@pytest.mark.slow
 def test_draws_of_a_reproducible_step_follow_from_its_seed():
     def weights(seed):
         torch.manual_seed(0)
@@ -329,3 +332,15 @@ def test_the_word_batched_is_shown_and_changes_no_number():
         steps[0].batches((X, Y), batched=True)
     with pytest.raises(ValueError, match="rows of a pair of tensors have one shape"):
         steps[0].batches((X, Y), pad=0)
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_one_row_that_is_expanded_is_refused(form):
+    """``numpy.broadcast_to`` makes many rows of one, as ``expand`` does."""
+    rows = X[:1].expand(9, 4), Y[:1].expand(9)
+    if form == "numpy":
+        rows = tuple(np.broadcast_to(t[:1].numpy(), t.shape) for t in rows)
+    step = step_on(net(), count=9, fresh_data=True)  # tests have one seed
+    with pytest.raises(ValueError, match="one row that is expanded"):
+        step.batches(rows)
+    step.batches((np.broadcast_to(X[:1].numpy(), (9, 4)), np.arange(9) % 3))  # one input for all

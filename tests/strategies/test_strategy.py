@@ -22,7 +22,7 @@ from fedlsg.strategies.protocol.wire import (
     read_frame,
     update,
 )
-from tests.strategies.small_federation import Federation, server_state, values_for
+from tests.strategies.small_federation import EXAMPLES, Federation, server_state, values_for
 
 
 def messages_of(caplog: pytest.LogCaptureFixture) -> str:
@@ -57,8 +57,10 @@ class Cancelling(Federation):
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
 def test_the_sum_is_in_client_order_however_the_replies_arrive(order):
+    # the expected batches of the four, which a method without privacy divides by
+    divisor = sum(0.5 * (EXAMPLES + k) for k in range(4))
     federation = Cancelling(
-        server_state("sgd", learning_rate=1.0, momentum=0.0, divisor=1.0), clients=4
+        server_state("sgd", learning_rate=divisor, momentum=0.0, divisor=divisor), clients=4
     )
     start, pull = federation.state.weights, federation.grid.pull_messages
 

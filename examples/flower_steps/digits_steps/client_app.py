@@ -1,5 +1,5 @@
-"""The app's ClientApp: its loop, whose steps are private ones, and a reply that says what they
-spent.
+"""The app's ClientApp: its loop, whose steps are private ones, within the limits of the node; and a
+reply that says what they spent.
 """
 
 from pathlib import Path
@@ -12,8 +12,14 @@ import fedlsg
 import fedlsg.flower
 from digits_steps.task import Net, load_data
 
-app = ClientApp()
-LEDGERS = Path.home() / ".local/state/digits-steps"
+# The server chooses noise and number of steps. This node takes them within limits of its own.
+node = fedlsg.flower.PrivateNode(
+    epsilon=8.0,
+    delta=1e-5,
+    least_noise_multiplier=1.0,
+    ledger=Path.home() / ".local/state/digits-steps",
+)
+app = ClientApp(mods=[node])
 
 
 @app.train()
@@ -32,7 +38,7 @@ def train(msg: Message, context: Context):
         clip_norm=0.5,
         method="dpsgd",
         learning_rate=config["lr"],
-        ledger=LEDGERS / f"run-{context.run_id}" / f"client-{client}.jsonl",
+        ledger=node.ledger(context),
     )
     batches = step.batches(data)
     for _ in range(config["local-steps"]):

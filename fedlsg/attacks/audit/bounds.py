@@ -28,11 +28,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld
 from jaxtyping import Bool, Float
 from scipy.optimize import brentq
 from scipy.special import expit, log_ndtr, ndtr, ndtri
 from scipy.stats import binom
+
+from fedlsg.extras import of_extra
+
+with of_extra("attacks", "audits and membership attacks"):
+    from dp_accounting.pld import privacy_loss_distribution as pld
 
 Least = Callable[[float], float]
 """g: from the probability of an event to the least probability that it has on a neighbouring data

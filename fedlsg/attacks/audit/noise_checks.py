@@ -13,13 +13,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.stats import chi2, kstest, norm
+from scipy.stats import beta, binom, chi2, kstest, norm, poisson
 
+from fedlsg.attacks.audit.games import Count, Game
 from fedlsg.attacks.audit.setting import Setting, found_ratio
 from fedlsg.attacks.audit.unit_mode import Recording
 
 SIGNIFICANCE = 1e-5
 SHAPE_SAMPLE = 100_000
+TAIL = 3.0
+"""Deviations from which on values are counted as a tail."""
+CELLS, LAST_CELL, FEWEST_OUTPUTS = 256, 256 * 8, 8
+"""Cells a deviation in which sizes of values are counted, the last one holds all that are larger;
+outputs that are compared, at the fewest.
+"""
 SLOPES = np.linspace(0.05, 12.0, 240)
 """Of the exponentials tried by ``displacement``, in 1 / standard error."""
 
@@ -62,8 +69,154 @@ def unit_checks(recording: Recording, setting: Setting) -> tuple[Check, ...]:
             **claim,
         ),
         *noise_checks(recording.silent, kept=setting.frame.kept, noise_std=setting.noise_std),
+        digits(recording.silent),
         *grid_checks(recording.grid, noise_std=setting.noise_std),
+        *(check for game in recording.games for check in game_checks(game, **claim)),
+        *pass_checks(recording.games, setting),
+        *(
+            []
+            if recording.count is None
+            else count_checks(recording.silent, recording.count, setting)
+        ),
     )
+
+
+def game_checks(
+    game: Game, *, sample_rate: float, noise: float, weights: Sequence[float]
+) -> list[Check]:
+    """No direction of a game is moved further than claimed, and its draws are new in each round."""
+    rounds, k = game.moves.shape
+    reach, moved = game.units * sample_rate * sum(weights), game.moves.mean(0)
+    spread = (noise / (reach * game.lengths)) ** 2
+    log_p, error = further(
+        moved, game.units * rounds, sample_rate=sample_rate, weights=weights, spread=spread / rounds
+    )
+    worst = int(log_p.argmin())
+    says = (
+        f"{game.units} units in each of {k} directions move the outputs by at most "
+        f"{moved[worst]:.3f} of what is claimed (standard error {error[worst]:.3f})"
+    )
+    passed = bool(log_p.min() >= np.log(SIGNIFICANCE / k))
+    moves = Check(name=f"sensitivity, {game.name}", passed=passed, says=says)
+    if game.name != "parts" or sample_rate == 1:
+        return [moves]
+    return [moves, fresh_draws(game, spread, sample_rate=sample_rate, weights=weights)]
+
+
+def fresh_draws(
+    game: Game, spread: Float[np.ndarray, " k"], *, sample_rate: float, weights: Sequence[float]
+) -> Check:
+    """Who takes part is drawn anew in each step, and for each unit by itself.
+
+    The rounds of a direction then differ by Bernoulli draws and noise whose variances are known.
+    Draws that are used again make them alike, draws that units share make them differ by more. A
+    normal test of the mean square on both sides, with the fourth moment of the sum of both. The
+    sum of all directions is tested, too, for draws that all units share.
+    """
+    rounds, k = game.moves.shape
+    q, shares = sample_rate, np.asarray(weights) / (sample_rate * sum(weights))
+    drawn = q * (1 - q) * float(np.square(shares).sum()) / game.units
+    # of a direction that the clip shortens more, such as one of a part with a clip of its own
+    drawn = drawn * (np.square(game.moves.mean(0)) - (drawn + spread) / rounds).clip(0, 1.5)
+    variance = drawn + spread
+    kurtosis = (drawn / variance) ** 2 * (1 - 6 * q * (1 - q)) / (q * (1 - q)) / game.units
+    squares = np.square(game.moves - game.moves.mean(0)).sum(0) / variance
+    found = float(squares.sum() / (rounds - 1) / k)
+    error = float(np.sqrt((2 + np.maximum(kurtosis, 0)).sum() / (rounds - 1)) / k)
+    together = game.moves.sum(1)
+    total = float(np.square(together - together.mean()).sum() / variance.sum())
+    p = min(2 * norm.sf(abs(found - 1) / error), 2 * chi2.sf(total, rounds - 1))
+    reused = float((spread / variance).mean())
+    says = (
+        f"rounds of one direction vary by {found:.3f} of what fresh draws and noise give (standard "
+        f"error {error:.3f}); draws of one round used in all of them would give {reused:.3f}"
+    )
+    return Check(name="fresh draws", passed=bool(p >= SIGNIFICANCE / 2), says=says)
+
+
+def pass_checks(games: Sequence[Game], setting: Setting) -> list[Check]:
+    """Outputs of clients that share a pass with another one's units are noise, as if alone: where
+    only a sum is private, each client's share of its noise.
+    """
+    found, noise = [], setting.noise_std / setting.stated.honest**0.5
+    for game in games:
+        if game.elsewhere is not None:
+            rows = np.asarray(game.elsewhere, dtype=np.float64) / noise
+            found += [
+                replace(check, name=f"{check.name}, next to {game.name}")
+                for check in (present(rows), deviation("all", rows), fresh(rows), excess(rows))
+            ]
+    return found
+
+
+def excess(rows: Outputs) -> Check:
+    """Nothing but the claimed noise is in outputs of clients whose examples have no gradient.
+
+    The largest mean square of an output, against chi-squared of the noise that all of them have.
+    """
+    squares = np.square(rows).sum(1)
+    usual = max(1.0, float(np.median(squares)) / rows.shape[1])
+    p = float(chi2.sf(squares.max() / usual, rows.shape[1])) * len(rows)
+    says = f"the largest output is {np.sqrt(squares.max() / rows.shape[1]):.3f} noise deviations"
+    return Check(name="nothing of other clients", passed=bool(p >= SIGNIFICANCE), says=says)
+
+
+def digits(silent: Mapping[str, Outputs]) -> Check:
+    """Noise has more digits than numbers of 16 bits: what they round off would show the sum.
+
+    One value in thousands has so few digits by chance.
+    """
+    values = np.concatenate(
+        [np.asarray(rows, dtype=np.float32).ravel() for rows in silent.values()]
+    )
+    values = values[values != 0]
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16).astype(np.float32) == values
+    brain = (values.view(np.uint32) & 0xFFFF) == 0
+    share = float(np.mean(half | brain)) if len(values) else 0.0
+    says = f"{100 * share:.2g} % of the noise has no more digits than a number of 16 bits"
+    return Check(name="digits of the noise", passed=share < 0.5, says=says)
+
+
+def count_checks(silent: Mapping[str, Outputs], count: Count, setting: Setting) -> list[Check]:
+    """The noisy count of an adaptive clip: it is a release of its own, next to the sum.
+
+    Together they have the noise multiplier z with 1 / z^2 = 1 / z_sum^2 + 1 / (2 sigma_b)^2, both
+    measured, each at half of the significance; and one client moves the count by 1/2 at most.
+    """
+    adaptive, q = setting.adaptive, setting.stated.sample_rate
+    assert adaptive is not None
+    rows = np.concatenate(list(silent.values())) / setting.sensitivity
+    level = SIGNIFICANCE / 2
+    of_sum = np.sqrt(float(np.square(rows).sum()) / chi2.isf(1 - level, rows.size))
+    squares = float(np.square(count.empty - count.empty.mean()).sum())
+    of_count = np.sqrt(squares / chi2.isf(1 - level, len(count.empty) - 1)) * 2
+    both = 0.0 if not of_count else float((of_sum**-2.0 + of_count**-2.0) ** -0.5)
+    needed = setting.stated.noise_multiplier
+    found = [
+        Check(
+            name="noise of the count",
+            passed=both >= needed,
+            says=f"sum and count together have a noise multiplier of at most {both:.4f}, the claim "
+            f"needs {needed:.4f}",
+        ),
+        replace(unrepeated(count.empty[None]), name="fresh noise of the count"),
+    ]
+    noise = max(adaptive.count_noise, float(count.empty.std())) * 2
+    for name, moved in count.moved.items():
+        reach = count.units * q / 2
+        far = np.array([abs(float(moved.mean())) / reach])
+        log_p, error = further(
+            far,
+            count.units * len(moved),
+            sample_rate=q,
+            weights=[1.0],
+            spread=(noise / 2 / reach) ** 2 / len(moved),
+        )
+        says = f"a client moves the count by {far[0] / 2:.3f} (standard error {error / 2:.3f})"
+        passed = bool(log_p.min() >= np.log(level))
+        found.append(Check(name=f"sensitivity, {name}", passed=passed, says=says))
+    return found
 
 
 def grid_checks(grid: Mapping[str, Outputs], *, noise_std: float) -> list[Check]:
@@ -100,6 +253,8 @@ def noise_checks(silent: Mapping[str, Outputs], *, kept: int, noise_std: float) 
         fresh(every),
         unrepeated(every),
         normal(every.ravel()),
+        tails(every.ravel()),
+        unequal(every),
     ]
 
 
@@ -190,8 +345,13 @@ def length(
 
 
 def further(
-    moved: float, draws: int, *, sample_rate: float, weights: Sequence[float], spread: float
-) -> tuple[float, float]:
+    moved: float | Float[np.ndarray, " k"],
+    draws: int,
+    *,
+    sample_rate: float,
+    weights: Sequence[float],
+    spread: float | Float[np.ndarray, " k"],
+) -> tuple[Float[np.ndarray, "*k"], Float[np.ndarray, "*k"]]:
     """Log of the bound on the probability of moving so far, and the standard error, if the claim is
     true.
 
@@ -199,13 +359,14 @@ def further(
     is 1. ``spread``: the variance from the noise.
     """
     shares = np.asarray(weights) / (sample_rate * sum(weights))
-    error = float(
-        np.sqrt(spread + sample_rate * (1 - sample_rate) * float(np.square(shares).sum()) / draws)
-    )
-    t = SLOPES / error
+    drawn = sample_rate * (1 - sample_rate) * float(np.square(shares).sum()) / draws
+    error = np.sqrt(np.asarray(spread + drawn))
+    t = SLOPES / error[..., None]
     absent = np.log1p(-sample_rate) if sample_rate < 1 else -np.inf
-    taking = np.logaddexp(absent, np.log(sample_rate) + np.outer(t, shares) / draws).sum(1)
-    return float((draws * taking + t**2 * spread / 2 - t * moved).min()), error
+    slopes = t[..., None] * shares / draws
+    taking = np.logaddexp(absent, np.log(sample_rate) + slopes).sum(-1)
+    spread, moved = np.asarray(spread)[..., None], np.asarray(moved)[..., None]
+    return (draws * taking + t**2 * spread / 2 - t * moved).min(-1), error
 
 
 def present(rows: Outputs) -> Check:
@@ -292,6 +453,67 @@ def normal(values: Float[np.ndarray, " n"]) -> Check:
     p = 1.0 if spread == 0 else float(kstest(values / spread, norm.cdf).pvalue)
     says = f"Kolmogorov-Smirnov p = {p:.3g} against a normal distribution"
     return Check(name="normal noise", passed=bool(p >= SIGNIFICANCE), says=says)
+
+
+def tails(values: Float[np.ndarray, " n"]) -> Check:
+    """The tails of the noise, beyond what a distribution function shows: how many values there are
+    beyond ``TAIL`` deviations, and how large the largest is, neither too few nor too many.
+
+    Over the measured deviation, where x^2 / sum of x^2 has a Beta(1/2, (n - 1) / 2) law exactly.
+    That of several values is negatively dependent: the bounds for independent ones hold.
+    """
+    squares = np.square(values)
+    total, n = float(squares.sum()), len(values)
+    if total == 0 or n < 2:
+        return Check(name="tails of the noise", passed=True, says="no noise to compare")
+    law = beta(0.5, (n - 1) / 2)
+    share = float(law.sf(min(TAIL**2 / n, 1.0)))
+    beyond, largest = int((squares * n > TAIL**2 * total).sum()), float(squares.max() / total)
+    p = (
+        2 * min(binom.cdf(beyond, n, share), binom.sf(beyond - 1, n, share)),
+        n * law.sf(largest),
+        np.exp(n * np.log1p(-min(law.sf(largest), 1 - 1e-16))),
+    )
+    says = (
+        f"{beyond} of {n} values are beyond {TAIL:g} deviations ({n * share:.1f} are expected), "
+        f"the largest is {np.sqrt(largest * n):.2f}"
+    )
+    return Check(name="tails of the noise", passed=bool(min(p) >= SIGNIFICANCE / 3), says=says)
+
+
+def unequal(rows: Outputs) -> Check:
+    """No value is used again, with either sign and in whatever place: within an output, and in
+    another one of any round or client.
+
+    Sizes are counted in cells of 1/256 deviation, which is the grid of the noise. Of values that
+    are drawn one by one, as many share a cell as the mean counts m of all outputs say. Sums of
+    (c - m)^2 - c within an output, and of (c - m) (c' - m) for two, are 0 in the mean; their
+    variances are 2 and 1 times the sum of m^2. Tested as a Poisson excess of that variance, whose
+    tail is longer than a normal one's.
+    """
+    count, sizes = len(rows), np.abs(rows)
+    spread = float(np.sqrt(np.square(sizes).mean()))
+    if count < FEWEST_OUTPUTS or spread == 0:
+        return Check(name="no value used again", passed=True, says="too few outputs to compare")
+    cells = np.minimum(sizes / spread * CELLS + 0.5, LAST_CELL).astype(np.int64)
+    counts = np.stack([np.bincount(row, minlength=LAST_CELL + 1) for row in cells]).astype(float)
+    mean = counts.mean(0)
+    expected = float(np.square(mean).sum())
+    centred = (counts - mean) * np.sqrt(count / (count - 1))  # the mean holds the output itself
+    products = centred @ centred.T
+    within = (np.trace(products) - counts.sum()) / 2
+    two = products[np.triu_indices(count, 1)]
+    p = (
+        poisson.sf(count * expected / 2 + within - 1, count * expected / 2),
+        poisson.sf(expected + two.max() - 1, expected) * len(two),
+    )
+    share = 2 * within / counts.sum()
+    says = (
+        f"{100 * max(share, 0):.2g} % of the values of an output are there twice beyond chance, "
+        f"and at most {100 * max(two.max(), 0) / rows.shape[1]:.2g} % of them in another output"
+    )
+    passed = bool(min(p) >= SIGNIFICANCE / 2)
+    return Check(name="no value used again", passed=passed, says=says)
 
 
 def _two_sided(correlation: float, degrees: float) -> float:

@@ -17,8 +17,13 @@ import torch
 from torch import Tensor
 
 from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.shipped import can_pass, ghost_layers
+from fedlsg.config.mechanisms import gaussian
+from fedlsg.gradients import GhostGradients
 from fedlsg.privacy import Mechanism, add_noise, clipped_sum, poisson_batch
-from fedlsg.randomness import SecretStream
+from fedlsg.privacy.clip import clipped_sums
+from fedlsg.privacy.mechanism import LARGEST_CLIP_NORM
+from fedlsg.randomness import SecretStream, public_generator
 from fedlsg.secure_sum.discrete import SumTerms, discrete_gaussian, plan_release, rotate
 
 AddNoise = Callable[[Tensor], Tensor]
@@ -32,6 +37,10 @@ HOMES = {
     "poisson_batch": ("fedlsg.training.client_round", "fedlsg.attacks.audit.shipped"),
     "plan_release": ("fedlsg.attacks.audit.shipped",),
     "rotate": ("fedlsg.secure_sum.discrete.sum_release",),
+    "gaussian": ("fedlsg.training.client_level",),
+    "clipped_sums": ("fedlsg.training.one_pass",),
+    "norms": ("fedlsg.gradients.formulas.ghost.GhostGradients",),
+    "weighted_sum": ("fedlsg.gradients.formulas.ghost.GhostGradients",),
 }
 """Where the shipped path looks a function up."""
 
@@ -180,6 +189,159 @@ def full_batches() -> Patches:
     return {"poisson_batch": lambda count, sample_rate, sampler: torch.arange(count)}
 
 
+def clip_factors(change: Callable[[Tensor, float], Tensor]) -> Patches:
+    """Other factors than those of the clip; ``change`` gets the norms of a batch, and C."""
+
+    def plant(gradients: Sequence[Tensor], mechanism: Mechanism, *, wide: bool = False) -> Tensor:
+        rows = torch.cat([block.flatten(1) for block in gradients], 1)
+        factors = change(rows.norm(dim=1).clamp_min(1e-30), mechanism.clip_norm)
+        return (factors.to(rows) @ rows).to(torch.float64 if wide else None)
+
+    return {"clipped_sum": plant}
+
+
+def part_doubled() -> Patches:
+    """The last eighth of the coordinates counts twice, after the clip."""
+
+    def plant(gradients: Sequence[Tensor], mechanism: Mechanism, **options: bool) -> Tensor:
+        total = clipped_sum(gradients, mechanism, **options)
+        total[-(len(total) // 8) :] *= 2
+        return total
+
+    return {"clipped_sum": plant}
+
+
+def rotated_part_doubled() -> Patches:
+    """An eighth of the coordinates of a secure sum counts twice, after the rotation."""
+
+    def plant(values: Tensor, signs: Tensor) -> Tensor:
+        rotated = rotate(values, signs).clone()
+        rotated[: len(rotated) // 8] *= 2
+        return rotated
+
+    return {"rotate": plant}
+
+
+def batches(change: Callable[[Tensor, int, float], Tensor]) -> Patches:
+    """Another batch than the one that was drawn; ``change`` gets it, N and q."""
+
+    def plant(count: int, sample_rate: float, sampler: SecretStream) -> Tensor:
+        return change(poisson_batch(count, sample_rate, sampler), count, sample_rate)
+
+    return {"poisson_batch": plant}
+
+
+def batch_reused() -> Patches:
+    """The first batch of each size of data is that of all rounds."""
+    first: dict[tuple[int, float], Tensor] = {}
+    return batches(lambda batch, count, q: first.setdefault((count, q), batch))
+
+
+def batches_in_order() -> Patches:
+    """Batches of fixed size, one after the other through the data, accounted as Poisson batches."""
+    turns = count()
+
+    def change(batch: Tensor, examples: int, q: float) -> Tensor:
+        size = round(q * examples)
+        return (torch.arange(size) + next(turns) * size) % max(examples, 1)
+
+    return batches(change)
+
+
+def noise_twice() -> Patches:
+    """Each draw of noise is used in two outputs, one after the other."""
+
+    def change(add: Noise, bare: AddNoise) -> Noise:
+        drawn: dict[int, Tensor] = {}
+
+        def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
+            used = drawn.pop(len(values), None)
+            if used is None:
+                used = drawn[len(values)] = add(torch.zeros_like(values), how, noise)
+            return bare(values) + used
+
+        return plant
+
+    return in_noise(change)
+
+
+def noise_in_16_bits() -> Patches:
+    """Noise of 16 bits, added to a sum of 32: the last digits of an output are the sum's."""
+
+    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
+        return total + add_noise(torch.zeros_like(total), mechanism, noise).half().to(total)
+
+    return {"add_noise": plant}
+
+
+def noise_clamped() -> Patches:
+    """Noise that ends at three deviations: who is far beyond them is known to have taken part."""
+
+    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
+        drawn = add_noise(torch.zeros_like(total), mechanism, noise)
+        most = 3 * drawn.std(correction=0)
+        return total + drawn.clamp(-most, most)
+
+    return {"add_noise": plant}
+
+
+def noise_permuted() -> Patches:
+    """The second half of the noise is the first half in another order: differences of pairs are
+    without any.
+    """
+
+    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
+        drawn = add_noise(torch.zeros_like(total), mechanism, noise)
+        half = len(drawn) // 2
+        order = torch.randperm(half, generator=torch.Generator().manual_seed(half))
+        drawn[-half:] = drawn[:half][order.to(drawn.device)]
+        return total + drawn
+
+    return {"add_noise": plant}
+
+
+def last_row_twice() -> Patches:
+    """The last row of each batch counts twice."""
+
+    def plant(gradients: Sequence[Tensor], mechanism: Mechanism, **options: bool) -> Tensor:
+        total = clipped_sum(gradients, mechanism, **options)
+        return total + clipped_sum([block[-1:] for block in gradients], mechanism, **options)
+
+    return {"clipped_sum": plant}
+
+
+def rounded_before_noise() -> Patches:
+    """The sum is rounded to steps of C / 4, away from zero, and gets the noise of the sum."""
+
+    def plant(total: Tensor, mechanism: Mechanism, noise: SecretStream) -> Tensor:
+        step = mechanism.clip_norm / 4
+        return add_noise(total.sign() * (total.abs() / step).ceil() * step, mechanism, noise)
+
+    return {"add_noise": plant}
+
+
+def no_clip_in_passes() -> Patches:
+    """Clients that share a pass have their gradients summed as they are."""
+
+    def plant(gradients: Any, mechanism: Mechanism, runs: Any, **slots: int) -> Any:
+        return clipped_sums(
+            gradients, replace(mechanism, clip_norm=LARGEST_CLIP_NORM), runs, **slots
+        )
+
+    return {"clipped_sums": plant}
+
+
+def neighbour_in_pass() -> Patches:
+    """The sum of a client holds that of its neighbour in a pass, too."""
+
+    def plant(*arguments: Any, **slots: Any) -> Any:
+        sums = clipped_sums(*arguments, **slots)
+        return [own + sums[i - 1] for i, own in enumerate(sums)]
+
+    return {"clipped_sums": plant}
+
+
+ghost_norms, ghost_sum = GhostGradients.norms, GhostGradients.weighted_sum
 PLANTS: dict[str, Callable[[int], Patches]] = {
     "halved-noise": lambda _: scaled_noise(Fraction(1, 2)),
     "tenth-of-noise": lambda _: scaled_noise(Fraction(1, 10)),
@@ -198,10 +360,83 @@ PLANTS: dict[str, Callable[[int], Patches]] = {
     ),
     "divisor-from-data": lambda _: by_batch_size(lambda total, noisy, size: noisy / max(1, size)),
     "full-batches": lambda _: full_batches(),
+    "nine-tenths-of-noise": lambda _: scaled_noise(Fraction(9, 10)),
+    "noise-twice": lambda _: noise_twice(),
+    "noise-in-16-bits": lambda _: noise_in_16_bits(),
+    "noise-clamped": lambda _: noise_clamped(),
+    "noise-permuted": lambda _: noise_permuted(),
+    "last-row-twice": lambda _: last_row_twice(),
+    "rounded-before-noise": lambda _: rounded_before_noise(),
+    "clip-from-2c-on": lambda _: clip_factors(
+        lambda norms, c: torch.where(norms < 2 * c, 1.0, c / norms)
+    ),
+    "clip-by-mean-norm": lambda _: clip_factors(
+        lambda norms, c: (c / norms.mean()).clamp(max=1).expand(len(norms))
+    ),
+    "part-doubled": lambda _: part_doubled(),
+    "rotated-part-doubled": lambda _: rotated_part_doubled(),
+    "batch-reused": lambda _: batch_reused(),
+    "batches-in-order": lambda _: batches_in_order(),
+    "doubled-rate": lambda _: {
+        "poisson_batch": lambda n, q, stream: poisson_batch(n, min(1.0, 2 * q), stream)
+    },
+    # all examples or none, each with probability q
+    "one-draw-for-all": lambda _: batches(
+        lambda batch, n, q: torch.arange(n if len(batch) and batch[0] == 0 else 0)
+    ),
+    "no-clip-in-passes": lambda _: no_clip_in_passes(),
+    "neighbour-in-pass": lambda _: neighbour_in_pass(),
+    "ghost-norms-halved": lambda _: {"norms": lambda ghosts: ghost_norms(ghosts) / 2},
+    "ghosts-unclipped": lambda _: {
+        "weighted_sum": lambda ghosts, f, finite: ghost_sum(ghosts, torch.ones_like(f), finite)
+    },
+    "count-noise-left-out": lambda _: {"gaussian": lambda total, std, noise: total},
+    "count-doubled": lambda _: {
+        "gaussian": lambda total, std, noise: gaussian(2 * total, std, noise)
+    },
 }
 """By name; of the number of clients in one output."""
-ONLY_GAUSSIAN = ("empty-batch-skipped", "divisor-from-data")
-ONLY_SUMS = ("shares-for-all", "readers-not-counted", "rotation-doubles")
+ONLY_GAUSSIAN = (
+    "empty-batch-skipped",
+    "divisor-from-data",
+    "noise-in-16-bits",
+    "noise-clamped",
+    "noise-permuted",
+    "rounded-before-noise",
+)
+ONLY_SUMS = ("shares-for-all", "readers-not-counted", "rotation-doubles", "rotated-part-doubled")
+ONLY_DRAWN = (
+    "full-batches",
+    "batch-reused",
+    "batches-in-order",
+    "doubled-rate",
+    "one-draw-for-all",
+)
+PARTLY: dict[str, tuple[Callable[[Setting], bool], str]] = {
+    **dict.fromkeys(
+        ("no-clip-in-passes", "neighbour-in-pass"),
+        (can_pass, "clients that share a pass: take trust=client and local_steps=1"),
+    ),
+    **dict.fromkeys(
+        ("ghost-norms-halved", "ghosts-unclipped"),
+        (
+            lambda setting: bool(ghost_layers(setting, public_generator(0), 1)),
+            "ghost clipping: take a method and a model with large weights that are sent whole",
+        ),
+    ),
+    **dict.fromkeys(
+        ("count-noise-left-out", "count-doubled"),
+        (lambda setting: setting.adaptive is not None, "an adaptive clip: give clip_quantile"),
+    ),
+    **dict.fromkeys(
+        ("noise-in-16-bits", "noise-clamped", "noise-permuted"),
+        (
+            lambda setting: setting.stated.trust != "aggregate",
+            "noise that is not one of several in a sum: take trust=client",
+        ),
+    ),
+}
+"""Mistakes of what only some settings have."""
 
 
 def refuse_plant(name: str | None, setting: Setting) -> None:
@@ -224,7 +459,9 @@ def refuse_plant(name: str | None, setting: Setting) -> None:
         raise ValueError(
             f"--plant {name}: under trust=server no client adds noise; take tenth-of-noise"
         )
-    if name == "full-batches" and stated.sample_rate == 1:
+    if name in PARTLY and not PARTLY[name][0](setting):
+        raise ValueError(f"--plant {name} is a mistake of {PARTLY[name][1]}")
+    if name in ONLY_DRAWN and stated.sample_rate == 1:
         raise ValueError(
             f"--plant {name} changes nothing at sample rate 1, where every unit is in every step"
         )
@@ -252,10 +489,12 @@ def planted(name: str | None, *, clients: int = 1) -> Iterator[None]:
     if name not in PLANTS:
         raise ValueError(f"expected a plant in {', '.join(PLANTS)}, got {name!r}")
     with ExitStack() as stack:
-        for function, mistake in PLANTS[name](clients).items():
+        patches = PLANTS[name](clients)
+        for function, mistake in patches.items():
             for home in HOMES[function]:
                 stack.enter_context(patch(f"{home}.{function}", mistake))
-        stack.enter_context(
-            patch("fedlsg.training.client_round.allows_ghost_clipping", lambda frame: False)
-        )  # plants work on formed gradients
+        if "clipped_sum" in patches:  # plants of the clip work on formed gradients
+            stack.enter_context(
+                patch("fedlsg.training.client_round.allows_ghost_clipping", lambda frame: False)
+            )
         yield

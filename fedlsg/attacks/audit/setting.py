@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from torch import nn
 
 from fedlsg.attacks.audit.stated import Stated
-from fedlsg.config.units import EXAMPLE, Unit
+from fedlsg.config.units import EXAMPLE, PersonGradient, Unit
 from fedlsg.frame import Frame
 from fedlsg.privacy import Mechanism
 from fedlsg.secure_sum.discrete import SumTerms
@@ -52,9 +52,11 @@ class Setting:
     is ``stated`` of it.
 
     What runs: ``mechanism`` with one client's noise, or the server's; ``local`` training; ``sums``
-    of secure sums; ``unit`` of privacy, and ``adaptive`` of an adaptive clip. Of these only the
-    clip norm, the clip and the local steps are taken as stated: how much noise there must be
-    follows from ``stated`` alone.
+    of secure sums; ``unit`` of privacy, of persons how many rows count and what of their gradients
+    is clipped (``Persons``), and ``adaptive`` of an adaptive clip. Of these only the clip norm, the
+    clip and the local steps are taken as stated: how much noise there must be follows from
+    ``stated`` alone. ``shuffled``, ``prunes``: whether a run deals shuffled batches, or prunes by
+    saliencies, which are not played.
     """
 
     model: nn.Module
@@ -65,7 +67,11 @@ class Setting:
     stated: Stated
     sums: SumTerms | None = None
     unit: Unit = EXAMPLE
+    person_rows: int = 0
+    person_gradient: PersonGradient = "mean"
     adaptive: AdaptiveClip | None = None
+    shuffled: bool = False
+    prunes: bool = False
 
     @property
     def sensitivity(self) -> float:

@@ -15,16 +15,18 @@ along) is subtracted from what the server decodes.
     secure         both       the decoded sum of m clients, less the t that read along
     server         client     what the server releases of a Poisson sample of clients
 
+A person as the unit is ``ROWS_OF_PERSON`` rows with one gradient each, the canary's.
+
 One client holds at most as many canaries as the frame has directions; more canaries are spread over
 more clients. Clients have disjoint data, so that all outputs together are as private for each
 canary as one client's are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -33,17 +35,22 @@ from torch import Tensor, nn
 
 from fedlsg.attacks.audit.setting import Setting
 from fedlsg.frame import Frame
+from fedlsg.gradients import GhostGradients, check
+from fedlsg.gradients.formulas.ghost import worth_it
 from fedlsg.privacy import poisson_batch
 from fedlsg.randomness import SecretStream
 from fedlsg.secure_sum.discrete import add_modulo, plan_release
 from fedlsg.secure_sum.discrete.grid import decode
-from fedlsg.training import client_step
+from fedlsg.training import Persons, client_round, client_step, one_pass
 from fedlsg.training.client_level import client_update, release_round
 from fedlsg.training.client_round import AddNoise
+from fedlsg.training.local_training import Drawn, StepInputs, together
 
 LENGTH = 10.0
 """Norm of a canary's shortest block over C, so that every clip acts."""
 ALTERNATIONS = 6
+ROWS_OF_PERSON = 20
+"""Rows of a person that is a canary: a clip of rows would let it move the sum by so many C."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,9 +93,9 @@ def make_canaries(setting: Setting, count: int, generator: torch.Generator) -> C
         part * (mechanism.clip_norm / part.norm(dim=1, keepdim=True).clamp_min(1e-12))
         for part in parts
     ]
-    weighted = not setting.stated.whole  # an update is clipped as it was sent
-    gradients = [u / b.weight if weighted else u for u, b in zip(units, frame.blocks, strict=True)]
-    return Canaries(gradients=torch.cat(gradients, 1), clipped=torch.cat(clipped, 1))
+    return Canaries(
+        gradients=unweighted(setting, torch.cat(units, 1)), clipped=torch.cat(clipped, 1)
+    )
 
 
 def orthogonal(
@@ -124,10 +131,76 @@ def shares(sizes: Sequence[int], count: int) -> list[float]:
     return [min(cap, level) for cap in caps]
 
 
+class Units:
+    """n units for each row, as a batch function takes them: as many rows are never in memory.
+
+    Those of different rows take turns; ``in_order``: those of one row follow each other.
+    """
+
+    def __init__(self, rows: Float[Tensor, "k kept"], each: int, *, in_order: bool = False) -> None:
+        self.rows, self.each, self.in_order = rows, each, in_order
+
+    def __len__(self) -> int:
+        return len(self.rows) * self.each
+
+    def __getitem__(self, at: Tensor | slice | int) -> Tensor:
+        places = torch.arange(len(self))[at]
+        return self.rows[places // self.each if self.in_order else places % len(self.rows)]
+
+    def to(self, device: torch.device) -> "Units":
+        """The same, with its rows on a device."""
+        return Units(self.rows.to(device), self.each, in_order=self.in_order)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GhostLayer:
+    """A weight whose gradients may be ghosts, and the direction that its units have: g of length 1
+    in each position, times x.
+    """
+
+    module: nn.Linear
+    x: Float[Tensor, "positions n"]
+    way: Float[Tensor, " kept"]
+
+
+def ghost_layers(
+    setting: Setting, generator: torch.Generator, positions: int
+) -> dict[int, GhostLayer]:
+    """The blocks that ghost clipping is there for, by their place in the frame; none where the
+    shipped step does not use it.
+    """
+    frame, stated = setting.frame, setting.stated
+    allowed = client_round.allows_ghost_clipping(frame) and setting.mechanism.clip == "joint"
+    if stated.whole or setting.unit.persons or setting.local.multiplicity > 1 or not allowed:
+        return {}
+    modules, found = dict(setting.model.named_modules()), {}
+    starts = [0, *torch.tensor([b.kept for b in frame.blocks]).cumsum(0).tolist()]
+    for i, block in enumerate(frame.blocks):
+        module = modules.get(block.parameter.removesuffix(".weight"))
+        if type(module) is not nn.Linear or block.part != "dense" or block.kept != block.size:
+            continue
+        if worth_it(module.weight):
+            g, x = (torch.randn(size, generator=generator) for size in block.shape)
+            way = torch.zeros(frame.kept)
+            way[starts[i] : starts[i + 1]] = torch.outer(g / g.norm(), x / x.norm()).flatten()
+            own = (x / x.norm() / positions).expand(positions, -1)
+            found[i] = GhostLayer(module=module, x=own, way=way)
+    return found
+
+
+def as_ghost(layer: GhostLayer, rows: Float[Tensor, "batch kept"]) -> GhostGradients:
+    """Rows along ``layer.way`` as factors: the same g in every position."""
+    positions, x = len(layer.x), layer.x.to(rows)
+    g = (rows.unflatten(1, (-1, x.shape[1])) @ x[0] * positions).unsqueeze(1)
+    g, x = g.repeat(1, positions, 1), x.expand(len(rows), -1, -1).contiguous()
+    g, x = (g.squeeze(1), x.squeeze(1)) if positions == 1 else (g, x)
+    return GhostGradients(layer.module, g, x, g._version)
+
+
 @contextmanager
-def injected() -> Iterator[None]:
+def injected(layers: Mapping[int, GhostLayer] | None = None) -> Iterator[None]:
     """Inside, ``client_step`` takes a batch's inputs, (B, kept), for the per-example gradients
-    themselves.
+    themselves; those of ``layers`` as ghosts.
     """
 
     def given(
@@ -140,12 +213,42 @@ def injected() -> Iterator[None]:
     ) -> list[Tensor]:
         return list(inputs.split([b.kept for b in frame.blocks], dim=1))
 
-    with (
-        patch("fedlsg.training.client_round.per_example_gradients", given),
-        patch("fedlsg.training.client_round.allows_ghost_clipping", lambda frame: False),
-    ):
+    def blocks(*step: Any, **options: object) -> list[Tensor | GhostGradients]:
+        formed = given(*step)
+        return [
+            as_ghost(layers[i], b) if layers and i in layers else b for i, b in enumerate(formed)
+        ]
+
+    home = "fedlsg.training.client_round"
+    with patch(f"{home}.per_example_gradients", given), patch(f"{home}.block_gradients", blocks):
+        if layers:
+            yield
+            return
         # no ghost clipping: there is no layer whose input and gradient these would be made of
-        yield
+        with patch(f"{home}.allows_ghost_clipping", lambda frame: False):
+            yield
+
+
+def unweighted(setting: Setting, rows: Float[Tensor, "k kept"]) -> Float[Tensor, "k kept"]:
+    """Gradients that are these rows once the blocks' weights are on them; an update is clipped as
+    it was sent.
+    """
+    if setting.stated.whole:
+        return rows
+    blocks = setting.frame.blocks
+    parts = rows.split([b.kept for b in blocks], dim=1)
+    return torch.cat([part / b.weight for part, b in zip(parts, blocks, strict=True)], 1)
+
+
+def largest(setting: Setting, ways: Float[Tensor, "k kept"]) -> Float[Tensor, " k"]:
+    """The most that a unit of any norm may add in these directions: C, or what is left of each
+    block's C.
+    """
+    clip_norm = setting.mechanism.clip_norm
+    if setting.mechanism.clip != "per-block":
+        return torch.full((len(ways),), clip_norm, dtype=torch.float64)
+    parts = ways.double().split([b.kept for b in setting.frame.blocks], dim=1)
+    return clip_norm * torch.stack([part.norm(dim=1) > 0 for part in parts]).sum(0).sqrt()
 
 
 def given_loss(outputs: object, targets: object) -> Tensor:
@@ -156,25 +259,33 @@ def given_loss(outputs: object, targets: object) -> Tensor:
 Draw = Callable[..., SecretStream]
 """A secret stream by its labels."""
 Rows = Float[Tensor, "n kept"]
+Inject = Callable[[], AbstractContextManager[None]]
 
 
 class Output(NamedTuple):
     """``values``: what the reader is left with. ``grid``: of a secure sum, the same before the
-    rotation is undone.
+    rotation is undone. ``clip_norm``: of the next round, by a server that adapts it.
     """
 
     values: Float[Tensor, " kept"]
     grid: Float[Tensor, " kept"] | None = None
+    clip_norm: float | None = None
 
 
-def output(setting: Setting, rows: Rows, draw: Draw, round: int) -> Output:
+def output(
+    setting: Setting,
+    rows: Rows | Units,
+    draw: Draw,
+    round: int,
+    inject: Inject = injected,
+) -> Output:
     """One output of units with these gradients, or updates; the other clients in it have none.
 
     At example level the first client has all the units; at client level each client is one, or has
     an update of zeros.
     """
     if setting.stated.trust == "server":
-        return Output(_trusted_server(setting, rows, draw))
+        return _trusted_server(setting, rows, draw)
     add, joined = _joining(setting, round)
     members = range(setting.stated.members)
     if setting.stated.whole:
@@ -184,20 +295,33 @@ def output(setting: Setting, rows: Rows, draw: Draw, round: int) -> Output:
             [_update(setting, row[0], draw("noise", i), add) for i, row in enumerate(own)]
         )
     return joined(
-        [_gradients(setting, rows if i == 0 else rows[:0], draw, i, add) for i in members]
+        [_gradients(setting, rows if i == 0 else rows[:0], draw, i, add, inject) for i in members]
     )
 
 
 def _gradients(
-    setting: Setting, rows: Rows, draw: Draw, client: int, add: AddNoise | None
+    setting: Setting,
+    rows: Rows | Units,
+    draw: Draw,
+    client: int,
+    add: AddNoise | None,
+    inject: Inject,
 ) -> Tensor:
-    """What a client sends whose data are examples with these gradients: the shipped
+    """What a client sends whose data are examples, or persons, with these gradients: the shipped
     ``client_step``.
     """
-    with injected():
+    persons, each = None, 1
+    if setting.unit.persons and len(rows):
+        each = ROWS_OF_PERSON
+        persons = Persons(
+            torch.arange(len(rows)).repeat_interleave(each),
+            most_rows=setting.person_rows,
+            gradient=setting.person_gradient,
+        )
+    with inject():
         sent: Tensor = client_step(
             setting.model,
-            lambda positions: (rows[positions], torch.zeros(len(positions))),
+            lambda positions: batch_of(setting, rows, positions // each),
             given_loss,
             frame=setting.frame,
             mechanism=setting.mechanism,
@@ -207,6 +331,7 @@ def _gradients(
             noise=draw("noise", client),
             charge=lambda: None,
             add=add,
+            persons=persons,
         )
     return sent.cpu()
 
@@ -230,11 +355,78 @@ def _update(setting: Setting, values: Tensor, noise: SecretStream, add: AddNoise
     return sent.cpu()
 
 
-def _trusted_server(setting: Setting, rows: Rows, draw: Draw) -> Tensor:
+def batch_of(setting: Setting, rows: Rows | Units, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of these units, one for each copy of an example, as inputs of a batch."""
+    chosen = rows[positions].repeat_interleave(setting.local.multiplicity, 0)
+    return chosen, torch.zeros(len(chosen))
+
+
+def can_pass(setting: Setting) -> bool:
+    """Whether clients of a run may share a pass (``fedlsg.training.one_pass``)."""
+    return (
+        setting.sums is None
+        and setting.unit.single
+        and setting.mechanism.kind == "dp"
+        and one_pass.can_share(_step_of(setting, Units(torch.zeros(1, 1), 1)))
+    )
+
+
+def _step_of(setting: Setting, rows: Units) -> StepInputs:
+    return StepInputs(
+        model=setting.model,
+        batch=lambda positions: batch_of(setting, rows, positions),
+        loss_fn=given_loss,
+        frame=setting.frame,
+        mechanism=setting.mechanism,
+        local=setting.local,
+        groups=together,
+        num_examples=len(rows),
+        draws=Drawn(positions=torch.zeros(0, dtype=torch.int64)),
+        scale=None,
+        parameters=check(setting.model, setting.frame),
+    )
+
+
+def outputs_of_pass(
+    setting: Setting,
+    clients: Sequence[Units],
+    streams: Sequence[Mapping[str, SecretStream]],
+    inject: Inject,
+) -> list[Tensor]:
+    """What clients send that share a pass: each one's batch is drawn, all are summed together, and
+    each takes its own step on its sum.
+    """
+    steps = []
+    for rows, own in zip(clients, streams, strict=True):
+        step = _step_of(setting, rows)
+        draws = client_round.draws_of(setting.local, len(rows), own["sampler"])
+        drawn = client_round.next_batch(replace(step, draws=draws))
+        steps.append(replace(step, draws=Drawn(positions=drawn)))
+    slots = [one_pass.slot_of(setting.local, len(rows)) for rows in clients]
+    with inject():
+        sums = one_pass.sums_in_one_pass(steps, slots)
+        return [
+            client_step(
+                setting.model,
+                step.batch,
+                step.loss_fn,
+                frame=setting.frame,
+                mechanism=setting.mechanism,
+                local=setting.local,
+                num_examples=step.num_examples,
+                sampler=drawn,
+                noise=own["noise"],
+                charge=lambda: None,
+            ).cpu()
+            for step, drawn, own in zip(steps, sums, streams, strict=True)
+        ]
+
+
+def _trusted_server(setting: Setting, rows: Rows | Units, draw: Draw) -> Output:
     """What a server that draws the clients releases of a round."""
     drawn = poisson_batch(len(rows), setting.unit.sample_rate, draw("clients"))
     batch = setting.local.expected_batch
-    total, _ = release_round(
+    total, clip_norm = release_round(
         [rows[client].cpu() * batch for client in drawn.tolist()],
         frame=setting.frame,
         mechanism=setting.mechanism,
@@ -242,7 +434,7 @@ def _trusted_server(setting: Setting, rows: Rows, draw: Draw) -> Tensor:
         noise=draw("noise"),
         adaptive=setting.adaptive,
     )
-    return total.float()
+    return Output(total.float(), clip_norm=clip_norm)
 
 
 def _joining(

@@ -20,7 +20,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, ndtr
 
 from fedlsg.config import Setting, check_declared
-from fedlsg.config.units import EXAMPLE, UNITS
+from fedlsg.config.units import EXAMPLE, unit_named
 
 Trust = Literal["client", "secure", "server", "aggregate"]
 Epsilon = Annotated[float, Setting(above=0, below=math.inf, why="no claim, no audit")]
@@ -72,7 +72,7 @@ class Stated:
     @property
     def whole(self) -> bool:
         """Whether a unit is a client, and not an example."""
-        return UNITS[self.unit].whole
+        return unit_named(self.unit).whole
 
     @property
     def readers(self) -> int:

@@ -7,7 +7,8 @@ made of it, and knows mask, clip, sigma and q. Which canaries are in, and the no
 """
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +16,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from fedlsg.attacks.audit.coverage import counted
+from fedlsg.attacks.audit.games import (
+    Count,
+    Game,
+    Round,
+    Tick,
+    counts_of,
+    games_of,
+    play,
+    rounds_of,
+    rounds_of_counts,
+    stream_of,
+)
 from fedlsg.attacks.audit.setting import Setting, alike_units, most_units, silent_rounds, spread
-from fedlsg.attacks.audit.shipped import Output, make_canaries, output
-from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
+from fedlsg.attacks.audit.shipped import Output, make_canaries
+from fedlsg.randomness import public_generator
 
 SILENT = {"one": 1, "many": 64}
 """Outputs without anything but noise: of so many units that have gradients, or updates, of
@@ -25,7 +39,6 @@ zeros.
 """
 ALIKE_ROUNDS = 16
 """Outputs with equal units, for ``checks.length``."""
-Tick = Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +51,7 @@ class Recording:
     canary that is in may add on average: 1 is expected of those in and 0 of those out.
     grid: the silent outputs of a secure sum as they are added up, before the rotation is undone.
     alike: outputs in which ``units`` equal units took part, at the sample rate; way: the clipped
-    gradient of one.
+    gradient of one. games, count: of ``games``. paths: how often each path ran (``coverage``).
     """
 
     scores: Float[np.ndarray, " m"]
@@ -49,12 +62,17 @@ class Recording:
     alike: Float[np.ndarray, "rounds kept"]
     way: Float[np.ndarray, " kept"]
     units: int
+    games: tuple[Game, ...]
+    count: Count | None
+    paths: Counter[str]
 
 
-def ticks(setting: Setting, canaries: int) -> int:
+def ticks(setting: Setting, canaries: int, seed: int | None = None) -> int:
     """How often ``record`` reports progress."""
     outputs = len(federations(setting, canaries)) * setting.rounds
-    return outputs + len(SILENT) * silent_rounds(setting) + ALIKE_ROUNDS
+    silent = len(SILENT) * silent_rounds(setting)
+    games = sum(game.rounds for game in games_of(setting, seed))
+    return outputs + silent + ALIKE_ROUNDS + games + rounds_of_counts(setting)
 
 
 def federations(setting: Setting, canaries: int) -> list[int]:
@@ -65,24 +83,54 @@ def federations(setting: Setting, canaries: int) -> list[int]:
 
 
 def record(
-    setting: Setting, canaries: int, *, seed: int | None, tick: Tick = lambda: None
+    setting: Setting,
+    canaries: int,
+    *,
+    seed: int | None,
+    tick: Tick = lambda: None,
+    games: Sequence[Round] | None = None,
 ) -> Recording:
     """Draw which canaries are in, run every round, score each canary from the outputs.
 
-    A ``seed`` repeats an audit with all of its draws and noise. Raises ValueError for fewer than 10
-    canaries.
+    A ``seed`` repeats an audit with all of its draws and noise. ``games``: to be played, by default
+    all of ``games_of``. Raises ValueError for fewer than 10 canaries.
     """
     if canaries < 10:
         raise ValueError(f"expected {canaries=} >= 10")
+    games = games_of(setting, seed) if games is None else games
+    with counted() as (paths, turn):
+
+        def turned() -> None:
+            tick()
+            turn()
+
+        return _record(setting, canaries, seed, turned, paths, games)
+
+
+def _record(
+    setting: Setting,
+    canaries: int,
+    seed: int | None,
+    tick: Tick,
+    paths: Counter[str],
+    games: Sequence[Round],
+) -> Recording:
     counts = federations(setting, canaries)
     generator = public_generator(0 if seed is None else seed, "canaries")
     made = make_canaries(setting, max(counts), generator)
     found, moved, included = [], [], []
     for series, count in enumerate(counts):
-        inside = _stream(seed, "coins", series).bernoulli(count, 0.5)
+        inside = stream_of(seed, "coins", series).bernoulli(count, 0.5)
         rows, clipped = made.gradients[:count], made.clipped[:count]
         outputs = values_of(
-            rounds_of(setting, rows[inside], f"series {series}", seed, setting.rounds, tick)
+            rounds_of(
+                setting,
+                rows[inside],
+                f"series {series}",
+                seed,
+                setting.rounds,
+                tick,
+            )
         )
         components = along(outputs, clipped)
         found.append(score(setting, components, clipped))
@@ -91,10 +139,10 @@ def record(
     scores, moves, chosen = (torch.cat(parts).numpy() for parts in (found, moved, included))
     units = alike_units(setting)
     one = make_canaries(setting, 1, generator)
-    alike = values_of(
-        rounds_of(setting, one.gradients.expand(units, -1), "alike", seed, ALIKE_ROUNDS, tick)
-    )
+    equal = one.gradients.expand(units, -1)
+    alike = values_of(rounds_of(setting, equal, "alike", seed, ALIKE_ROUNDS, tick))
     silent, grid = silence(setting, seed, tick)
+    played = tuple(play(setting, game, seed, tick) for game in games)
     return Recording(
         scores=scores,
         moves=moves,
@@ -104,6 +152,9 @@ def record(
         alike=alike.numpy(),
         units=units,
         way=one.clipped[0].numpy(),
+        games=played,
+        count=counts_of(setting, seed, tick),
+        paths=paths,
     )
 
 
@@ -119,9 +170,8 @@ def silence(setting: Setting, seed: int | None, tick: Tick) -> tuple[Outputs, Ou
     for name, count in SILENT.items():
         count = min(count, most_units(setting) or count)
         what = f"{name} {setting.stated.unit}{'s' if name == 'many' else ''}"
-        outputs = rounds_of(
-            setting, torch.zeros(count, setting.frame.kept), what, seed, times, tick
-        )
+        zeros = torch.zeros(count, setting.frame.kept)
+        outputs = rounds_of(setting, zeros, what, seed, times, tick)
         values[what] = values_of(outputs).numpy()
         if setting.sums is not None:
             grids[what] = torch.stack([one.grid for one in outputs if one.grid is not None]).numpy()
@@ -142,33 +192,9 @@ def score(
     )
 
 
-def rounds_of(
-    setting: Setting,
-    rows: Float[Tensor, "n kept"],
-    name: str,
-    seed: int | None,
-    rounds: int,
-    tick: Tick,
-) -> list[Output]:
-    """Outputs with these units, one a round, on the CPU; the steps are on the model's device."""
-    outputs, rows = [], rows.to(next(setting.model.parameters()).device)
-    for round in range(rounds):
-
-        def draw(purpose: str, client: int = 0, round: int = round) -> SecretStream:
-            return _stream(seed, purpose, name, round, client)
-
-        outputs.append(output(setting, rows, draw, round))
-        tick()
-    return outputs
-
-
 def values_of(outputs: list[Output]) -> Float[Tensor, "rounds kept"]:
     """The values of outputs, one a row."""
     return torch.stack([one.values for one in outputs])
-
-
-def _stream(seed: int | None, *labels: str | int) -> SecretStream:
-    return secret_stream() if seed is None else reproducible_stream(seed, "audit", *labels)
 
 
 def along(

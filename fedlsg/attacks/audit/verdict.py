@@ -124,6 +124,13 @@ class Verdict:
         return bool(self.reasons)
 
     @property
+    def alarm(self) -> float:
+        """The probability at most that correct code is falsified: of both bounds and all checks
+        together.
+        """
+        return 2 * SIGNIFICANCE + sum(check.significance for check in self.checks)
+
+    @property
     def words(self) -> str:
         """The verdict in words."""
         return "falsified" if self.falsified else "not falsified"
@@ -235,5 +242,6 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
         "f_dp_one_run_bound": asdict(verdict.f_dp),
         "gdp_estimate": {**asdict(verdict.estimate), "kind": "estimate, no bound"},
         "significance_of_each_bound": SIGNIFICANCE,
+        "false_alarm_of_all": verdict.alarm,
         "checks": [asdict(check) for check in verdict.checks],
     }

@@ -20,14 +20,23 @@ et al. 2020): other losses of classes are tried, and refused where they do not.
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import minimize_scalar, nnls
+from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
+from fedlsg.attacks.inversion.label_fit import (
+    Equations,
+    by_signs,
+    nearest,
+    outputs_alike,
+    round_to,
+)
 from fedlsg.attacks.inversion.prior import Prior
 from fedlsg.attacks.inversion.received_layer import (
     Received,
@@ -250,47 +259,64 @@ def _check_signs(observation: Observation, classes: int) -> None:
 
 
 def label_counts(observation: Observation, prior: Prior, known: Knowledge) -> Int[Tensor, " c"]:
-    """How often each class is in the batch, from db (after LLG, Wainakh et al. 2022, with W_t
-    known).
+    """How often each class is in the batch, from what was sent of the classifier (``label_fit``).
 
     The expected input of the prior is sent through the client's own step once with each class as
-    label: u_c is the db that one example of class c would leave, clipped. db = sum_c n_c u_c is
-    solved for n >= 0, and rounded to sum to B where B is granted, one by one where not. Where
-    entries of db are masked, what was sent of dW is used, too.
-    An estimate: it takes outputs p and clip factors for alike, and features where dW is needed.
-    Raises DoesNotApply where nothing was sent of the bias.
+    label: what one example of class c would leave, clipped. Least squares, on the bias and on all
+    that was sent, the outputs of the batch's own mean feature, and the signs of db each give
+    counts that sum to B (to the sum of the least squares where B is not granted). Those whose
+    replay is nearest are kept. The batch's own outputs judge, too, where they are exact (no noise)
+    or nothing is known of inputs.
+    An estimate: it takes outputs p and clip factors for alike.
+    Raises DoesNotApply where nothing was sent of the classifier.
     """
     layer = head_of(observation)
-    if layer.bias is None or not bool(layer.bias.kept.any()):
-        raise DoesNotApply("label counts need the gradient of the classifier's bias")
-    classes, whole = len(layer.bias.values), layer.bias.whole
-    U = torch.stack(
-        [
-            _sent(one_example(observation, prior, label, layer.path), whole)
-            for label in range(classes)
-        ],
-        1,
-    )
-    n = torch.from_numpy(nnls(U.numpy(), _sent(layer, whole).numpy())[0])
-    if known.examples is None:
-        return n.round().long()
-    n = (
-        n * known.examples / n.sum()
-        if float(n.sum()) > 0
-        else torch.full_like(n, known.examples / classes)
-    )
-    counts = n.floor().long()
-    rest = (n - counts).argsort(descending=True, stable=True)[: known.examples - int(counts.sum())]
-    counts[rest] += 1
-    return counts
+    classes = range(len(layer.right.values))
+    alone = [one_example(observation, prior, label, layer.path) for label in classes]
+    replays = [_equations(alone, layer, bias_only=False)]
+    db, dW = _logit_gradient(layer), layer.right
+    if layer.bias is not None and layer.bias.whole:
+        replays.insert(0, _equations(alone, layer, bias_only=True))
+    if not bool(replays[0].received.any()):
+        raise DoesNotApply("nothing was sent of the classifier: label counts read its gradient")
+    examples = known.examples or max(1, round(float(replays[0].solve().sum())))
+    judges = replays[-1:]
+    if db is not None and dW.whole and layer.bias is not None:
+        module: Any = observation.model.get_submodule(layer.path)
+        own = outputs_alike(db, dW.values, module.weight.detach(), module.bias.detach())
+        if own is not None:
+            replays.append(own)
+            if observation.noise_std == 0 or prior.mean is None:
+                judges = [*judges, own]
+    candidates = [round_to(one.solve(), examples) for one in replays]
+    if db is not None:
+        candidates.append(by_signs(db, examples))
+    return nearest(candidates, judges)
+
+
+def _logit_gradient(layer: ReceivedLayer) -> Float[Tensor, " c"] | None:
+    """db; without a bias the sums of the rows of dW, which have its signs where features are
+    positive; None where neither was sent as a whole.
+    """
+    if layer.bias is not None:
+        return layer.bias.values if layer.bias.whole else None
+    return layer.right.values.sum(1) if layer.right.whole else None
+
+
+def _equations(
+    alone: Sequence[ReceivedLayer], layer: ReceivedLayer, *, bias_only: bool
+) -> Equations:
+    """What single examples of each class leave of the classifier, and what was received."""
+    of_class = torch.stack([_sent(one, bias_only) for one in alone], 1)
+    return Equations(of_class=of_class, received=_sent(layer, bias_only))
 
 
 def _sent(layer: ReceivedLayer, bias_only: bool) -> Float[Tensor, " numbers"]:
-    """db, or, where classes are missing from it, everything that was sent of the classifier."""
-    assert layer.bias is not None
-    if bias_only:
-        return layer.bias.values
-    return torch.cat([layer.bias.values[layer.bias.kept], layer.right.values[layer.right.kept]])
+    """db, or everything that was sent of the classifier."""
+    parts = [] if layer.bias is None else [layer.bias]
+    if not bias_only:
+        parts.append(layer.right)
+    return torch.cat([part.values[part.kept] for part in parts])
 
 
 def one_example(observation: Observation, prior: Prior, label: int, path: str) -> ReceivedLayer:

@@ -32,9 +32,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fedlsg.attacks.distances import DISTANCES
 from fedlsg.attacks.inversion.prior import Prior, surprise, total_variation
 from fedlsg.attacks.observation import DoesNotApply, Guess, Knowledge, Observation
-from fedlsg.attacks.replay import DISTANCES, Objective, objective
+from fedlsg.attacks.replay import Objective, objective
 from fedlsg.attacks.search import Box, Energy, Progress, Search, Watch, Weight, adam, lbfgs, search
 
 RELUS = (F.relu, torch.relu, Tensor.relu)

@@ -29,15 +29,14 @@ class Prior:
     low, high: ends of the range of values, one number or one a channel.
     mean: the image to expect, (*shape), or one for each class, (classes, *shape); None: the middle
     of the range.
-    precision: (d, d) inverse covariance of images around their mean; None: nothing is known but the
-    range.
+    spread: how images differ from their mean; None: nothing is known but the range.
     """
 
     shape: tuple[int, ...]
     low: float | tuple[float, ...] = 0.0
     high: float | tuple[float, ...] = 1.0
     mean: Float[Tensor, "*classes_and_shape"] | None = None
-    precision: Float[Tensor, "d d"] | None = None
+    spread: "Spread | None" = None
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
@@ -60,10 +59,9 @@ class Prior:
                 f"expected a mean of shape {self.shape}, or one a class, got "
                 f"{tuple(self.mean.shape)}"
             )
-        if self.precision is not None and self.precision.shape != (self.size, self.size):
+        if self.spread is not None and self.spread.factors.shape[1] != self.size:
             raise ValueError(
-                f"expected a precision of {(self.size, self.size)}, got "
-                f"{tuple(self.precision.shape)}"
+                f"expected a spread of {self.size} numbers, got {self.spread.factors.shape[1]}"
             )
 
     @property
@@ -110,6 +108,50 @@ class Prior:
         return mean[labels.cpu()]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spread:
+    """A Gaussian around 0 of images: its inverse covariance is (I - factors^T factors) / variance.
+
+    It has k d numbers for k public images, and never d^2: those of an image of 224 pixels a side
+    would be 181 GB.
+    variance: of the directions in which public images do not differ. factors: (k, d).
+    """
+
+    variance: float
+    factors: Float[Tensor, "k d"]
+
+    def surprise(self, off: Float[Tensor, "batch d"]) -> Float[Tensor, " batch"]:
+        """-log density of each row, up to a constant."""
+        explained = (off @ self.factors.to(off).mT).square().sum(1)
+        return (off.square().sum(1) - explained) / (2 * self.variance)
+
+    @property
+    def precision(self) -> Float[Tensor, "d d"]:
+        """The inverse covariance as a matrix, which is for small images."""
+        return (
+            torch.eye(len(self.factors.mT)).to(self.factors) - self.factors.mT @ self.factors
+        ) / (self.variance)
+
+
+def spread_of(off: Float[Tensor, "k d"]) -> Spread:
+    """The spread of public images around their mean: their covariance, mixed with SHRINKAGE times
+    the mean variance on the diagonal, so that pixels which never change in public may still change.
+
+    By Woodbury's identity only a matrix of k^2 numbers is inverted. Raises ValueError for images
+    that do not differ.
+    """
+    level = off.square().mean()
+    if not bool(level > 0):
+        raise ValueError(
+            "expected public images that differ: nothing can be said about their spread"
+        )
+    small = off @ off.mT
+    small.diagonal().add_(SHRINKAGE * level * len(off) / (1 - SHRINKAGE))
+    root = torch.linalg.cholesky(small)
+    factors = torch.linalg.solve_triangular(root, off, upper=False)
+    return Spread(variance=float(SHRINKAGE * level), factors=factors)
+
+
 def prior_from(
     images: Float[Tensor, "public *shape"],
     labels: Int[Tensor, " public"] | None = None,
@@ -120,9 +162,8 @@ def prior_from(
     """The Gaussian prior that public images give: their mean (of each class), and their covariance
     around it.
 
-    The covariance is mixed with SHRINKAGE times the mean variance on the diagonal, so that pixels
-    which never change in public may still change. It has d^2 numbers: for small images. Raises
-    ValueError for a class without an image, and for fewer than two images.
+    It takes as much memory as the images in float64, however large they are. Raises ValueError for
+    a class without an image, and for fewer than two images.
     """
     if len(images) < 2:
         raise ValueError(f"expected two public images or more, got {len(images)}")
@@ -134,23 +175,13 @@ def prior_from(
             raise ValueError(f"expected public images of every class, got counts {counts.tolist()}")
         mean = torch.stack([flat[labels.cpu() == c].mean(0) for c in range(len(counts))])
         own = mean[labels.cpu()]
-    centred = flat - own
-    covariance = centred.mT @ centred / len(flat)
-    level = covariance.diagonal().mean()
-    if not bool(level > 0):
-        raise ValueError(
-            "expected public images that differ: nothing can be said about their spread"
-        )
-    covariance = (1 - SHRINKAGE) * covariance + SHRINKAGE * level * torch.eye(
-        len(covariance), dtype=torch.float64
-    )
     shape = tuple(images.shape[1:])
     return Prior(
         shape=shape,
         low=low,
         high=high,
         mean=mean.reshape(*mean.shape[:-1], *shape),
-        precision=torch.linalg.inv(covariance),
+        spread=spread_of(flat - own),
     )
 
 
@@ -192,11 +223,11 @@ def surprise(
 ) -> Float[Tensor, " batch"]:
     """-log density of each image under the Gaussian around ``expected``, up to a constant.
 
-    Without a precision the pixels are independent with the variance of their range, span^2 / 12.
+    Without a spread the pixels are independent with the variance of their range, span^2 / 12.
     """
     off = (images - expected).flatten(1)
-    if prior.precision is not None:
-        return 0.5 * ((off @ prior.precision.to(off)) * off).sum(1)
+    if prior.spread is not None:
+        return prior.spread.surprise(off)
     low, high = prior.bounds
     return 6 * (off / (high - low).to(off).flatten()).square().sum(1)
 

@@ -98,8 +98,8 @@ def first_layer(observation: Observation) -> str:
 def received_layer(observation: Observation, path: str | None = None) -> ReceivedLayer:
     """The equations of the linear layer at ``path``, of the first layer without one.
 
-    Raises DoesNotApply where the module is not linear, or its weight's gradient was sent as a core,
-    or not at all.
+    Raises DoesNotApply where the module is not linear, or its weight's gradient was sent in another
+    form than tangent, or not at all.
     """
     path = first_layer(observation) if path is None else path
     module = observation.model.get_submodule(path)
@@ -118,7 +118,7 @@ def received_layer(observation: Observation, path: str | None = None) -> Receive
         own = next((c for c in observation.frame.coordinates if c.name == weight), None)
         if own is not None and own.carried and own.form is not TANGENT:
             raise DoesNotApply(
-                f"{weight} was sent as a core, L^T G (R X)^T: closed forms need L^T G X^T"
+                f"{weight} was sent in the form {own.form.name!r}: closed forms need L^T G X^T"
             )
         L, R = (
             (None, None)

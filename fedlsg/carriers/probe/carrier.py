@@ -136,6 +136,10 @@ ResidualClip = Annotated[
 ]
 
 
+PROBED = tuple(name for name in FORMS if name != "left")
+"""A probe scales its carriers, and ``left`` needs orthonormal rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Probe(Carrier):
     """The top eigenvectors of the second moments of gradients of public inputs, made again every
@@ -165,9 +169,7 @@ class Probe(Carrier):
 
     def __post_init__(self) -> None:
         check_declared(self)
-        object.__setattr__(
-            self, "form", find_form(self.form, self.rank, self.out_rank, tuple(FORMS))
-        )
+        object.__setattr__(self, "form", find_form(self.form, self.rank, self.out_rank, PROBED))
 
     def sizes(self, W: Tensor) -> Sizes:
         """With the rank of either side."""

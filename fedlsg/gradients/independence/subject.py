@@ -248,12 +248,27 @@ def copy_of(model: nn.Module) -> nn.Module:
         for value in vars(module).values()
         if isinstance(value, SHARED)
     }
-    around = nn.ModuleList([copy.deepcopy(model, shared)])
+    try:
+        around = nn.ModuleList([copy.deepcopy(model, dict(shared))])
+    except Exception as error:  # whatever an object raises that has no copy
+        _refuse_uncopied(model, shared)
+        raise ValueError(f"the model cannot be copied: {describe(error)}") from error
     for module in list(around.modules()):
         for name, child in module.named_children():
             if compiled(child):
                 setattr(module, name, child._orig_mod)
     return around[0]
+
+
+def _refuse_uncopied(model: nn.Module, shared: dict[int, Any]) -> None:
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            try:
+                copy.deepcopy(value, {**shared, **{id(m): m for m in module.children()}})
+            except Exception as error:
+                reason = f"its attribute {name} has no copy ({describe(error)})"
+                fix = "make it in each forward, or keep what it gives as a buffer"
+                raise unsupported(path, module, f"{reason}; {fix}") from error
 
 
 def compiled(module: nn.Module) -> bool:

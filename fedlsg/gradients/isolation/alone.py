@@ -21,7 +21,7 @@ def gradients_of_rows(given: Given) -> list[Tensor]:
     """
     frame, parameters, like = given.frame, given.parameters, given.like
     blocks = [like.new_zeros(given.batch, block.kept) for block in frame.blocks]
-    with forgetting(given.model, given.loss_fn) as put_back, torch.enable_grad():
+    with torch.enable_grad(), forgetting(given.model, given.loss_fn) as put_back:
         for row in range(given.batch):
             inputs, targets = (
                 each(part, partial(row_of, number=row)) for part in (given.inputs, given.targets)
@@ -34,6 +34,7 @@ def gradients_of_rows(given: Given) -> list[Tensor]:
                 gradients = torch.autograd.grad(
                     losses.sum(), list(parameters.values()), allow_unused=True
                 )
+            del losses, inputs, targets  # what the graph keeps is freed, and code may run then
             put_back()
             of = dict(zip(parameters, gradients, strict=True))
             for coordinates in frame.coordinates:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,10 +20,10 @@ from fedlsg.gradients.hooked_layers import force_eager
 from fedlsg.gradients.hooks import Pass
 from fedlsg.gradients.isolation import vmapped
 from fedlsg.gradients.isolation.alone import gradients_of_rows
-from fedlsg.gradients.isolation.batched import refuse_modes
+from fedlsg.gradients.isolation.batched import refuse_process
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.isolation.secret_seeds import own_seeds_refused
-from fedlsg.gradients.isolation.state import forgetting
+from fedlsg.gradients.isolation.state import SharedDrawError, forgetting
 from fedlsg.gradients.isolation.whole import kept_of_whole
 from fedlsg.gradients.known import Prepared, check, known, prepare
 from fedlsg.gradients.per_example import Batch, Given, LossFunction, rounding, run, run_pass
@@ -108,7 +109,7 @@ def block_gradients(
         ghost=ghost,
     )
     if isolation != "checked":
-        refuse_modes()
+        refuse_process()
     with own_seeds_refused():
         if frame.embedded is None:
             return _at_level(given, isolation)
@@ -121,11 +122,16 @@ def _at_level(given: Given, isolation: Isolation) -> list[Any]:
         return _of_library(given, isolation)
     if isolation == "checked":
         return run(given)
-    if isolation == "rows":
+    if isolation == "rows" or given.model in DRAW_TOGETHER:
         with force_eager():
             return gradients_of_rows(given)
     if own_model(given.model):
-        return run(given, passed=run_isolated, copies=True)
+        for _ in range(2):  # a library that the first pass imports may make generators
+            with suppress(SharedDrawError):
+                return run(given, passed=run_isolated, copies=True)
+        DRAW_TOGETHER.add(given.model)
+        with force_eager():
+            return gradients_of_rows(given)
     return run(given, passed=run_on_batch)
 
 
@@ -149,6 +155,8 @@ def _of_library(given: Given, isolation: Isolation) -> list[Any]:
         return gradients_of_rows(given)
 
 
+DRAW_TOGETHER: WeakSet[nn.Module] = WeakSet()
+"""Models whose own draws would be the same for all examples of a pass: they run by rows."""
 KEEP_NOTHING = ("torch.nn.modules.", "fedlsg.")
 _told: WeakSet[nn.Module] = WeakSet()
 """Models about which that was said."""
@@ -171,7 +179,9 @@ def own_model(model: nn.Module) -> bool:
 
 
 _own_losses: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-"""Whether losses are a user's code, until ``forget_loss``: a loss is asked for in each pass."""
+"""Invalid by ``forget_loss``, which is called where a loss has changed: whether losses are
+a user's code, which takes up to .1 s to find out, and is asked for in each pass.
+"""
 
 
 def own_loss(loss_fn: LossFunction) -> bool:
@@ -190,9 +200,12 @@ def run_on_batch(step: Pass, given: Given, read: Collection[str]) -> None:
     """One pass of a model of a library over the batch; a user's loss sees the outputs of one
     example.
     """
-    if own_loss(given.loss_fn):
-        given = replace(given, loss_fn=partial(vmapped.losses_on_outputs, given.loss_fn))
-    run_pass(step, given, read)
+    if not own_loss(given.loss_fn):
+        run_pass(step, given, read)
+        return
+    with forgetting(given.loss_fn):  # also what it writes in backward
+        one_by_one = partial(vmapped.losses_on_outputs, given.loss_fn)
+        run_pass(step, replace(given, loss_fn=one_by_one), read)
 
 
 def patched_layers(prepared: Prepared) -> set[str]:
@@ -218,7 +231,10 @@ def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
     places = vmapped.copied_places(prepared)
     if more := vmapped.read_with(prepared, places) | patched_layers(prepared):
         raise ReadElsewhereError(sorted(more))
+    of_users = own_loss(given.loss_fn)
+    used = (given.model, given.loss_fn) if of_users else (given.model,)
     with (
+        forgetting(*used, together=True),  # also what they write in backward
         force_eager(),
         rounding(given) as step.storage,
         vmapped.known_layers(step, prepared),
@@ -226,7 +242,7 @@ def run_isolated(step: Pass, given: Given, read: Collection[str]) -> None:
         torch.enable_grad(),
     ):
         step.starts += copies.values()
-        losses = vmapped.isolated_losses(given, places, copies, own_loss=own_loss(given.loss_fn))
+        losses = vmapped.isolated_losses(given, places, copies, own_loss=of_users)
         gradients = step.backward(losses, given.parameters)
     coordinates = {c.name: c for c in given.frame.coordinates}
     for name, gradient in zip(copies, gradients, strict=False):

@@ -30,6 +30,14 @@ SEED_BYTES = 8
 """A state of a generator of torch begins with its seed."""
 
 
+_UNSEEDED = [0]
+
+
+def unseeded() -> int:
+    """How often code inside made a generator whose seed is of the operating system."""
+    return _UNSEEDED[0]
+
+
 class OwnDrawsError(ValueError):
     """Random draws that the model or the loss seeds itself, so that outsiders know them."""
 
@@ -54,6 +62,7 @@ def own_seeds_refused() -> Iterator[None]:
     global_ones = random._inst, np.random.mtrand._rand._bit_generator
 
     def decide(generator: Any, given: tuple[Any, ...]) -> None:
+        _UNSEEDED[0] += given in ((), (None,))
         if isinstance(generator, torch.Generator):
             states = [value for value in given if isinstance(value, Tensor)]
             if not any(seed_of(state) in secret for state in states):

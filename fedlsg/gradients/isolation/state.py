@@ -2,18 +2,33 @@
 one's trace.
 """
 
+import pickle
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from fedlsg.gradients.isolation.secret_seeds import unseeded
 from fedlsg.rows.draws import seed_generator
 from fedlsg.rows.seeds import seeds_replaced
 from fedlsg.user_code.library import LIBRARIES
-from fedlsg.user_code.objects import ATOMS, Packages, put_back, put_back_spaces, state_of, walk
+from fedlsg.user_code.objects import (
+    ATOMS,
+    Packages,
+    has_more,
+    put_back,
+    put_back_kinds,
+    put_back_spaces,
+    state_of,
+    walk,
+)
+from fedlsg.user_code.process import own_operators, put_back_settings, tables
+from fedlsg.user_code.replaced import replaced
 
 OF_TORCH = vars(nn.Module())
 """Attributes of every module."""
@@ -25,7 +40,9 @@ OURS = "fedlsg.gradients."
 
 
 @contextmanager
-def forgetting(*used: object, parameters: bool = True) -> Iterator[Callable[[], bool]]:
+def forgetting(
+    *used: object, parameters: bool = True, together: bool = False
+) -> Iterator[Callable[[], bool]]:
     """Inside, passes may write to the model and the loss that they use; afterwards these hold what
     they held before.
 
@@ -33,30 +50,74 @@ def forgetting(*used: object, parameters: bool = True) -> Iterator[Callable[[], 
     called at the end in any case. Put back is what ``user_code.objects.walk`` reaches from them and
     from their hooks. ``parameters=False`` leaves the numbers of parameters out.
     Random generators that they keep or name draw from secret seeds inside.
+    ``together``: all examples of a pass run at once; raises SharedDrawError after code that drew
+    numbers by python or numpy, or by a generator that it keeps: these are the same for all.
     """
     modules = [m for thing in used if isinstance(thing, nn.Module) for m in thing.modules()]
     spaces = [space for module in modules for space in (vars(module), *_tables(module))]
     packages = _packages_of(used, modules)
+    spaces += tables()
     others = _others(used, modules, parameters, packages)
-    undo = put_back_spaces(spaces), put_back(others, packages)
-    with _secret_draws(others):
+    undo = (
+        put_back_settings(),
+        put_back_kinds(modules),
+        put_back_spaces(spaces),
+        put_back(others, packages),
+    )
+
+    def put_all_back() -> bool:
+        changed = any([how() for how in undo])
+        seed()  # whatever state a generator was given, it is gone
+        return changed
+
+    with _secret_draws(others) as seed:
+        generators = [thing for thing in others if state_of(thing) is not None]
+        before = _states(generators) if together else ()
         try:
-            yield lambda: any([how() for how in undo])
+            yield put_all_back
         finally:
+            after = _states(generators) if together else ()
             for how in undo:
                 how()
+        if before != after:
+            raise SharedDrawError(
+                "random draws by python or numpy would be the same for all examples of a pass"
+            )
+
+
+class SharedDrawError(RuntimeError):
+    """Random numbers that all examples of a pass would share: which ones do, depends on others."""
+
+
+def _states(generators: list[Any]) -> tuple[Any, ...]:
+    """What tells whether a number was drawn, by python, numpy or these generators."""
+    own = [g.get_state().tolist() if isinstance(g, torch.Generator) else g for g in generators]
+    return (*states_of_python(), pickle.dumps(own), unseeded())
+
+
+def states_of_python() -> tuple[Any, ...]:
+    """The states of the global generators of python and numpy."""
+    words: Any = np.random.get_state(legacy=False)
+    return random.getstate(), words["state"]["pos"], words["state"]["key"].tobytes()
 
 
 @contextmanager
-def _secret_draws(things: list[Any]) -> Iterator[None]:
-    """Seed the generators among these things from torch's own, which each step seeds in secret."""
+def _secret_draws(things: list[Any]) -> Iterator[Callable[[], None]]:
+    """Seed the generators among these things from torch's own, which each step seeds in secret.
+
+    Gives a function that does so again.
+    """
     states = [(thing, how) for thing in things if (how := state_of(thing)) is not None]
-    if states:
-        with seeds_replaced(lambda generator, given: None):
-            for generator, _ in states:
-                seed_generator(generator, int(torch.randint(2**62, ())))
+
+    def seed() -> None:
+        if states:
+            with seeds_replaced(lambda generator, given: None):
+                for generator, _ in states:
+                    seed_generator(generator, int(torch.randint(2**62, ())))
+
+    seed()
     try:
-        yield
+        yield seed
     finally:
         if states:
             with seeds_replaced(lambda generator, given: None):
@@ -83,14 +144,18 @@ def _others(
 ) -> list[Any]:
     """What the modules hold besides: numbers of tensors, objects, the user's code; and the loss."""
     start = [thing for thing in used if not isinstance(thing, nn.Module)]
+    start += [hook for table in tables() for hook in table.values()]
+    start += [*own_operators(), *replaced({*map(type, modules)})]
+    more = [module for module in modules if has_more(module)]
     for module in modules:
-        start += [type(module), *module._buffers.values()]
+        start += [type(module), *module._buffers.values(), module._non_persistent_buffers_set]
         if parameters:
             start += module._parameters.values()
         kept = [value for name, value in vars(module).items() if name not in OF_TORCH]
         kept += [hook for name in HOOKS for hook in vars(module)[name].values()]
         start += [value for value in kept if type(value) not in ATOMS and not _is_ours(value)]
-    return list(walk(start, {id(module) for module in modules}, packages))
+    seen = {id(module) for module in modules} - {id(module) for module in more}
+    return list(walk([*start, *more], seen, packages, data=False))
 
 
 def _is_ours(value: Any) -> bool:

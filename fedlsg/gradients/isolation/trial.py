@@ -2,19 +2,22 @@
 made-up rows.
 """
 
-import random
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedlsg.frame import Coordinates, Frame, Keep, make_blocks
 from fedlsg.gradients.isolation.levels import Isolation, slow_word
-from fedlsg.gradients.isolation.passes import block_gradients, per_example_gradients
+from fedlsg.gradients.isolation.passes import (
+    DRAW_TOGETHER,
+    block_gradients,
+    per_example_gradients,
+)
+from fedlsg.gradients.isolation.state import states_of_python
 from fedlsg.gradients.per_example import LossFunction, batch_size
 from fedlsg.gradients.supported import trainable
 from fedlsg.tensors import rows_of, spaced
@@ -32,13 +35,14 @@ RULE = (
 )
 FILLED = "make what is filled in place from an input: x.new_zeros(...)"
 BRANCH = "in code of yours, choose by torch.where, without if, item() or an index by values"
+DRAWN = "draw by torch.randn_like(x) or torch.rand_like(x)"
 WAYS = {
     "setup_context": RULE,
     "generate_vmap_rule": RULE,
     "a rule for vmap": RULE,
     "inplace arithmetic": FILLED,
     "broadcast shape": FILLED,
-    "inplace randomness": "draw by torch.randn_like(x) or torch.rand_like(x)",
+    "inplace randomness": DRAWN,
     ".item()": BRANCH,
     "data-dependent": BRANCH,
     "dynamic shape": BRANCH,
@@ -75,6 +79,8 @@ def why_rows(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any)
     except Exception as error:  # torch has no rule for it under vmap
         way = next((way for word, way in WAYS.items() if word in str(error)), "")
         return f"not isolated, because under vmap: {first_words(error)}" + (way and f"; {way}")
+    if model in DRAW_TOGETHER:
+        return f"not isolated, because draws by python or numpy would be shared; {DRAWN}"
     length = alone.norm(dim=1)
     close = ((isolated - alone).norm(dim=1) <= CLOSE * length + 1e-6) | ~length.isfinite()
     if before != _generators() or bool(close.all()):
@@ -168,11 +174,5 @@ def dense_frame(model: nn.Module, kept: int | None = None) -> Frame:
 
 def _generators() -> tuple[Any, ...]:
     """The states of the generators of torch, python and numpy on the CPU."""
-    words: Any = np.random.get_state(legacy=False)
     state: Tensor = torch.get_rng_state()
-    return (
-        random.getstate(),
-        words["state"]["pos"],
-        words["state"]["key"].tobytes(),
-        state.numpy().tobytes(),
-    )
+    return *states_of_python(), state.numpy().tobytes()

@@ -13,7 +13,7 @@ attributes        that forward writes are put back after the pass (``state``)
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -245,8 +245,7 @@ def isolated_losses(
         return made
 
     detached = each(given.inputs, Tensor.detach)
-    used = (model, loss_fn) if own_loss else (model,)
-    with forgetting(*used), sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH):
         made: Tensor = for_each_example(of_one)(dict(copies), detached, given.targets)
     if not whole[0]:
         return made
@@ -293,15 +292,14 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
         return _one_loss(loss_fn, tree_unflatten(parts, spec), y)
 
     losses, gradients = [], []
+    if loss_fn not in _by_rows:
+        alone = [t.unsqueeze(1) for t in tensors], each(targets, lambda t: t.unsqueeze(1))
+        for _ in range(2):  # a library that the first call imports may make generators
+            with suppress(RuntimeError), forgetting(loss_fn, together=True):
+                at_once: Tensor = for_each_example(of_one)(*alone)
+                return at_once
+        _by_rows.add(loss_fn)
     with forgetting(loss_fn) as put_back:
-        if loss_fn not in _by_rows:
-            alone = [t.unsqueeze(1) for t in tensors], each(targets, lambda t: t.unsqueeze(1))
-            try:
-                made: Tensor = for_each_example(of_one)(*alone)
-                return made
-            except RuntimeError:
-                _by_rows.add(loss_fn)
-                put_back()
         for b in range(count):
             target = each(targets, partial(row_of, number=b))
             rows = [row_of(t.detach(), b).requires_grad_(t.requires_grad) for t in tensors]
@@ -316,7 +314,7 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
         torch.cat([torch.zeros_like(t[:1]) if g is None else g for g in of_rows])
         for t, of_rows in zip(tensors, zip(*gradients, strict=True), strict=True)
     ]
-    made = _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
+    made: Tensor = _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
     return made
 
 

@@ -6,17 +6,19 @@ for it, and what the auditor knows and sees. It reads a run directory and writes
 command  the command and its page      training  the audit of whole training runs
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedlsg import bounded
 from fedlsg.accounting import Event, compose
 from fedlsg.attacks.audit.setting import Setting
+from fedlsg.attacks.audit.shipped import ROWS_OF_PERSON
 from fedlsg.attacks.audit.stated import Stated
 from fedlsg.attacks.audit.verdict import Claim, stated_claim, training_event
+from fedlsg.config.units import EXAMPLE
 from fedlsg.privacy import SERVER
 from fedlsg.simulations.inspection import Subject, subject_of_run, subject_of_settings
 from fedlsg.simulations.planning.advice import schedule_of, stated_of
@@ -73,7 +75,7 @@ THREATS = {
         "client",
     ): f"{UPDATES}and sees what the server releases of every round. Which canaries are in, which "
     "clients the server draws, and the noise, are secret. Not covered: local training, the "
-    "wire, the noisy count of an adaptive clip, and the frames of other rounds.",
+    "wire, and the frames of other rounds.",
 }
 TRAINING = (
     "Canaries are training examples with a wrong label, or images of another kind. The auditor "
@@ -114,7 +116,8 @@ class Audited:
         """
         base, stated = self.subject.base, self.stated
         local = base.local.at_rate(self.terms.sample_rate)
-        if local.shuffled:  # the claim is that an epoch is one release with every example in it
+        shuffled = bool(local.shuffled)
+        if shuffled:  # the claim is that an epoch is one release with every example in it
             local = replace(local.single().at_rate(1.0), shuffled=0)
         mechanism = self.terms.mechanism(base.method.mechanism)
         return Setting(
@@ -126,7 +129,11 @@ class Audited:
             stated=stated,
             sums=base.sums,
             unit=base.unit,
+            person_rows=base.settings.person_rows,
+            person_gradient=base.settings.person_gradient,
             adaptive=adaptive_clip(base.settings, mechanism.noise_multiplier),
+            shuffled=shuffled,
+            prunes=base.method.prune.reads_data,
         )
 
 
@@ -205,7 +212,7 @@ def reported_epsilon(summary: Path) -> float | None:
     if not summary.exists():
         return None
     try:
-        return float(json.loads(summary.read_text())["epsilon_max"])
+        return float(bounded.read_json(summary)["epsilon_max"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{summary} is damaged: restore it from a copy") from None
 
@@ -256,5 +263,11 @@ def threats(audited: Audited, mode: str) -> str:
     """What the auditor knows and sees, and what there must be of noise."""
     if mode == "training":
         return TRAINING
-    stated = audited.stated
-    return f"{THREATS[stated.trust, stated.unit]} {EXPECTED.format(reader=stated.reader)}"
+    stated, unit = audited.stated, audited.subject.base.unit
+    expected = EXPECTED.format(reader=stated.reader)
+    if unit.persons:
+        said = THREATS[stated.trust, EXAMPLE.name].replace(
+            "which are examples", f"which are persons ({unit.name}) with {ROWS_OF_PERSON} rows each"
+        )
+        return f"{said} {expected}"
+    return f"{THREATS[stated.trust, stated.unit]} {expected}"

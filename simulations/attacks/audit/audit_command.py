@@ -1,12 +1,14 @@
 """The command ``fedlsg audit`` and its page. It can end in "falsified", and never in "verified"."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from fedlsg.attacks.audit.coverage import not_covered
 from fedlsg.attacks.audit.noise_checks import unit_checks
 from fedlsg.attacks.audit.plants import PLANTS, planted, refuse_plant
 from fedlsg.attacks.audit.setting import canaries as enough_canaries
@@ -88,10 +90,11 @@ def audit_command(
     refuse_plant(plant, audited.setting)
     announce(audited, mode, plant, console)
     audit_mode = audit_training if mode == "training" else audit_unit
-    verdict, count, kind = audit_mode(
+    verdict, count, kind, paths = audit_mode(
         audited, console, canaries=canaries, kind=canary_kind, plant=plant, seed=seed
     )
     report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
+    report |= {"paths": dict(paths), "not_covered": list(not_covered(audited.setting, paths))}
     report["seconds"] = round(time.monotonic() - began, 1)
     data = json_text(report, indent=2, not_finite=str)
     warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
@@ -100,6 +103,8 @@ def audit_command(
         verdict, table, report, data, name=path.name, warnings=tuple(filter(None, warnings))
     )
     write_private(path.parent, {path.name: data, html.name: made.encode()})
+    if report["not_covered"]:
+        print_line(f"not covered: {', '.join(report['not_covered'])}", console, "yellow")
     show(verdict, count, threats(audited, mode), console, not_private=audited.not_private)
     print_written(path.parent, (path.name, html.name), console)
     return FALSIFIED if verdict.falsified else 0
@@ -151,16 +156,18 @@ def audit_unit(
     kind: str | None,
     plant: str | None,
     seed: int | None,
-) -> tuple[Verdict, int, str]:
+) -> tuple[Verdict, int, str, Counter[str]]:
     """Canaries through the shipped mechanism; the plant is in the mechanism only, unknown to the
     judge.
 
-    Also how many canaries there were, and of which kind: ``kind`` is for the training mode only.
+    Also how many canaries there were, of which kind, and how often each path ran: ``kind`` is for
+    the training mode only.
     """
     setting = audited.setting
     count = enough_canaries(setting) if canaries is None else canaries
     with (
-        count_bar(console, "rounds", ticks(setting, count)) as tick,
+        # canaries, silence and games take times of their own
+        count_bar(console, "rounds", ticks(setting, count, seed), even=False) as tick,
         planted(plant, clients=setting.stated.members),
     ):
         recording = record(setting, count, seed=seed, tick=tick)
@@ -168,7 +175,7 @@ def audit_unit(
         verdict = judge(
             recording.scores, recording.included, audited.claim, unit_checks(recording, setting)
         )
-    return verdict, count, "updates" if setting.stated.whole else "gradients"
+    return verdict, count, "updates" if setting.stated.whole else "gradients", recording.paths
 
 
 def announce(audited: Audited, mode: str, plant: str | None, console: Console) -> None:
@@ -204,12 +211,21 @@ def show(
     for check in verdict.checks:
         mark, style = ("passed", "dim") if check.passed else ("FAILED", "bold red")
         print_line(f"{mark}  {check.name}: {check.says}", console, style)
+    console.print(alarm_words(verdict), markup=False, highlight=False)
     console.print(f"threat model: {threat}", markup=False, highlight=False)
     if verdict.falsified:
         text = f"falsified by: {', '.join(verdict.reasons)}"
         print_line(text, console, "bold red")
     else:
         console.print("not falsified", style="bold", markup=False, highlight=False)
+
+
+def alarm_words(verdict: Verdict) -> str:
+    """How often correct code is accused, all tests counted together."""
+    return (
+        f"both bounds and all {len(verdict.checks)} checks together accuse correct code with a "
+        f"probability of at most {100 * verdict.alarm:.2g} %"
+    )
 
 
 def figures(verdict: Verdict, canaries: int, not_private: str | None) -> Table:
@@ -297,7 +313,8 @@ def page(
                     "Claim, bounds and estimate",
                     [interactive([chart(verdict)], CAPTION, columns=1), figures, meaning],
                 ),
-                ("Checks", [_checks(verdict)]),
+                ("Checks", [_checks(verdict), Text(words=alarm_words(verdict), style="note")]),
+                ("Which code ran", [_paths(report), Text(words=PATHS_SAY, style="note")]),
                 ("What was audited", [facts_of(asked)]),
                 ("What the auditor knows and sees", [Text(words=report["threat_model"])]),
                 data_section(download(name, data, "all numbers of this page")),
@@ -389,6 +406,20 @@ def chart(verdict: Verdict) -> Chart:
 
 def _best(verdict: Verdict) -> float:
     return max(verdict.one_run.epsilon, verdict.f_dp.epsilon)
+
+
+PATHS_SAY = (
+    "Calls are counted in every eighth output. A path that these settings can take and the audit "
+    "did not is not covered: a mistake in it would not be found."
+)
+
+
+def _paths(report: Mapping[str, Any]) -> Table:
+    """A row for each path that ran, and for each that a run may take and the audit did not."""
+    rows = [(name, f"{calls:,}", True) for name, calls in report["paths"].items()]
+    rows += [(name, "not covered", False) for name in report["not_covered"]]
+    columns = [Column("path", lambda row: row[0], left=True), Column("calls", lambda row: row[1])]
+    return make_table(columns, rows, style=lambda row: "" if row[2] else "alert")
 
 
 def _checks(verdict: Verdict) -> Table:

@@ -6,6 +6,7 @@ the data of its client with probability 1/2, in secret. The other examples, thei
 divisor and the noise do not depend on which canaries are in.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Float, Int64
 from rich.console import Console
 from torch import Tensor
 
+from fedlsg.attacks.audit.coverage import counted
 from fedlsg.attacks.audit.noise_checks import Check
 from fedlsg.attacks.audit.plants import planted
 from fedlsg.attacks.audit.training_mode import Payload, look, payload_checks, scored
@@ -157,8 +159,8 @@ VIEW = ThreatModel(view="client")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """What a run with canaries shows: score and inclusion of each canary, the checks, and the kind
-    of canary.
+    """What a run with canaries shows: score and inclusion of each canary, the checks, the kind of
+    canary, and how often each path ran.
     """
 
     scores: Float[np.ndarray, " m"]
@@ -166,6 +168,7 @@ class Found:
     checks: tuple[Check, ...]
     canaries: int
     kind: str
+    paths: Counter[str]
 
 
 def audit_training(
@@ -176,9 +179,9 @@ def audit_training(
     kind: str | None,
     plant: str | None,
     seed: int | None,
-) -> tuple[Verdict, int, str]:
-    """Run with canaries, score every payload, judge; also how many canaries there were, and of
-    which kind.
+) -> tuple[Verdict, int, str, Counter[str]]:
+    """Run with canaries, score every payload, judge; also how many canaries there were, of which
+    kind, and how often each path ran.
     """
     found = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
     with console.status("computing bounds"):
@@ -186,6 +189,7 @@ def audit_training(
             judge(found.scores, found.included, audited.claim, found.checks),
             found.canaries,
             found.kind,
+            found.paths,
         )
 
 
@@ -215,14 +219,19 @@ def find(
     inserted, kind = choose_canaries(plan, count, seed), kind or strongest(plan.workload.train)
     plan = with_canaries(plan, inserted, kind)
     with ExitStack() as trained:
-        with count_bar(console, "training, round", plan.schedule.rounds) as tick, planted(plant):
+        rounds = plan.schedule.rounds
+        with (
+            count_bar(console, "training, round", rounds) as tick,
+            planted(plant),
+            counted() as (paths, _),
+        ):
             directory, summary = trained.enter_context(run_in_scratch(plan, lambda row: tick()))
         refuse_diverged(summary)
         base = Base(**{f.name: getattr(plan, f.name) for f in fields(Base)})
         record = Record(
             run=directory, base=base, payloads=open_record(str(directory.path), VIEW).payloads
         )
-        return scores_of(record, inserted, kind, console)
+        return scores_of(record, inserted, kind, console, paths)
 
 
 def settings_of(settings: Settings, seed: int | None) -> Settings:
@@ -241,6 +250,11 @@ def check(plan: Plan) -> None:
     """
     s = plan.settings
     refuse_shuffled(s, "mode training")
+    if plan.unit.persons:
+        raise ValueError(
+            f"mode training plays with one example, and this is unit={s.unit}: use --mode unit, "
+            "whose canaries are persons with many rows"
+        )
     if s.trust != "client" or plan.local.steps > 1:
         raise ValueError(
             "mode training judges single payloads of one local step: use trust=client, "
@@ -258,7 +272,9 @@ def check(plan: Plan) -> None:
         raise ValueError("mode training replays clients without augmentation: give -c augment=none")
 
 
-def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -> Found:
+def scores_of(
+    record: Record, inserted: Inserted, kind: str, console: Console, paths: Counter[str]
+) -> Found:
     """Scores of all canaries from every payload of their client, and the checks of all payloads."""
     scores, included, rounds = [], [], []
     total = sum(len(clients) for clients in record.payloads.values())
@@ -275,6 +291,7 @@ def scores_of(record: Record, inserted: Inserted, kind: str, console: Console) -
         checks=tuple(payload_checks(rounds)),
         canaries=len(inserted.rows),
         kind=kind,
+        paths=paths,
     )
 
 

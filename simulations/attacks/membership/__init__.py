@@ -4,7 +4,8 @@ run's settings.
 Writes membership.json and membership.html: rates next to guessing and to what the claim allows, and
 assumptions.
 
-shadows  the models      measure  attacks on them      findings  tables and verdict
+shadows  the models    measure    attacks on them    own_model  attacks on a run and its payloads
+findings  tables and verdict
 """
 
 import time
@@ -14,36 +15,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
-from fedlsg.attacks.membership import LossThreshold, loss_threshold
 from fedlsg.attacks.metrics import LOW_RATES, Roc
-from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.attack_page import output_folder
-from fedlsg.simulations.attacks.membership.loss_and_lira import (
+from fedlsg.simulations.attacks.membership.measure import (
     GRID,
     attack,
     claimed,
-    over_the_claim,
 )
 from fedlsg.simulations.attacks.membership.membership_findings import (
+    BADGES,
     Report,
     bounded,
     facts,
+    grade_of,
     granted,
+    strongest,
     tables,
     verdict,
 )
-from fedlsg.simulations.attacks.membership.shadows import check_shadows, confidences, train_all
+from fedlsg.simulations.attacks.membership.own_model import own_attacks, scores_on_run
+from fedlsg.simulations.attacks.membership.shadows import check_shadows, train_all
 from fedlsg.simulations.inspection import refuse_settings
 from fedlsg.simulations.planning.continuity import check_own_code
-from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.report.chart import GUESSING, Axis, Chart, Series
-from fedlsg.simulations.report.colours import BLACK, GREEN, GREY, ORANGE, SKY
+from fedlsg.simulations.report.colours import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PLUM,
+    RED,
+    SKY,
+    VIOLET,
+)
 from fedlsg.simulations.report.figure import interactive
 from fedlsg.simulations.report.page import (
-    Badge,
     Page,
     Text,
     data_section,
@@ -129,13 +138,15 @@ def membership_command(
     with bar(console, "training") as tick:
         models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
     with console.status("attacking"):
+        own = {} if run is None else scores_on_run(run, plan, seed)
+        found = attack(models, seed=seed, more=len(own))
         report = Report(
             settings=plan.settings,
             models=models,
-            found=attack(models, seed=seed),
+            found=found,
             claim=None if claim is None else claim[0],
             limits=() if claim is None else claim[1],
-            own=None if run is None or plan.unit.whole else own_model(run, plan, seed),
+            own=own_attacks(own, attacks=len(found) + len(own), seed=seed),
             seed=seed,
             seconds=time.monotonic() - began,
             test_examples=len(plan.workload.test),
@@ -170,30 +181,6 @@ def as_shadow(wanted: Settings, device: Device = "auto") -> Settings:
     return replace(wanted, reproducible=True, evaluate_every=10**6, run_dir=None)
 
 
-def own_model(run: str, plan: Plan, seed: int) -> LossThreshold | None:
-    """Loss threshold of Yu et al. 2021 on the run's last model; None before its first
-    checkpoint.
-    """
-    directory = RunDir.open(run)
-    if not directory.checkpoint.exists():
-        return None
-    state = plan.server_state()
-    state.load_state_dict(directory.load_checkpoint()["server"])
-    generator = public_generator(seed, "membership", "own")
-    train, test, device = plan.workload.train, plan.workload.test, plan.device
-    rows = torch.randperm(len(train), generator=generator)[: len(test)]
-    with state.evaluated() as model:
-        ours, theirs = (
-            torch.nn.functional.softplus(
-                -torch.from_numpy(
-                    confidences(model, plan.workload, split, split.order(some), device)
-                )
-            )
-            for split, some in ((train, rows), (test, torch.arange(len(test))))
-        )
-        return loss_threshold(ours, theirs, generator)
-
-
 def lead(report: Report, run: str | None) -> str:
     """One line: run, date, shadows, seed, time."""
     s = report.settings
@@ -220,13 +207,14 @@ def show(report: Report, console: Console) -> None:
     print_line(verdict(report), console, "bold")
 
 
-COLOURS = {"loss threshold": ORANGE, "LiRA offline": SKY, "LiRA online": GREEN}
+COLOURS = (ORANGE, SKY, GREEN, VIOLET, RED, PLUM, BLUE)
 LIMITS = "An attack that fails proves nothing: a stronger one may exist."
 CAPTION = (
     "How many members an attack finds (true positive rate) for each share of non-members that it "
     "wrongly calls members (false positive rate). Both axes are logarithmic; each model is the "
-    "target in turn. Further up is a stronger attack, and the dotted line is guessing. Rates left "
-    "of the first point cannot be measured with so few non-members."
+    "target in turn. Further up is a stronger attack, and the dotted line is guessing. The band of "
+    "the strongest attack has its intervals. Rates left of the first point cannot be measured with "
+    "so few non-members."
 )
 DASHED = "Dashed lines are what the claim allows any attacker."
 
@@ -251,7 +239,7 @@ def page(report: Report, lead: str, data: bytes) -> str:
             title="Who was in the training set",
             lead=lead,
             headline=verdict(report),
-            badge=outcome(report),
+            badge=BADGES[grade_of(report)],
             sections=sections(
                 ("", [facts_of(facts(report)), interactive(curves(report), caption)]),
                 *((table.title, [replace(table, title="")]) for table in tables(report)),
@@ -265,32 +253,25 @@ def page(report: Report, lead: str, data: bytes) -> str:
     )
 
 
-def outcome(report: Report) -> tuple[str, Badge]:
-    """In a few words, whether members were found."""
-    found = [one.in_turn for one in report.found]
-    if over_the_claim(report.found, report.limits) or any(
-        one.tpr[LOW_RATES[0]].low > LOW_RATES[0] for one in found
-    ):
-        return "an attack found members", "bad"
-    if any(one.auc.low > 0.5 for one in found):
-        return f"better than guessing, but not at {100 * LOW_RATES[0]:g} % false alarms", "limited"
-    return "no attack succeeded", "good"
-
-
 def curves(report: Report) -> tuple[Chart, ...]:
-    """The ROC curves, logarithmic on both axes."""
+    """The ROC curves, logarithmic on both axes, and the band of the strongest attack."""
     start = float(GRID[np.isfinite(report.found[0].curve)].min(initial=1.0))
     rates = GRID[start <= GRID]
     across = (100 * rates).tolist()
-    series = [
-        Series(
+    series, best = [], strongest({one.attack: one.in_turn for one in report.found})
+    for place, one in enumerate(report.found):
+        line = Series(
             name=one.attack,
             x=(100 * GRID).tolist(),
-            y=np.where(one.curve > 0, 100 * one.curve, np.nan).tolist(),
-            colour=COLOURS[one.attack],
+            y=_shown(one.curve),
+            colour=COLOURS[place % len(COLOURS)],
+            dashes="-" if place < len(COLOURS) else "--",
         )
-        for one in report.found
-    ]
+        series.append(line)
+        if one.attack == best:
+            low = np.maximum(one.band[0], one.curve / 100)  # zero has no logarithm
+            high = _shown(one.band[1])
+            series.append(replace(line, kind="band", dashes="-", low=_shown(low), high=high))
     for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
         bound = [100 * limit.bound(float(rate)) for rate in rates]
         series.append(Series(name=limit.name, x=across, y=bound, colour=BLACK, dashes=dashes))
@@ -299,6 +280,11 @@ def curves(report: Report) -> tuple[Chart, ...]:
     x = replace(axis, label="false positive rate: non-members called members", high=100.0)
     y = replace(axis, label="true positive rate: members found", high=130.0)
     return (Chart(title="Members found", x=x, y=y, series=tuple(series), height=420),)
+
+
+def _shown(rates: np.ndarray) -> list[float]:
+    """In percent; NaN where a logarithmic axis has no place."""
+    return np.where(rates > 0, 100 * rates, np.nan).tolist()  # type: ignore[no-any-return]
 
 
 def numbers(report: Report) -> dict[str, Any]:
@@ -323,7 +309,9 @@ def numbers(report: Report) -> dict[str, Any]:
                 "target": _roc(one.target),
                 "in_turn": _roc(one.in_turn),
                 "curve": [
-                    [x, y] for x, y in zip(GRID.tolist(), one.curve.tolist(), strict=True) if y == y
+                    point
+                    for point in np.stack([GRID, one.curve, *one.band], 1).tolist()
+                    if point[1] == point[1]
                 ],
             }
             for one in report.found
@@ -337,12 +325,14 @@ def numbers(report: Report) -> dict[str, Any]:
             one.name: {"auc": one.auc, "tpr": {f"{rate:g}": one.bound(rate) for rate in LOW_RATES}}
             for one in report.limits
         },
-        "own_model_loss_threshold": None
-        if report.own is None
-        else {
-            "right_answers": asdict(report.own.success),
-            "examples": report.own.examples,
-            **_roc(report.own.roc),
+        "own_run": {
+            name: {
+                "right_answers": asdict(one.success),
+                "members": one.members,
+                "others": one.others,
+                **_roc(one.roc),
+            }
+            for name, one in report.own.items()
         },
         "granted": granted(report),
         "verdict": verdict(report),

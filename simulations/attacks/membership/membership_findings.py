@@ -4,21 +4,24 @@ page.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
 from fedlsg.attacks.audit.verdict import Claim
-from fedlsg.attacks.membership import LossThreshold
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc
-from fedlsg.config.units import UNITS
-from fedlsg.simulations.attacks.membership.loss_and_lira import (
+from fedlsg.config.units import unit_named
+from fedlsg.simulations.attacks.membership.measure import (
+    ERROR,
     Found,
     Limit,
     over_the_claim,
     paired_difference,
 )
+from fedlsg.simulations.attacks.membership.own_model import OwnAttack
 from fedlsg.simulations.attacks.membership.shadows import Trained
-from fedlsg.simulations.report.page import Row, RowKind, Table
+from fedlsg.simulations.report.page import Badge, Row, Table
 from fedlsg.simulations.settings.settings import Settings
 
 GRANTED = {
@@ -43,6 +46,14 @@ GRANTED_OF_CLIENTS = {
     "sees": "the outputs of the trained model on all examples; no payload and no earlier round",
     "secret": "which clients there were, which were drawn in a round, their batches and the noise",
 }
+GRANTED_OF_PERSONS = {
+    "candidates": "every person with all rows and its client, but not whether it was in the "
+    "training set; each was, with probability 1/2. A person's score is the mean over its rows",
+    "data": "shadow models train on halves of the same persons; an attacker outside has no data "
+    "that are as close",
+    "sees": "the outputs of the trained model on all rows; no payload and no earlier round",
+    "secret": "which persons the target was trained on, its batches and its noise",
+}
 ALL = {
     "client": "all payloads of all rounds",
     "aggregate": "the sums of all rounds, and no single payload",
@@ -54,8 +65,8 @@ ALL = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Report:
-    """Everything that is reported. own: training against test examples on the run's own model, if
-    there is a run.
+    """Everything that is reported. own: attacks on the run's own model and payloads, if there is a
+    run.
 
     test_examples: of the public test split, on which every model's accuracy is measured; 0 if
     unknown.
@@ -66,77 +77,81 @@ class Report:
     found: Sequence[Found]
     claim: Claim | None
     limits: tuple[Limit, ...]
-    own: LossThreshold | None
+    own: Mapping[str, OwnAttack]
     seed: int
     seconds: float
     test_examples: int = 0
 
+    @property
+    def rows(self) -> Mapping[str, Roc]:
+        """All attacks of the table, by the name that the verdict gives them."""
+        return self._each("in_turn", "roc")
 
-def tables(report: Report) -> list[Table]:
-    """All models in turn, the target alone, and the run's own model."""
-    members, found, own = int(report.models.inside[0].sum()), report.found, report.own
-    made = [
-        _rates(
-            f"{len(report.models.inside)} models, each the target in turn",
-            "In brackets: 95 % intervals over the choice of candidates (bootstrap). They do not "
-            f"cover that the models share their shadows.{_differences(found)}",
-            [(one.attack, None, one.in_turn) for one in found],
-            _bounds(report.limits),
-        ),
-        _rates(
-            f"One target: {members} members, {len(report.models.rows) - members} others",
-            "In brackets: 95 % intervals, DeLong's for the AUC, exact for rates. Right answers: as "
-            "in Yu et al. 2021 (RGP), Table 5, with a threshold found on half of the examples and "
-            "counted on the other half.",
-            [(one.attack, one.success, one.target) for one in found],
-            _bounds(report.limits),
-        ),
-    ]
-    if own is not None:
-        made.append(
-            _rates(
-                "The run's own model: its training examples against the test split",
-                f"The data of Yu et al. 2021, Table 5, {own.examples} examples. The two splits may "
-                "differ in more than membership. LiRA needs models trained without an example, so "
-                "it cannot be used here.",
-                [("loss threshold", own.success, own.roc)],
-            )
-        )
-    return made
+    @property
+    def above(self) -> Mapping[str, str]:
+        """Those that are above what the claim allows, and where."""
+        return over_the_claim(self._each("sure", "sure"), self.limits)
+
+    def _each(self, found: str, own: str) -> Mapping[str, Roc]:
+        known = {one.attack: getattr(one, found) for one in self.found}
+        return known | {on_run(name): getattr(one, own) for name, one in self.own.items()}
+
+
+def on_run(name: str) -> str:
+    """What an attack on the run's own model or payloads is called."""
+    return f"{name} on the run itself"
 
 
 RATES = tuple(f"TPR at {100 * rate:g} % FPR" for rate in LOW_RATES)
-GUESSING = ("0.5", *(f"{100 * rate:g} %" for rate in LOW_RATES))
-"""AUC and rates of guessing."""
 
 
-def _rates(
-    title: str,
-    note: str,
-    found: Sequence[tuple[str, Rate | None, Roc]],
-    bounds: Sequence[tuple[str, ...]] = (),
-) -> Table:
-    """A row for each attack next to guessing, and what the claim allows; with its right answers
-    where they count.
-    """
-    answers = any(success for _, success, _ in found)
-
-    def row(name: str, success: str, *cells: str, style: RowKind = "") -> Row:
-        return Row(cells=(name, *([success] if answers else []), *cells), style=style)
-
-    return Table(
-        title=title,
-        columns=("attack", *(["right answers"] if answers else []), "AUC", *RATES),
-        rows=(
-            row("guessing", _percent(0.5), *GUESSING, style="reference"),
-            *(
-                row(name, "" if right is None else _rate(right, 1), *_cells(roc))
-                for name, right, roc in found
-            ),
-            *(row(name, "", *cells) for name, *cells in bounds),
+def tables(report: Report) -> list[Table]:
+    """One table: all models in turn, the run itself, guessing, and what the claim allows."""
+    models, found, own = len(report.models.inside), report.found, report.own
+    rows = [
+        Row(
+            cells=("guessing", *(f"{100 * rate:g} %" for rate in LOW_RATES), "0.5", "50 %"),
+            style="reference",
         ),
-        note=note,
+        *(_row(one.attack, one.in_turn, one.success) for one in found),
+        *(_row(on_run(name), one.roc, one.success) for name, one in own.items()),
+        *(Row(cells=cells) for cells in _bounds(report.limits)),
+    ]
+    note = (
+        "TPR: members found; FPR: others wrongly called members. "
+        f"{models} models, each the target in turn. {_in_brackets(len(report.rows))} (bootstrap "
+        "over the candidates; exact on the run itself). They do not cover that the models share "
+        f"their shadows.{_differences(found)} "
+        "Right answers: of the first target, as in Yu et al. 2021 (RGP), Table 5."
     )
+    if own:
+        one = next(iter(own.values()))
+        note += (
+            f" On the run's own model: {one.members} training examples against {one.others} of the "
+            "test split, the other half of which is public. The two splits may differ in more than "
+            "membership."
+        )
+    return [
+        Table(
+            title="Attacks",
+            columns=("attack", *RATES, "AUC", "right answers"),
+            rows=tuple(rows),
+            note=note,
+        )
+    ]
+
+
+def _in_brackets(attacks: int) -> str:
+    """What the intervals cover."""
+    return (
+        f"In brackets: intervals that hold with {100 * (1 - ERROR):g} % confidence for all "
+        f"{attacks} attacks and both figures of the verdict together"
+    )
+
+
+def _row(name: str, found: Roc, right: Rate) -> Row:
+    rates = (_rate(found.tpr[rate]) for rate in LOW_RATES)
+    return Row(cells=(name, *rates, _area(found.auc), _rate(right, 1)))
 
 
 def _differences(found: Sequence[Found]) -> str:
@@ -151,7 +166,8 @@ def _differences(found: Sequence[Found]) -> str:
             words.append(f"{one.attack} {value:+.2f} points [{low:+.2f}, {high:+.2f}]")
     at = f"{100 * LOW_RATES[0]:g} % FPR"
     return (
-        f" TPR at {at} less that of the {first.attack}, paired by candidate: {'; '.join(words)}."
+        f" TPR at {at} less that of the {first.attack}, paired by candidate, each with 95 %: "
+        f"{'; '.join(words)}."
         if words
         else ""
     )
@@ -165,15 +181,11 @@ def _in(settings: Settings, words: Mapping[str, str]) -> str:
 
 def _bounds(limits: Sequence[Limit]) -> list[tuple[str, ...]]:
     if not limits:
-        return [("bound", *["no claim"] * (1 + len(LOW_RATES)))]
+        return [("bound", *["no claim"] * len(LOW_RATES), "no claim", "")]
     return [
-        (one.name, f"{one.auc:.3f}", *(_percent(one.bound(rate)) for rate in LOW_RATES))
+        (one.name, *(_percent(one.bound(rate)) for rate in LOW_RATES), f"{one.auc:.3f}", "")
         for one in limits
     ]
-
-
-def _cells(found: Roc) -> list[str]:
-    return [_area(found.auc), *(_rate(found.tpr[rate]) for rate in LOW_RATES)]
 
 
 def _area(auc: Rate) -> str:
@@ -189,50 +201,78 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.9995 else "100 %"
 
 
+Grade = Literal["members", "better", "none"]
+BADGES: Mapping[Grade, tuple[str, Badge]] = MappingProxyType(
+    {
+        "members": ("an attack found members", "bad"),
+        "better": (
+            f"better than guessing, but not at {100 * LOW_RATES[0]:g} % false alarms",
+            "limited",
+        ),
+        "none": ("no attack succeeded", "good"),
+    }
+)
+"""Verdicts in a few words."""
+
+
+def grade_of(report: Report) -> Grade:
+    """What the best of all attacks of the table shows, those on the run itself included: badge and
+    verdict are made of it.
+    """
+    rows, rate = report.rows.values(), LOW_RATES[0]
+    if report.above or any(one.tpr[rate].low > rate for one in rows):
+        return "members"
+    return "better" if any(one.auc.low > 0.5 for one in rows) else "none"
+
+
 def verdict(report: Report) -> str:
     """What the strongest attack reaches, compared with guessing and with the claim."""
-    above = over_the_claim(report.found, report.limits)
-    text = _strongest(report.found)
-    for name, what in above.items():
+    text = _words(report.rows)
+    for name, what in report.above.items():
         text += f" {name} is above what the claim allows ({what}): run fedlsg audit."
+        if name not in {one.attack for one in report.found}:
+            text += " Or training and test split differ in more than membership."
     if not report.limits:
         return f"{text} No epsilon is claimed: nothing bounds a stronger attacker."
     allowed = min(one.bound(LOW_RATES[0]) for one in report.limits)
     bounded = f"for any attacker that sees {_in(report.settings, ALL)}"
     return (
-        text if above else f"{text} The claim allows at most {_percent(allowed)} there, {bounded}."
+        text
+        if report.above
+        else f"{text} The claim allows at most {_percent(allowed)} there, {bounded}."
     )
 
 
-def _strongest(found: Sequence[Found]) -> str:
-    """The best attack at 1 % false alarms; or whether only the AUC, or nothing, distinguishes it
-    from guessing.
+def strongest(rows: Mapping[str, Roc]) -> str:
+    """The attack that the verdict names: the best of those above guessing at 1 % false alarms, else
+    of those whose AUC is, else of all.
     """
     rate = LOW_RATES[0]
-    tprs = {one.attack: one.in_turn.tpr[rate] for one in found}
-    aucs = {one.attack: one.in_turn.auc for one in found}
-    above, wide = (
-        {name: of[name] for name in of if of[name].low > guess} or of
-        for of, guess in ((tprs, rate), (aucs, 0.5))
-    )
-    best, widest = (max(of, key=lambda name, of=of: of[name].value) for of in (above, wide))  # type: ignore[misc]
+    above = [name for name, one in rows.items() if one.tpr[rate].low > rate]
+    if not above and (wide := [name for name, one in rows.items() if one.auc.low > 0.5]):
+        return max(wide, key=lambda name: rows[name].auc.value)
+    return max(above or rows, key=lambda name: rows[name].tpr[rate].value)
+
+
+def _words(rows: Mapping[str, Roc]) -> str:
+    """What the strongest attack reaches at 1 % false alarms; or whether only its AUC, or nothing,
+    distinguishes it from guessing.
+    """
+    rate, best = LOW_RATES[0], strongest(rows)
+    tpr, auc = rows[best].tpr[rate], rows[best].auc
     at = f"at {100 * rate:g} % false alarms (guessing: {100 * rate:g} %)"
-    if any(tpr.low > rate for tpr in tprs.values()):
-        plain = (
-            ""
-            if best == "loss threshold"
-            else f"; the loss threshold {_rate(tprs['loss threshold'])}"
-        )
-        return f"{best} finds {_rate(tprs[best])} of the members {at}{plain}."
-    if any(auc.low > 0.5 for auc in aucs.values()):
+    tried = f"the strongest of {len(rows)} attacks"
+    if tpr.low > rate:
+        return f"{best}, {tried}, finds {_rate(tpr)} of the members {at}."
+    if auc.low > 0.5:
         return (
-            f"{widest} distinguishes members from others better than guessing, AUC "
-            f"{_area(aucs[widest])} (guessing: 0.5), but none of these attacks does {at}: the "
-            f"best, {best}, finds {_rate(tprs[best])} of the members."
+            f"{best}, {tried}, distinguishes members from others better than guessing, AUC "
+            f"{_area(auc)} (guessing: 0.5), but none of them does {at}: it finds {_rate(tpr)} of "
+            "the members."
         )
     return (
-        f"None of these attacks can be distinguished from guessing: the best, {best}, finds "
-        f"{_rate(tprs[best])} of the members {at}."
+        f"None of {len(rows)} attacks can be distinguished from guessing: the best, "
+        f"{best}, finds {_rate(tpr)} of the members {at}."
     )
 
 
@@ -241,7 +281,7 @@ def facts(report: Report) -> dict[str, str]:
     s = report.settings
     found = {
         "models": f"a target and {len(report.models.inside) - 1} shadows, each trained on a random "
-        f"half of the {'clients' if UNITS[s.unit].whole else 'training set'}",
+        f"half of the {'clients' if unit_named(s.unit).whole else 'training set'}",
         "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} "
         "rounds, with the sigma and the sample rate of a whole run",
         **_accuracy(report),
@@ -279,7 +319,9 @@ def _accuracy(report: Report) -> dict[str, str]:
 
 def granted(report: Report) -> dict[str, str]:
     """The assumptions in words."""
-    return GRANTED_OF_CLIENTS if UNITS[report.settings.unit].whole else GRANTED
+    unit = unit_named(report.settings.unit)
+    of_persons = GRANTED | GRANTED_OF_PERSONS
+    return GRANTED_OF_CLIENTS if unit.whole else of_persons if unit.persons else GRANTED
 
 
 def bounded(report: Report) -> str:

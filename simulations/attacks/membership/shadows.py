@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlsg.attacks.membership import scaled_confidence
+from fedlsg.attacks.membership.answers import Public, scaled_confidence
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.inspection import run_in_scratch
 from fedlsg.simulations.planning.plan import Plan
@@ -35,6 +36,8 @@ FEWEST = 6
 two do not.
 """
 CANDIDATES = 10_000
+PUBLIC = 1000
+"""Most public rows, of the test split, that attacks compare candidates with."""
 BATCH, TRIED = 500, 64
 
 
@@ -46,13 +49,39 @@ class Trained:
     rows: the candidates in the training split. confidence: phi of each candidate under each model,
     target first.
     inside: whether the model was trained with it. accuracy: of each model on the test split, in
-    0..1; None where targets are no classes.
+    0..1; None where targets are no classes. public: the same of rows of the test split; None
+    without a test split.
     """
 
     rows: Int64[np.ndarray, " candidates"]
     confidence: Float[np.ndarray, "models candidates"]
     inside: Bool[np.ndarray, "models candidates"]
     accuracy: tuple[float, ...] | None
+    public: "PublicRows | None" = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicRows:
+    """phi of rows of the test split, which no model has: under each model, target first, and under
+    the public model before training. features: see ``Public``.
+    """
+
+    confidence: Float[np.ndarray, "models public"]
+    first: Float[np.ndarray, " public"]
+    first_of_candidates: Float[np.ndarray, " candidates"]
+    features: Float[np.ndarray, "public features"]
+    features_of_candidates: Float[np.ndarray, "candidates features"]
+
+    def against(self, target: int, shadows: list[int]) -> Public:
+        """What an attack on one model reads of them, with others as shadows."""
+        return Public(
+            target=self.confidence[target],
+            shadows=self.confidence[shadows],
+            first=self.first,
+            first_of_candidates=self.first_of_candidates,
+            features=self.features,
+            features_of_candidates=self.features_of_candidates,
+        )
 
 
 def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
@@ -69,9 +98,10 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
     inside = halves(shadows, total, seed)
     draw = torch.randperm(total, generator=public_generator(seed, "membership", "candidates"))
     rows = draw[:CANDIDATES].sort().values
-    if not plan.unit.whole:
+    if plan.unit.single:
         rows = plan.workload.train.order(rows)
-    found, accuracy = [], []
+    known = public_rows(plan, seed)
+    found, accuracy, outside = [], [], []
     for number, members in enumerate(inside):
 
         def on_round(done: int, number: int = number) -> None:
@@ -80,6 +110,9 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
 
         with trained(on_half(plan, members), seed, number, on_round) as model:
             found.append(confidences_of(model, plan, rows))
+            outside.append(
+                confidences(model, plan.workload, plan.workload.test, known, plan.device)
+            )
             accuracy.append(accuracy_of(model, plan.workload, plan.device))
         if not np.isfinite(found[-1]).all():
             raise ValueError(
@@ -87,10 +120,38 @@ def train_all(plan: Plan, *, shadows: int, seed: int, tick: Tick) -> Trained:
                 "slower"
             )
     order = rows.numpy()
-    known = None if plan.workload.num_classes is None else tuple(accuracy)
     return Trained(
-        rows=order, confidence=np.stack(found), inside=inside[:, order].numpy(), accuracy=known
+        rows=order,
+        confidence=np.stack(found),
+        inside=inside[:, order].numpy(),
+        accuracy=None if plan.workload.num_classes is None else tuple(accuracy),
+        public=before_training(plan, rows, known, np.stack(outside)) if len(known) else None,
     )
+
+
+def public_rows(plan: Plan, seed: int) -> Int64[Tensor, " public"]:
+    """Rows of the test split, ``PUBLIC`` at most, at random."""
+    generator = public_generator(seed, "membership", "public")
+    drawn = torch.randperm(len(plan.workload.test), generator=generator)[:PUBLIC]
+    return plan.workload.test.order(drawn)
+
+
+def before_training(
+    plan: Plan,
+    candidates: Int64[Tensor, " candidates"],
+    public: Int64[Tensor, " public"],
+    confidence: Float[np.ndarray, "models public"],
+) -> PublicRows:
+    """What the public model before private training says of candidates and of public rows."""
+    test = plan.workload.test
+    with plan.server_state().evaluated() as model:
+        return PublicRows(
+            confidence=confidence,
+            first=confidences(model, plan.workload, test, public, plan.device),
+            first_of_candidates=confidences_of(model, plan, candidates),
+            features=features(model, plan.workload, test, public, plan.device),
+            features_of_candidates=mean_of(candidates, plan, partial(features, model)),
+        )
 
 
 def halves(shadows: int, examples: int, seed: int) -> Bool[Tensor, "models examples"]:
@@ -125,20 +186,23 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
     """The plan on the examples of one half: same rate and noise, and the public divisor of half the
     data.
 
-    At client level on half of the clients.
+    At client level on half of the clients, at the level of persons on half of these.
     """
     if plan.unit.whole:
         return without_clients(plan, members)
-    parts = [part[members[part]] for part in plan.parts]
+    inside = members if plan.person is None else members[plan.person]
+    parts = [part[inside[part]] for part in plan.parts]
     if any(not len(part) for part in parts):
         raise ValueError(
             "a client has no example in its half of the training set: take fewer clients"
         )
-    terms = tuple(
-        replace(t, num_examples=len(part)) for t, part in zip(plan.terms, parts, strict=True)
+    half = replace(
+        plan,
+        parts=parts,
+        local=replace(plan.local, expected_batch=plan.local.expected_batch / 2),
     )
-    expected = replace(plan.local, expected_batch=plan.local.expected_batch / 2)
-    return replace(plan, parts=parts, terms=terms, local=expected)
+    terms = [replace(t, num_examples=half.size_of(k)) for k, t in enumerate(plan.terms)]
+    return replace(half, terms=tuple(terms))
 
 
 @contextmanager
@@ -159,16 +223,26 @@ def trained(
 def confidences_of(
     model: nn.Module, plan: Plan, candidates: Tensor
 ) -> Float[np.ndarray, " candidates"]:
-    """phi of each candidate: of an example, or the mean over the examples of a client."""
-    if not plan.unit.whole:
-        return confidences(model, plan.workload, plan.workload.train, candidates, plan.device)
-    parts = [plan.parts[int(client)] for client in candidates]
-    return np.array(
-        [
-            confidences(model, plan.workload, plan.workload.train, p, plan.device).mean()
-            for p in parts
-        ]
-    )
+    """phi of each candidate: of an example, or the mean over the examples of a client or person."""
+    return mean_of(candidates, plan, partial(confidences, model))
+
+
+def mean_of(
+    candidates: Tensor, plan: Plan, of_rows: Callable[..., np.ndarray]
+) -> Float[np.ndarray, "candidates *shape"]:
+    """What ``of_rows(workload, split, rows, device)`` gives for each candidate: for its example, or
+    the mean over the examples of a client or person.
+    """
+    w, device = plan.workload, plan.device
+    if plan.person is not None:
+        order, counts = plan.person.argsort(stable=True), plan.person.bincount()
+        of_person = order.split(counts.tolist())
+        parts = [of_person[int(one)] for one in candidates]
+    elif plan.unit.whole:
+        parts = [plan.parts[int(client)] for client in candidates]
+    else:
+        return of_rows(w, w.train, candidates, device)
+    return np.stack([of_rows(w, w.train, part, device).mean(0) for part in parts])
 
 
 @torch.no_grad()
@@ -191,6 +265,26 @@ def confidences(
             found.append(scaled_confidence(scores_of(outputs).double().cpu(), targets))
         else:
             found.append(-workload.loss(outputs, targets.to(device)).double().cpu())
+    model.train(training)
+    return torch.cat(found).numpy()
+
+
+@torch.no_grad()
+def features(
+    model: nn.Module, workload: LoadedWorkload, split: Split, rows: Tensor, device: str
+) -> Float[np.ndarray, "rows features"]:
+    """What a regression on public rows reads of a row: its class, and the outputs of a public
+    model; phi alone where targets are no classes.
+    """
+    if workload.num_classes is None:
+        return confidences(model, workload, split, rows, device)[:, np.newaxis]
+    found, training = [], model.training
+    model.eval()
+    for some in rows.split(BATCH):
+        inputs, targets = split.batch(some)
+        outputs = scores_of(model_outputs(model, to_device(inputs, device))).double().cpu()
+        classes = functional.one_hot(targets, workload.num_classes).double()
+        found.append(torch.cat([classes, outputs], 1))
     model.train(training)
     return torch.cat(found).numpy()
 
@@ -224,7 +318,9 @@ def is_cross_entropy(workload: LoadedWorkload) -> bool:
 
 
 def count_units(plan: Plan) -> int:
-    """How many units there are: training examples, or clients."""
+    """How many units there are: training examples, persons, or clients."""
+    if plan.person is not None:
+        return int(plan.person.max()) + 1
     return len(plan.workload.train) if not plan.unit.whole else len(plan.parts)
 
 

@@ -19,11 +19,12 @@ from fedlsg.simulations.models.encoder_source import NAMES
 from fedlsg.simulations.models.pretrained import digest_of, find_on_hub, is_on_hub
 from fedlsg.simulations.planning.plan import Base
 from fedlsg.simulations.planning.start_weights import RANDOM
+from fedlsg.simulations.settings.own_epsilons import budget_of
 from fedlsg.simulations.settings.settings import AUTO, Settings
-from fedlsg.simulations.workloads.features.encoders import SCATTERING
+from fedlsg.simulations.workloads.features.encoders import PATCHES, SCATTERING
 from fedlsg.user_code.library import own_code
 
-ENCODERS = (SCATTERING, *NAMES)
+ENCODERS = (PATCHES, SCATTERING, *NAMES)
 """Features that a deployed client makes; of any other name, a folder of this client might be
 meant.
 """
@@ -70,6 +71,7 @@ def usable(settings: Settings, terms: NodeConfig) -> Settings:
             f"it accepts trust={terms.trust} (set trust={settings.trust!r} in its node "
             f"config{assumed})"
         )
+    settings = _with_own_budget(settings, terms)
     _check_privacy(settings, terms)
     if settings.public_rows is not None:
         raise TermsError(
@@ -90,6 +92,26 @@ def usable(settings: Settings, terms: NodeConfig) -> Settings:
     # the server's folders are not this client's
     settings = replace(settings, data_dir=None, data_root=None)
     return _with_clients(settings, terms, own=own)
+
+
+def _with_own_budget(s: Settings, terms: NodeConfig) -> Settings:
+    """The settings with what this client may spend in the run as its epsilon and delta: by its
+    node config, or by the run's word for this client.
+    """
+    epsilon, delta = budget_of(s, terms.partition)
+    for name, own in (("epsilon", terms.epsilon), ("delta", terms.delta)):
+        if own is not None and s.trust != "client":
+            raise TermsError(
+                f"trust={s.trust}: the clients share their noise, so this client cannot have its "
+                f"own {name}: leave {name} out of its node config"
+            )
+    return replace(
+        s,
+        epsilon=epsilon if terms.epsilon is None else terms.epsilon,
+        delta=delta if terms.delta is None else terms.delta,
+        client_epsilons=None,
+        client_deltas=None,
+    )
 
 
 def _refuse_paths(s: Settings) -> None:
@@ -156,7 +178,7 @@ def check_base(base: Base, terms: NodeConfig) -> None:
     """Raise TermsError if the resolved settings, or the number of rows, do not fit the terms."""
     check_mechanism(base.method.mechanism.kind, base.method.name)
     _check_privacy(base.settings, terms)
-    size = len(base.parts[terms.partition])
+    size = base.size_of(terms.partition)
     if base.sums is not None and base.sums.colluders < terms.colluders:
         raise TermsError(
             f"colluders={base.sums.colluders}: the run's noise survives so many colluding clients, "
@@ -168,14 +190,16 @@ def check_base(base: Base, terms: NodeConfig) -> None:
             f"trust=secure is planned for clients of {MOST_EXAMPLES:,} training rows at most"
         )
     number, clients = size, base.settings.clients
-    words = f"1/N_k = {1 / size:.3g}, with N_k={size} training rows here: such a delta allows a row"
+    of, one = ("training rows", "a row") if base.person is None else ("persons", "one of them")
+    words = f"1/N_k = {1 / size:.3g}, with N_k={size} {of} here: such a delta allows {one}"
     if base.unit.whole:
         number = clients
         words = (
             f"1/K = {1 / clients:.3g} of K={clients} clients: such a delta allows all data of one "
             "client"
         )
-    for name, delta in (("delta-max", terms.delta_max), ("the run's delta", base.settings.delta)):
+    of_run = "the run's delta" if terms.delta is None else "delta"
+    for name, delta in (("delta-max", terms.delta_max), (of_run, base.settings.delta)):
         if delta >= 1 / number:
             raise TermsError(f"{name}={delta:g} is not below {words} to be published")
 
@@ -206,11 +230,24 @@ def check_level(base: Base, announced: str) -> None:
         )
 
 
+def check_features(base: Base, announced: str) -> None:
+    """Raise TermsError unless the server's features are made with the filters, the axes and the
+    normalisation of this client's.
+    """
+    if announced != base.workload.features_digest:
+        raise TermsError(
+            f"features={base.settings.features}: what they are made with differs here from the "
+            "server's, as other versions of torch or of its linear algebra make it: install the "
+            "server's, or copy the entries patches-* and features-* of its cache folder"
+        )
+
+
 def _check_privacy(s: Settings, terms: NodeConfig) -> None:
     if s.delta is not None and s.delta > terms.delta_max:
         raise TermsError(
             f"the run's delta={s.delta:g} is weaker than this client's "
-            f"delta-max={terms.delta_max:g}"
+            f"delta-max={terms.delta_max:g}: set delta in the run config, or a delta of its own in "
+            "this client's node config"
         )
     if s.epsilon is not None and s.epsilon > terms.epsilon_max:
         raise TermsError(

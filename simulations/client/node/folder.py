@@ -15,19 +15,21 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlsg import bounded
+from fedlsg.locks import LockedError, locked
 from fedlsg.owner_only import FOLDER, make_file, make_parents
 from fedlsg.privacy import GENESIS, Entry, Ledger, LedgerError, head_of, lines_since, load
 from fedlsg.privacy.ledger_copy import LARGEST_BYTES
+from fedlsg.privacy.limits import Limits
 from fedlsg.simulations.client.node.node_config import NodeConfig
 from fedlsg.simulations.client.node.refusals import OverBudgetError, TermsError
 from fedlsg.simulations.storage.atomic_files import write_atomically
-from fedlsg.simulations.storage.lock import locked_folder
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.strategies.protocol.proofs import News
 
@@ -150,8 +152,9 @@ class NodeFolder:
         spent twice.
 
         Only rows that were admitted can be charged for.
-        Raises OverBudgetError, naming the budget, and LedgerError for a ledger that no server would
-        take with one more entry; nothing is charged then.
+        Raises TermsError for less noise than the terms allow, OverBudgetError, naming the budget,
+        and LedgerError for a ledger that no server would take with one more entry; nothing is
+        charged then.
         """
         with self._locked():
             ledger = self._checked_ledger()
@@ -161,15 +164,23 @@ class NodeFolder:
                     "bytes, and no server accepts it; nothing was charged for this round"
                 )
             self._record(required=True)
+            least = Limits(budgets=(), least_noise_multiplier=self.terms.noise_multiplier_min)
+            if (refused := least.refusal(entry, ledger.would_exceed)) is not None:
+                raise TermsError(refused)
             for budget in budgets:
                 if ledger.would_exceed(entry, budget.epsilon, budget.delta, run=budget.run):
                     raise OverBudgetError(_over(entry, budget))
             ledger.charge(entry)
             self._save_record({})
 
-    def _locked(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         """No other process reads or writes the folder meanwhile (POSIX)."""
-        return locked_folder(self.terms.ledger_dir)
+        try:
+            with locked(self.terms.ledger_dir):
+                yield
+        except LockedError as error:
+            raise TermsError(str(error)) from None
 
     def _checked_ledger(self) -> Ledger:
         """The ledger, if it still begins with all charged entries: its chain cannot show that last
@@ -190,7 +201,7 @@ class NodeFolder:
     def _record(self, *, required: bool) -> dict[str, Any] | None:
         path = self.terms.ledger_dir / "data.json"
         try:
-            record = json.loads(path.read_bytes())
+            record = bounded.read_json(path)
             if (
                 not isinstance(record, dict)
                 or {name: type(value) for name, value in record.items()} != DATA_FIELDS

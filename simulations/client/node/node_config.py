@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import cast, get_args
 
 from fedlsg.config.isolation import Wanted
-from fedlsg.config.units import EXAMPLE, UNITS
+from fedlsg.config.units import EXAMPLE, unit_named
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.node.refusals import OwnDataError, TermsError, log_failure
 from fedlsg.simulations.planning.plan import prepare
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.workloads import LoadedWorkload, Split
+from fedlsg.simulations.workloads.base import OF_PATCHES
+from fedlsg.strategies.protocol.wire import LEAST_DELTA, LEAST_EPSILON, MOST_EPSILON
 
 KEYS = (
     "partition-id",
@@ -33,6 +35,8 @@ KEYS = (
     "ledger-dir",
     "epsilon-max",
     "delta-max",
+    "epsilon",
+    "delta",
     "data",
     "input-columns",
     "label-column",
@@ -43,6 +47,8 @@ KEYS = (
     "colluders",
     "accept-changed-data",
     "isolation",
+    "noise-multiplier-min",
+    "replies-without-noise",
 )
 TRUST = ("client", "secure", "aggregate")
 """What a client may accept, from the strongest to the weakest."""
@@ -58,18 +64,21 @@ class NodeConfig:
     it.
     ledger_dir: the folder of its one ledger. epsilon_max, delta_max: the budget of its data, over
     all runs.
+    epsilon, delta: what one run may spend of it, to which this client's noise is calibrated; None
+    takes the run's.
     data: its own rows, as ``WORKLOAD:PATH``; None takes its partition of the run's workload.
     input_columns, label_column, classes: of its own rows, if they are settings of the run's
     workload.
     pretrained: its own copy of the file that a run starts from, with the digest that the run
     announces.
-    unit: what the budget protects, one example or this client with all of its data; a ledger is of
-    one unit.
+    unit: what the budget protects: one example, this client with all of its data, or a person, by
+    the column of its rows that says whose they are; a ledger is of one unit.
     trust: the weakest that it accepts. colluders: the fewest colluding clients that a secure sum
     must tolerate; one at least, because every other client of a sum knows its own noise.
     accept_changed_data: continue at the spent epsilon with changed data.
     isolation: the one level at which this client runs the code of the model; "auto" takes what is
     announced, unless it is weaker than what the rule says here.
+    noise_multiplier_min: the least of a round that it trains in.
     """
 
     partition: int
@@ -77,6 +86,8 @@ class NodeConfig:
     ledger_dir: Path
     epsilon_max: float
     delta_max: float
+    epsilon: float | None = None
+    delta: float | None = None
     data: str | None = None
     input_columns: str | None = None
     label_column: str | None = None
@@ -87,6 +98,7 @@ class NodeConfig:
     colluders: int = 1
     accept_changed_data: bool = False
     isolation: Wanted = "auto"
+    noise_multiplier_min: float = 0.0
 
 
 def read_terms(config: Config) -> NodeConfig:
@@ -106,8 +118,10 @@ def read_terms(config: Config) -> NodeConfig:
     if trust not in TRUST:
         raise TermsError(f"node config: expected trust={trust!r} among {', '.join(TRUST)}")
     unit = config.get("unit", EXAMPLE.name)
-    if unit not in UNITS:
-        raise TermsError(f"node config: expected unit={unit!r} among {', '.join(UNITS)}")
+    try:
+        unit_named(unit)
+    except ValueError as error:
+        raise TermsError(f"node config: {error}") from None
     isolation = config.get("isolation", "auto")
     if isolation not in get_args(Wanted):
         raise TermsError(
@@ -118,12 +132,26 @@ def read_terms(config: Config) -> NodeConfig:
         raise TermsError(
             f"node config: expected accept-changed-data={accept!r} to be true or false"
         )
+    most = number_of(config, "epsilon-max", below=math.inf)
+    own = number_of(config, "epsilon", below=MOST_EPSILON) if "epsilon" in config else None
+    if own is not None and not LEAST_EPSILON <= own <= most:
+        raise TermsError(
+            f"node config: expected {LEAST_EPSILON:g} <= epsilon={own:g} <= epsilon-max={most:g}"
+        )
+    delta_max = number_of(config, "delta-max", below=1.0)
+    delta = number_of(config, "delta", below=1.0) if "delta" in config else None
+    if delta is not None and not LEAST_DELTA <= delta <= delta_max:
+        raise TermsError(
+            f"node config: expected {LEAST_DELTA:g} <= delta={delta:g} <= delta-max={delta_max:g}"
+        )
     return NodeConfig(
         partition=partition,
         num_partitions=partitions,
         ledger_dir=absolute(_text(config, "ledger-dir"), "ledger-dir"),
-        epsilon_max=_number(config, "epsilon-max", below=math.inf),
-        delta_max=_number(config, "delta-max", below=1.0),
+        epsilon_max=most,
+        delta_max=delta_max,
+        epsilon=own,
+        delta=delta,
         data=_text(config, "data") if "data" in config else None,
         input_columns=_text(config, "input-columns") if "input-columns" in config else None,
         label_column=_text(config, "label-column") if "label-column" in config else None,
@@ -136,7 +164,14 @@ def read_terms(config: Config) -> NodeConfig:
         colluders=_colluders(config),
         accept_changed_data=accept,
         isolation=cast(Wanted, isolation),
+        noise_multiplier_min=least_noise(config),
     )
+
+
+def least_noise(config: Config) -> float:
+    """noise-multiplier-min, 0 without it. Raises TermsError for what is no number above 0."""
+    key = "noise-multiplier-min"
+    return number_of(config, key, below=math.inf) if key in config else 0.0
 
 
 def _colluders(config: Config) -> int:
@@ -206,7 +241,8 @@ def _integer(config: Config, key: str, *, least: int) -> int:
     return value
 
 
-def _number(config: Config, key: str, *, below: float) -> float:
+def number_of(config: Config, key: str, *, below: float) -> float:
+    """A number above 0. Raises TermsError, naming the key, for anything else."""
     value = _require(config, key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
         raise TermsError(f"node config: expected 0 < {key}={value!r} < {below:g}")
@@ -215,7 +251,15 @@ def _number(config: Config, key: str, *, below: float) -> float:
 
 FREE = ("hf-image", "hf-text")
 """Workloads whose columns are settings of a run."""
-FORM = ("workload", "dataset", "subset", "input_columns", "label_column")
+FORM = (
+    "workload",
+    "dataset",
+    "subset",
+    "input_columns",
+    "label_column",
+    "image_background",
+    "image_frame",
+)
 
 Read = Callable[[LoadedWorkload], Split]
 
@@ -267,7 +311,7 @@ def form_of(settings: Settings, workload: LoadedWorkload) -> str:
         *(("model", "pretrained", "max_length") if workload.train.lengths is not None else ()),
     ]
     if workload.features is not None:
-        names += ["features", "feature_norm", "max_length"]
+        names += ["features", "feature_norm", "feature_axes", *OF_PATCHES, "max_length"]
     known = [workload.num_classes, *(getattr(settings, name) for name in names)]
     return hashlib.sha256(repr(known).encode()).hexdigest()
 
@@ -312,4 +356,6 @@ def _rows(path: Path, terms: NodeConfig, workload: LoadedWorkload) -> Split:
 def _partition(terms: NodeConfig, settings: Settings) -> Split:
     """The client's part of the run's workload, as every simulated client derives it."""
     base = prepare(settings)
-    return base.workload.train.pick(base.parts[terms.partition])
+    rows = base.parts[terms.partition]
+    columns = {name: values[rows.numpy()] for name, values in base.workload.columns.items()}
+    return replace(base.workload.train.pick(rows), columns=columns)

@@ -27,7 +27,7 @@ from fedlsg.simulations.compare.compare_command import accepted, compare_command
 from fedlsg.simulations.compare.comparison_table import unfinished
 from fedlsg.simulations.compare.grid_file import as_toml, check_cells
 from fedlsg.simulations.compare.grid_progress import GridDisplay
-from fedlsg.simulations.compare.runner import Folder, Ray, check_limits, one_ray
+from fedlsg.simulations.compare.runner import Folder, Limits, Ray, one_ray
 from fedlsg.simulations.compare.search import search_files
 from fedlsg.simulations.compare.search.cost_of_choosing import (
     as_many_rows,
@@ -47,7 +47,6 @@ from fedlsg.simulations.compare.search.pickers import (
 )
 from fedlsg.simulations.compare.search.space import make_spaces, read_spec
 from fedlsg.simulations.compare.search.trials import Arm, Job, Runner, bases
-from fedlsg.simulations.engines.process import sigterm_raises
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
 from fedlsg.simulations.report.words import epsilon_words
@@ -124,12 +123,10 @@ def make_job(
 def search_and_runs(
     job: Job,
     console: Console,
+    limits: Limits,
     *,
-    jobs: int | None,
-    budget_minutes: float | None,
     runs: bool,
     view: View,
-    yes: bool = False,
 ) -> int:
     """The search; if it is finished and ``runs`` says so, the comparison with the best settings, in
     its folder FINAL.
@@ -137,34 +134,29 @@ def search_and_runs(
     The time that the search took counts. Returns the exit status.
     """
     began = time.monotonic()
-    status, best = search_command(job, console, jobs=jobs, budget_minutes=budget_minutes, yes=yes)
+    status, best = search_command(job, console, limits)
     if best is None or not runs:
         return status
-    if budget_minutes is not None:
-        budget_minutes = max(budget_minutes - (time.monotonic() - began) / 60, 1e-6)
-    out = str(job.folder.path / FINAL)
-    return status or compare_command(
-        best, out, jobs=jobs, budget_minutes=budget_minutes, console=console, view=view, yes=yes
-    )
+    if limits.budget_minutes is not None:
+        left = limits.budget_minutes - (time.monotonic() - began) / 60
+        limits = replace(limits, budget_minutes=max(left, 1e-6))
+    return status or compare_command(best, str(job.folder.path / FINAL), limits, console, view)
 
 
-def search_command(
-    job: Job, console: Console, *, jobs: int | None, budget_minutes: float | None, yes: bool = False
-) -> tuple[int, Grid | None]:
+def search_command(job: Job, console: Console, limits: Limits) -> tuple[int, Grid | None]:
     """Run or continue a search: (exit status, the grid with the best settings); 1 where a method
     has no finished trial.
 
     There is no grid before the search is finished. Raises ValueError before anything runs if the
     folder holds a search of other ranges or trials with other settings.
     """
-    budget_seconds = check_limits(jobs, budget_minutes)
     kept: list[Any] = []
     with one_ray([arm.cell(0, {}) for arm in job.arms]) as ray:
         with writing_to(job.folder.path):  # no epsilon covers accuracies of held-out rows
             make_parents(job.folder.path, private=job.rows.private)
-        with exclusive(RunDir(job.folder.path)), sigterm_raises():
+        with exclusive(RunDir(job.folder.path)):
             try:
-                return _run(job, console, jobs, budget_seconds, ray, kept, yes)
+                return _run(job, console, limits, ray, kept)
             finally:
                 for worker in kept:
                     worker.close()
@@ -173,11 +165,9 @@ def search_command(
 def _run(
     job: Job,
     console: Console,
-    jobs: int | None,
-    budget_seconds: float | None,
+    limits: Limits,
     ray: Ray,
     kept: list[Any],
-    yes: bool,
 ) -> tuple[int, Grid | None]:
     announce(job, console)
     varied = [arm for arm in job.arms if arm.space]
@@ -189,15 +179,13 @@ def _run(
         job.planned,
         done,
         what="all trials",
-        budget_seconds=budget_seconds,
-        yes=yes,
+        limits=limits,
     )
     runner = Runner(
         folder=job.folder,
         arms=varied,
         pickers=pickers,
-        jobs=jobs,
-        budget_seconds=budget_seconds,
+        limits=limits,
         ray=ray,
         kept=kept if ray is None else None,
         display=display,
@@ -308,7 +296,7 @@ def conclude(found: search_files.Found, folder: Path, console: Console) -> None:
     print_table(search_files.table(found), console)
     for note in found.notes:
         print_note(note, console, style="yellow" if "at the edge" in note else "dim")
-    for name, text in unfinished([trial.line for trial in found.trials]).items():
+    for name, text in unfinished(trial.result for trial in found.trials).items():
         print_whole(f"{name}: {text}", console, "red")
     for words in found.privacy:
         print_note(words, console, style="bold red" if found.job.rows.private else "dim")

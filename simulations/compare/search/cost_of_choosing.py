@@ -16,7 +16,7 @@ from typing import Any
 from fedlsg import user_code
 from fedlsg.accounting import AccountingError, Event, compose, spread
 from fedlsg.accounting.events import canonical, split
-from fedlsg.config.units import UNITS
+from fedlsg.config.units import unit_named
 from fedlsg.simulations import workloads
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.settings.settings import Settings
@@ -190,7 +190,7 @@ def _read(run: RunDir) -> Trial:
     refuse_own_noise(run, settings)
     ledgers = [charges.of(client) for client in charges.clients()]
     charged = [ledger for ledger in ledgers if ledger.entries]
-    if not all(UNITS[entry.unit].single for ledger in charged for entry in ledger.entries):
+    if not all(unit_named(entry.unit).single for ledger in charged for entry in ledger.entries):
         raise ValueError(
             f"{run.path} protects more than one example: what choosing costs is stated for single "
             "examples"

@@ -1,20 +1,19 @@
 """The files of a search: trials.csv (a row for each trial), search.json, report.html and plots/."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedlsg.simulations.compare.cells import grouped, is_number
 from fedlsg.simulations.compare.comparison_files import write_report
 from fedlsg.simulations.compare.comparison_table import unfinished
-from fedlsg.simulations.compare.lines import measured, score_words
-from fedlsg.simulations.compare.plots import Charts
+from fedlsg.simulations.compare.lines import measured, shown
+from fedlsg.simulations.compare.plots import Charts, values_axis
 from fedlsg.simulations.compare.search.space import Choices, Dimension, value_words
 from fedlsg.simulations.compare.search.space import shown as value_shown
 from fedlsg.simulations.compare.search.trials import Arm, Job, Trial, best_of
-from fedlsg.simulations.report.chart import Axis, Chart, Series, spaced
+from fedlsg.simulations.report.chart import Axis, Chart, Series
 from fedlsg.simulations.report.colours import looks
 from fedlsg.simulations.report.facts import made_section
 from fedlsg.simulations.report.figure import interactive
@@ -25,6 +24,7 @@ from fedlsg.simulations.report.page import (
     Text,
     data_section,
     download,
+    facts_if_any,
     facts_of,
     json_text,
     sections,
@@ -47,12 +47,16 @@ CHANCE = (
 )
 
 
+Shapes = Mapping[str, tuple[str, str]]
+"""Colours and markers of methods."""
+
+
 class Outcome(NamedTuple):
-    """A method, its trials, how many are done, and the best of them."""
+    """A method, its trials, those that are done, and the best of them."""
 
     arm: Arm
     trials: list[Trial]
-    done: int
+    done: list[Trial]
     best: Trial | None
 
     @property
@@ -63,7 +67,7 @@ class Outcome(NamedTuple):
     @property
     def score(self) -> str | None:
         """Of the best trial, for people."""
-        return None if self.best is None else score_words(self.best.line)
+        return None if self.best is None else shown(self.best, self.best.mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +89,12 @@ class Found:
     @property
     def outcomes(self) -> list[Outcome]:
         """What became of each method, in the given order."""
-        return [
-            Outcome(arm, own, sum(trial.result.done for trial in own), best_of(own))
-            for arm, own in _by_arm(self.job.arms, self.trials)
-        ]
+        outcomes = []
+        for arm in self.job.arms:
+            own = [trial for trial in self.trials if trial.arm.label == arm.label]
+            done = [trial for trial in own if trial.result.done]
+            outcomes.append(Outcome(arm, own, done, best_of(done)))
+        return outcomes
 
     @property
     def varied(self) -> list[str]:
@@ -121,8 +127,8 @@ def table(found: Found) -> Table:
         Column("method", lambda one: one.arm.label),
         *map(chosen, found.varied),
         Column(_measured(found.trials), lambda one: one.score),
-        Column("trials", lambda one: f"{one.done}/{one.arm.trials}"),
-        Column("uplink", lambda one: one.best and one.best.line.uplink, human_bytes, optional=1),
+        Column("trials", lambda one: f"{len(one.done)}/{one.arm.trials}"),
+        Column("uplink", lambda one: one.best and one.best.uplink, human_bytes, optional=1),
         Column("at the edge", lambda one: one.best and _edge_words(one), left=True),
     ]
     return make_table(
@@ -157,19 +163,18 @@ def write_tables(folder: Path, found: Found) -> None:
 def _record(one: Outcome) -> dict[str, Any]:
     """What search.json says of a method."""
     best = one.best
-    line = best.line if best else None
     return {
         "method": one.arm.given["method"],
         "varied": {dimension.name: dimension.words for dimension in one.arm.space},
         "planned": one.arm.trials,
         "trials": len(one.trials),
-        "done": one.done,
+        "done": len(one.done),
         "best_trial": best and best.number,
         "best": best and dict(best.params),
         "edges": one.edges,
-        "accuracy": line and (None if line.by_loss else line.mean),
-        "loss": line and line.mean_of("loss"),
-        "uplink_bytes_per_client_round": line and line.uplink,
+        "accuracy": best and best.result.accuracy,
+        "loss": best and best.result.summary.get("loss"),
+        "uplink_bytes_per_client_round": best and best.uplink,
     }
 
 
@@ -187,7 +192,7 @@ def trials_csv(found: Found) -> str:
 def write(folder: Path, found: Found) -> None:
     """All files; the figures take a second or two."""
     write_tables(folder, found)
-    made = figures(found.job, found.trials)
+    made = figures(found)
     write_report(folder, page(found, made), made)
 
 
@@ -197,7 +202,7 @@ def headline(found: Found) -> str:
     for one in found.outcomes:
         if one.best is not None:
             values = _settings(one.best, value_words)
-            score = f"loss {one.score}" if one.best.line.by_loss else f"{one.score} %"
+            score = f"loss {one.score}" if one.best.by_loss else f"{one.score} %"
             words.append(f"{one.arm.label} with {values} ({score})")
     if not words:
         return "No trial is finished."
@@ -212,7 +217,7 @@ def page(found: Found, made: Mapping[str, Charts]) -> str:
     """The page of a search with its figures by name."""
     job = found.job
     done = [trial.result for trial in found.trials if trial.result.done]
-    left = unfinished([trial.line for trial in found.trials])
+    left = unfinished(trial.result for trial in found.trials)
     end = "Every method has its trials." if found.finished else "The search is not finished."
     follow = Code(text=found.command, note="The runs with the best settings:")
     varied = {
@@ -233,7 +238,7 @@ def page(found: Found, made: Mapping[str, Charts]) -> str:
                 ("Figures", [interactive(made[name], CAPTIONS[name], columns=3) for name in made]),
                 ("What is varied", [facts_of(varied)]),
                 ("What choosing costs in privacy", [Text(words=words) for words in found.privacy]),
-                ("Trials that are not finished", [facts_of(left)] if left else []),
+                ("Trials that are not finished", facts_if_any(left)),
                 made_section(done, Code(text=found.made_by), *([follow] if found.command else [])),
                 data_section(
                     download("trials.csv", trials_csv(found).encode(), "a row for each trial")
@@ -243,94 +248,75 @@ def page(found: Found, made: Mapping[str, Charts]) -> str:
     )
 
 
-def figures(job: Job, trials: Sequence[Trial]) -> dict[str, Charts]:
+def figures(found: Found) -> dict[str, Charts]:
     """By file name; none before a trial is done."""
-    done = [trial for trial in trials if trial.result.done]
-    if not done:
+    outcomes = [one for one in found.outcomes if one.done]
+    if not outcomes:
         return {}
-    settings = tuple(_over(dimension, job.arms, done) for dimension in job.dimensions.values())
-    return {"history": (history(job.arms, done),), "settings": settings}
+    shapes, y = _looks(found.job.arms), Axis(label=_measured(found.trials))
+    settings = (_over(one, outcomes, shapes, y) for one in found.job.dimensions.values())
+    return {"history": (history(outcomes, shapes, y),), "settings": tuple(settings)}
 
 
-def history(arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
+def history(outcomes: Sequence[Outcome], shapes: Shapes, y: Axis) -> Chart:
     """A mark for each trial, and a line through the best one so far."""
-    series, shapes = [], _looks(arms)
-    for arm, own in _by_arm(arms, done):
-        if not own:
-            continue
-        numbers = [trial.number + 1 for trial in own]
-        best = [
-            trial.line.height for trial in accumulate(own, lambda *pair: min(pair, key=_deficit))
-        ]
-        colour = shapes[arm.label][0]
-        series.append(Series(name=arm.label, x=numbers, y=best, colour=colour, steps=True))
-        series.append(_marks(arm.label, numbers, own, shapes[arm.label], filled=False))
-    y = Axis(label=_measured(done))
+    series = []
+    for one in outcomes:
+        marks = _marks(one.done, lambda trial: trial.number + 1, shapes, filled=False)
+        best = accumulate(one.done, lambda *pair: best_of(pair) or pair[0])
+        heights = [trial.height for trial in best]
+        series.append(replace(marks, y=heights, marker="", line=True, steps=True, words=()))
+        series.append(marks)
     x = Axis(label="trial", whole=True)
     return Chart(title="The best so far", x=x, y=y, series=tuple(series), height=360)
 
 
-def _by_arm(arms: Sequence[Arm], done: Sequence[Trial]) -> list[tuple[Arm, list[Trial]]]:
-    """Each method, and its trials."""
-    trials = grouped(done, lambda trial: trial.arm.label)
-    return [(arm, trials.get(arm.label, [])) for arm in arms]
-
-
-def _deficit(trial: Trial) -> float:
-    return trial.line.deficit
-
-
-def _over(dimension: Dimension, arms: Sequence[Arm], done: Sequence[Trial]) -> Chart:
+def _over(dimension: Dimension, outcomes: Sequence[Outcome], shapes: Shapes, y: Axis) -> Chart:
     """The scores over one setting; filled: the best trial of a method."""
-    name, series, shapes = dimension.name, [], _looks(arms)
-    listed = dimension.values if isinstance(dimension, Choices) else ()
-    words = not all(map(is_number, listed))
-    having = [trial for trial in done if name in trial.params]
-    for arm, own in _by_arm(arms, having):
-        best = best_of(own)
-        for some, filled in ((own, False), ([best] if best else [], True)):
-            values = [trial.params[name] for trial in some]
-            places = [float(listed.index(v)) for v in values] if words else [*map(float, values)]
-            series.append(_marks(arm.label, places, some, shapes[arm.label], filled=filled))
-    y = Axis(label=_measured(done))
-    x = _scale(dimension, words)
+    name, series = dimension.name, []
+    x, places = _scale(dimension)
+
+    def place_of(trial: Trial) -> float:
+        value = trial.params[name]
+        return float(places.get(value, value))
+
+    for one in outcomes:
+        if name in one.done[0].params:
+            for trials, filled in ((one.done, False), ([one.best or one.done[0]], True)):
+                series.append(_marks(trials, place_of, shapes, filled=filled))
     return Chart(title=name, x=x, y=y, series=tuple(series), height=320)
 
 
 def _marks(
-    name: str, places: Sequence[float], own: Sequence[Trial], look: tuple[str, str], *, filled: bool
+    own: Sequence[Trial], place_of: Callable[[Trial], float], shapes: Shapes, *, filled: bool
 ) -> Series:
-    """Trials as marks; their words are their settings."""
+    """Trials of a method as marks; their words are their settings."""
+    colour, marker = shapes[own[0].arm.label]
     return Series(
-        name=name,
-        x=places,
-        y=[trial.line.height for trial in own],
-        colour=look[0],
-        marker=look[1],
+        name=own[0].arm.label,
+        x=list(map(place_of, own)),
+        y=[trial.height for trial in own],
+        colour=colour,
+        marker=marker,
         filled=filled,
         line=False,
         words=tuple(f"trial {t.number + 1}: {_settings(t, value_shown)}" for t in own),
     )
 
 
-def _scale(dimension: Dimension, words: bool) -> Axis:
+def _scale(dimension: Dimension) -> tuple[Axis, Mapping[Any, float]]:
+    """The axis of a setting, and where the values of a list are."""
     name = dimension.name
-    if not isinstance(dimension, Choices):
-        if not dimension.log:
-            return Axis(label=name, whole=dimension.whole)
-        return Axis(label=name, log=True, low=dimension.low / 1.1, high=dimension.high * 1.1)
-    if words:
-        return Axis(
-            label=name, ticks=tuple((float(at), str(v)) for at, v in enumerate(dimension.values))
-        )
-    log = all(value > 0 for value in dimension.values)
-    ticks = spaced([(float(value), f"{value:g}") for value in dimension.values], log=log)
-    return Axis(label=name, log=log, ticks=ticks)
+    if isinstance(dimension, Choices):
+        return values_axis(name, dimension.values, map(value_words, dimension.values))
+    if not dimension.log:
+        return Axis(label=name, whole=dimension.whole), {}
+    return Axis(label=name, log=True, low=dimension.low / 1.1, high=dimension.high * 1.1), {}
 
 
-def _looks(arms: Sequence[Arm]) -> dict[str, tuple[str, str]]:
+def _looks(arms: Sequence[Arm]) -> Shapes:
     return looks([(str(arm.given["method"]), arm.label) for arm in arms])
 
 
 def _measured(done: Sequence[Trial]) -> str:
-    return measured([trial.line for trial in done]).replace("test ", "")
+    return measured(done).replace("test ", "")

@@ -49,6 +49,8 @@ REFUSED = (
         "input_columns",
         "label_column",
         "test_split",
+        "image_background",
+        "image_frame",
         "train_rows",
         "holdout",
         "public_rows",

@@ -14,8 +14,15 @@ from fedlsg.simulations.compare.cell_worker import Worker
 from fedlsg.simulations.compare.cells import Cell, Grid, word
 from fedlsg.simulations.compare.collect import cell_result
 from fedlsg.simulations.compare.grid_progress import GridDisplay
-from fedlsg.simulations.compare.lines import Line
-from fedlsg.simulations.compare.runner import Folder, Ray, check_same_settings, run_cells, share_out
+from fedlsg.simulations.compare.lines import more_is_better
+from fedlsg.simulations.compare.runner import (
+    Folder,
+    Limits,
+    Ray,
+    check_same_settings,
+    run_cells,
+    share_out,
+)
 from fedlsg.simulations.compare.search.cost_of_choosing import Rows
 from fedlsg.simulations.compare.search.pickers import Asked, Picker
 from fedlsg.simulations.compare.search.space import Dimension, Side, tunable, value_words
@@ -102,14 +109,32 @@ class Trial:
     result: Result
 
     @property
-    def line(self) -> Line:
-        return Line(runs=(self.result,))
+    def by_loss(self) -> bool:
+        """Whether it is done, and its workload has no accuracy."""
+        return self.result.done and self.result.accuracy is None
+
+    @property
+    def mean(self) -> float:
+        """Of a finished one: its accuracy, or its loss."""
+        return float(
+            self.result.summary["loss"] if self.by_loss else self.result.summary["accuracy"]
+        )
 
     @property
     def score(self) -> float:
-        """Of a finished one: its accuracy, or the loss below 0; higher is better."""
-        (score,) = self.line.scores
-        return -score if self.line.by_loss else score
+        """Of a finished one: its accuracy or loss, below 0 where less is better."""
+        return self.mean if more_is_better(self.by_loss) else -self.mean
+
+    @property
+    def height(self) -> float:
+        """Of a finished one: accuracy in percent, or the loss."""
+        return self.mean if self.by_loss else 100 * self.mean
+
+    @property
+    def uplink(self) -> float | None:
+        """Payload bytes of a client in a round."""
+        sent, messages = self.result.summary.get("uplink_bytes", 0), self.result.messages
+        return sent / messages if messages else None
 
     @property
     def diverged(self) -> bool:
@@ -143,7 +168,7 @@ def bases(grid: Grid) -> dict[str, dict[str, Any]]:
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The finished trial with the best score, the earliest of equals; None without any."""
     done = [trial for trial in trials if trial.result.done]
-    return min(done, key=lambda trial: (trial.line.deficit, trial.number), default=None)
+    return max(done, key=lambda trial: (trial.score, -trial.number), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +210,7 @@ work.
 class Runner:
     """``after``: called when trials have ended.
 
-    given_up: why a method got no more trials, by its label. budget_seconds: for all trials. kept:
+    given_up: why a method got no more trials, by its label. limits: of all trials. kept:
     processes that stay for the next trials, see ``run_cells``. A start takes seconds, and noise
     that a process has calibrated is not calibrated again. On Ray it is None: an idle process would
     keep Ray workers that others wait for.
@@ -194,8 +219,7 @@ class Runner:
     folder: Folder
     arms: Sequence[Arm]
     pickers: dict[str, Picker]
-    jobs: int | None
-    budget_seconds: float | None
+    limits: Limits
     ray: Ray
     kept: list[Any] | None
     display: GridDisplay
@@ -230,7 +254,7 @@ class Runner:
         """The next trials, at most as many as run at a time: those that were interrupted first,
         then new ones.
         """
-        room = self.jobs or (1 if self.ray is None else processors())
+        room = self.limits.jobs or (1 if self.ray is None else processors())
         arms = [arm for arm in self.arms if arm.label not in self.given_up]
         asked = {arm.label: self.pickers[arm.label].asked() for arm in arms}
         waiting = [(arm, one) for arm in arms for one in asked[arm.label] if one.outcome is None]
@@ -249,13 +273,13 @@ class Runner:
         left = self.folder.unfinished(cells)
         if not left:
             return
-        budget, spent = self.budget_seconds, time.monotonic() - self.began
-        with share_out(left, self.jobs, self.ray) as (shared, at_a_time):
+        spent = time.monotonic() - self.began
+        with share_out(left, self.limits.jobs, self.ray) as (shared, at_a_time):
             run_cells(
                 shared,
                 self.folder,
                 jobs=at_a_time,
-                budget_seconds=None if budget is None else max(budget - spent, 1e-9),
+                budget=max(self.limits.seconds - spent, 1e-9),
                 started=self.display.started,
                 running=self.display.running,
                 ended=self.display.ended,

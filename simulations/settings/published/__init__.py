@@ -99,6 +99,7 @@ WORKLOADS = (
     "cifar10",
     "cifar100",
     "svhn",
+    "svhn-extra",
     "fashion-mnist",
     "imagenet",
     "hf-image",
@@ -143,8 +144,9 @@ def resolve(given: Mapping[str, object]) -> Settings:
             method
         )
     under = parse({key: value for key, value in preset.settings.items() if key not in gone})
-    if "learning_rate" in known:  # the papers' one rate for every group moves as one
-        under |= dict.fromkeys(GROUP_RATES, known["learning_rate"])
+    if "learning_rate" in known:  # the rates of a preset's groups keep their ratios
+        first, now = preset.settings["learning_rate"], known["learning_rate"]
+        under |= {name: under[name] / first * now for name in GROUP_RATES if name in under}
     return from_values({**under, **known, "from_preset": preset.name})
 
 

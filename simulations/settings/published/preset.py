@@ -23,6 +23,7 @@ EXAMPLES: Mapping[str, int] = MappingProxyType(
         "cifar10": 50_000,
         "cifar100": 50_000,
         "svhn": 73_257,
+        "svhn-extra": 604_388,
         "fashion-mnist": 60_000,
         "imagenet": 1_281_167,
         "glue-sst2": 67_349,
@@ -151,8 +152,8 @@ def completed(row: Mapping[str, Value]) -> dict[str, Value]:
     elif method != "sgd":
         shared["mechanism"] = "none"
     merged = {**shared, **given}
-    # no paper has more than one
-    return {**merged, **dict.fromkeys(GROUP_RATES, merged["learning_rate"])}
+    # no paper has more than one; the code of RGP scales the classifier's gradient
+    return {**dict.fromkeys(GROUP_RATES, merged["learning_rate"]), **merged}
 
 
 def name_of(settings: Mapping[str, Value]) -> str:

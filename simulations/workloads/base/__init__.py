@@ -8,7 +8,7 @@ constants come from no training row, so each input is still a function of its ow
 is charged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedlsg.carriers.probe.carrier import Draw
+from fedlsg.config.directions import higher_is_better
 from fedlsg.gradients import LossFunction
+from fedlsg.simulations.workloads.base.parts import Parts
 from fedlsg.simulations.workloads.base.public_inputs import Pixels, image_draws
 from fedlsg.simulations.workloads.base.split import Augment, Inputs, NoRows, Split
 
@@ -37,35 +39,52 @@ class Options:
 
     A loader refuses, naming the setting, what it does not use; every workload uses what is in
     EVERYWHERE.
-    Raises ValueError, naming setting and fix, for settings of features that do not fit together.
+    Raises ValueError, naming setting and fix, for settings of features that do not fit together,
+    and for what is no colour.
     """
 
     model: str | None = None
     pretrained: str | None = None
     pretrained_sha256: str | None = None
     train_layers: int | None = None
+    encoder_dropout: float | None = None
     features: str | None = None
     feature_norm: str | None = None
+    feature_axes: int | None = None
+    patch_filters: int | None = None
+    patch_size: int | None = None
+    patch_places: int | None = None
+    patch_scales: int | None = None
     head_width: int | None = None
     dataset: str | None = None
     subset: str | None = None
     input_columns: str | None = None
     label_column: str | None = None
     test_split: str | None = None
+    image_background: str | None = None
+    image_frame: int | None = None
     max_length: int | None = None
     train_rows: int | None = None
     holdout: float | None = None
     data_root: str | None = None
 
     def __post_init__(self) -> None:
+        if self.image_background is not None:
+            _check_colour(self.image_background)
         if self.features is None:
-            for name in ("feature_norm", "head_width"):
+            for name in ("feature_norm", "feature_axes", "head_width", *OF_PATCHES):
                 if (value := getattr(self, name)) is not None:
                     raise ValueError(
                         f"{name}={value} is for public features: give features, too, or leave it "
                         "out"
                     )
             return
+        if self.features != "patches":
+            for name in OF_PATCHES:
+                if (value := getattr(self, name)) is not None:
+                    raise ValueError(
+                        f"{name}={value} is for features=patches: leave it out, or give these"
+                    )
         if self.head_width is not None and self.model in (None, "linear"):
             raise ValueError(
                 f"head_width={self.head_width} is for model=mlp and model=cnn: give one, or leave "
@@ -74,6 +93,7 @@ class Options:
         for name, why in (
             ("pretrained", "name its weights by features"),
             ("train_layers", "its layers are all frozen"),
+            ("encoder_dropout", "its features are computed once"),
         ):
             if (value := getattr(self, name)) is not None:
                 raise ValueError(
@@ -81,6 +101,22 @@ class Options:
                 )
 
 
+def _check_colour(name: str) -> None:
+    """Raise ValueError for what Pillow takes for no colour, or for a transparent one."""
+    from PIL import ImageColor
+
+    try:
+        transparent = len(ImageColor.getrgb(name)) > 3
+    except ValueError:
+        transparent = True
+    if transparent:
+        raise ValueError(
+            f"image_background={name!r}: expected an opaque colour, such as white, black or #808080"
+        )
+
+
+OF_PATCHES = ("patch_filters", "patch_size", "patch_places", "patch_scales")
+"""Options of features=patches."""
 EVERYWHERE = (
     "model",
     "pretrained",
@@ -89,9 +125,13 @@ EVERYWHERE = (
     "holdout",
     "features",
     "feature_norm",
+    "feature_axes",
     "head_width",
+    *OF_PATCHES,
 )
 """Options that every workload reads."""
+IMAGES = ("image_background", "image_frame")
+"""Options of workloads that read images from files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +174,7 @@ def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
 
 
 GIVEN = "given"
-"""The partition that a workload brings as lists of rows."""
+"""The partition that the data of a workload bring: lists of rows, data sets of clients, ..."""
 
 Metric = Callable[[Tensor, Tensor], Any]
 """``metric(outputs, targets)`` of all examples of a test split, on the CPU: a number."""
@@ -155,8 +195,11 @@ class LoadedWorkload:
     classifier: the path of the head in every model, whose last Linear stays dense; None: the
     model's last Linear.
     augment: changes training inputs at random, or None; never applied to a test split.
-    columns: values of the training rows by which clients may be formed, by name (N,).
-    parts: rows of each client, for partition=given.
+    columns: values of the training rows by which clients may be formed, or that say whose a row
+    is, by name (N,).
+    test_columns: the same of the rows of ``test``, by which they are split over the clients.
+    unit: the column of persons that the data were declared with; "": none.
+    parts: the clients that the data bring, for partition=given; rows of nobody are not trained on.
     defaults: the preset, by setting; public constants chosen before the run, never derived from its
     data.
     method_defaults: what differs from it for a method, by method and setting.
@@ -190,7 +233,9 @@ class LoadedWorkload:
     classifier: str | None = "classifier"
     augment: Augment | None = None
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
-    parts: Sequence[Tensor] | None = None
+    test_columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    unit: str = ""
+    parts: Parts | None = None
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     read: Read | None = None
@@ -242,6 +287,20 @@ class LoadedWorkload:
         tests = {name: change(name, split) for name, split in self.tests.items()}
         train = self.train if isinstance(self.train, NoRows) else change("train", self.train)
         return replace(self, train=train, test=tests.pop(self.test_name), other_tests=tests)
+
+    @property
+    def directions(self) -> dict[str, bool | None]:
+        """What is measured on the test splits, by column of rounds.csv: whether more is better."""
+        scores = ("loss",) if self.num_classes is None else ("accuracy", "loss")
+        measured: dict[str, Metric | None] = {**dict.fromkeys(scores), **self.metrics}
+        return {name: higher_is_better(name, metric) for name, metric in measured.items()}
+
+    @property
+    def features_digest(self) -> str:
+        """Of all that inputs become features with, which clients and server agree on; empty for
+        inputs as they are.
+        """
+        return str((self.features or {}).get("digest", ""))
 
     @property
     def default_model(self) -> str:

@@ -19,12 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlsg.locks import is_locked, locked
 from fedlsg.owner_only import FOLDER, is_closed, make_parents, open_file
 from fedlsg.simulations.models.pretrained import file_digest
 from fedlsg.simulations.workloads.base import Progress
 
 _MANIFEST = "manifest.json"
 CACHE_VARIABLE = "FEDLSG_CACHE"
+LONGEST_BUILD = 3600.0
+"""Seconds to wait for another process that builds an entry."""
 
 
 def cache_folder(cache_dir: Path | None) -> Path:
@@ -86,26 +89,17 @@ def load_or_build(
 
 @contextmanager
 def _one_builder(file: Path, progress: Progress) -> Iterator[None]:
-    """One process at a time, if the file system has locks. The lock ends with its process, and
-    leaves no file.
+    """One process of this user at a time, if the file system has locks. The lock ends with its
+    process, and leaves no file. After LONGEST_BUILD seconds, and where another user made the lock,
+    each builds.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
+    with ExitStack() as stack:
+        if is_locked(file):
+            progress(f"another process builds this entry of the cache: waiting for {file}")
+        with suppress(OSError):  # not free in time, or no locks here
+            stack.enter_context(locked(file, seconds=LONGEST_BUILD))
+            stack.callback(file.unlink, missing_ok=True)
         yield
-        return
-    with open(file, "a", opener=open_file) as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("another process builds this entry of the cache: waiting for it")
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        except OSError:  # no locks here
-            pass
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
 
 
 @contextmanager

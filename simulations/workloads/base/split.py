@@ -9,7 +9,7 @@ above it.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
+
+from fedlsg.randomness import public_generator
 
 Inputs = Tensor | dict[str, Tensor]
 """A model's inputs, batch first: one tensor, or tensors by the name of the argument that takes
@@ -51,6 +53,11 @@ class Picked:
     stored: Stored
     rows: Int64[np.ndarray, " n"]
 
+    @property
+    def in_files(self) -> bool:
+        """Whether rows are decoded from files whenever they are read."""
+        return bool(getattr(self.stored, "in_files", False))
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -72,6 +79,8 @@ class Split:
     groups: (N,) number of each example's group, by its own length: only examples of one group may
         share a microbatch of a private step (``apart``); None for one group.
     drawn: whether rows drew random numbers while they were read: read again, they are other rows.
+    columns: other values of a deployed client's own rows, by name (N,); elsewhere those of
+        ``LoadedWorkload``.
 
     Load a workload by name in every process instead of pickling a split: the pickle would hold
     every row.
@@ -83,6 +92,7 @@ class Split:
     lengths: Int64[Tensor, " n"] | None = None
     groups: Int64[Tensor, " n"] | None = None
     drawn: bool = False
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.labels.ndim == 0:
@@ -175,8 +185,36 @@ class NoRows(Split):
             ("labels", empty),
             ("prepare", _unavailable),
             ("lengths", None),
+            ("columns", {}),
         ):
             object.__setattr__(self, name, value)
+
+
+HOLDOUT = "holdout"
+"""The name of a test split of held-out rows."""
+
+
+def hold_out(
+    size: int, share: float, name: str
+) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " held"]]:
+    """Rows without a share of them, and that share: round(h n) rows of a fixed public permutation,
+    in stored order.
+
+    Raises ValueError for a share that leaves one side empty.
+    """
+    count = round(share * size) if 0 < share < 1 else 0
+    if not 0 < count < size:
+        raise ValueError(
+            f"expected 0 < holdout={share} < 1, with one row at least on either side of the {size} "
+            f"training rows of {name}"
+        )
+    rows = permutation("holdout", size)
+    return rows[count:].sort().values, rows[:count].sort().values
+
+
+def permutation(purpose: str, size: int) -> Int64[Tensor, " n"]:
+    """An order of rows that is public and depends on their number alone."""
+    return torch.randperm(size, generator=public_generator(0, "workload", purpose))
 
 
 def _unavailable(rows: Any) -> Inputs:
@@ -185,7 +223,8 @@ def _unavailable(rows: Any) -> Inputs:
 
 def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
     """``(stored - offset) * scale`` in float32; offset and scale broadcast against (B, ...)."""
-    return (torch.from_numpy(stored).to(torch.float32) - offset) * scale
+    made = torch.from_numpy(stored).to(torch.float32, copy=True)
+    return made.sub_(offset).mul_(scale)  # in place: memory that is new costs as much again
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[np.ndarray], Tensor]:

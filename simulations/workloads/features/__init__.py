@@ -2,6 +2,7 @@
 its models.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from torch import Tensor
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.config.choices import choose
 from fedlsg.simulations.models import vision
+from fedlsg.simulations.models.patches import PatchSettings
 from fedlsg.simulations.models.small import WIDTH, heads
 from fedlsg.simulations.workloads.base import (
     LoadedWorkload,
@@ -28,6 +30,7 @@ from fedlsg.simulations.workloads.base import (
 from fedlsg.simulations.workloads.base.cache import cache_folder
 from fedlsg.simulations.workloads.base.public_inputs import LEAST_SIDE, Pixels, image_draws
 from fedlsg.simulations.workloads.base.split import Split
+from fedlsg.simulations.workloads.features.axes import on_axes
 from fedlsg.simulations.workloads.features.encode import (
     ALONE,
     Encoder,
@@ -35,7 +38,13 @@ from fedlsg.simulations.workloads.features.encode import (
     encode_rows,
     encode_split,
 )
-from fedlsg.simulations.workloads.features.encoders import SCATTERING, image_encoder, text_encoder
+from fedlsg.simulations.workloads.features.encoders import (
+    PATCHES,
+    SCATTERING,
+    image_encoder,
+    patches_encoder,
+    text_encoder,
+)
 
 LAST = "commit 569be536 of November 2026 still has it"
 
@@ -53,9 +62,12 @@ def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
     assert options.features is not None, "called for features alone"
     classes, cache = raw.classes(f"features={options.features}"), cache_folder(request.cache_dir)
     say(f"features={options.features}: finding the encoder")
-    bare = _encoder(raw, options.features, classes)
+    bare = _encoder(raw, options, classes, cache, say)
     given, raw = raw, _as_pixels(raw, bare) if bare.pixels else raw
     encoder = _normalized(bare, raw.synthetic, norm_of(options), cache, say)
+    if (count := options.feature_axes) is not None:
+        draw = next(iter(raw.synthetic.values()))
+        encoder = on_axes(encoder, draw, count, cache=cache, progress=say)
     encoded = raw.with_splits(
         lambda name, split: encode_split(split, encoder, cache=cache, progress=say, what=name)
     )
@@ -66,7 +78,13 @@ def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
         models=heads(shape, classes, width=options.head_width or WIDTH),
         classifier="classifier",
         augment=None,
-        features={"name": encoder.name, "values": prod(shape), "norm": norm_of(options)},
+        features={
+            "name": encoder.name,
+            "values": prod(shape),
+            "norm": norm_of(options),
+            **({} if options.feature_axes is None else {"axes": options.feature_axes}),
+            "digest": hashlib.sha256(encoder.digest.encode()).hexdigest(),
+        },
         read=None if raw.read is None else partial(_own_rows, raw.read, raw.test.prepare, encoder),
         pixels=pixels,
         synthetic=synthetic,
@@ -111,16 +129,28 @@ def _own_rows(
 
 
 def norm_of(options: Options) -> str:
-    """``feature_norm``, or its default: group for scattering, none for others."""
-    return options.feature_norm or ("group" if options.features == SCATTERING else "none")
+    """``feature_norm``, or its default; ``feature_axes`` decorrelate and lengthen by themselves."""
+    usual = {SCATTERING: "group", PATCHES: "none" if options.feature_axes else "leaves+unit"}
+    return options.feature_norm or usual.get(str(options.features), "none")
 
 
-def _encoder(raw: LoadedWorkload, features: str, classes: int) -> Encoder:
+def _encoder(
+    raw: LoadedWorkload, options: Options, classes: int, cache: Path, say: Progress
+) -> Encoder:
+    features = str(options.features)
     inputs: Any = raw.test.batch(torch.tensor([0]))[0]
     if isinstance(inputs, dict) and "input_ids" in inputs:
         return text_encoder(features)
     if isinstance(inputs, Tensor) and inputs.ndim == 4:
         channels, height, width = inputs.shape[1:]
+        if features == PATCHES:
+            given = {
+                name: value
+                for name in ("filters", "size", "places", "scales")
+                if (value := getattr(options, f"patch_{name}")) is not None
+            }
+            settings, shape = PatchSettings(**given), (channels, height, width)
+            return patches_encoder(shape, settings, cache=cache, progress=say)
         square = height == width and height >= LEAST_SIDE
         models = {**(vision(channels, height, classes) if square else {}), **raw.models}
         return image_encoder(features, (channels, height, width), models)

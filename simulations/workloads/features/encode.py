@@ -10,6 +10,7 @@ They are normalised each example by itself, or by statistics of synthetic inputs
 none           as they are
 group          mean 0 and variance 1 in groups of channels of one example
 pool           maps averaged over squares of 2x2: a quarter of the values
+unit           length LENGTH, so that a bias and a clip norm of 1 count as a tenth of it
 leaves, pink   centred and decorrelated by the features of synthetic images; tokens: by those of
                bags of words
 group+leaves   several, from left to right
@@ -19,7 +20,7 @@ noise to such means, which costs privacy; their group norm costs none, and is ``
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
@@ -150,8 +151,21 @@ def digest_inputs(batches: Iterable[Inputs], salt: str) -> str:
     return digest.hexdigest()[:32]
 
 
+def digest_arrays(arrays: Mapping[str, np.ndarray], salt: str) -> str:
+    """64 hex digits of every bit of public arrays: clients and server compare what they made of
+    equal draws.
+    """
+    digest = hashlib.sha256(salt.encode())
+    for name in sorted(arrays):
+        digest.update(f"\n{name} {arrays[name].dtype} {arrays[name].shape}\n".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+    return digest.hexdigest()
+
+
 ROWS = 1000
 """Synthetic inputs that statistics are taken of."""
+LENGTH, SMALLEST = 10.0, 1e-12
+"""Length of an example's features after ``unit``, and the least that is divided by."""
 POWER, DAMPING = -0.25, 0.01
 """Exponent of the covariance, and what is added to its eigenvalues, as a share of their mean."""
 
@@ -172,7 +186,16 @@ def pooled(encoder: Encoder) -> Encoder:
     )
 
 
-ALONE = {"group": grouped, "pool": pooled}
+def lengthened(encoder: Encoder) -> Encoder:
+    """Length LENGTH, whatever the contrast of an image or the number of features is."""
+    return replace(
+        encoder,
+        digest=f"{encoder.digest} unit {LENGTH}",
+        encode=partial(_lengthened, encoder.encode),
+    )
+
+
+ALONE = {"group": grouped, "pool": pooled, "unit": lengthened}
 """Parts that see one example alone."""
 
 
@@ -196,7 +219,11 @@ def decorrelated(encoder: Encoder, draw: Draw, *, cache: Path, progress: Progres
 
     arrays = load_or_build(cache, f"features-norm-{key}", build, progress=progress)
     mean, Q = (torch.from_numpy(arrays[name].copy()) for name in ("mean", "Q"))
-    return replace(encoder, digest=key, encode=partial(_decorrelated, encoder.encode, mean, Q))
+    return replace(
+        encoder,
+        digest=digest_arrays(arrays, key),
+        encode=partial(_decorrelated, encoder.encode, mean, Q),
+    )
 
 
 def statistics(x: Float[Tensor, "n c *place"]) -> tuple[Float[Tensor, " c"], Float[Tensor, "c c"]]:
@@ -210,6 +237,12 @@ def statistics(x: Float[Tensor, "n c *place"]) -> tuple[Float[Tensor, " c"], Flo
     Q = (U * scale) @ U.mT
     s = (S.trace() * (values * scale**2).mean() / len(S)).sqrt()
     return mean.float(), (Q / s).float()
+
+
+def _lengthened(encode: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
+    x = encode(inputs)
+    length: Tensor = x.norm()
+    return x * (LENGTH / length.clamp(min=SMALLEST))
 
 
 def _grouped(encode: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:

@@ -1,12 +1,12 @@
 """``features``: the public, frozen encoder that a name or a path stands for.
 
+patches      filters from patches of synthetic images (``fedlsg.simulations.models.patches``)
 scattering   wavelet filters, for images (``fedlsg.simulations.models.scattering``)
 PATH         a folder with model.safetensors and config.json, as every run of fedlsg leaves it
 MODEL        a model of transformers: a short name, an absolute folder, or OWNER/NAME on the hub
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fedlsg import bounded
 from fedlsg.config.choices import choose
-from fedlsg.simulations.models import scattering
+from fedlsg.simulations.models import patches, scattering
 from fedlsg.simulations.models.encoder import (
     TextClassifier,
     build_encoder,
@@ -33,12 +34,14 @@ from fedlsg.simulations.models.encoder_source import (
     load_config,
     model_folder,
 )
+from fedlsg.simulations.models.patches import PatchSettings
 from fedlsg.simulations.models.pretrained import CLASSIFIER, load_pretrained, read_weights
-from fedlsg.simulations.workloads.base.cache import digest_files
+from fedlsg.simulations.workloads.base import Progress
+from fedlsg.simulations.workloads.base.cache import digest_files, load_or_build
 from fedlsg.simulations.workloads.base.split import Inputs
-from fedlsg.simulations.workloads.features.encode import Encoder
+from fedlsg.simulations.workloads.features.encode import Encoder, digest_arrays
 
-SCATTERING = "scattering"
+PATCHES, SCATTERING = "patches", "scattering"
 WEIGHTS, FACTS = "model.safetensors", "config.json"
 GONE = "random-process"
 Builders = Mapping[str, Callable[[], nn.Module]]
@@ -74,7 +77,7 @@ def written(features: str) -> Written | None:
     if not ((folder / WEIGHTS).is_file() and (folder / FACTS).is_file()):
         return None
     try:
-        facts = json.loads((folder / FACTS).read_text())
+        facts = bounded.read_json(folder / FACTS)
     except (OSError, ValueError) as error:
         raise ValueError(f"features={features}: cannot read {folder / FACTS} ({error})") from error
     return (
@@ -88,7 +91,7 @@ def text_source(features: str) -> EncoderSource:
     """The encoder whose tokenizer prepares texts for ``features``. Raises ValueError, or what
     finding it raises.
     """
-    if features == SCATTERING:
+    if features in (PATCHES, SCATTERING):
         raise ValueError(
             f"features={features} is for images, and these are texts: give features=minilm, or "
             "another"
@@ -105,7 +108,7 @@ def _transformers_source(features: str) -> EncoderSource:
             "takes the folder that they wrote; commit 293cb648 of November 2026 still runs them"
         )
     if "/" not in features and not features.startswith(("~", ".")):
-        known = (SCATTERING, *NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")
+        known = (PATCHES, SCATTERING, *NAMES, "OWNER/NAME on the hub", "/an/absolute/folder")
         choose("features", features, dict.fromkeys(known))
     return find_encoder(features, None)
 
@@ -144,6 +147,26 @@ def image_encoder(features: str, shape: tuple[int, int, int], models: Builders) 
     if found is not None:
         return _written_vision(found, found.folder.name, shape, models)
     return _transformers_vision(_transformers_source(features))
+
+
+def patches_encoder(
+    shape: tuple[int, int, int], settings: PatchSettings, *, cache: Path, progress: Progress
+) -> Encoder:
+    """The encoder of ``features=patches``; its filters are in the cache folder. Raises ValueError
+    for images that are too small, and for too many filters.
+    """
+    settings.check(shape)
+    code = hashlib.sha256(Path(patches.__file__).read_bytes()).hexdigest()
+    key = hashlib.sha256(f"{shape} {settings} {torch.__version__} {code}".encode()).hexdigest()[:32]
+    arrays = load_or_build(
+        cache, f"patches-{key}", lambda: patches.patch_filters(shape, settings), progress=progress
+    )
+    return Encoder(
+        name=PATCHES,
+        digest=digest_arrays(arrays, f"patches {settings} {code}"),
+        encode=patches.Patches(arrays, settings),
+        pixels=True,
+    )
 
 
 def _scattering(shape: tuple[int, int, int]) -> Encoder:
@@ -248,7 +271,7 @@ def folder_digest(source: EncoderSource) -> str:
 
 def _preprocessor(folder: Path) -> Mapping[str, Any]:
     file = folder / "preprocessor_config.json"
-    found: Mapping[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    found: Mapping[str, Any] = bounded.read_json(file) if file.is_file() else {}
     return found
 
 

@@ -8,7 +8,8 @@ the papers.
 
 hf-image: ``-c dataset=OWNER/NAME`` names a set; ``subset``, ``input_columns`` (one column),
 ``label_column`` and ``test_split`` choose what its description leaves open. Images must be squares
-of one size; palettes, transparency, and grey ones among colours are read as those of a folder are.
+of one size; palettes, transparency, frames, and grey ones among colours are read as those of a
+folder are, by ``image_background`` and ``image_frame``.
 The labels must be a ``ClassLabel`` feature, which publishes the number of classes: it is never
 counted in the examples, which are private.
 """
@@ -26,6 +27,7 @@ import torch
 
 from fedlsg.simulations import models
 from fedlsg.simulations.workloads.base import (
+    IMAGES,
     LoadedWorkload,
     Options,
     Request,
@@ -39,6 +41,7 @@ from fedlsg.simulations.workloads.images.augment import PAD, crop, flip_crop
 from fedlsg.simulations.workloads.rows import describe_data
 from fedlsg.simulations.workloads.rows.decode import OwnRows, Shape, decode
 from fedlsg.simulations.workloads.rows.hub import HubSet, find_set, of_shards
+from fedlsg.simulations.workloads.rows.image_contents import Taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class ImageSet:
     shape: None takes the shape of the first image. mean, std: channel statistics of pixels in 0..1,
     public constants;
     never computed from the run's data. augment: for images that are large enough. defaults,
-    method_defaults: see ``LoadedWorkload``.
+    method_defaults: see ``LoadedWorkload``. more: splits whose rows follow those of ``train``.
     """
 
     name: str
@@ -63,10 +66,12 @@ class ImageSet:
     augment: Augment | None
     defaults: Mapping[str, object]
     method_defaults: Mapping[str, Mapping[str, object]]
+    more: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
-        return f"Images of {self.shape}, {self.num_classes} classes ({self.hub_name})."
+        splits = f", train and {' and '.join(self.more)} together" if self.more else ""
+        return f"Images of {self.shape}, {self.num_classes} classes ({self.hub_name}{splits})."
 
     def load(self, request: Request) -> LoadedWorkload:
         """Load the workload; inputs are (B, channels, side, side). The first load decodes and takes
@@ -79,11 +84,17 @@ class ImageSet:
                 option that images do not use.
             OSError: the cache folder cannot be written.
         """
-        refuse_unused(request.options, workload=self.name)
+        refuse_unused(request.options, workload=self.name, used=IMAGES)
         place = Options(dataset=self.hub_name, subset=self.subset)
-        return self.of(
-            find_set(place, request.data_dir, splits_of("test", request), published=True), request
-        )
+        splits = splits_of("test", request)
+        if "train" in splits:
+            splits |= {split: split for split in self.more}
+        found = find_set(place, request.data_dir, splits, published=True)
+        parts = dict(found.splits)
+        joined = [part for split in self.more if split in parts for part in parts.pop(split)]
+        if joined:
+            parts["train"] = [*parts["train"], *joined]
+        return self.of(replace(found, splits=parts), request)
 
     def of(self, found: HubSet, request: Request) -> LoadedWorkload:
         """The workload of a set that was found, with every model that fits images of its shape.
@@ -91,13 +102,18 @@ class ImageSet:
         Inputs are float32, ``(pixel / 255 - mean) / std`` in each channel.
         """
         columns = (self.image_column, self.label_column)
+        taken = Taken.by(request.options)
         salt = (
-            f"uint8 nchw, version 3: {self.name} {columns} {self.num_classes} "
+            f"uint8 nchw, version 4: {self.name} {columns} {self.num_classes} {taken} "
             f"{found.digest(columns)}"
         )
         key = f"{self.name}-{hashlib.sha256(salt.encode()).hexdigest()[:32]}"
         read = partial(
-            decode, columns=columns, num_classes=self.num_classes, mixed=self.shape is None
+            decode,
+            columns=columns,
+            num_classes=self.num_classes,
+            mixed=self.shape is None,
+            taken=taken,
         )
         build = partial(
             read, self.hub_name, found.splits, shape=self.shape, progress=request.progress
@@ -112,7 +128,7 @@ class ImageSet:
 
         def own_rows(paths: Sequence[Path], cache: Path) -> Split:
             key = digest_files(
-                paths, salt=f"own {self.name} {' '.join(columns)} {shape}, version 1"
+                paths, salt=f"own {self.name} {' '.join(columns)} {shape} {taken}, version 2"
             )
             build = partial(
                 read, self.name, of_shards({"train": paths}).splits, shape=shape, progress=silent
@@ -228,6 +244,9 @@ SVHN: ImageSet = replace(
 used.
 """
 
+SVHN_EXTRA: ImageSet = replace(SVHN, name="svhn-extra", more=("extra",))
+"""The same with the 531,131 images of ``extra``: 604,388 to train on."""
+
 FASHION_MNIST: ImageSet = replace(
     CIFAR10,
     name="fashion-mnist",
@@ -241,7 +260,10 @@ FASHION_MNIST: ImageSet = replace(
 """Clothes, 60,000 and 10,000 images of 1x28x28 (Xiao et al. 2017). Flips keep the class."""
 
 IMAGE_SETS: Mapping[str, ImageSet] = MappingProxyType(
-    {image_set.name: image_set for image_set in (CIFAR10, CIFAR100, SVHN, FASHION_MNIST)}
+    {
+        image_set.name: image_set
+        for image_set in (CIFAR10, CIFAR100, SVHN, SVHN_EXTRA, FASHION_MNIST)
+    }
 )
 """By the name of the workload."""
 
@@ -275,7 +297,7 @@ class HubImages:
         """
         options, used = (
             request.options,
-            ("dataset", "subset", "input_columns", "label_column", "test_split"),
+            ("dataset", "subset", "input_columns", "label_column", "test_split", *IMAGES),
         )
         refuse_unused(options, workload="hf-image", used=used)
         if options.dataset is None:
@@ -302,6 +324,7 @@ class HubImages:
             "inputs": [image],
             "targets": [label],
             "classes": list(map(str, features[label].get("names") or ())),
+            **Taken.by(options).facts,
         }
         return replace(loaded, data=data, said=describe_data(found.sizes, data))
 

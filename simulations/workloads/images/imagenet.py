@@ -8,28 +8,39 @@ ILSVRC 2012 (Russakovsky et al. 2015); its copy on the hub asks for an account, 
 unpack it first. Channel statistics are published constants.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
 
 from fedlsg.simulations import models
-from fedlsg.simulations.workloads.base import LoadedWorkload, Request, refuse_unused
+from fedlsg.simulations.workloads.base import IMAGES, LoadedWorkload, Request, refuse_unused
 from fedlsg.simulations.workloads.base.public_inputs import Pixels, image_draws
 from fedlsg.simulations.workloads.base.split import NoRows, Split, by_channel
 from fedlsg.simulations.workloads.images.augment import flip_crop
 from fedlsg.simulations.workloads.rows.decode import OwnRows
 from fedlsg.simulations.workloads.rows.hub import data_root
-from fedlsg.simulations.workloads.rows.image_folders import list_images, open_image
+from fedlsg.simulations.workloads.rows.image_contents import Taken
+from fedlsg.simulations.workloads.rows.image_folders import (
+    check_contents,
+    list_images,
+    open_image,
+)
 
 NAME, SIDE, SHORTER = "imagenet", 224, 256
 """Images are scaled to SHORTER pixels on the shorter side, and the square of SIDE pixels in the
 middle is used.
+"""
+CHECKED = 100_000
+"""JPEGs of a split that are looked at before the run, evenly spaced: half a minute. Others are
+opened when they are drawn, and one with several pictures ends the run.
 """
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -47,7 +58,6 @@ DEFAULTS: Mapping[str, object] = MappingProxyType(
         "rank": 8,
         "sparsity": 0.3,
         "partition": "iid",
-        "microbatch_size": 16,
     }
 )
 """Batch, learning rate and clip norm of De et al. 2022 on ImageNet; delta is below 1/N. Nothing was
@@ -60,11 +70,13 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({"rs": {"
 class ImageFiles:
     """Images in files, decoded when their rows are asked for: the ``Stored`` of a split.
 
-    paths: relative to ``root``, as bytes (N,).
+    paths: relative to ``root``, as bytes (N,). taken: what of an image is read.
     """
 
     root: Path
     paths: np.ndarray
+    taken: Taken
+    in_files: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -75,7 +87,7 @@ class ImageFiles:
         """
         made = np.empty((len(rows), 3, SIDE, SIDE), dtype=np.uint8)
         for place, name in enumerate(self.paths[rows]):
-            made[place] = _decode(self.root / os.fsdecode(bytes(name)))
+            made[place] = _decode(self.root / os.fsdecode(bytes(name)), self.taken)
         return made
 
 
@@ -86,7 +98,8 @@ def load(request: Request) -> LoadedWorkload:
     Raises FileNotFoundError, naming the folder, where there are no images of a split; ValueError
     for a class without images, and for one of ``val`` that ``train`` has not.
     """
-    refuse_unused(request.options, workload=NAME)
+    refuse_unused(request.options, workload=NAME, used=IMAGES)
+    taken = Taken.by(request.options)
     root = _root(data_root(request.data_dir))
     splits: dict[str, Split] = {}
     classes: list[str] = []
@@ -94,7 +107,7 @@ def load(request: Request) -> LoadedWorkload:
         request.progress(f"{NAME}: listing the images of {name}")
         files = _list(root / name)
         classes = classes or list(files)
-        splits[name] = _rows(root / name, files, classes, "train")
+        splits[name] = _rows(root / name, files, classes, "train", taken)
     pixels = Pixels(form=(3, SIDE, SIDE), prepare=splits["val"].prepare)
     arrays = OwnRows(name=NAME, test=splits["val"])
 
@@ -105,7 +118,7 @@ def load(request: Request) -> LoadedWorkload:
         if not path.is_dir():
             return arrays(path, cache)
         folder = path / "train" if (path / "train").is_dir() else path
-        return _rows(folder, list_images(folder, str(folder))[0], classes, "the public data")
+        return _rows(folder, list_images(folder, str(folder))[0], classes, "the public data", taken)
 
     available = dict(models.vision(3, SIDE, len(classes)))
     return LoadedWorkload(
@@ -125,10 +138,14 @@ def load(request: Request) -> LoadedWorkload:
 
 
 def _rows(
-    folder: Path, files: Mapping[str, Sequence[str]], classes: Sequence[str], whose: str
+    folder: Path,
+    files: Mapping[str, Sequence[str]],
+    classes: Sequence[str],
+    whose: str,
+    taken: Taken,
 ) -> Split:
     """Images of a folder by class. Raises ValueError for a class that ``classes``, which are
-    ``whose``, have not.
+    ``whose``, have not, and for a file that is no JPEG of which something would be lost.
     """
     if unknown := sorted(set(files) - set(classes)):
         raise ValueError(
@@ -138,10 +155,16 @@ def _rows(
     paths = np.array(
         [os.fsencode(f"{label}/{file}") for label in classes for file in files.get(label, [])]
     )
+    jpeg = np.array([name.lower().endswith((b".jpg", b".jpeg")) for name in paths])
+    some = np.flatnonzero(jpeg)[:: max(1, math.ceil(jpeg.sum() / CHECKED))]
+    for row in sorted((*np.flatnonzero(~jpeg).tolist(), *some.tolist())):
+        check_contents(folder / os.fsdecode(bytes(paths[row])), taken)
     counts = torch.tensor([len(files.get(label, [])) for label in classes])
     labels = torch.arange(len(classes)).repeat_interleave(counts)
     return Split(
-        inputs=ImageFiles(root=folder, paths=paths), labels=labels, prepare=by_channel(MEAN, STD)
+        inputs=ImageFiles(root=folder, paths=paths, taken=taken),
+        labels=labels,
+        prepare=by_channel(MEAN, STD),
     )
 
 
@@ -174,10 +197,11 @@ def _expected(folder: Path) -> str:
     )
 
 
-def _decode(path: Path) -> UInt8[np.ndarray, "3 side side"]:
+def _decode(path: Path, taken: Taken) -> UInt8[np.ndarray, "3 side side"]:
     from PIL import Image
 
-    whole = open_image(path, str(path), draft=(SHORTER, SHORTER)).convert("RGB")
+    image = open_image(path, str(path), draft=(SHORTER, SHORTER), taken=taken)
+    whole = image.convert("RGB")
     share = SHORTER / min(whole.size)
     width, height = (max(SHORTER, round(share * side)) for side in whole.size)
     left, top = (width - SIDE) // 2, (height - SIDE) // 2

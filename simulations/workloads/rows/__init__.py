@@ -2,7 +2,8 @@
 
     files      a path of a .csv, .tsv, .jsonl or .parquet file -> a table of pyarrow
     table      columns by their names: inputs, targets, index columns, classes
-    images     Pillow's images -> arrays by one rule of scale; folders with a folder for each class
+    images     Pillow's images -> arrays by one rule of scale; folders with a folder for each class;
+               what of an image is taken, so that nothing is lost without a word
     hub        shards of a mirror, or the ``datasets`` library -> batches of columns
     read       whatever ``fedlsg.Workload`` takes -> ``Rows``
     transform  a transform of a user's own, and the check that it makes each row from itself alone
@@ -26,14 +27,21 @@ from fedlsg.gradients.losses import CLASSES, PerExampleLoss
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.base.split import Inputs, Stored
-from fedlsg.simulations.workloads.rows.transform import Prepare, fields_of, prepared, transformed
+from fedlsg.simulations.workloads.rows.image_contents import Taken
+from fedlsg.simulations.workloads.rows.transform import (
+    BY_COLUMN,
+    Prepare,
+    fields_of,
+    prepared,
+    transformed,
+)
 from fedlsg.strategies.own_loop.row_checks import not_finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
     """How data are read: see ``Workload``. ``more``: columns that form clients. ``classes``: a
-    declared list.
+    declared list. ``images``: what is taken of each.
 
     ``texts``: columns that are texts in every file, whatever those of one look like.
 
@@ -47,7 +55,7 @@ class Columns:
     targets: tuple[str, ...] | None
     more: tuple[str, ...]
     transform: Callable[..., Any] | None
-    image_size: int | None
+    images: Taken
     progress: Progress
     classes: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
@@ -75,7 +83,7 @@ class Rows:
     ``names``, ``target_names``: the columns of inputs and targets. ``white``: the value of a file's
     pixels that is 1,
     for images of more than 8 bits. ``left_out``: what of the data is no input and no target.
-    ``drawn``: as in ``Split``.
+    ``drawn``: as in ``Split``. ``decoded``: whether the inputs were images of files or of Pillow.
     """
 
     inputs: Stored
@@ -88,6 +96,7 @@ class Rows:
     white: float | None = None
     left_out: tuple[str, ...] = ()
     drawn: bool = False
+    decoded: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -150,9 +159,12 @@ def as_tensor(value: Any, what: str) -> Tensor:
     try:
         found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
+        texts = isinstance(value, np.ndarray) and value.dtype.kind in "OUS"
+        fix = "several targets of an example are columns of one tensor, which the loss takes apart"
+        if texts:
+            fix = f"give a table with these columns: {BY_COLUMN}"
         raise ValueError(
-            f"{what}: expected an array or a tensor, got {type(value).__name__} ({error}); several "
-            "targets of an example are columns of one tensor, which the loss takes apart"
+            f"{what}: expected an array or a tensor, got {type(value).__name__} ({error}); {fix}"
         ) from None
     if found.ndim == 0:
         raise ValueError(f"{what}: expected one row an example, got a single number")
@@ -275,9 +287,13 @@ def describe_data(
             parts.append(
                 f"{name}: {', '.join(shown)}{f' ({len(names)})' if len(names) > SHOWN else ''}"
             )
-    return "; ".join(
-        [*parts, *([f"pixels divided by {data['white']:g}"] if data.get("white") else [])]
-    )
+    said = {
+        "white": "pixels divided by {:g}",
+        "background": "transparent images on {}",
+        "frame": "frame {} of files that have several",
+    }
+    parts += [words.format(data[name]) for name, words in said.items() if name in data]
+    return "; ".join(parts)
 
 
 DISTANCES = (

@@ -123,6 +123,51 @@ class Table:
         """
         return _values(self.columns[name], f"{self.what}: column {name!r}")
 
+    @staticmethod
+    def joined(tables: "Sequence[Table]", what: str) -> "Table":
+        """The rows of several tables one after the other. Columns are matched by name.
+
+        Raises ValueError, naming tables and column, for one that is missing or of another kind.
+        """
+        first = tables[0]
+        for table in tables[1:]:
+            for name in {**first.columns, **table.columns}:
+                if name not in table.columns or name not in first.columns:
+                    one, other = (first, table) if name in first.columns else (table, first)
+                    raise ValueError(
+                        f"{one.what} has the column {name!r}, which {other.what} has not: give all "
+                        "clients the same columns"
+                    )
+        columns = {name: _joined_column(name, tables) for name in first.columns}
+        published = {name: first.published[name] for name in first.published}
+        for name, table in ((name, table) for name in first.columns for table in tables):
+            if table.published.get(name) != first.published.get(name):
+                if not first.is_text(name):
+                    raise ValueError(
+                        f"{first.what} and {table.what} number the classes of {name!r} "
+                        "differently: give both the same ClassLabel, or texts"
+                    )
+                published.pop(name, None)  # categories of pandas: classes are those of test
+        indexes = tuple(dict.fromkeys(name for table in tables for name in table.indexes))
+        return Table(
+            columns=columns,
+            size=sum(table.size for table in tables),
+            what=what,
+            indexes=indexes,
+            published=published,
+        )
+
+    def take(self, rows: np.ndarray) -> "Table":
+        """These rows in this order."""
+        columns = {
+            name: [column[row] for row in rows] if isinstance(column, list) else column.take(rows)
+            for name, column in self.columns.items()
+        }
+        targets = self.targets
+        if targets is not None:
+            targets = targets.iloc[rows] if hasattr(targets, "iloc") else np.asarray(targets)[rows]
+        return replace(self, columns=columns, size=len(rows), targets=targets, path=None)
+
     @property
     def is_csv(self) -> bool:
         """Whether the columns come from a file that does not say their types."""
@@ -224,7 +269,7 @@ def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
     texts = [
         one for one in used if any(one in table.columns and table.is_text(one) for table in tables)
     ]
-    return replace(columns, inputs=inputs, texts=tuple(texts))
+    return replace(columns, inputs=inputs, texts=(*columns.texts, *texts))
 
 
 def check_finite(values: np.ndarray, names: Sequence[str], what: str) -> None:
@@ -301,6 +346,23 @@ def _of_pandas(column: Any) -> Any:
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return list(things)
     return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+
+
+def _joined_column(name: str, tables: Sequence[Table]) -> Any:
+    """A column of several tables. Raises ValueError where their types do not fit together."""
+    import pyarrow as pa
+
+    parts = [table.columns[name] for table in tables]
+    if all(isinstance(part, list) for part in parts):
+        return [thing for part in parts for thing in part]
+    kinds = dict.fromkeys(str(getattr(part, "type", "things")) for part in parts)
+    try:
+        arrow = [pa.table({name: part}) for part in parts]
+        return pa.concat_tables(arrow, promote_options="permissive").column(0)
+    except (pa.ArrowException, TypeError, ValueError):
+        raise ValueError(
+            f"column {name!r} of the clients holds {' and '.join(kinds)}: give all one kind"
+        ) from None
 
 
 def _numbers_rows(name: str, column: Any) -> bool:

@@ -27,6 +27,7 @@ from fedlsg.simulations.workloads.rows.hub import (
     is_image,
     split_names,
 )
+from fedlsg.simulations.workloads.rows.image_contents import Taken
 from fedlsg.simulations.workloads.rows.image_folders import open_image, pixels_of
 from fedlsg.simulations.workloads.rows.table_files import published_of, read_npz
 
@@ -53,6 +54,7 @@ def decode(
     num_classes: int,
     shape: Shape | None = None,
     mixed: bool = False,
+    taken: Taken,
     progress: Progress,
 ) -> dict[str, np.ndarray]:
     """``{split}_images`` (N, channels, side, side) uint8 and ``{split}_labels`` (N,) int64 for
@@ -60,7 +62,7 @@ def decode(
 
     columns: of images, a struct with ``bytes``, and of labels, integers.
     shape: of every image; None takes the shape of the first image. mixed: grey images may be among
-    coloured ones.
+    coloured ones. taken: what of an image is read.
     Raises ValueError, naming the place: other columns, a label outside 0..num_classes-1, an image
     without bytes or that does not decode, one of another size, or in colour among grey ones (with
     those that there are), an unreadable file.
@@ -87,6 +89,7 @@ def decode(
                     part.place,
                     first,
                     mixed=mixed,
+                    taken=taken,
                 )
                 if images is None:
                     images = np.empty((sizes[split], *pixels.shape[1:]), dtype=np.uint8)
@@ -124,7 +127,13 @@ def _check_labels(labels: np.ndarray, num_classes: int, place: str) -> None:
 
 
 def _decode_batch(
-    encoded: list[bytes | None], shape: Shape | None, place: str, start: int, *, mixed: bool
+    encoded: list[bytes | None],
+    shape: Shape | None,
+    place: str,
+    start: int,
+    *,
+    mixed: bool,
+    taken: Taken,
 ) -> tuple[np.ndarray, Shape | None]:
     """(B, channels, side, side) uint8 and the shape, which the first image sets if None is given; B
     >= 1.
@@ -139,7 +148,8 @@ def _decode_batch(
             raise ValueError(
                 f"{name} holds no bytes; expected the images inside the file, not their paths"
             )
-        pixels = np.atleast_3d(pixels_of(open_image(content, name, fix="download it again"), None))
+        image = open_image(content, name, fix="download it again", taken=taken)
+        pixels = np.atleast_3d(pixels_of(image, None))
         if pixels.dtype != np.uint8:
             raise ValueError(f"{name} has more than 8 bits a pixel: convert the images first")
         shape = shape or Shape(channels=pixels.shape[2], side=pixels.shape[1])

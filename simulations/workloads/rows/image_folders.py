@@ -6,10 +6,10 @@ DIR/metadata.csv (or .jsonl, .parquet)               more columns, optional: fil
                                                      writer, ...
 
 The rule: an image is turned as its EXIF orientation says. 8 bits a pixel: uint8, 255 is 1;
-greyscale if all are, else RGB without transparency. 16 and 32 bits and floats (one channel):
-float32, divided by one number for all splits, the smallest of 255, 511, 1023, ..., 2^b - 1 that no
-pixel of the public test images exceeds; floats within -1 and 1 are kept. Colours of 16 bits come in
-8, as Pillow reads them. Of several frames the first is taken.
+greyscale if all are, else RGB. 16 and 32 bits and floats (one channel): float32, divided by one
+number for all splits, the smallest of 255, 511, 1023, ..., 2^b - 1 that no pixel of the public test
+images exceeds; floats within -1 and 1 are kept. What else a file holds (transparency, frames) is
+not lost without a word: see ``image_contents``.
 """
 
 import io
@@ -17,6 +17,7 @@ import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ import numpy as np
 
 from fedlsg.simulations.workloads.rows import Columns, Rows, as_targets, of_stored, white_of
 from fedlsg.simulations.workloads.rows.columns import Table, text_of
+from fedlsg.simulations.workloads.rows.image_contents import (
+    ContentError,
+    Taken,
+    check_decoder,
+    choose_frame,
+    without_transparency,
+)
 from fedlsg.simulations.workloads.rows.table_files import read_file
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -42,7 +50,7 @@ def read_image_folder(folder: Path, columns: Columns, what: str) -> Rows:
 
     Raises ValueError for a folder without classes, a class without images or with a name that test
     has not, images of several sizes (``image_size`` scales them), a file that does not decode, and
-    metadata that lack an image.
+    metadata that lack an image; ContentError if something of an image would be lost.
     """
     given = f"{what}={str(folder)!r}"
     files, others = list_images(folder, given)
@@ -55,7 +63,7 @@ def read_image_folder(folder: Path, columns: Columns, what: str) -> Rows:
         )
     columns.progress(f"{what}: reading {len(names)} images")
     more = {**_metadata(folder, names, columns), CLASS: np.array(labels, dtype=object)}
-    stored, white = stack(((str(folder / name), folder / name) for name in names), columns, given)
+    stored, how = stack(((str(folder / name), folder / name) for name in names), columns, given)
     left = (f"{len(others)} that are no images, such as {others[0]}",) if others else ()
     return of_stored(
         stored,
@@ -65,8 +73,8 @@ def read_image_folder(folder: Path, columns: Columns, what: str) -> Rows:
         columns=more,
         classes=classes,
         names=("images",),
-        white=white,
         left_out=left,
+        **how,
     )
 
 
@@ -130,9 +138,9 @@ def _files(place: Path) -> Iterator[str]:
 
 def stack(
     images: Iterable[tuple[str, Any]], columns: Columns, what: str
-) -> tuple[np.ndarray, float | None]:
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Images (name, and whatever ``open_image`` takes) as one array (N, channels, height, width),
-    and their ``white``.
+    and how they were read: fields of ``Rows``.
 
     Raises ValueError for several sizes without ``image_size``, for several depths, and for another
     form than test's.
@@ -140,7 +148,8 @@ def stack(
     arrays: list[np.ndarray] = []
     first: dict[bool, str] = {}
     for name, source in images:
-        arrays.append(pixels_of(open_image(source, name), columns.image_size))
+        image = open_image(source, name, taken=columns.images)
+        arrays.append(pixels_of(image, columns.images.size))
         first.setdefault(arrays[-1].dtype == np.uint8, name)
         if arrays[-1].dtype != np.uint8 and not np.isfinite(arrays[-1]).all():
             raise ValueError(
@@ -173,7 +182,8 @@ def stack(
         )
     if _channels(like) == 1 and whole.shape[1] == 3:
         raise ValueError(f"{what} has images in colour, those of test are grey: give both one mode")
-    return (whole if white is None else whole / np.float32(white)), white
+    pixels = whole if white is None else whole / np.float32(white)
+    return pixels, {"white": white, "decoded": True}
 
 
 def _channels(like: Rows | None) -> int:
@@ -183,13 +193,18 @@ def _channels(like: Rows | None) -> int:
 
 
 def open_image(
-    source: Any, name: str, fix: str = "replace or remove it", draft: tuple[int, int] | None = None
+    source: Any,
+    name: str,
+    fix: str = "replace or remove it",
+    draft: tuple[int, int] | None = None,
+    taken: Taken = Taken(),  # noqa: B008 (it is frozen)
 ) -> Any:
-    """An image of Pillow from a path, encoded bytes, the ``datasets`` library's dict, or one;
-    turned upright.
+    """An image of Pillow from a path, encoded bytes, the ``datasets`` library's dict, or one: grey,
+    RGB, or of more than 8 bits; turned upright.
 
     ``draft``: a JPEG may be decoded at the least scale that has so many pixels.
-    Raises ValueError, naming it, for one that is missing or does not decode.
+    Raises ValueError, naming it, for one that is missing or does not decode, and ContentError if
+    something of it would be lost.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -200,29 +215,49 @@ def open_image(
     if isinstance(source, bytes):
         source = io.BytesIO(source)
     try:
-        with source if isinstance(source, Image.Image) else Image.open(source) as image:
+        given = isinstance(source, Image.Image)
+        with nullcontext(source) if given else Image.open(source) as image:
+            choose_frame(image, name, taken.frame)
+            check_decoder(image, name)
             if draft is not None:
                 image.draft("RGB", draft)
             image.load()
-            return ImageOps.exif_transpose(image)
+            upright = ImageOps.exif_transpose(image)
+            return without_transparency(upright, name, taken.background)
+    except ContentError:
+        raise
     except Exception as error:  # decoders raise OSError, SyntaxError, EOFError, ...
         # which names an object
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error)
+        kind = "not an image that Pillow can read"
+        reason = kind if isinstance(error, UnidentifiedImageError) else str(error)
         raise ValueError(f"cannot decode {name}: {reason}; {fix}") from None
 
 
+def check_contents(path: Path, taken: Taken) -> None:
+    """Raise as ``open_image`` for a file of which something would be lost, or that does not open.
+
+    Only an image that may have transparent pixels is decoded.
+    """
+    from PIL import Image
+
+    with suppress(OSError), Image.open(path) as image:
+        choose_frame(image, str(path), taken.frame)
+        check_decoder(image, str(path))
+        if not image.has_transparency_data:
+            return
+    open_image(path, str(path), taken=taken)
+
+
 def pixels_of(image: Any, size: int | None) -> np.ndarray:
-    """(height, width) or (height, width, 3): uint8, or float32 of more than 8 bits. ``size``:
-    pixels on a side.
+    """(height, width) or (height, width, 3): uint8, or float32 of more than 8 bits. ``image``: by
+    ``open_image``; ``size``: pixels on a side.
     """
     from PIL import Image
 
     if image.mode.startswith("I") or image.mode == "F":
         deep = np.asarray(image).astype(np.float32)
         return deep if size is None else np.asarray(Image.fromarray(deep).resize((size, size)))
-    mode = "L" if image.mode in ("L", "1", "LA", "La") else "RGB"
-    form = image if image.mode == mode else image.convert(mode)
-    return np.asarray(form if size is None else form.resize((size, size)))
+    return np.asarray(image if size is None else image.resize((size, size)))
 
 
 def _metadata(folder: Path, names: list[str], columns: Columns) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
 from fedlsg.rows import RowDraws, check_distinct
 from fedlsg.rows.collate import in_own_memory
@@ -30,9 +31,11 @@ from fedlsg.simulations.workloads.rows.columns import (
     text_of,
 )
 from fedlsg.simulations.workloads.rows.image_folders import read_image_folder, stack
+from fedlsg.simulations.workloads.rows.loaders import dataset_of, is_saved, is_splits, load_saved
 from fedlsg.simulations.workloads.rows.table_files import NoFileError, is_table_file, read_npz
 from fedlsg.simulations.workloads.rows.transform import (
     AT_ONCE,
+    BY_COLUMN,
     PROBES,
     Prepare,
     check_same_item,
@@ -43,7 +46,7 @@ from fedlsg.user_code.objects import generators_in
 
 FORMS = (
     "expected (inputs, targets), a torch Dataset, a datasets.Dataset, a table, or the path of a "
-    ".csv or .parquet file (.tsv, .jsonl, .npz) or of a folder of images"
+    ".csv or .parquet file (.tsv, .jsonl, .npz), of a folder of images or of save_to_disk"
 )
 
 
@@ -84,22 +87,66 @@ def _with_texts(table: Table, columns: Columns) -> Columns:
     return replace(columns, texts=(*columns.texts, *names)) if texts else columns
 
 
+def unwrapped(data: Any, what: str) -> Any:
+    """The Dataset of a DataLoader, the split of a ``DatasetDict`` with the argument's name, what
+    ``save_to_disk`` has saved; other data as they are.
+    """
+    if isinstance(data, str | Path) and is_saved(path := Path(data).expanduser()):
+        data = load_saved(path)
+    if isinstance(data, DataLoader):
+        return dataset_of(data, what)
+    if not is_splits(data):
+        return data
+    split = "test" if what.partition("[")[0] == "test" else "train"
+    if split not in data:
+        raise ValueError(
+            f"{what} has the splits {', '.join(data)}, and none named {split!r}: give one of them, "
+            f"such as data[{next(iter(data))!r}]"
+        )
+    return data[split]
+
+
 def open_data(data: Any, what: str) -> Any:
-    """Data with columns as a ``Table``, of a path, too; other data as they are."""
+    """Data with columns as a ``Table``, and a .npz file as a pair, of a path, too; other data as
+    they are.
+    """
+    data = unwrapped(data, what)
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
         if is_table_file(path):
             return Table.of_file(path, what)
-        return path
+        return read_npz(path) if path.suffix.lower() == ".npz" and path.is_file() else path
     if (
         isinstance(data, tuple | list)
         and len(data) == 2
         and hasattr(data[0], "iloc")
         and hasattr(data[0], "columns")
     ):
-        _check_same_order(data[0], data[1], what)
+        check_same_order(data[0], data[1], what)
         return replace(Table.of(data[0], f"{what} inputs"), targets=data[1])
     return Table.of(data, what) if is_table(data) else data
+
+
+def take(data: Any, rows: np.ndarray, what: str) -> Any:
+    """These rows of opened data, in this order. Raises ValueError for a folder of images."""
+    if isinstance(data, Table):
+        return data.take(rows)
+    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple):
+        return tuple(_taken(part, rows) for part in data)
+    if isinstance(data, Path) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ValueError(
+            f"holdout without test chooses rows of tables, arrays and Datasets, and {what} is "
+            f"{type(data).__name__}: give test="
+        )
+    return Subset(data, rows.tolist())
+
+
+def _taken(part: Any, rows: np.ndarray) -> Any:
+    if isinstance(part, Mapping):
+        return {name: _taken(value, rows) for name, value in part.items()}
+    if hasattr(part, "iloc"):
+        return part.iloc[rows]
+    return part[rows] if hasattr(part, "shape") else [part[row] for row in rows.tolist()]
 
 
 def read_rows(data: Any, columns: Columns, what: str) -> Rows:
@@ -117,22 +164,8 @@ def read_rows(data: Any, columns: Columns, what: str) -> Rows:
             raise NoFileError(
                 f"{what}={str(data)!r}: there is no such file or folder (from {Path.cwd()})"
             )
-        if data.suffix.lower() == ".npz":
-            return _pair(*read_npz(data), columns, what)
-    elif (
-        isinstance(data, tuple | list) and data and all(isinstance(one, str | Path) for one in data)
-    ):
-        raise ValueError(
-            f"{what} has {len(data)} paths: give one file, or one frame, such as pandas.concat of "
-            "them"
-        )
     elif isinstance(data, tuple | list) and len(data) == 2:
         return _pair(data[0], data[1], columns, what)
-    elif isinstance(data, Mapping) and data and all(map(is_table, data.values())):  # a DatasetDict
-        raise ValueError(
-            f"{what} has the splits {', '.join(data)}: give one of them, such as "
-            f"data[{next(iter(data))!r}]"
-        )
     elif hasattr(data, "__getitem__") and not isinstance(data, Tensor | np.ndarray | Mapping):
         return _dataset(data, columns, what)
     elif hasattr(data, "__iter__") and not isinstance(data, Tensor | np.ndarray | Mapping):
@@ -153,11 +186,16 @@ def _table(table: Table, columns: Columns) -> Rows:
     what, inputs = table.what, find_inputs(table, columns)
     wanted = () if table.targets is not None else columns.targets or (LABEL,)
     table = table.as_texts(
-        [one for one in (*inputs, *wanted) if one in columns.texts and not table.is_text(one)]
+        [
+            one
+            for one in columns.texts
+            if (one in (*inputs, *wanted) or (table.is_csv and one in table.columns))
+            and not table.is_text(one)
+        ]
     )
     values = {name: table.values(name) for name in (*inputs, *wanted)}
     found = (
-        _array(table.targets, f"{what} targets")
+        array_of(table.targets, f"{what} targets")
         if not wanted
         else _joined([values[name] for name in wanted], what)
     )
@@ -169,7 +207,7 @@ def _table(table: Table, columns: Columns) -> Rows:
         raise ValueError(
             f"{what}: expected as many inputs as targets, got {table.size} and {len(targets)}"
         )
-    stored, white = _inputs(
+    stored, how = _inputs(
         {name: values[name] for name in inputs}, replace(columns, inputs=inputs), what
     )
     groups = {
@@ -198,8 +236,8 @@ def _table(table: Table, columns: Columns) -> Rows:
         classes=classes,
         names=inputs,
         target_names=wanted,
-        white=white,
         left_out=shown,
+        **how,
     )
 
 
@@ -238,45 +276,50 @@ def _joined(columns: list[np.ndarray], what: str) -> np.ndarray:
 
 def _inputs(
     values: Mapping[str, np.ndarray], columns: Columns, what: str
-) -> tuple[Any, float | None]:
-    """One array of numbers (N, columns) or of images, or a list of texts, of pairs of texts, or of
-    other things.
+) -> tuple[Any, dict[str, Any]]:
+    """One array of numbers (N, columns) or of images; or a list of texts or other things, of tuples
+    of them for several columns. Numbers among them may be missing (NaN), and things (None).
     """
     arrays, names = list(values.values()), list(values)
-    if all(array.dtype.kind in "biuf" for array in arrays):
-        if len(arrays) == 1 and arrays[0].ndim > 1:
-            return arrays[0], None
-        if lists := [name for name in names if values[name].ndim > 1]:
-            raise ValueError(
-                f"{what}: column {lists[0]!r} holds lists, others numbers: inputs= names those of "
-                "one kind"
-            )
+    numbers = [name for name in names if values[name].dtype.kind in "biuf"]
+    if len(numbers) == len(names) == 1 and arrays[0].ndim > 1:
+        return arrays[0], {}
+    if len(numbers) == len(names) and all(array.ndim == 1 for array in arrays):
         whole = np.empty((len(arrays[0]), len(arrays)), dtype=np.float32)
         with np.errstate(over="ignore"):  # too large for float32 is infinite, and found
             for place, array in enumerate(arrays):
                 whole[:, place] = array
         if columns.transform is None:
             check_finite(whole, names, what)
-        return whole, None
-    if numbers := [name for name, array in values.items() if array.dtype.kind in "biuf"]:
-        texts = {name: array for name, array in values.items() if name not in numbers}
-        shown = ", ".join(f"{name} ({_first_text(array)})" for name, array in texts.items())
-        raise ValueError(
-            f"{what}: columns {shown} are no numbers, {', '.join(numbers)} are: inputs= names "
-            "those of one kind"
-        )
+        return whole, {}
+    if numbers and columns.transform is None:
+        raise ValueError(_several_kinds(values, numbers, what))
     if len(arrays) == 1 and (
         isinstance(arrays[0][0], dict | bytes) or hasattr(arrays[0][0], "convert")
     ):
         images = ((f"the image in row {row} of {what}", one) for row, one in enumerate(arrays[0]))
         return stack(images, columns, what)
     for name, array in values.items():
-        if lacking := [row for row, one in enumerate(array) if one is None]:
+        lacking = [] if numbers else [row for row, one in enumerate(array) if one is None]
+        if lacking:
             raise ValueError(
                 f"{what}: column {name!r} has a missing value in row {lacking[0]}: fill it in, or "
                 "leave the row out"
             )
-    return list(arrays[0]) if len(arrays) == 1 else list(zip(*map(list, arrays), strict=True)), None
+    things = [array.tolist() if array.ndim == 1 else list(array) for array in arrays]
+    return things[0] if len(things) == 1 else list(zip(*things, strict=True)), {}
+
+
+def _several_kinds(values: Mapping[str, np.ndarray], numbers: Sequence[str], what: str) -> str:
+    """What is wrong with columns that are not all numbers, and what to do."""
+    others = [name for name in values if name not in numbers]
+    if others:
+        shown = ", ".join(f"{name} ({_first_text(values[name])})" for name in others)
+        found = f"columns {shown} are no numbers, {', '.join(numbers)} are"
+    else:
+        lists = next(name for name in numbers if values[name].ndim > 1)
+        found = f"column {lists!r} holds lists, others numbers"
+    return f"{what}: {found}: {BY_COLUMN}; inputs= names columns of one kind, to use these alone"
 
 
 def _first_text(array: np.ndarray) -> str:
@@ -290,7 +333,7 @@ def _first_text(array: np.ndarray) -> str:
 
 
 def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
-    inputs, targets = _array(inputs, f"{what} inputs"), _array(targets, f"{what} targets")
+    inputs, targets = array_of(inputs, f"{what} inputs"), array_of(targets, f"{what} targets")
     stored = (
         {name: as_tensor(value, f"{what} inputs {name}") for name, value in inputs.items()}
         if isinstance(inputs, Mapping)
@@ -316,7 +359,7 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
     return of_stored(stored, wanted, columns, what, classes=classes)
 
 
-def _array(part: Any, what: str) -> Any:
+def array_of(part: Any, what: str) -> Any:
     """The values of columns of pandas or pyarrow, by the rules of tables; anything else as it
     is.
     """
@@ -326,7 +369,7 @@ def _array(part: Any, what: str) -> Any:
     return _joined([table.values(name) for name in table.columns], what)
 
 
-def _check_same_order(inputs: Any, targets: Any, what: str) -> None:
+def check_same_order(inputs: Any, targets: Any, what: str, called: str = "targets") -> None:
     """Raise ValueError for inputs and targets of pandas whose indexes have the same labels in
     another order.
     """
@@ -338,8 +381,8 @@ def _check_same_order(inputs: Any, targets: Any, what: str) -> None:
         return
     if inputs.index.is_unique and set(inputs.index) == set(targets.index):
         raise ValueError(
-            f"{what}: inputs and targets have the same index in another order, so rows would get "
-            "the targets of others: give targets.loc[inputs.index]"
+            f"{what}: inputs and {called} have the same index in another order, so rows would get "
+            f"the {called} of others: give {called}.loc[inputs.index]"
         )
 
 
@@ -386,10 +429,10 @@ def _of_items(rows: Sequence[Any], columns: Columns, what: str) -> Rows:
         )
     # images of Pillow
     if hasattr(first, "convert") and hasattr(first, "mode") and columns.transform is None:
-        images, white = stack(
+        images, how = stack(
             ((f"the image {what}[{row}]", one) for row, one in enumerate(inputs)), columns, what
         )
-        return of_stored(images, wanted, columns, what, classes=classes, white=white)
+        return of_stored(images, wanted, columns, what, classes=classes, **how)
     stacked = isinstance(first, Tensor | np.ndarray | np.generic | int | float)
     stored = _stacked(inputs, f"{what} inputs") if stacked else inputs
     return of_stored(stored, wanted, columns, what, classes=classes)
@@ -454,9 +497,9 @@ def _stacked(items: Sequence[Any], what: str) -> Tensor:
     try:
         found = torch.stack([torch.as_tensor(item) for item in items])
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{what} cannot be stacked: {error}; give every example one shape"
-        ) from None
+        texts = any(isinstance(item, str) for item in items)
+        fix = "make numbers of texts in __getitem__" if texts else "give every example one shape"
+        raise ValueError(f"{what} cannot be stacked: {error}; {fix}") from None
     return (
         found.float()
         if found.dtype == torch.float64 and not isinstance(items[0], Tensor)

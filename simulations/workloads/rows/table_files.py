@@ -2,7 +2,6 @@
 capitals or not.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+
+from fedlsg import bounded
 
 DELIMITERS = {".csv": ",;\t|", ".tsv": "\t", ".tab": "\t"}
 JSON, PARQUET = (".jsonl", ".ndjson"), (".parquet", ".pq")
@@ -112,6 +113,8 @@ def _read_csv(path: Path, delimiters: str, texts: Sequence[str]) -> Any:
             )
             break
         except pa.ArrowInvalid as error:  # a row is longer than a block
+            if "invalid UTF8" in str(error):  # in a column that is said to be of texts
+                raise _NotUtf8Error from None
             if "straddling" not in str(error) or block == MOST:
                 raise
             block = min(16 * block, MOST)
@@ -147,6 +150,7 @@ def _delimiter(sample: str, candidates: str) -> str:
 def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """``inputs`` and ``labels`` of a file of numpy. Raises ValueError for another file."""
     try:
+        bounded.check_unpacked(path, bounded.ram())
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return file["inputs"], file["labels"]
     except (KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
@@ -177,7 +181,9 @@ def features_of(schema: Any) -> dict[str, Any]:
 def metadata_of(holder: Any, key: bytes) -> dict[str, Any]:
     """What a library left in a schema or table of pyarrow; nothing for what it cannot have left."""
     try:
-        found = json.loads((getattr(holder, "schema", holder).metadata or {}).get(key, b"{}"))
+        found = bounded.parse_json(
+            (getattr(holder, "schema", holder).metadata or {}).get(key, b"{}")
+        )
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

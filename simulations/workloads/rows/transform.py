@@ -22,6 +22,15 @@ from fedlsg.tensors import each
 AT_ONCE = 1024
 """Rows that a transform is given at a time while data are read."""
 ONE_SHAPE = 'give one row an example, all of one shape (texts: padding="max_length")'
+BY_COLUMN = (
+    "transform= makes numbers of numbers and texts: a function that gets a list of each column, in "
+    "the order of inputs= (fedlsg docs own, tables with numbers and texts)"
+)
+"""What to do about a table whose columns are not of one kind."""
+LIST_OF_THINGS = (
+    "give transform=, a function from a list of them to a tensor or a dict of tensors (of texts: a "
+    "tokenizer that pads to one length)"
+)
 PROBES = 6
 """Rows that are transformed alone and together."""
 
@@ -96,11 +105,10 @@ def transformed(
     """
     if transform is None:
         kind = type(things[0]).__name__ if things else "nothing"
-        raise ValueError(
-            f"{what} inputs are {kind}s, which no model takes: give transform=, a function from a "
-            "list of them to a tensor or a dict of tensors (of texts: a tokenizer that pads to one "
-            "length)"
-        )
+        given, fix = f"{kind}s", LIST_OF_THINGS
+        if kind in ("tuple", "list", "ndarray"):
+            given, fix = "rows of things that are no numbers", BY_COLUMN
+        raise ValueError(f"{what} inputs are {given}, which no model takes: {fix}")
 
     def make(rows: Sequence[Any]) -> dict[str, Tensor]:
         made = run_transform(
@@ -199,8 +207,10 @@ def run_transform(transform: Callable[..., Any], *stored: Any) -> Any:
             "; it gets a tensor: what looks like numbers in a file is read as numbers (for texts "
             "give a table, such as pandas.read_csv(path, dtype=str))"
         )
+        several = f"; it gets {len(stored)} lists, one of each column of the inputs"
         raise ValueError(
-            f"transform fails: {type(error).__name__}: {error}{hint if numbers else ''}"
+            f"transform fails: {type(error).__name__}: {error}"
+            f"{hint if numbers else several if len(stored) > 1 else ''}"
         ) from error
 
 

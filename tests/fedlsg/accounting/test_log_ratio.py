@@ -56,6 +56,7 @@ def test_full_batches_are_dp_accountings_at_the_smaller_delta(log_ratio):
     assert bound.witness == "prv"
 
 
+@pytest.mark.slow
 def test_subsampled_events_are_dp_accountings_and_their_lambdas_add_up():
     events = [event(1.0, 30, 0.1, q=0.05), event(6.0, 2, 0.0), event(2.0, 5, 0.15, q=0.2)]
     accountant = PLDAccountant()

@@ -40,6 +40,17 @@ def test_an_event_that_alone_exceeds_the_target_leaves_no_noise_multiplier():
         calibrate_noise_multiplier(epsilon=1.0, steps=5, besides=(loud,), **TRAINING)
 
 
+def test_a_target_just_above_what_was_spent_is_met():
+    """The cheap bound that a search begins with is above it already."""
+    spent = Event(sample_rate=0.3, noise_multiplier=0.7, steps=8)
+    target = 1.1 * compose([spent], delta=DELTA).upper
+    sigma = calibrate_noise_multiplier(
+        epsilon=target, delta=DELTA, sample_rate=0.3, steps=8, besides=(spent,)
+    )
+    later = Event(sample_rate=0.3, noise_multiplier=sigma, steps=8)
+    assert 0.98 * target < compose([later, spent], delta=DELTA).upper <= target
+
+
 def test_steps_with_a_pruning_round_are_as_many_as_the_composition_allows():
     sigma = 1.5
     given = {"epsilon": 3.0, "noise_multiplier": sigma}

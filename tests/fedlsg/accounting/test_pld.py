@@ -51,6 +51,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("delta", [1e-2, 1e-6, 1e-15])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_it_is_above_the_exact_value_by_less_than_a_thousandth(setting, delta):
@@ -64,6 +65,7 @@ def test_it_is_above_the_exact_value_by_less_than_a_thousandth(setting, delta):
     assert bound.estimate == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "delta"), [(3000, 1e-6), pytest.param(10**5, 1e-6, marks=pytest.mark.slow)]
 )

@@ -67,6 +67,7 @@ def test_the_witness_answers_as_its_library_does_in_full(settings, monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_the_witness_leaves_scipy_signal_to_who_needs_it():
     code = (
         "import sys; from fedlsg.accounting import prv\n"

@@ -10,15 +10,20 @@ from scipy.stats import norm
 from benchmarks.privacy.attack_closed_forms import measure
 from fedlsg.accounting.certified import epsilon as epsilon_of
 from fedlsg.attacks.audit.bounds import subsampled
-from fedlsg.attacks.membership import (
-    best_threshold,
+from fedlsg.attacks.membership import scores
+from fedlsg.attacks.membership.answers import Answers, Public
+from fedlsg.attacks.membership.matched_filter import (
+    SeenRound,
     closed_form_tpr,
     filter_payload,
-    lira_offline,
-    lira_online,
-    loss_threshold,
+    sum_rounds,
 )
-from fedlsg.attacks.metrics import roc
+from fedlsg.attacks.membership.scores.lira import lira_offline, lira_online
+from fedlsg.attacks.membership.scores.loss import best_threshold, loss_threshold
+from fedlsg.attacks.membership.scores.quantile import regressed
+from fedlsg.attacks.membership.scores.quantile import score as above_quantiles
+from fedlsg.attacks.membership.scores.rmia import from_outside, rmia
+from fedlsg.attacks.metrics import clopper_pearson, roc
 from fedlsg.gradients.isolation import per_example_gradients
 from fedlsg.privacy.clip import clipped_sum
 from fedlsg.privacy.mechanism import Mechanism, add_noise
@@ -38,6 +43,7 @@ def blocks(name, count=4, **settings):
     ), seen
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("name", ["lsg", "rgp", "rs", "dpsgd"])
 def test_the_measured_rates_lie_in_the_intervals_of_the_closed_form(name, sigma):
@@ -119,6 +125,7 @@ def test_offline_uses_no_shadow_with_the_example():
     )
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth():
     """Normal scores a unit apart, 200 data sets: at least 95 % less five standard deviations of
     that count.
@@ -134,6 +141,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.slow
 def test_the_threshold_is_not_chosen_where_it_is_measured():
     """Negative control: measured on the half that chose it, noise alone would look like success."""
     own = []
@@ -154,3 +162,138 @@ def test_the_threshold_is_not_chosen_where_it_is_measured():
         for s in range(50)
     ]
     assert abs(np.mean(fair) - 0.5) < 0.04
+
+
+def test_rmia_by_hand():
+    # ratios of public rows 0.5, 1, 2; of candidates 0.4, 1, 3
+    score = rmia(
+        np.array([0.2, 0.5, 0.9]),
+        np.array([0.5, 0.5, 0.3]),
+        np.array([0.2, 0.4, 0.8]),
+        np.array([0.4, 0.4, 0.4]),
+    )
+    np.testing.assert_allclose(score, [0, 2 / 3, 1])
+    np.testing.assert_allclose(from_outside(np.array([0.0, 1.0])), [0.35, 1.0])
+
+
+def reference_rmia(target, marginal, public, public_marginal):
+    """The double loop of the paper, which shares nothing with ``rmia``."""
+    return [
+        np.mean([(p / m) / (pz / mz) >= 1 for pz, mz in zip(public, public_marginal, strict=True)])
+        for p, m in zip(target, marginal, strict=True)
+    ]
+
+
+def test_rmia_agrees_with_the_papers_loops():
+    drawn = (
+        np.random.default_rng(0).random((2, 30)) + 0.01,
+        np.random.default_rng(1).random((2, 40)),
+    )
+    np.testing.assert_allclose(rmia(*drawn[0], *drawn[1]), reference_rmia(*drawn[0], *drawn[1]))
+
+
+def uneven(members=200, others=200, public=300, shift=1.5):
+    """Rows whose phi and its spread depend on a public feature; members are ``shift`` spreads up."""
+    rng = np.random.default_rng(0)
+    feature = rng.uniform(0, 3, size=members + others + public)
+    width = 0.3 + feature
+    phi = 4 * feature + width * rng.normal(size=len(feature))
+    phi[:members] += shift * width[:members]
+    candidates = members + others
+    return Answers(
+        target=phi[:candidates],
+        shadows=np.zeros((0, candidates)),
+        inside=np.zeros((0, candidates), bool),
+        public=Public(
+            target=phi[candidates:],
+            shadows=np.zeros((0, public)),
+            first=np.zeros(public),
+            first_of_candidates=np.zeros(candidates),
+            features=feature[candidates:, None],
+            features_of_candidates=feature[:candidates, None],
+        ),
+    )
+
+
+def test_quantiles_of_public_rows_find_members_that_the_loss_does_not():
+    known = uneven()
+    found = above_quantiles(known)
+    plain = roc(known.target[:200], known.target[200:], rates=(0.05,))
+    better = roc(found[:200], found[200:], rates=(0.05,))
+    assert better.auc.low > plain.auc.high
+    assert better.auc.value > 0.8
+    q90 = regressed(known.public.target, known.public.features, known.public.features, 0.9)
+    assert abs((known.public.target <= q90).mean() - 0.9) < 0.02
+
+
+def test_a_new_file_is_a_new_attack(tmp_path, monkeypatch):
+    text = """
+from fedlsg.attacks.membership.answers import Attack
+ATTACKS = (Attack(name="constant", score=lambda answers: 0 * answers.target),)
+"""
+    (tmp_path / "constant.py").write_text(text)
+    monkeypatch.setattr(scores, "__path__", [*scores.__path__, str(tmp_path)])
+    scores.membership_attacks.cache_clear()
+    try:
+        assert "constant" in {one.name for one in scores.membership_attacks()}
+    finally:
+        scores.membership_attacks.cache_clear()
+
+
+def rounds_of(*, sigma: float, claimed: float, rounds: int, rate: float, trials: int):
+    """Scores of one example over T rounds of one client's own code, in the data and not; the rest
+    of each batch is known.
+    """
+    gradients, _ = blocks("lsg")
+    clip_norm = 0.1
+    shipped = Mechanism(clip_norm=clip_norm, noise_multiplier=sigma)
+    g = clipped_sum([block[:1] for block in gradients], shipped).double()
+    noise, coins = reproducible_stream(7), np.random.default_rng(3)
+    found = []
+    for present in (True, False):
+        drawn = torch.from_numpy(coins.random((rounds, trials, 1)) < rate) & present
+        seen = add_noise((drawn * g).flatten(), shipped, noise).view(rounds, trials, -1)
+        scores = [
+            float(
+                sum_rounds(
+                    SeenRound(received=v, gradients=g[None], noise_std=claimed * clip_norm)
+                    for v in of
+                )
+            )
+            for of in seen.unbind(1)
+        ]
+        found.append(np.array(scores))
+    return found
+
+
+@pytest.mark.parametrize(("rate", "rounds"), [(1.0, 4), (0.5, 9)])
+def test_the_sum_of_rounds_never_finds_more_than_the_ledger_allows(rate, rounds):
+    sigma, fpr = 2.0, 0.05
+    threshold = float(norm.isf(fpr))
+    least, _ = subsampled(sample_rate=rate, noise_multiplier=sigma, steps=rounds, delta=1e-5)
+    inside, outside = rounds_of(sigma=sigma, claimed=sigma, rounds=rounds, rate=rate, trials=400)
+    false_alarms = clopper_pearson(int((outside > threshold).sum()), 400, 0.999)
+    found = clopper_pearson(int((inside > threshold).sum()), 400, 0.999)
+    assert false_alarms.low <= fpr <= false_alarms.high
+    assert found.low <= 1 - least(1 - fpr)
+    if rate == 1:  # nobody is stronger: T rounds of sigma are one of sigma / sqrt(T)
+        allowed = closed_form_tpr(fpr, sigma / rounds**0.5)
+        assert found.low <= allowed <= found.high
+        assert allowed == pytest.approx(1 - least(1 - fpr), abs=0.01)
+
+
+def test_rounds_with_half_of_the_noise_are_above_the_ledger():
+    """Negative control: scored and charged by the claimed deviation."""
+    least, _ = subsampled(sample_rate=1.0, noise_multiplier=2.0, steps=4, delta=1e-5)
+    inside, outside = rounds_of(sigma=1.0, claimed=2.0, rounds=4, rate=1.0, trials=400)
+    threshold = float(np.quantile(outside, 0.95))
+    found = clopper_pearson(int((inside > threshold).sum()), 400, 0.999)
+    assert found.low > 1 - least(1 - 0.05)
+
+
+def test_rounds_with_noise_in_some_only_are_refused():
+    one = SeenRound(received=torch.ones(2), gradients=torch.ones(3, 2), noise_std=1.0)
+    with pytest.raises(ValueError, match="in all rounds or in none"):
+        sum_rounds([one, SeenRound(received=one.received, gradients=one.gradients, noise_std=0.0)])
+    with pytest.raises(ValueError, match="no round"):
+        sum_rounds([])

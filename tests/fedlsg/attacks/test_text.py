@@ -51,6 +51,7 @@ def found(
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("how", "changes"), [("dpsgd", {}), ("rgp", {}), ("lsg", {"sparsity": 0.5})]
 )
@@ -64,6 +65,7 @@ def test_a_short_text_without_noise_is_found(how, changes):
     assert guess.objective < 1e-9
 
 
+@pytest.mark.slow
 def test_much_noise_leaves_the_blind_guess():
     """A replacement has to be worth its name: without that, noise would be fitted (negative
     control).

@@ -190,3 +190,32 @@ def test_the_output_layer_is_the_last_linear_of_the_head():
     assert find_output_layer(nn.Linear(3, 2)) == find_output_layer(nn.Tanh()) == ""
     with pytest.raises(ValueError, match="classifier='head' is no module"):
         find_output_layer(model, "head")
+
+
+def test_a_normalized_history_ignores_the_lengths_of_both_weights():
+    """Also of a weight that is 0. The difference of the weights as they are does not (control)."""
+
+    def of(history: str, now: float, start: float) -> Tensor:
+        carrier = LowRankChange(rank=2, history=history)
+        W, W_0 = (
+            {name: W * scale for name, W in weights(s).items()}
+            for s, scale in ((1, now), (2, start))
+        )
+        (c,) = (c for c in frame(carrier, now=W, start=W_0, updates=1).coordinates if c.carried)
+        return torch.cat([c.L.flatten(), c.R.flatten()])
+
+    torch.testing.assert_close(of("normalized", 1, 1), of("normalized", 4, 0.5))
+    assert not torch.allclose(of("difference", 1, 1), of("difference", 4, 0.5))
+    assert of("normalized", 1, 0).isfinite().all()
+
+
+def test_carried_weights_alone_are_trained_with_the_head():
+    net = nn.Sequential(nn.Linear(12, 10), nn.LayerNorm(10), nn.Linear(10, 3))
+    for trained, names in (
+        ("carried", ["0.weight", "2.weight", "2.bias"]),
+        ("all", [name for name, _ in net.named_parameters()]),
+    ):
+        net.requires_grad_(True)
+        carrier = LowRankChange(rank=2, train=trained)
+        carrier.prepare(net, "2", classifier="2", seed=0)
+        assert [name for name, p in net.named_parameters() if p.requires_grad] == names

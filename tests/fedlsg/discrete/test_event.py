@@ -51,6 +51,7 @@ def delta_term(epsilon: float, contributors: int = 4) -> float:
     return (1 + math.exp(epsilon)) * total_variation([4.0] * contributors, r)
 
 
+@pytest.mark.slow
 def test_the_epsilon_of_the_charge_holds_and_is_close():
     grid, own = planned()
     reported = compose([own], delta=DELTA).upper

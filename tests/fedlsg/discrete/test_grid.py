@@ -56,6 +56,7 @@ def test_the_shares_have_the_wanted_noise_and_the_sum_fits(plan, extra):
     assert plan["largest_sum"] / grid.step + tail <= (grid.modulus // 2 - 1) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(
     values=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20),
     clients=st.integers(1, 12),

@@ -141,6 +141,7 @@ def test_the_noise_multiplier_of_a_release_is_at_least_the_one_charged(
     assert release.grid.share >= LEAST_STEPS
 
 
+@pytest.mark.slow
 @given(**known)
 @settings(max_examples=40)
 def test_every_reader_of_a_sum_sees_the_noise_and_the_lambda_that_are_charged(

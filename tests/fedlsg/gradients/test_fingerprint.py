@@ -195,6 +195,7 @@ def test_an_attribute_that_was_set_first_counts():
     assert fingerprint(model) != before
 
 
+@pytest.mark.slow
 def test_compiled_and_scripted_modules_have_one():
     scripted = nn.Sequential(torch.jit.script(nn.Linear(3, 3)), torch.compile(nn.Linear(3, 3)))
     assert fingerprint(scripted) == fingerprint(scripted)

@@ -110,6 +110,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", HOLDERS)
 def test_a_loss_with_float32_tensors_passes_the_check_and_weighs_each_example(name):
     own = HOLDERS[name]
@@ -123,6 +124,7 @@ def test_a_loss_with_float32_tensors_passes_the_check_and_weighs_each_example(na
         assert torch.equal(t, now)
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("strength", [1e-4, 1e-2])
 @pytest.mark.parametrize("name", HOLDERS)
 def test_a_loss_that_mixes_next_to_its_tensors_is_refused(name, strength):

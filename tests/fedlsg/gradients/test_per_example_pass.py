@@ -205,6 +205,7 @@ def test_inputs_and_targets_need_one_batch(inputs, targets):
         per_example_gradients(model, squared_error, inputs, targets, frame)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("how", ["in place", "a layer", "wrapped", "a function"])
 def test_a_compiled_model_gives_the_same_gradients_before_and_after_it_has_run(how):
     model, loss_fn, inputs, targets = make(cnn)

@@ -125,6 +125,7 @@ def contributions(build: Callable[[], Problem], carry: bool, precision: Precisio
     return lengths
 
 
+@pytest.mark.thinned(30)
 @pytest.mark.parametrize(
     "precision", [FLOAT32, *TOLERANCE], ids=["float32", "stored", "mixed", "both"]
 )
@@ -145,10 +146,10 @@ def test_factors_of_other_numbers_than_are_summed_are_caught(build, carry, preci
     broken = []
     for i in range(len(targets)):
         batch = (model, loss_fn, one(inputs, i), targets[i : i + 1], frame)
-        exact = iter([fedlsg.privacy.clip.norms_of(t) for t in per_example_gradients(*batch)])
+        found = iter([fedlsg.privacy.clip.norms_of(t) for t in per_example_gradients(*batch)])
         blocks = block_gradients(*batch, precision=precision)
         with monkeypatch.context() as patch:
-            patch.setattr(fedlsg.privacy.clip, "norms_of", lambda block, exact=exact: next(exact))
+            patch.setattr(fedlsg.privacy.clip, "norms_of", lambda *_, of=found, **__: next(of))
             broken.append(float(clipped_sum(blocks, CLIP).double().norm()) / CLIP.clip_norm)
     assert not all(length <= 1 for length in broken)
 
@@ -181,6 +182,7 @@ def deviation_and_rounding(precision: Precision) -> tuple[float, float]:
     )
 
 
+@pytest.mark.thinned(1)
 @fewer_bits
 def test_noise_has_its_deviation_and_all_its_bits(precision, monkeypatch):
     deviation, coarse = deviation_and_rounding(precision)

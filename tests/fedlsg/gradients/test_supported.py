@@ -215,6 +215,7 @@ FIXED = {
 }
 
 
+@pytest.mark.thinned(9)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:There is a performance drop")
 @pytest.mark.parametrize("case", FIXED)
 def test_the_fix_that_a_refusal_names_trains(case):
@@ -300,6 +301,7 @@ class Net(nn.Module):
         return self.memory(self.attention(h, h, h)[0])[0].flatten(1)
 
 
+@pytest.mark.slow
 def test_a_model_is_made_supported_and_what_was_done_is_said():
     torch.manual_seed(0)
     given = Net()

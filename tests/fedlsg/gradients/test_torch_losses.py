@@ -223,6 +223,7 @@ class Shaped(nn.Module):
         return self.prepare(self.layer(x).reshape(len(x), *self.shape[1:]))
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(("name", "loss"), EVERY)
 @pytest.mark.parametrize("form", ["module", "function"])
 def test_every_loss_passes_the_check_in_float64_and_is_not_changed(name, loss, form):

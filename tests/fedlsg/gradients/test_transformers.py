@@ -119,6 +119,7 @@ def looped(model: nn.Module, inputs: dict[str, Tensor], targets: Tensor) -> list
 MODELS = ("roberta", "bert", "gpt2", "gpt2-lm", "llama-lm", "vit")
 
 
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("size", [1, LENGTH])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_parameter_has_the_gradients_of_autograd(name, size):

@@ -105,6 +105,7 @@ SOUND = {
 }
 
 
+@pytest.mark.thinned(82)
 @pytest.mark.parametrize("batch", [1, 3, BATCH])
 @pytest.mark.parametrize("case", SOUND)
 def test_known_uses_have_the_gradients_of_autograd(case, batch):

@@ -135,6 +135,43 @@ def test_per_step_masks_are_redrawn_in_every_round_at_the_rate_of_the_epoch():
     assert by_epoch[0] == by_epoch[1]
 
 
+def test_one_mask_an_epoch_is_redraw_epoch_and_k_of_them_are_others():
+    """The rate rises over all masks of the run; the control is another number of masks."""
+    now, seen = weights(), {}
+    for redraw in ("epoch", "1", 2, "4"):
+        mask = Mask(kind="uniform", sparsity=0.5, redraw=redraw, cooling=True)
+        times = [
+            RoundTime(round=r, rounds=8, epoch=(r - 1) // 4, epochs=2, per_round=0.25)
+            for r in range(1, 9)
+        ]
+        seen[str(redraw)] = [kept_by(mask, now, time=time) for time in times]
+    assert seen["1"] == seen["epoch"] != seen["2"]
+    counts = {name: len({str(kept) for kept in masks}) for name, masks in seen.items()}
+    assert counts == {"epoch": 2, "1": 2, "2": 4, "4": 8}
+
+
+@pytest.mark.parametrize("redraw", ["0", "-1", "2.5", "often", "", 0])
+def test_another_redraw_is_refused_and_named(redraw):
+    with pytest.raises(ValueError, match="redraw"):
+        Mask(kind="uniform", sparsity=0.5, redraw=redraw)
+
+
+def test_ranked_masks_are_drawn_once_an_epoch():
+    with pytest.raises(ValueError, match="redraw='epoch'"):
+        Mask(kind="uniform", sparsity=0.5, redraw="2", ranking="gradients")
+
+
+def test_convolutions_alone_without_any_is_refused():
+    mask = Mask(kind="magnitude", sparsity=0.5, convolutions_alone=True)
+    now = weights()
+    dense = {name: W for name, W in now.items() if W.ndim < 3}
+    with pytest.raises(ValueError, match="convolutions_alone=true would freeze nothing"):
+        kept_by(mask, dense, initial=dense)
+    kept = kept_by(mask, now, initial=now)
+    sizes = {name: W.numel() for name, W in now.items() if len(kept[name]) < W.numel()}
+    assert list(sizes) == ["1.weight"]
+
+
 @pytest.mark.parametrize("kind", ["units", "uniform", "magnitude", "drop"])
 def test_sparsity_from_freezes_nothing_before_its_share_of_the_rounds(kind):
     mask = Mask(

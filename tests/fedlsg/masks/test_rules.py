@@ -204,6 +204,7 @@ def test_without_noise_a_frozen_coordinate_never_comes_back():
     assert not come_back(0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (1, 0.9), (4, 0.0), (4, 0.9)])
 def test_the_deviation_is_that_of_a_real_step(steps, momentum):
     p = problem()

@@ -49,6 +49,7 @@ def p_value(centre: float, add: AddGaussian = add_gaussian) -> float:
     return chi_square(steps_of(draw(centre, add)), gaussian_law(true, STEPS))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("centre", [0.0, 0.5, -0.3, 1e6 + 0.25])
 def test_the_law_is_exact_around_a_real_sum(centre):
     assert p_value(centre) > LEAST
@@ -74,6 +75,7 @@ def around_the_grid(total: Tensor, std: float, stream: SecretStream) -> Tensor:
     return add_gaussian((total / STEP).round() * STEP, std, stream)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("planted", [halved, slightly_less, same_for_all])
 def test_planted_noise_of_another_law_is_found(planted):
     assert p_value(0.0, planted) < 1e-12
@@ -153,11 +155,13 @@ def loss_over_claim(enlarged: float, epsilon: float) -> float:
     return exact / gaussian_delta(epsilon, 1.0)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 4.0])
 def test_one_coordinate_costs_less_than_the_claim(epsilon):
     assert loss_over_claim(ENLARGED, epsilon) < 1
 
 
+@pytest.mark.slow
 def test_less_noise_than_claimed_costs_more():
     assert loss_over_claim(1 / ENLARGED, 2.0) > 1
 

@@ -60,6 +60,7 @@ def drawn(centre: float, deviation: Fraction, count: int, *labels: str | int) ->
     ).numpy()
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("deviation", DEVIATIONS)
 def test_the_law_is_the_discrete_gaussian_of_every_centre(deviation):
     for centre in CENTRES if deviation < 50 else CENTRES[2:4]:

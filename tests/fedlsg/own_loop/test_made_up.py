@@ -35,6 +35,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("level", ["checked", "isolated"])
 @pytest.mark.parametrize("case", PLAIN)
 def test_what_mixes_is_refused_without_an_example(case, level):
@@ -42,6 +43,7 @@ def test_what_mixes_is_refused_without_an_example(case, level):
         check(MIXING[case], level)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     "case",
     [

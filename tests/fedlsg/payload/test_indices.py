@@ -140,6 +140,7 @@ def message(positions, shapes, *, most=None, codec="float32", size=None) -> tupl
     )
 
 
+@pytest.mark.slow
 @given(shapes=some_shapes, data=st.data(), codec=st.sampled_from(CODECS))
 @settings(max_examples=150)
 def test_any_set_of_at_most_k_arrives_at_its_place(shapes, data, codec):
@@ -160,6 +161,7 @@ def test_any_set_of_at_most_k_arrives_at_its_place(shapes, data, codec):
     assert not got[elsewhere].any()
 
 
+@pytest.mark.slow
 @given(shapes=some_shapes, data=st.data())
 @settings(max_examples=150)
 def test_no_section_is_longer_than_its_bound(shapes, data):

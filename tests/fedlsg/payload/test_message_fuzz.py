@@ -78,6 +78,7 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
     return accepted, refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "most_bytes"),
     [

@@ -211,6 +211,7 @@ def child(code: str, *arguments: object, stdin: int | None = None) -> subprocess
     )
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("after", [3, 40])
 def test_kill_9_between_charges_loses_nothing_that_was_acknowledged(path, after):
@@ -237,6 +238,7 @@ def test_kill_9_between_charges_loses_nothing_that_was_acknowledged(path, after)
     assert Ledger(path, client=3).entries[-1].round == 10**6
 
 
+@pytest.mark.slow
 @posix
 def test_two_processes_never_charge_one_key_twice(path):
     code = """

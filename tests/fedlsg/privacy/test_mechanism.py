@@ -70,6 +70,7 @@ def exact_square(x: Tensor) -> Fraction:
     return sum((Fraction(float(v)) ** 2 for v in x), Fraction(0))
 
 
+@pytest.mark.slow
 @given(batch=st.integers(1, 6), widths=widths, C=clip_norms, clip=clips, dtype=dtypes, seed=seeds)
 @settings(max_examples=300)
 def test_no_example_contributes_more_than_the_sensitivity(batch, widths, C, clip, dtype, seed):

@@ -202,5 +202,5 @@ def test_the_journal_of_an_older_version_is_refused(ledger):
     """Its charges would not count."""
     ledger.charge([entry(0)])
     (ledger.folder / "journal.jsonl").touch()
-    with pytest.raises(LedgerError, match="whose journal was removed; commit"):
+    with pytest.raises(LedgerError, match="charges that count, in a form that commit 293cb648"):
         RunLedger(ledger.folder)

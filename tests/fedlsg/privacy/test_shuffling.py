@@ -108,6 +108,7 @@ def closed_form(sigma: float, epochs: int, epsilon: float) -> float:
     return phi(mu / 2 - epsilon / mu) - math.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("sigma", "count", "epochs"), [(4.0, 20, 8), (4.0, 21, 9), (1.5, 3, 2), (9.6, 120, 48)]
 )

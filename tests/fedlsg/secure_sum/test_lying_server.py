@@ -114,6 +114,7 @@ missing.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "survivors", "colluders"), CASES)
 def test_different_survivors_give_a_clients_vector_without_the_agreement_and_nothing_with_it(
     clients, survivors, colluders
@@ -197,6 +198,7 @@ def what_comes_out(
     return coalition, coalition.requests(sent_back=sent_back) - bad
 
 
+@pytest.mark.slow
 @given(lie=lies(), sent_back=st.booleans())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_the_server_says_one_sum_comes_out_at_most(lie, sent_back):

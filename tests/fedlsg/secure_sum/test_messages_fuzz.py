@@ -152,6 +152,7 @@ def fuzz_server(count: int, seed: int) -> int:
     return refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clients", "servers"),
     [(500, 600), pytest.param(20_000, 10_000, marks=pytest.mark.slow, id="many")],

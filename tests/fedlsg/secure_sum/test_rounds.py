@@ -162,6 +162,7 @@ def test_a_masked_vector_by_hand():
     assert [number >> 13 * at & 0x1FFF for at in range(9)] == [y % 2**13 for y in wanted]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("survivors", [50, 40, 30])
 def test_keys_and_shares_of_fifty_clients_take_less_than_ten_kilobytes(survivors):
     """At survivors = 30 and nine colluders the graph is complete: no plan takes more."""

@@ -62,6 +62,7 @@ def large() -> np.ndarray:
     return masked_samples(200, seed=2)
 
 
+@pytest.mark.slow
 def test_masked_vectors_are_uniform_whatever_the_inputs(zeros, large):
     assert uniform(zeros) > SMALL
     assert uniform(large) > SMALL
@@ -122,6 +123,7 @@ def coalition_view(inputs: tuple[int, int, int], seed: int) -> np.ndarray:
     return np.array(views)
 
 
+@pytest.mark.slow
 def test_a_coalition_learns_the_honest_sum_and_nothing_else():
     """Two inputs of equal honest sum: the sum of the residuals is that sum, any two of them are
     uniform.

@@ -8,8 +8,9 @@ from torch import nn
 
 from fedlsg.method import Schedule, aggregate
 from fedlsg.state.public_state import PublicState
-from fedlsg.state.server_state import load_weights
+from fedlsg.state.server_state import _as_sent, load_weights
 from fedlsg.strategies import recipe
+from fedlsg.tensors import AT_ONCE
 from tests.strategies.small_federation import model, server_state, values_for
 
 
@@ -128,3 +129,14 @@ def test_the_average_of_the_weights_by_hand_and_through_a_checkpoint():
     other.load_state_dict(through_a_file(state.state_dict()))
     assert other.average.equal(state.average)
     assert server_state().average is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_sum_is_rounded_in_pieces_as_it_is_as_a_whole(dtype):
+    """Bit for bit: a replica steps by numbers that were rounded as a whole."""
+    generator = torch.Generator().manual_seed(0)
+    total = torch.randn(2 * AT_ONCE + 3, generator=generator, dtype=torch.float64)
+    before = total.clone()
+    found = _as_sent(total, 48.5, dtype)
+    assert torch.equal(found, (before / 48.5).to(dtype).double() * 48.5)
+    assert torch.equal(total, before)

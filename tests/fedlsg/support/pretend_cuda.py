@@ -117,7 +117,7 @@ def target(device: Any) -> torch.device | None:
 def pretended_cuda(patch: pytest.MonkeyPatch) -> Iterator[Checked]:
     """Inside, ``torch.cuda.is_available()``, and "cuda" is a device that tensors can be on."""
     mode = Checked()
-    patch.setattr("fedlsg.gradients.isolation.passes.refuse_modes", lambda: None)  # it is a mode
+    patch.setattr("fedlsg.gradients.isolation.passes.refuse_process", lambda: None)  # it is a mode
     there = _moves(patch, mode.waits)
     _factories(patch, there)
     for name, value in {

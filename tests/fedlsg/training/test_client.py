@@ -50,6 +50,7 @@ class Recorded(SecretStream):
         return super().bernoulli(count, probability)
 
 
+@pytest.mark.thinned(20)
 @pytest.mark.parametrize("make", [mlp, cnn])
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize(
@@ -174,6 +175,7 @@ def test_an_empty_batch_yields_the_noise_and_nothing_but_the_noise():
     assert torch.equal(p.step(NOISY, LocalTraining()), wanted)  # a client that holds no example
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["lsg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rs", "rs on carriers"))]
 )
@@ -199,6 +201,7 @@ def test_noise_lies_on_the_kept_coordinates_of_every_block_and_nowhere_else(name
     assert (full[~frozen] != 0).all()
 
 
+@pytest.mark.slow
 def test_noise_is_independent_across_steps_layers_and_clients():
     """Correlations between all coordinates of two clients and two steps, on secret streams.
 

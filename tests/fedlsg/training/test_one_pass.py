@@ -93,6 +93,7 @@ def assert_independent(p: Problem, slots=SLOTS) -> None:
     assert not torch.equal(before[0], after[0])
 
 
+@pytest.mark.thinned(45)
 @pytest.mark.parametrize("make", [mlp, cnn, wide])
 @pytest.mark.parametrize("name", ["dpsgd", "lsg", "rs", "core"])
 @pytest.mark.parametrize("kind", ["joint", "per-block"])

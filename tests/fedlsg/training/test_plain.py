@@ -61,6 +61,7 @@ def general_steps(*arguments, **settings):
         return client_round.client_step(*arguments, **settings)
 
 
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kind", ["none", "noise-only", "clip-only", "dp"])
 @pytest.mark.parametrize(

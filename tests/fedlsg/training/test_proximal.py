@@ -83,6 +83,7 @@ def test_the_objective_without_the_term_is_another_one():
         assert not torch.allclose(moved, wanted[name], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_deviation_is_that_of_a_real_step(momentum):
     p, local = (

@@ -67,6 +67,7 @@ def over_plain(
 LIMITS = {small_wrn: 0.92, small_encoder: 1.0}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("sparsity", [0.0, 0.5])
 @pytest.mark.parametrize("subject", LIMITS)
 def test_peak_memory_stays_below_the_plain_steps(subject, sparsity):

@@ -115,7 +115,7 @@ def one_by_one(importances, sparsity, direction):
     return [freezing.keep_units(one.cpu(), sparsity, direction) for one in importances]
 
 
-def asked_of_each(gradients, norms, mechanism, *, wide):
+def asked_of_each(gradients, norms, mechanism, *, wide, shuffled=0):
     finite = norms.isfinite().all(0)
     given = [block if finite.all() else clip.zero_rows(block, ~finite) for block in gradients]
     return clip._factored_sum(given, norms, mechanism, None, wide=wide)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedlsg.attacks.observation import ThreatModel
-from fedlsg.simulations.attacks.findings import summaries
+from fedlsg.simulations.attacks.before_after import check_alike
+from fedlsg.simulations.attacks.findings import read_each, summaries
 from fedlsg.simulations.attacks.observations import open_record
 from fedlsg.simulations.attacks.target import Options, attack_each
 from fedlsg.simulations.attacks.texts_attack import Texts
@@ -93,13 +94,15 @@ def test_an_interval_of_shares_ends_at_all_and_at_nothing():
         "tokens": torch.zeros(1, 4, dtype=torch.int64),
     }
     right, wrong = (
-        ScoredText(recall=recall, blind=0.2, exact=0, **common) for recall in (1.0, 0.1)
+        ScoredText(recall=recall, blind=1 - recall, exact=0, **common) for recall in (1.0, 0.0)
     )
-    gain = TextSummary.of([right, wrong], 1).gain
+    assert TextSummary.of([right, wrong], 1).gain is None  # of few
+    gain = TextSummary.of([right, wrong, right, wrong, right], 1).gain
     assert gain is not None
     assert (gain.low, gain.high) == (-1.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["dpsgd", "rgp"])
 def test_tokens_come_back_without_noise(case, recorded):
     found = attacked(recorded(case), "span,matching", batches=(1,))
@@ -112,3 +115,22 @@ def test_tokens_come_back_without_noise(case, recorded):
     assert {result.attack for result in single} == {"span", "matching"}
     assert all(result.recall == 1 and result.exact == 1 for result in single)
     assert {row.batch for row in summaries(found)} == {1}
+    assert {one.verdict for result in single for one in result.recognitions} == {"recovered"}
+
+
+@pytest.mark.slow
+def test_a_text_is_read_without_and_with_noise_under_one_original(recorded):
+    """Two runs that differ in the noise alone; a noisy reading is not word for word."""
+    paths = {"without noise": recorded("rgp"), "with noise": recorded("noisy")}
+    before, after = (open_record(path, CLIENT) for path in paths.values())
+    check_alike(before, after, {"mechanism": "clip-only"})
+    sides = {name: attacked(path, "span,matching", batches=(1,)) for name, path in paths.items()}
+    read = {name: read_each(side) for name, side in sides.items()}
+    verdicts = {name: {one.verdict for each in of for one in each} for name, of in read.items()}
+    assert verdicts["without noise"] == {"recovered"}
+    assert "recovered" not in verdicts["with noise"]
+    lines = Texts(after).compared(sides["with noise"], read).lines[:4]
+    assert [line.name.partition(":")[0] for line in lines] == ["original", "blind guess", *paths]
+    assert lines[2].name == "without noise: this is the person's sentence"
+    original, _, quiet, noisy = ([token for token, _ in line.tokens] for line in lines)
+    assert quiet == original != noisy

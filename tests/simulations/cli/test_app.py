@@ -148,6 +148,7 @@ def test_calibrate_finds_the_noise(fedlsg):
     ), "q is 0.01"
 
 
+@pytest.mark.slow
 def test_the_installed_command():
     """As the entry point of the package and as a module; nothing heavy is imported before an error
     is known.
@@ -162,15 +163,6 @@ def test_the_installed_command():
         assert done.returncode == 2
         assert re.match("fedlsg: error: No such option.*--rnak", done.stderr)
         assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("word", "said"), [("convert", "examples/convert_weights.py"), ("pretrain", "commit 293cb648")]
-)
-def test_a_command_of_an_earlier_version_says_where_it_is(word, said, fedlsg):
-    status, out, err = fedlsg(word, "FILE", "--out", "made")
-    assert (status, out) == (2, "")
-    assert said in err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -222,6 +214,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "device"), [*CASES, pytest.param("inspect", "cpu", marks=pytest.mark.slow)]
 )

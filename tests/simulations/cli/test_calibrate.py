@@ -116,6 +116,7 @@ def test_a_closed_output_is_not_called_an_interruption():
 PAGES = {file.stem for file in (REPOSITORY / "docs").glob("*.md")} | {"changelog"}
 
 
+@pytest.mark.slow
 def test_no_message_points_to_a_file_of_the_clone():
     """Strings of the program, without docstrings and comments: a user of pip has no docs/
     folder.

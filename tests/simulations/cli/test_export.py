@@ -61,9 +61,7 @@ def test_a_run_without_its_model_is_named_and_an_unfinished_one_has_that_of_its_
     shutil.copytree(
         lora.path, old, ignore=shutil.ignore_patterns("model.safetensors", "manifest.*", "export")
     )
-    with pytest.raises(
-        ValueError, match=r"holds no model.safetensors: restore it .* by the version that made it"
-    ):
+    with pytest.raises(ValueError, match=r"holds no model.safetensors: restore it from a copy"):
         export(old, tmp_path / "out")
     whole, left = (load_run(path).model.state_dict() for path in (lora.path, old))
     assert all(torch.equal(left[name], value) for name, value in whole.items())

@@ -168,6 +168,7 @@ def test_python_reads_a_run_and_runs_nothing(sent):
     assert not sent.marker.exists()
 
 
+@pytest.mark.slow
 def test_named_once_it_is_known(sent, fedlsg: Command, tmp_path):
     shutil.copytree(sent.folder / "UNFINISHED", tmp_path / "copy")
     # of the whole file; then as a requeue does

@@ -141,6 +141,7 @@ def test_the_driver_describes_a_worker_without_torch(life):
     assert not life["a new worker"] & {"torch", *ALWAYS_LATER}
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("app", APPS)
 def test_apps_leave_to_later_what_they_may_not_need(app, life):
     assert "torch" in life[app]  # negative control: what is imported shows

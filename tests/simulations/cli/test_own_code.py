@@ -28,6 +28,7 @@ def refused(fedlsg, *arguments: str) -> str:
     return err
 
 
+@pytest.mark.slow
 def test_a_run_of_a_file_resumes_unless_the_file_has_changed(fedlsg, mine, tmp_path, monkeypatch):
     real, stops = RoundDisplay.on_round, [True]
 

@@ -74,6 +74,7 @@ def arrays_of(run: Run, round: int, client: int) -> dict[str, np.ndarray]:
     return read_payload(run.directory, round, client, find(run.directory, round, client))
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("case", CASES)
 def test_the_clients_gradients_make_the_server_s_step(case, runs):
     """W_2 = W_1 - lr sum(dW) / divisor: round, scale and order of every parameter, from public
@@ -167,6 +168,7 @@ def read(tmp_path_factory: pytest.TempPathFactory):
     strategies.forget()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", PAGE_RUNS)
 def test_the_page_s_reader_agrees_with_the_command(case, read, own_code):
     run = read[case]

@@ -94,6 +94,7 @@ def trained(run: fedlsg.Run) -> list[bool]:
     return [bool(row["answered"]) for row in run.rounds]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("change", [by_hook, by_attribute, by_class, by_loss])
 def test_a_change_between_rounds_is_refused_and_not_charged(change, tmp_path, monkeypatch):
     run = run_with(change, tmp_path / "run", monkeypatch)
@@ -103,6 +104,7 @@ def test_a_change_between_rounds_is_refused_and_not_charged(change, tmp_path, mo
     assert {json.loads(line)["round"] for line in lines} == {1}
 
 
+@pytest.mark.slow
 def test_what_a_pass_or_an_evaluation_writes_is_no_change(tmp_path, monkeypatch):
     run = run_with(
         lambda loss, patch: None, tmp_path / "run", monkeypatch, model=lambda: build(Writing)

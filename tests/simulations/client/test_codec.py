@@ -15,6 +15,7 @@ from tests.simulations.support.runs import plan_at, run_local
 SIGMA = 2.0
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("codec", "settings"),
     [
@@ -90,6 +91,7 @@ FEWER = {"precision": "bfloat16", "activation_storage": "bfloat16"}
 METHODS = ("lsg", "dpsgd", "sgd", "lora", "lsg-lora", "rs")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_says_in_which_bits_it_was_made(method, tmp_path):
     noise = {"noise_multiplier": None, **({} if method == "sgd" else {"mechanism": "clip-only"})}

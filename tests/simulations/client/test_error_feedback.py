@@ -77,6 +77,7 @@ def memory_of(path: Path, client: int = 0, round: int = 99) -> Tensor:
     return FeedbackBox(path / "clients" / f"client-{client:06d}", client).memory(round, 4810)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_received_and_the_memory_are_the_gradients(kind, tmp_path, monkeypatch):
     """To the last bits of float64; where the values need less than 53 bits, exactly."""
@@ -122,6 +123,7 @@ def crashed(tmp_path, monkeypatch, when: str, nth: int) -> Run:
     return resume_local(tmp_path / "run")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("nth", [1, 4, 7])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_crash_at_the_store_counts_nothing_twice(whole, tmp_path, monkeypatch, when, nth):

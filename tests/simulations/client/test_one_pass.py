@@ -190,6 +190,7 @@ def test_an_empty_client_that_is_skipped_is_caught(tmp_path, monkeypatch):
         assert len(run_local(tmp_path / "planted", **SMALL | rare).payloads) < 4
 
 
+@pytest.mark.slow
 def test_a_pass_that_hangs_is_stopped_and_each_client_goes_on_with_its_own_batch(
     tmp_path, by_itself, monkeypatch
 ):

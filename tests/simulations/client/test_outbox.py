@@ -1,8 +1,5 @@
 """The outbox: a payload comes back for its own question only, whole or not at all."""
 
-import hashlib
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +8,7 @@ from fedlsg.simulations.storage.last_payload import LastPayload
 from tests.simulations.support.runs import run_local
 
 
+@pytest.mark.slow
 @given(question=st.text(), other=st.text(), payload=st.binary(), before=st.none() | st.binary())
 def test_the_payload_comes_back_for_its_question_only(
     tmp_path_factory, question, other, payload, before
@@ -22,17 +20,6 @@ def test_the_payload_comes_back_for_its_question_only(
     outbox.store(question, payload, alone=True)
     assert outbox.find(question) == payload
     assert (outbox.find(other) == payload) == (other == question)
-
-
-def test_a_file_of_an_older_version_is_still_sent(tmp_path):
-    """Its header has a SHA-256 in place of the CRC-32."""
-    outbox, payload = LastPayload(tmp_path / "client.bin"), b"payload"
-    sha = hashlib.sha256(json.dumps("q").encode() + b"\n" + payload).hexdigest()
-    head = json.dumps({"question": "q", "bytes": len(payload), "sha256": sha}).encode()
-    outbox.path.write_bytes(head + b"\n" + payload)
-    assert outbox.find("q") == outbox.last() == payload
-    outbox.path.write_bytes(head + b"\n" + b"paxload")
-    assert outbox.find("q") is outbox.last() is None
 
 
 @pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])

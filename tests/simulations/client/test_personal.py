@@ -74,6 +74,7 @@ def test_a_head_is_the_clients_own_noisy_values(tmp_path, monkeypatch):
     assert not trainable(state.model)["hidden.weight"].equal(start.hidden.weight)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(tmp_path, unbroken):
     stopped_after(2, tmp_path / "run", **PERSONAL)
     resumed = resume_local(tmp_path / "run")

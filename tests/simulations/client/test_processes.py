@@ -105,6 +105,7 @@ def check_continued(run: Run, unbroken: Run) -> None:
         assert float(summary[name]) == unbroken.summary[name], name
 
 
+@pytest.mark.slow
 def test_interrupted_and_terminated_and_continued_to_the_same_weights(tmp_path, unbroken, fedlsg):
     """SIGINT, then SIGTERM. test_kills.py holds the same for SIGKILL."""
     run = Run(tmp_path / "run")

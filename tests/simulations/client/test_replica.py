@@ -69,6 +69,7 @@ def sparse_and_full(out: Path, **settings: Any) -> tuple[Run, Run]:
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -126,6 +127,7 @@ def diverging(round: int, partition: int = 0) -> Callable[[Message, Context], An
     return client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lsg", "rs"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_replica_that_diverged_is_noticed_and_repaired_in_the_same_round(
@@ -182,6 +184,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_local(tmp_path_factory.mktemp("unbroken") / "run", **CORE, **SOME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("downlink", ["full", "sparse"])
 def test_clients_on_machines_of_their_own_keep_carriers_in_files(downlink, unbroken, tmp_path):
     """They derive them at a refresh, and need no file of the server."""

@@ -90,6 +90,7 @@ def dropping(stage: str, *clients: int, how: str = "silent", times: int = 10) ->
     return Seen(drop=drop)
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("how", ["silent", "raises"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_one_dropout_is_recovered(stage, how, tmp_path, monkeypatch):

@@ -178,6 +178,7 @@ AFTER = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("case", BEFORE)
 def test_a_message_out_of_place_is_refused_by_name_and_costs_nothing(case, tmp_path):
     at, attack, text = BEFORE[case]
@@ -204,6 +205,7 @@ def refused(client: Abused, text: str, out) -> None:
     assert (run.rows[0].answered, len(run.entries(1))) == ("0 1 2 3 4", 1)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("stage", ["keys", "shares", "masked", "agree", "unmask"])
 def test_a_repeated_message_gets_the_stored_answer(stage, tmp_path, monkeypatch):
     """Nothing is drawn, masked or charged again."""
@@ -266,6 +268,7 @@ def test_an_attempt_that_is_over_does_not_begin_again(tmp_path):
     assert charged_clients(run) == [0, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_client_that_is_not_selected_refuses(tmp_path):
     errors = []
 

@@ -85,6 +85,7 @@ def test_a_row_that_takes_part_twice_is_found(tmp_path, monkeypatch):
     assert not once_an_epoch(took_part(planted, 0, 6), planted.plan.parts[0], 5)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_a_resumed_run_goes_on_in_the_same_epoch(local_steps, tmp_path):
     """Without seeded noise: the order is read from the client's key."""
@@ -138,6 +139,7 @@ def test_what_takes_examples_out_is_refused(command, tmp_path, monkeypatch):
     assert "needs sampling=poisson" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_the_unit_mode_of_the_audit_tests_an_epoch_as_one_release(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     audited = audited_settings(

@@ -152,6 +152,7 @@ def different(folder: Path) -> list[str]:
     return one.differs(other)
 
 
+@pytest.mark.slow
 def test_nothing_that_leaves_the_server_depends_on_who_was_drawn(tmp_path):
     assert different(tmp_path) == []
     kinds = {path.name for path in (tmp_path / "3" / "run").rglob("*")}
@@ -160,6 +161,7 @@ def test_nothing_that_leaves_the_server_depends_on_who_was_drawn(tmp_path):
     assert "updates-truth" not in kinds
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     ("entry", "names", "where"),
     [

@@ -69,6 +69,7 @@ def test_no_client_has_a_ledger_or_a_file_that_would_tell_that_it_took_part(run)
     assert not list(run.path.rglob("client-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("q", "sigma", "rounds"), [(0.3, 1.5, 4), (0.1, 0.8, 40), (1.0, 3.0, 10)])
 def test_the_planned_epsilon_is_that_of_another_accountant(q, sigma, rounds):
     settings = CLIENT_LEVEL | {
@@ -138,6 +139,7 @@ def test_a_run_whose_server_ledger_was_cut_is_not_resumed(tmp_path):
         resume_local(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_round_past_the_budget_ends_the_run_before_anything_is_drawn(tmp_path):
     found = at_client_level(
         tmp_path / "run", rounds=6, epsilon=golden(0.3, 1.5, 3, 1e-5) * 1.005, reproducible=False
@@ -147,6 +149,7 @@ def test_a_round_past_the_budget_ends_the_run_before_anything_is_drawn(tmp_path)
     assert found.summary["private"]
 
 
+@pytest.mark.slow
 def test_the_adaptive_clip_norm_is_in_the_ledger_and_in_the_checkpoint(tmp_path):
     found = at_client_level(
         tmp_path / "run", clip_quantile=0.5, clip_norm=0.05, clip_count_noise=2.0

@@ -120,6 +120,7 @@ def job(path: Path, **changes: Any) -> Job:
     return Job(path=str(path), log=str(path.parent / "log"), given=GIVEN | changes)
 
 
+@pytest.mark.slow
 def test_cells_of_a_process_share_data_and_nothing_that_a_result_shows(tmp_path):
     shared, found = Shared(), []
     for name, changes in (
@@ -139,6 +140,7 @@ def test_cells_of_a_process_share_data_and_nothing_that_a_result_shows(tmp_path)
     assert shared.data is not data[0]  # negative control: other data are loaded
 
 
+@pytest.mark.slow
 def test_compare_end_to_end(fedlsg, tmp_path):
     """Runs, skips what is done, and refuses other settings and cells that cannot run, before it
     starts any.

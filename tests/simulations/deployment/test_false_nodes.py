@@ -96,6 +96,7 @@ def run(folder: Path, nodes: list[FalseNode], **settings: Any) -> tuple[dict[str
     return summary, [Row.parse(row) for row in RunDir(folder).read_rounds()]
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_result_whatever_some_nodes_send(tmp_path, caplog):
     nodes = federation()
     summary, rows = run(tmp_path / "run", nodes)
@@ -129,6 +130,7 @@ def test_the_same_of_raw_nodes_at_a_real_superlink(tmp_path):
     assert found["longest line of the log"] < 10_000
 
 
+@pytest.mark.slow
 def test_a_run_that_is_continued_goes_on_without_a_ledger_that_lost_entries(tmp_path, caplog):
     nodes = federation(chance=0.0)
     run(tmp_path / "run", nodes, rounds=2, evaluate_every=2)

@@ -105,6 +105,7 @@ def test_an_estimate_refuses_no_run(plan):
     assert "the model fails on 4 rows of test: RuntimeError: these rows I dislike" in why
 
 
+@pytest.mark.slow
 def test_the_engine_that_ran_is_recorded_and_resumed(tmp_path, monkeypatch):
     """With the weights of the engine that is named."""
 
@@ -125,6 +126,7 @@ def test_the_engine_that_ran_is_recorded_and_resumed(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_configuration_that_was_edited_to_auto_is_chosen_for(tmp_path):
     def stop(row):
         raise KeyboardInterrupt

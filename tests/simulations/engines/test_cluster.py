@@ -147,6 +147,7 @@ def left_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_")]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("when", "number"),

@@ -150,6 +150,7 @@ def ledger_defects(case: str, noisy: Noisy) -> list[str]:
     return found
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("case", LEDGERS)
 def test_the_ledger_is_the_mechanism(case, tmp_path):
     noisy = noisy_run(case, tmp_path / "run")
@@ -158,6 +159,7 @@ def test_the_ledger_is_the_mechanism(case, tmp_path):
     assert "derive another frame" not in noisy.run.log
 
 
+@pytest.mark.slow
 def test_rs_has_exactly_the_epsilon_of_dp_sgd(tmp_path):
     names = ["dpsgd", "rs", "rs: ranked", "rs: on carriers"]
     runs = [
@@ -234,6 +236,7 @@ def same(a: Run, b: Run) -> bool:
     )
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "case",
     [
@@ -254,6 +257,7 @@ ON_RAY = ("dp-ssgd", "dp-powersgd", "probe")
 """Pruning, factors and carriers of a probe; the others run on Ray with the slow tests."""
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.ray
 @pytest.mark.parametrize(
     "case",

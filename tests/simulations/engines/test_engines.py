@@ -199,6 +199,7 @@ def test_engines_agree_bit_for_bit(tmp_path, capsys, on_ray):
     assert printed.count("NOT PRIVATE") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_bad_clients_on_ray(tmp_path, on_ray, bad_local):
     plan, directory = plan_at(tmp_path / "run", engine="ray", **BAD_SETTINGS)

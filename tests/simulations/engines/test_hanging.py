@@ -36,6 +36,7 @@ def hanging(*, after_training: bool = False, rounds: range = range(1, 100)) -> C
     return client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_client_that_hangs_costs_its_limit_in_few_rounds_and_the_others_train_in_all(
     after_training, tmp_path
@@ -62,6 +63,7 @@ def test_a_resumed_run_remembers_who_hangs(tmp_path):
     assert [row.rejected for row in run.rows] == ["1", "1", "", "", "1", ""]
 
 
+@pytest.mark.slow
 def test_under_a_trusted_server_a_client_that_hangs_ends_the_run_and_changes_no_draw(
     tmp_path, monkeypatch
 ):

@@ -52,6 +52,7 @@ def alike(here: Run, there: Run) -> None:
 QUICK = ("lsg", "rs", "conv", "probe, replica")
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES]
 )

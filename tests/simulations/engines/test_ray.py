@@ -128,6 +128,21 @@ def test_a_worker_that_finds_no_place_stops_nobody(tmp_path, on_ray):
     assert run.weights.equal(run_local(tmp_path / "local", rounds=2).weights)
 
 
+@pytest.mark.slow
+def test_a_run_without_any_place_ends(tmp_path, warm, monkeypatch):
+    """Of a process whose own workers have all places it waited for ever."""
+    monkeypatch.setattr("fedlsg.simulations.engines.workers.START_SECONDS", 3.0)
+    holders = [warm.worker(1, 0) for _ in range(cluster.processors())]
+    plan, directory = plan_at(tmp_path / "run", engine="ray")
+    with pytest.raises(RuntimeError, match="no worker of Ray could start: none came in 3 s"):
+        ray.run(plan, directory, on_round=ignore)
+    for worker in [*holders, *warm._idle]:
+        warm.kill(worker)
+    warm._idle = []
+    assert not directory.ledgers.exists()
+
+
+@pytest.mark.slow
 def test_no_text_of_a_client_leaves_its_worker(tmp_path, on_ray):
     """Not even that of an exception which no handler of errors catches: it may quote a row."""
     plan, directory = plan_at(tmp_path / "run", engine="ray", rounds=1, clients=3)

@@ -101,6 +101,7 @@ SHUFFLE = {
 }
 
 
+@pytest.mark.slow
 def test_both_engines_give_the_same_shuffled_run(tmp_path, on_ray):
     here = run_local(tmp_path / "local", **SHUFFLE)
     plan, directory = plan_at(tmp_path / "ray", **SHUFFLE, engine="ray")

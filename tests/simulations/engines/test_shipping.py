@@ -53,7 +53,7 @@ WAYS = {
     "partial and dict": {
         "model": partial(Net, 4),
         "transform": lambda x: {"x": x / 2},
-        "metrics": {"m": lambda o, t: o.mean()},
+        "metrics": {"m": fedlsg.Lower(lambda o, t: o.mean())},
     },
     "a script": {
         "model": in_main("def f(): return nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 3))", "f"),
@@ -64,6 +64,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("way", WAYS)
 def test_ray_gives_the_weights_of_local(way, tmp_path, on_ray: Cluster):

@@ -113,6 +113,7 @@ def test_an_app_trains_as_simulate_does(tmp_path):
     assert all(torch.equal(value, other[name]) for name, value in run.model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_it_is_a_strategy_of_flower_whose_parts_a_subclass_extends(tmp_path):
     """Every round goes through the methods of the subclass, and through its evaluation; a second
     start trains anew.
@@ -224,7 +225,7 @@ def test_a_client_refuses_what_it_is_told(changes, reason):
 
 def test_a_client_that_is_told_the_truth_answers():
     answered = reply(fedlsg.flower.client_app(two_sides), said())
-    assert read_identity(answered.content) == (0, 60)
+    assert read_identity(answered.content) == (0, 60, (0.0, 0.0))
 
 
 def deployed(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -268,7 +269,7 @@ def test_a_deployed_client_reads_its_own_rows_under_its_own_terms(tmp_path):
     new_process()
     answered = reply(app, told(), **deployed(tmp_path))
     assert not answered.has_error(), answered.error
-    assert read_identity(answered.content) == (0, 40)
+    assert read_identity(answered.content) == (0, 40, (0.0, 0.0))
     assert read_news(answered.content) is not None
     assert (tmp_path / "ledger").is_dir()
 

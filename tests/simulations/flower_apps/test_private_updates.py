@@ -81,6 +81,7 @@ def test_a_model_that_is_built_already_is_refused_on_both_sides():
             make(build(), epsilon=8.0, delta=1e-5)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("trust", ["client", "secure"])
 @pytest.mark.parametrize("method", ["dpsgd", "lsg", "rs"])
 def test_the_app_trains_and_its_ledgers_say_what_it_spent(tmp_path, method, trust):
@@ -105,7 +106,8 @@ def test_nothing_but_the_payload_and_public_numbers_leaves(tmp_path):
     start(wrapped(), grid, rounds=1)
     for reply in grid.replies:
         assert not reply.content.array_records
-        assert set(reply.content.metric_records["metrics"]) == {"num-examples", "epsilon"}
+        numbers = {"num-examples", "epsilon", "replies_without_noise"}
+        assert set(reply.content.metric_records["metrics"]) == numbers
         assert reply.content.metric_records["metrics"]["num-examples"] == 1
 
 

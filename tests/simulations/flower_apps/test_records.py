@@ -81,6 +81,7 @@ def steps_of(folder: Path, *, sigma: float | None, rounds: int = 1, **given: Any
     return folder / "record"
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     "given", [{"method": "dpsgd"}, {"method": "lsg"}, {"method": "dp-ssgd", "prune": "dp-snip"}]
 )
@@ -102,6 +103,7 @@ def test_a_record_of_private_steps_is_read_as_a_run_s(given, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_steps_without_noise_give_their_images_away(tmp_path):
     """The negative control of the record: what is in it is what left, of the rows that it names.
 
@@ -148,6 +150,7 @@ def found_in(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "attack.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["client", "secure"])
 def test_whole_updates_are_recognised_as_often_as_their_noise_allows(trust, tmp_path):
     there = {"record": tmp_path / "record"}

@@ -29,7 +29,16 @@ from fedlsg.simulations.inspection import (
     subject_of_run,
     subject_of_settings,
 )
+from fedlsg.simulations.inspection.figures import figures
 from fedlsg.simulations.inspection.inspect_command import inspect_command
+from fedlsg.simulations.inspection.inspection_files import _caption, factor_words, headline
+from fedlsg.simulations.inspection.inspection_tables import (
+    clip_table,
+    layer_table,
+    rows_of,
+    shown_sparsity,
+    shown_tables,
+)
 from fedlsg.simulations.inspection.measure import inspect, unmasked
 from tests.simulations.support.own_scripts import without_scripts
 from tests.simulations.support.runs import Run, resume_local
@@ -90,6 +99,7 @@ def test_the_batch_gradient_is_the_mean_of_the_examples_own(after):
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", strategies.names())
 def test_every_recipe_before_training(method):
     subject = subject_of_settings({"workload": "digits", "method": method})
@@ -100,9 +110,90 @@ def test_every_recipe_before_training(method):
         {0.0} if subject.base.method.carrier.form.embeds else {0.0, 0.5}
     )
     assert all(row.kept <= subject.frame.size for row in found.clips)
-    assert {row.source for row in found.residuals} <= {"self", "weight", "random"} or subject.moved
+    assert {row.source for row in found.residuals} <= {"gradient", "W", "random"} or subject.moved
 
 
+MECHANISMS = {
+    "dp": ({}, True, True),
+    "clip-only": ({"mechanism": "clip-only"}, True, False),
+    "noise-only": ({"mechanism": "noise-only", "noise_multiplier": 1.0}, False, True),
+    "none": ({"mechanism": "none"}, False, False),
+}
+
+
+@pytest.mark.parametrize("kind", MECHANISMS)
+def test_of_clip_and_noise_only_what_the_run_has_is_said(kind):
+    """By headline, tables, figures and captions. The control: a run with both says both."""
+    given, clips, noisy = MECHANISMS[kind]
+    subject = subject_of_settings({"workload": "digits", "method": "rs", **given})
+    found = inspect(subject, examples=6, sparsities=[0.0, shown_sparsity(subject)], ranks=[1])
+    tables, drawn = shown_tables(subject, found), figures(found, subject, [])
+    columns = {name for table in tables for name in table.columns}
+    words = " ".join([headline(found), *(table.title for table in tables)])
+    assert ("shortens" in words) == ("clipped" in columns) == clips
+    assert ("of the whole" in columns) == ("clipped gradient" in words.lower()) == clips
+    assert ("noise" in columns) == ("Noise" in words) == noisy
+    assert [len(drawn["clipping"]), bool(factor_words(found))] == [1 + clips, clips]
+    assert len(drawn.get("sparsified-ratios", ())) == clips + noisy
+    caption = "".join(_caption(name, found) for name in drawn)
+    assert ("are shortened by the clip" in caption) == ("Clipped mean" in caption) == clips
+    assert ("Noise: its length" in caption) == noisy
+    assert ("clipped" in rows_of(found)["clipping"][0]) == clips
+    labels = [one.name for chart in drawn["clipping"] for one in chart.series]
+    assert any("clip norm" in label for label in labels) == clips
+
+
+def test_a_run_without_a_mask_has_every_number_once():
+    """Its own row is that of no mask; nothing is said to be frozen by it."""
+    subject = subject_of_settings({"workload": "digits", "method": "dpsgd"})
+    found = inspect(subject, examples=6, sparsities=[0.0, shown_sparsity(subject)], ranks=[1])
+    rows = next(table for table in shown_tables(subject, found) if "clipped" in table.columns).rows
+    assert [row.cells[0] for row in rows].count("all (the run)") == 1
+    assert "all" not in [row.cells[0] for row in rows]
+    assert list(factor_words(found)) == ["nothing frozen"]
+    assert "frozen" not in headline(found)
+    masked = subject_of_settings({"workload": "digits", "method": "lsg", "sparsity": 0.5})
+    other = inspect(masked, examples=6, sparsities=[0.0, shown_sparsity(masked)], ranks=[1])
+    assert "With a share of 0.5 frozen" in headline(other)
+    assert len(factor_words(other)) == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "lsg", "sparsity": 0.5},
+        {"method": "lsg", "importance": "random"},
+        {"method": "rs"},
+    ],
+)
+def test_every_mask_has_one_row_and_a_legend(given):
+    """The run's own is not repeated among the others: "top (the run) 0.5" and "top 0.5"."""
+    subject = subject_of_settings({"workload": "digits", **given})
+    found = inspect(subject, examples=6, sparsities=[0.0, shown_sparsity(subject)], ranks=[1])
+    table = clip_table(found)
+    names = [(row.cells[0].removesuffix(" (the run)"), row.cells[1]) for row in table.rows]
+    assert len(set(names)) == len(names) > 1
+    assert all(f"{name}: " in table.note for name, _ in names)
+
+
+def test_a_clip_of_each_block_is_not_shown_as_one_of_the_whole():
+    subject = subject_of_settings({"workload": "digits", "method": "dpsgd", "clip": "per-block"})
+    found = inspect(subject, examples=6, sparsities=[0.0], ranks=[1])
+    assert "% of the blocks of 6 training examples" in headline(found)
+    drawn = figures(found, subject, [])["clipping"]
+    assert not any("clip norm" in one.name for chart in drawn for one in chart.series)
+
+
+def test_every_source_of_carriers_is_explained_below_its_table():
+    subject = subject_of_settings({"workload": "digits", "method": "lsg"})
+    found = inspect(subject, examples=6, sparsities=[0.0], ranks=[1])
+    table = layer_table(subject, found)
+    assert {"gradient", "W"} <= set(table.columns)
+    for name in table.columns[3:]:
+        assert f"{name}: " in table.note
+
+
+@pytest.mark.slow
 def test_the_files_and_what_is_left_alone(stopped, capsys, monkeypatch):
     """Every other file of the run keeps its bytes and its time; the run goes on afterwards."""
     monkeypatch.setattr(

@@ -37,6 +37,7 @@ def found(recorded: Subject) -> dict[tuple[int, str, str], KeptRow]:
     return {(row.round, row.carriers, row.form): row for row in rows}
 
 
+@pytest.mark.slow
 def test_energies_of_a_run_against_projections(recorded, found):
     """Oracle: Eq. 3, and spans by QR, of carriers that are made here; the run's own change has more
     than W.
@@ -70,6 +71,7 @@ def test_energies_of_a_run_against_projections(recorded, found):
 QUIET = {"noise_multiplier": None}
 
 
+@pytest.mark.slow
 def test_the_same_run_without_noise_and_without_both(small, tmp_path):
     """Oracle: the settings of the run under another mechanism. Nothing of the run changes."""
     settings = {

@@ -59,6 +59,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [

@@ -40,6 +40,7 @@ def test_what_can_be_known_is_said(given, words):
     assert words in said(given)
 
 
+@pytest.mark.slow
 def test_inputs_of_another_size_are_named_from_test_rows_alone():
     far = [(x * 1e-3, y) for x, y in (TRAIN, TEST)]
     assert "root mean square of 0.00" in said(train=far[0], test=far[1])

@@ -26,6 +26,7 @@ from fedlsg.simulations.workloads.base.split import Split
 from tests.simulations.support.runs import ignore, plan_at, reconfigure, resume_local, run_local
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     "changes",
     [

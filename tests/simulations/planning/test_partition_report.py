@@ -34,7 +34,7 @@ def test_measured_against_the_labels_themselves(scheme):
     ("options", "message"),
     [
         (("--clients", "1438"), "expected clients in 1..1437"),
-        (("--clients", "0"), "expected clients=0 >= 1"),
+        (("--clients", "0"), "expected 1 <= clients=0 <="),
         (
             ("--clients", "900", "-c", "partition=dirichlet", "-c", "alpha=0.01"),
             "raise alpha or lower clients",

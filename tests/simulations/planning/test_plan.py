@@ -208,6 +208,7 @@ def test_paths_are_from_the_root_and_names_stay(here):
         assert from_root(from_mapping(names)) == from_mapping(names)
 
 
+@pytest.mark.slow
 def test_a_run_continues_in_another_folder(here, tmp_path, monkeypatch):
     given = {**SMALL, "workload": "digits", "method": "probe", "rounds": 1, "probes": 20}
     run_command(

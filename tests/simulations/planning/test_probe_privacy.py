@@ -100,6 +100,7 @@ def frames(base: Base) -> list[bytes]:
     return [*found, state.frame(LATER).digest, state.frame(LATER + 1).digest]
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("method", METHODS)
 def test_frames_are_equal_for_all_private_data(method, source, digits, sources):
@@ -112,6 +113,7 @@ def test_frames_are_equal_for_all_private_data(method, source, digits, sources):
     assert mine[0] != mine[1] == mine[2]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_frames_of_texts_are_equal_for_all_private_texts(method, tmp_path):
     """By bags of words of a public vocabulary, whose lengths do not follow the private texts."""
@@ -160,6 +162,7 @@ def test_carriers_of_private_rows_are_noticed(method, digits):
     assert frames_of(digits.train) != frames_of(other(digits.train, 0))
 
 
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("source", [source for source in SOURCES if source != "data"])
 @pytest.mark.parametrize("method", METHODS)
 def test_no_private_row_is_looked_at(method, source, digits, sources):
@@ -208,6 +211,7 @@ def bases(run: Run) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_runs_on_other_data_probe_the_same_from_equal_weights(tmp_path, monkeypatch):
     """The first refresh in any case; later ones where both servers leave the weights as they
     are.

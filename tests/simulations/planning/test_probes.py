@@ -50,6 +50,7 @@ def every_model() -> list[object]:
     return cases
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(("shape", "name"), every_model())
 def test_every_vision_model_passes(shape, name):
     torch.manual_seed(0)
@@ -103,6 +104,7 @@ class Pooled(nn.Module):
         return self.encoder(**inputs)
 
 
+@pytest.mark.slow
 def test_a_mixer_in_the_frozen_embeddings_of_an_encoder_is_named(tmp_path):
     pytest.importorskip("transformers", reason="text models need the text extra")
     model = Pooled(build_encoder(find_encoder(str(make_bert(tmp_path)), None), num_classes=2))

@@ -69,6 +69,7 @@ def covers(said: float, share: float, survivors: int, together: int, **more: flo
     )
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("clients", FEW + MANY)
 def test_the_reported_epsilon_of_a_secure_sum_holds_against_its_clients(clients):
     plan = planned(clients)
@@ -81,6 +82,7 @@ def test_the_reported_epsilon_of_a_secure_sum_holds_against_its_clients(clients)
     )
 
 
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("clients", [1, *FEW, 50])
 def test_the_reported_epsilon_of_an_assumed_sum_holds_against_a_client(clients):
     plan = planned(clients, **AGGREGATE)
@@ -103,6 +105,7 @@ def test_the_reported_epsilon_of_a_client_holds_against_the_others(clients):
     assert TARGET * 0.998 < reported(plan) <= TARGET
 
 
+@pytest.mark.slow
 def test_given_survivors_and_colluders_are_what_counts():
     for survivors, together in ((8, 1), (9, 3), (10, 2)):
         plan = planned(10, min_survivors=survivors, colluders=together)
@@ -157,6 +160,7 @@ def sent(out: Path, **settings: object) -> tuple[torch.Tensor, object]:
     return run.weights - before, run
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "settings",
     [

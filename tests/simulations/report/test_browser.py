@@ -151,6 +151,7 @@ def test_a_planted_fault_is_found(planted, found, browser, made_pages, tmp_path)
     visit.tab.close()
 
 
+@pytest.mark.slow
 def test_the_dark_is_dark_and_paper_is_light_with_all_settings(browser, made_pages):
     visit = Visit(browser, made_pages["run"])
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -255,6 +256,7 @@ def test_the_keyboard_reaches_links_tables_and_settings(browser, made_pages):
     visit.tab.close()
 
 
+@pytest.mark.slow
 def test_a_later_mark_covers_an_earlier_one(browser, tmp_path):
     marks = tuple(
         Series(name="a", x=(1,), y=(1,), marker="o", filled=filled) for filled in (False, True)

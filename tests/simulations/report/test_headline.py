@@ -106,6 +106,7 @@ def test_whom_epsilon_protects_against(used, said):
     assert trust_words(used) == [TRUST[trust] for trust in said]
 
 
+@pytest.mark.slow
 def test_a_report_of_a_secure_sum_says_it(tmp_path):
     run = run_local(tmp_path / "run", trust="secure", clients=4)
     texts = [

@@ -51,6 +51,7 @@ def sources() -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_html_is_in_one_file_only():
     found = {str(path.relative_to(REPOSITORY)): html_in(path.read_text()) for path in sources()}
     assert {name for name, tags in found.items() if tags} == {OWNER}
@@ -113,6 +114,7 @@ def test_a_figure_of_another_kind_is_an_image_that_loads_nothing():
     assert b"<script" not in svg
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     ("kind", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")]
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedlsg.simulations.report import progress
 from fedlsg.simulations.report.terminal import summary_table
 from fedlsg.simulations.report.words import outcome, privacy_line
 
@@ -147,3 +148,44 @@ def by_reader(outside: float, one: float, together: float) -> dict[str, float]:
 def test_the_readers_of_a_sum_in_words(changes, words):
     """Each number is rounded up. One that holds for all, or is not on record, has no line."""
     assert outcome(SUMMARY | changes).get("readers") == words
+
+
+@pytest.mark.parametrize("even", [True, False])
+def test_no_time_is_estimated_where_parts_are_uneven(even, monkeypatch):
+    """Attacks: one part may end at once, and the next take minutes. The control estimates."""
+    now = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    text = io.StringIO()
+    with progress.bar(Console(file=text, width=200), "attacking", even=even) as tick:
+        for share in (0.1, 0.2, 0.5):
+            now[0] += 30.0 * share
+            tick(share, "update 1")
+    shown = text.getvalue()
+    assert "attacking  50 %  update 1" in shown or "attacking 50 %  update 1" in shown
+    assert ("estimate:" in shown) == ("left" in shown) == even
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ([8.0] * 12, "80.0 s"),
+        ([8.0] + [0.02] * 899, "20.0 s"),
+        ([0.1] * 40 + [9.0] * 4, None),
+        ([5.0, 3.0, *[4.0] * 10], "40"),
+    ],
+    ids=["even", "slow first", "slow later", "nearly even"],
+)
+def test_an_estimate_is_printed_only_where_two_paces_agree(seconds, said, monkeypatch):
+    """An audit said 126 minutes by its first part, and took 3. After a slow start the first one is
+    off by two at most.
+    """
+    now = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    text = io.StringIO()
+    with progress.count_bar(Console(file=text, width=200), "rounds", len(seconds)) as tick:
+        for took in seconds:
+            now[0] += took
+            tick()
+    estimates = [line for line in text.getvalue().splitlines() if line.startswith("estimate:")]
+    assert len(estimates) == (said is not None)
+    assert all(f"about {said}" in line for line in estimates), estimates

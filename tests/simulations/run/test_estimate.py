@@ -68,6 +68,7 @@ def recorded(path: Path) -> dict[tuple[int, int, str], list[int]]:
     return found
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_planned_is_what_a_run_records(kind, tmp_path):
     given = {**SECRET, **KINDS[kind]}
@@ -101,6 +102,7 @@ def test_what_is_planned_is_what_a_run_records(kind, tmp_path):
     assert first == {facts["bytes"]["down_first"]["payload"]}
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_and_leaves_nothing(fedlsg, tmp_path):
     options = ["--clients", "2", "--rounds", "2", "--noise-multiplier", "2", "--engine", "local"]
     status, out, err = fedlsg("plan", "digits", *options, "--phones", "50", "--json")

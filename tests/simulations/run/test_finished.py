@@ -14,9 +14,10 @@ from rich.console import Console
 from torch import nn
 
 import fedlsg
-from fedlsg import strategies, user_code
+from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.report.progress import Meter
+from fedlsg.user_code import loading
 from tests.simulations.support.own import MINE, TEST, fresh, quick, refused, write
 
 
@@ -49,7 +50,7 @@ def new_process() -> None:
     strategies.forget()
     workloads._GIVEN.clear()
     workloads._MADE.clear()
-    user_code._FILES.clear()
+    loading._FILES.clear()
 
 
 def test_the_model_has_the_accuracy_of_the_summary(finished):

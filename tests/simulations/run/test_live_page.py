@@ -54,6 +54,7 @@ def test_the_owner_sees_the_run(server):
     )
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "path",
     [
@@ -74,6 +75,7 @@ def test_other_paths_are_told_nothing(path, server):
     assert ask(server, path) == (404, b"not found\n")
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "headers",
     [

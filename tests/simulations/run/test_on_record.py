@@ -54,6 +54,7 @@ FORMS = {
 }
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_sweep_spends_on_its_rows_in_each_run(name, tmp_path):
     make, part = FORMS[name]
@@ -76,6 +77,7 @@ def test_a_sweep_spends_on_its_rows_in_each_run(name, tmp_path):
     assert fedlsg.epsilon_of_data(data) == pytest.approx(exactly(5))
 
 
+@pytest.mark.slow
 def test_the_sum_is_printed_and_a_resumed_run_counts_once(tmp_path, capsys):
     data = rows()
 
@@ -173,6 +175,7 @@ def on_data(found):
     )
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("name", FROM)
 def test_a_run_s_weights_are_refused_without_its_ledger(name, tmp_path):
     found = quick(tmp_path / "run", **SECRET, rounds=2, callbacks=[fedlsg.BestModel()])
@@ -191,6 +194,7 @@ def test_a_run_s_weights_are_refused_without_its_ledger(name, tmp_path):
     private_step(net, fresh_data=True)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "change", [lambda net: net, clamped, copy.deepcopy, lambda net: net.double().float()]
 )
@@ -203,6 +207,7 @@ def test_a_run_does_not_go_on_from_what_a_private_step_trained(change, tmp_path)
         quick(tmp_path / "run", **SECRET, model=lambda: net)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     "given",
     [
@@ -225,6 +230,7 @@ def test_a_planted_mistake_is_found(tmp_path, monkeypatch):
     quick(tmp_path / "next", **SECRET, model=lambda: net)
 
 
+@pytest.mark.slow
 def test_test_mode_has_no_epsilon_at_any_door(tmp_path, capsys):
     """Result, table of rounds, summary, callbacks, lines, pages: nobody reads a number there."""
     data, seen = rows(), []

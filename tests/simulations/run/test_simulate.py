@@ -4,6 +4,7 @@ resuming.
 
 import math
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,22 @@ def test_a_loss_may_have_any_of_its_usual_forms(tmp_path):
         assert torch.allclose(weights(other), weights(found[0]), atol=1e-5)
 
 
+class SlowStart(fedlsg.Callback):
+    """A plan that takes half a second more."""
+
+    def on_plan(self, directions):
+        time.sleep(0.5)
+
+
+def test_the_seconds_of_the_start_are_those_a_watch_shows(tmp_path):
+    """From the call on: reading data, checking rows and calibrating noise are among them."""
+    began = time.monotonic()
+    summary = quick(tmp_path / "run", callbacks=[SlowStart()]).summary
+    watch = time.monotonic() - began
+    assert 0.5 < summary["seconds"]["start"] < summary["wall_seconds"] < watch
+    assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_seconds"], abs=0.01)
+
+
 X, NUMBERS, LABELS = TRAIN[0], TRAIN[0][:, :2], (TRAIN[0] > 0)[:, :4]
 TOKENS = np.abs(TRAIN[0] * 3).astype(np.int64) % 7
 
@@ -74,6 +91,7 @@ KINDS = {
 }
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_of_any_kind_train_and_have_a_loss_and_metrics_instead_of_an_accuracy(
     kind, tmp_path
@@ -101,6 +119,7 @@ class Named(nn.Module):
         return SimpleNamespace(logits=self.linear(x * scale))
 
 
+@pytest.mark.slow
 def test_inputs_by_name_and_outputs_with_logits(tmp_path):
     train, test = (({"x": x, "scale": np.ones((len(x), 1))}, y) for x, y in (TRAIN, TEST))
     plain = quick(tmp_path / "plain", model=lambda: nn.Sequential(nn.Linear(8, CLASSES)))
@@ -197,6 +216,34 @@ REFUSED = {
         "(Linear): fails with RuntimeError: mat1",
         "(1x8 and 7x3)",
     ),
+    "weights in float16": (
+        {"model": lambda: build().half()},
+        "weights are torch.float16",
+        "model.float()",
+    ),
+    "weights in float16 without a clip": (
+        {"model": lambda: build().half(), "method": "sgd", "noise_multiplier": None},
+        "weights are torch.float16",
+        "model.float()",
+    ),
+    "weights in bfloat16": (
+        {"model": lambda: build().bfloat16()},
+        "weights are torch.bfloat16",
+        "model.float()",
+    ),
+    "weights and inputs in float16": (
+        {
+            "model": lambda: build().half(),
+            "train": (TRAIN[0].astype(np.float16), TRAIN[1]),
+            "test": (TEST[0].astype(np.float16), TEST[1]),
+        },
+        "weights are torch.float16",
+        "float32 inputs",
+    ),
+    "two types without a clip": (
+        {"model": lambda: build().double(), "method": "sgd", "noise_multiplier": None},
+        "give both one type, inputs.to(torch.float64) or model.float()",
+    ),
     "another width of train": (
         {"train": (TRAIN[0][:, :7], TRAIN[1])},
         "the model or the loss fails with RuntimeError: mat1",
@@ -245,6 +292,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_use_is_refused_in_one_line_and_leaves_nothing(case, tmp_path, monkeypatch):
     changes, *words = REFUSED[case]
@@ -280,6 +328,7 @@ def test_a_users_code_that_leaves_the_process_is_an_error_that_names_its_line(pa
         quick(tmp_path / "run", **given)
 
 
+@pytest.mark.slow
 def test_a_callback_that_fails_ends_the_run_which_can_be_resumed(tmp_path):
     whole = quick(tmp_path / "whole", rounds=3)
 
@@ -296,6 +345,7 @@ def test_a_callback_that_fails_ends_the_run_which_can_be_resumed(tmp_path):
     assert [row["loss"] for row in resumed.rounds] == [row["loss"] for row in whole.rounds]
 
 
+@pytest.mark.slow
 def test_nothing_of_a_users_own_changes_the_ledger(tmp_path):
     """Loss, metrics, transform and callbacks write whatever they want into what they are given."""
 

@@ -88,6 +88,7 @@ def campaign(broken: dict[str, Broken], to: Path, count: int, seed: int) -> list
     return found
 
 
+@pytest.mark.slow
 def test_the_interrupted_run_ends_as_the_unbroken_one(broken, tmp_path):
     """What all flips are compared with; and what they are compared in differs between kinds."""
     for one in broken.values():
@@ -98,12 +99,14 @@ def test_the_interrupted_run_ends_as_the_unbroken_one(broken, tmp_path):
     assert not any(same(first[name], second[name]) for name in ("server", "ledgers", "rows"))
 
 
+@pytest.mark.slow
 def test_flipped_bits_are_never_silent(broken, tmp_path):
     found = campaign(broken, tmp_path, 24, seed=1)
     assert [flip for flip in found if flip.outcome not in ("refused", "said", "same")] == []
     assert {flip.outcome for flip in found} == {"refused", "said", "same"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [

@@ -7,7 +7,9 @@ import torch
 
 import fedlsg
 from fedlsg import user_code
+from fedlsg.simulations.planning.trust import RECORD
 from fedlsg.simulations.server.named_callbacks import named
+from fedlsg.simulations.settings.settings import callback_words, callbacks_with, code_in
 from fedlsg.simulations.storage.results import read_run
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.own import quick
@@ -37,6 +39,7 @@ class Notes(fedlsg.Callback):
         self.seen.append(("failure", str(error)))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_whole_says_why_and_spends_no_more(tmp_path):
     whole, notes = quick(tmp_path / "whole", rounds=3, reproducible=False), Notes(stop=1)
     found = quick(tmp_path / "run", rounds=3, callbacks=[notes], reproducible=False)
@@ -48,6 +51,7 @@ def test_a_stopped_run_is_whole_says_why_and_spends_no_more(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_stopped_run_may_be_continued(tmp_path):
     whole = quick(tmp_path / "whole", rounds=3)
     quick(tmp_path / "run", rounds=3, callbacks=[Notes(stop=1)])
@@ -105,6 +109,10 @@ def test_names_with_parameters():
     assert (type(first), first.patience, first.monitor) == (fedlsg.EarlyStopping, 3, "loss")
     assert type(second) is fedlsg.BestModel
     assert named(None) == named("") == named(" ; ") == ()
+    assert callback_words("'a;b.py:f' x=';y' ;; best-model") == [
+        ["a;b.py:f", "x=;y"],
+        ["best-model"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -116,12 +124,23 @@ def test_names_with_parameters():
         ("early-stopping patience=0", "expected patience=0 >= 1"),
         ("early-stopping patience=many", "patience"),
         ("missing.py:watch", "there is no file"),
+        ("best-model; 'mine.py:f", "callbacks=best-model; 'mine.py:f: No closing quotation"),
+        ("best-model\\", "No escaped character"),
     ],
 )
 def test_what_is_wrong_is_named(text, message):
     user_code.permit("missing.py:watch")
     with pytest.raises(ValueError, match=message):
         named(text)
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [named, lambda text: code_in({"callbacks": text}), lambda text: callbacks_with(text, str)],
+)
+def test_each_reader_of_the_setting_names_it(reader):
+    with pytest.raises(ValueError, match="callbacks=best-model 'x: No closing quotation; expected"):
+        reader("best-model 'x")
 
 
 def test_a_class_of_a_file_stops_a_run_and_the_setting_holds_its_absolute_path(
@@ -167,6 +186,7 @@ def test_mlflow_has_settings_rounds_and_results(tracking, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_without_an_account_the_way_out_is_named(tmp_path, monkeypatch):
     """The error is that of a process that never logged in: init remembers earlier runs of this
     process.
@@ -181,3 +201,16 @@ def test_without_an_account_the_way_out_is_named(tmp_path, monkeypatch):
         ValueError, match=r"callbacks=wandb: No API key.* \(WANDB_MODE=offline needs no account\)"
     ):
         quick(tmp_path / "run", rounds=2, callbacks=[fedlsg.WeightsAndBiases()])
+
+
+def test_a_folder_that_is_a_run_has_the_record_of_its_code(mine, tmp_path, monkeypatch):
+    """However early the process that began it was killed: ``resume`` would say it has none."""
+
+    def killed(self: RunDir, settings: object) -> None:
+        assert (self.path / RECORD).exists()
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(RunDir, "write_config", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        quick(tmp_path / "run", callbacks=f"'{mine}:Limit' rounds=1 word=enough")
+    assert not RunDir(tmp_path / "run").config.exists()

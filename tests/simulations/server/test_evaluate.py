@@ -100,6 +100,77 @@ def test_of_one_number_an_example_the_class_is_that_of_the_smaller_loss(loss, sh
     assert evaluate(model, split, loss=loss, device="cpu").accuracy == 0.75
 
 
+def in_place(outputs, targets):
+    """A metric that leaves nothing as it was, also by way of numpy."""
+    found = float(outputs.sub_(outputs.logsumexp(1, keepdim=True)).exp_().amax(1).mean())
+    outputs.numpy().fill(-7.0)
+    targets.zero_()
+    return found
+
+
+def gentle(outputs, targets):
+    return float(nn.functional.cross_entropy(outputs, targets))
+
+
+def hostile_loss(outputs, targets):
+    """Cross-entropy that changes what it is given."""
+    found = nn.functional.cross_entropy(outputs["logits"], targets, reduction="none")
+    outputs["logits"].neg_()
+    outputs["more"][0].zero_()
+    targets.zero_()
+    return found
+
+
+class Nested(nn.Module):
+    """Scores in a dict, with other tensors of theirs."""
+
+    def forward(self, values):
+        return {"logits": values, "more": [values.view(-1)]}
+
+
+SCORES = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0], [0.5, 0.0]])
+SCORED = Split(inputs=SCORES.numpy(), labels=torch.tensor([0, 1, 1, 0]), prepare=torch.from_numpy)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4])
+def test_metrics_and_losses_may_work_in_place(batch_size):
+    """Each gets outputs and targets as they are, in any order."""
+    metrics = {"first": in_place, "second": gentle, "third": in_place, "fourth": gentle}
+    labels = SCORED.labels.clone()
+    found = evaluate(
+        Nested(), SCORED, loss=hostile_loss, metrics=metrics, device="cpu", batch_size=batch_size
+    )
+    right = gentle(SCORES, labels)
+    assert (found.accuracy, found.loss) == (0.75, pytest.approx(right))
+    assert found.metrics["second"] == found.metrics["fourth"] == pytest.approx(right)
+    assert (
+        found.metrics["first"]
+        == found.metrics["third"]
+        == pytest.approx(float(SCORES.softmax(1).amax(1).mean()))
+    )
+    assert torch.equal(SCORED.labels, labels)
+    assert np.array_equal(SCORED.inputs, [[2.0, 0.0], [0.0, 1.0], [3.0, 1.0], [0.5, 0.0]])
+
+
+def test_negative_control_metrics_that_share_their_tensors_disturb_each_other():
+    outputs, targets = SCORES.clone(), SCORED.labels.clone()
+    in_place(outputs, targets)
+    assert gentle(outputs, targets) != pytest.approx(gentle(SCORES, SCORED.labels))
+
+
+def test_the_class_of_one_number_is_found_with_a_loss_that_works_in_place():
+    def loss(outputs, targets):
+        found = nn.functional.binary_cross_entropy_with_logits(
+            outputs.flatten(), targets.float(), reduction="none"
+        )
+        outputs.fill_(-9.0)
+        return found
+
+    numbers = np.array([[0.4], [2.0], [3.0], [-0.2]], dtype=np.float32)
+    split = Split(inputs=numbers, labels=torch.tensor([1, 1, 0, 0]), prepare=torch.from_numpy)
+    assert evaluate(nn.Identity(), split, loss=loss, device="cpu").accuracy == 0.75
+
+
 LARGE: dict[str, dict[str, Any]] = {
     "sgd": {"method": "sgd", "noise_multiplier": None, "learning_rate": 1e38},
     "dp": {"method": "lsg", "learning_rate": 1e38},
@@ -141,6 +212,7 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", LARGE)
 def test_too_large_a_learning_rate_ends_the_run(kind, tmp_path, with_pages):
     """At the last finite round, with the round, the setting and its value in one line."""

@@ -83,6 +83,7 @@ def inputs_of(run: Run) -> Tensor:
     return run.plan.workload.test.batch(torch.arange(50))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_plain_torch_computes_the_logits_of_the_evaluated_model(case, runs):
     run = runs[case]

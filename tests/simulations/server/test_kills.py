@@ -80,6 +80,7 @@ def killed_in_steps(folder: Path, unbroken: Run, operations: int, draw: np.rando
     return f"refused: {refusal}" if refusal else check(run, unbroken)
 
 
+@pytest.mark.slow
 @posix
 def test_killed_between_two_operations_on_files(unbroken, operations, tmp_path):
     draw = np.random.default_rng(14)

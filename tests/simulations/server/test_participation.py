@@ -136,6 +136,7 @@ def _factors(run: Run) -> list[float]:
     return speed_factors(CLIENTS, 0.8, seed=0)
 
 
+@pytest.mark.slow
 def test_nobody_passes_its_epsilon_where_others_are_away(tmp_path):
     """The noise is planned for the client that is asked most often. Planned without availability,
     it would not do.
@@ -158,6 +159,7 @@ def test_nobody_passes_its_epsilon_where_others_are_away(tmp_path):
     assert everybody.most_selections(12) < most
 
 
+@pytest.mark.slow
 def test_a_trace_decides_who_is_selected_and_the_plan_knows_it(tmp_path):
     lines = [
         f"{client},{start},{start + 4}"
@@ -203,6 +205,7 @@ def test_rounds_in_which_everybody_left_are_not_sent_again_and_end_the_run_after
     assert not any(run.entries(client) for client in range(CLIENTS))
 
 
+@pytest.mark.slow
 def test_a_secure_sum_goes_on_without_those_who_left_or_were_late(tmp_path):
     settings = {
         "clients": CLIENTS,

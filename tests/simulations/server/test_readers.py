@@ -81,6 +81,7 @@ def from_lines(path: Path, known: int) -> float:
     ).upper
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "case",
     [
@@ -166,6 +167,7 @@ def made_old(run: Run, *, trust: str) -> Run:
     return run
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("trust", ["secure", "aggregate"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_an_old_run_whose_epsilon_is_too_small_is_named_and_not_shown_or_continued(

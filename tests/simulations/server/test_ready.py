@@ -79,7 +79,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"train": (X.to(torch.complex64), Y), "test": (U.to(torch.complex64), V)},
         ("are complex",),
     ),
-    "texts": ({"train": (np.array([["a"] * 8] * 60), Y)}, ("give transform=",)),
+    "texts": ({"train": (np.array([["a"] * 8] * 60), Y)}, ("transform= makes numbers of",)),
     "float targets": (
         {"train": (X, Y.float()), "test": (U, V.float())},
         ("takes the number of each class",),
@@ -126,6 +126,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_rows_is_named_before_anything_is_written(name, tmp_path):
     changes, words = FAULTS[name]
@@ -221,6 +222,7 @@ def is_untouched(folder: Path, changes: dict[str, Any], monkeypatch: pytest.Monk
         return traces(folder / "without", changes) == with_it
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -44,6 +44,7 @@ def test_only_clipped_runs_with_secret_noise_have_an_epsilon(settings, private, 
 WHOLE = "2,0.1,2.3,0.2,0.2,1,1,1,1,1,1,0.1,0 1,0 1,,"
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "torn",
     [
@@ -109,6 +110,7 @@ DAMAGE: dict[str, tuple[Callable[[Run], Any], str]] = {
 }
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_resume_insists_on_ledger_and_checkpoint(kind, stopped):
     damage, message = DAMAGE[kind]

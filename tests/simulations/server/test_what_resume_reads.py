@@ -101,6 +101,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[set[str]
     return {name: (found[name], names[name]) for name in found}
 
 
+@pytest.mark.slow
 def test_nothing_else_is_opened(opened):
     for run, (_, seen) in opened.items():
         assert [
@@ -109,6 +110,7 @@ def test_nothing_else_is_opened(opened):
         assert "checkpoint/latest.pt" in seen
 
 
+@pytest.mark.slow
 def test_the_list_names_nothing_that_is_not_opened(opened):
     seen = set().union(*(seen for _, seen in opened.values()))
     assert {

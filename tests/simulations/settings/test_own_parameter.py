@@ -53,6 +53,7 @@ def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("fedlsg.strategies.recipes.wide", None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wide")
 def test_a_run_takes_it_and_its_files_say_it(fedlsg, tmp_path):
     status, out, err = fedlsg("run", *SHORT, "-c", "width=3", "--out", "run")

@@ -22,6 +22,7 @@ def settings_of(name: str, **given: object) -> Settings:
     return resolve({"preset": name, **given})
 
 
+@pytest.mark.slow
 def test_presets_parse_and_build_their_methods():
     for preset in ALL:
         settings = settings_of(preset.name)

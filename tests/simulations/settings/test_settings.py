@@ -102,6 +102,7 @@ def test_the_free_form_key_is_checked(text, message):
         from_run_config({**RUN_CONFIG, FREE_FORM: text})
 
 
+@pytest.mark.thinned(101)
 @pytest.mark.parametrize("name", ALL)
 def test_preset_and_none_leave_a_setting_to_the_workload(name):
     assert parse({name: PRESET}) == parse({name: None}) == {}

@@ -173,6 +173,7 @@ def test_a_real_full_disk(kilobytes, tmp_path, unbroken):
     assert continued(Run(tmp_path / "out"), unbroken)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not mounting(), reason="needs unshare -rm (Linux, user namespaces)")
 def test_a_read_only_run_directory_is_refused_in_one_line(tmp_path, unbroken):
     disk = tmp_path / "run"

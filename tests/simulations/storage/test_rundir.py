@@ -16,6 +16,7 @@ import torch
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.run_format import stamp
 from fedlsg.simulations.storage.updates import read_frame, round_folder
 from tests.places import REPOSITORY
 
@@ -39,12 +40,13 @@ def test_a_directory_that_is_no_run_is_refused(text, message, tmp_path):
 
 def test_the_checkpoint_before_is_kept_and_named_when_it_is_used(tmp_path):
     run = RunDir(tmp_path)
-    for number in (3, 4):
-        run.save_checkpoint({"server": {"round": number}})
-    assert run.resume_point() == ({"server": {"round": 4}}, None)
+    third, fourth = ({"server": {"round": number}, "plan": stamp()} for number in (3, 4))
+    for state in (third, fourth):
+        run.save_checkpoint(state)
+    assert run.resume_point() == (fourth, None)
     run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:-1])
     state, note = run.resume_point()
-    assert state == {"server": {"round": 3}}
+    assert state == third
     assert note == f"{run.checkpoint} is damaged: continuing from previous.pt, after round 3"
     run.checkpoint.unlink()
     assert (

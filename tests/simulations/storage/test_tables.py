@@ -68,6 +68,7 @@ TORN = [
 ]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("torn", TORN)
 def test_what_a_crash_left_after_the_checkpoint_is_cut(torn, stopped, small):
     with stopped.directory.messages.open("ab") as file:
@@ -78,6 +79,7 @@ def test_what_a_crash_left_after_the_checkpoint_is_cut(torn, stopped, small):
     assert timeless[0] == timeless[1]
 
 
+@pytest.mark.slow
 def test_resume_insists_on_lines_that_are_what_was_written(stopped):
     text = stopped.directory.messages.read_text()
     for damaged in (

@@ -13,7 +13,7 @@ from fedlsg.simulations.attacks import attack_one
 from fedlsg.simulations.attacks.attack_page import write as write_attack
 from fedlsg.simulations.attacks.audit.audit_command import audit_command
 from fedlsg.simulations.attacks.membership import page as membership_page
-from fedlsg.simulations.attacks.membership.loss_and_lira import Limit, attack, by_epsilon
+from fedlsg.simulations.attacks.membership.measure import Limit, attack, by_epsilon
 from fedlsg.simulations.attacks.membership.membership_findings import Report
 from fedlsg.simulations.attacks.membership.shadows import Trained
 from fedlsg.simulations.attacks.observations import open_record
@@ -95,7 +95,7 @@ def searched() -> str:
         command="fedlsg compare --grid best.toml",
         made_by="fedlsg compare digits",
     )
-    return search_page(found, search_figures(job, trials))
+    return search_page(found, search_figures(found))
 
 
 def found_members(models: Trained) -> str:
@@ -107,7 +107,7 @@ def found_members(models: Trained) -> str:
         found=attack(models, seed=0),
         claim=None,
         limits=(wide,),
-        own=None,
+        own={},
         seed=0,
         seconds=1.0,
     )

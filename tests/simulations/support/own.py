@@ -17,6 +17,7 @@ import fedlsg
 from fedlsg import strategies, user_code
 from fedlsg.simulations import workloads
 from fedlsg.simulations.workloads.base import LoadedWorkload, Options, Request, silent
+from fedlsg.user_code import loading, permission
 from tests.places import REPOSITORY
 
 WIDTH, CLASSES = 8, 3
@@ -116,7 +117,7 @@ def write(path: Path, text: str = MINE) -> Path:
 @contextmanager
 def fresh() -> Iterator[None]:
     """No code of a user's own is loaded or permitted inside, and nothing of it afterwards."""
-    before, path = dict(user_code._PERMITTED), list(sys.path)
+    before, path = dict(permission._PERMITTED), list(sys.path)
     try:
         _forget({})
         yield
@@ -132,9 +133,9 @@ def _forget(permitted: dict[str, str]) -> None:
     for module in user_code.modules_of_files():
         if not Path(str(module.__file__)).is_relative_to(REPOSITORY):
             sys.modules.pop(module.__name__, None)
-    user_code._FILES.clear()
-    user_code._PERMITTED.clear()
-    user_code._PERMITTED.update(permitted)
+    loading._FILES.clear()
+    permission._PERMITTED.clear()
+    permission._PERMITTED.update(permitted)
 
 
 @contextmanager

@@ -52,6 +52,7 @@ def test_two_builds_share_nothing(name):
     )
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("name", builders())
 def test_equal_runs_are_equal_and_leave_the_builders_module_alone(name, tmp_path):
     make = builders()[name]

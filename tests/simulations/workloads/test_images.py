@@ -41,7 +41,7 @@ def make_set(root: Path, name: str) -> dict[str, np.ndarray]:
     folder = root / image_set.hub_name.rpartition("/")[2] / image_set.subset
     folder.mkdir(parents=True)
     written = {}
-    for split, count in (("train", 5), ("test", 3)):
+    for split, count in (("train", 5), *((split, 2) for split in image_set.more), ("test", 3)):
         pixels = pixels_of(
             count, count, side=image_set.shape.side, channels=image_set.shape.channels
         )
@@ -62,9 +62,11 @@ def test_a_published_set_is_read_as_it_is_laid_out(name, tmp_path):
     workload = workloads.load(name, data_dir=tmp_path)
     image_set = IMAGE_SETS[name]
     assert (workload.name, workload.num_classes) == (name, image_set.num_classes)
+    written["train"] = np.concatenate([written[s] for s in ("train", *image_set.more)])
     for split, stored in (("train", workload.train), ("test", workload.test)):
         assert np.array_equal(stored.inputs, written[split].transpose(0, 3, 1, 2))
-    assert workload.train.labels.tolist() == [image_set.num_classes - 1 - i for i in range(5)]
+    rows = [*range(5), *(row for _ in image_set.more for row in range(2))]
+    assert workload.train.labels.tolist() == [image_set.num_classes - 1 - row for row in rows]
     inputs, _ = workload.train.batch(torch.tensor([4, 1]))
     mean, std = (
         torch.tensor(values, dtype=torch.float64).view(-1, 1, 1)
@@ -269,6 +271,21 @@ def test_a_clients_own_folder_has_the_classes_of_the_public_data(folder, tmp_pat
     one.rename(one.parent / "n99")
     with pytest.raises(ValueError, match="has the class n99, which the public data has not"):
         public.read(one.parent, tmp_path)
+
+
+def test_a_jpeg_of_several_pictures_is_refused_before_the_run(folder, tmp_path):
+    """As some cameras write them; ``image_frame=0`` takes the first."""
+    shutil.copytree(folder, tmp_path / "imagenet")
+    name = CLASSES_OF_IMAGENET[1]
+    place = tmp_path / "imagenet" / "train" / name / f"{name}_0.JPEG"
+    with Image.open(place) as picture:
+        first = picture.copy()
+    other = Image.new("RGB", first.size)
+    first.save(place, format="MPO", save_all=True, append_images=[other])
+    with pytest.raises(ValueError, match=r"_0\.JPEG has 2 frames or pages, and one is read"):
+        workloads.load("imagenet", data_dir=tmp_path)
+    loaded = workloads.load("imagenet", data_dir=tmp_path, options=Options(image_frame=0))
+    assert loaded.train.batch(torch.tensor([4]))[0].mean((0, 2, 3)).argmax() == 1
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ one client.
 """
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.workloads import give
-from fedlsg.simulations.workloads.partition import check_disjoint, partition
+from fedlsg.simulations.workloads.base.parts import check_disjoint
+from fedlsg.simulations.workloads.partition import client_parts, partition, parts_by_value
 from tests.simulations.support.own import QUICK, TRAIN, refused, workload
 
 N = len(TRAIN[0])
@@ -44,13 +46,71 @@ def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
     assert len(base(made, partition="writer").parts) == 3
     assert [len(part) for part in base(made, partition="ward").parts] == [N - 20, 20]
     assert len(base(made).parts) == 5  # iid
-    with refused("partition=writer has 3 clients, and clients=2: leave clients out"):
-        base(made, partition="writer", clients=2)
+    assert base(made, partition="writer").names == ("a", "b", "c")
+    assert base(made, partition="ward").names == ("False", "True")
+    assert base(made).names is None
+    with refused("partition=writer has 3 values, and clients=4: leave clients out, or give 1 to 3"):
+        base(made, partition="writer", clients=4)
     with refused(
         "unknown partition of own 'writr', expected one of iid, dirichlet, shards, label, writer, ",
         "did you mean",
     ):
         base(made, partition="writr")
+
+
+PATIENTS = np.array([f"p{row % 7 if row < 40 else 7}" for row in range(N)])
+"""Six rows each of p0 to p4, five of p5 and p6, and 20 of p7."""
+
+
+def test_whole_values_are_dealt_to_fewer_clients():
+    """By hand: p7 (20 rows) to client 0; p0 and p1 to 1 and 2, then p2 and p3; p4 to 1, which then
+    has 18 rows; p5 to 2, and p6 too, for 2 has 17.
+    """
+    made = workload(train=table(patient=PATIENTS), inputs=[f"x{i}" for i in range(8)], test=table())
+    dealt = base(made, partition="patient", clients=3)
+    held = [set(PATIENTS[part]) for part in dealt.parts]
+    assert held == [{"p7"}, {"p0", "p2", "p4"}, {"p1", "p3", "p5", "p6"}]
+    assert dealt.sizes == [20, 18, 22]
+    assert dealt.names is None
+    again = base(made, partition="patient", clients=3, seed=5)
+    assert [part.tolist() for part in again.parts] == [part.tolist() for part in dealt.parts]
+    assert len(base(made, partition="patient").parts) == 8  # one client each
+    given = workload(
+        train=table(patient=PATIENTS),
+        inputs=[f"x{i}" for i in range(8)],
+        test=table(),
+        partition="patient",
+        settings={"clients": 2},
+    )
+    assert base(given).sizes == [31, 29]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=200), st.data())
+def test_dealt_values_stay_whole_and_clients_are_balanced(values, data):
+    """No client has more rows than the mean and one value more: else that value's last rows would
+    have gone to a smaller client.
+    """
+    column = np.array(values)
+    made = SimpleNamespace(
+        name="made", train=values, parts=None, columns={"patient": column}, test_columns={}
+    )
+    counts = np.unique(column, return_counts=True)[1]
+    clients = data.draw(st.integers(1, len(counts)))
+    parts = client_parts(made, "patient", clients)
+    assert sorted(torch.cat(list(parts)).tolist()) == list(range(len(values)))
+    owners = [
+        {client for client, part in enumerate(parts) if value in column[part.numpy()]}
+        for value in set(values)
+    ]
+    assert all(len(owner) == 1 for owner in owners)
+    assert min(parts.sizes) >= 1
+    assert max(parts.sizes) <= len(values) / clients + counts.max()
+    others = np.array([*values, -1])  # nobody's value
+    test = parts_by_value(made, "patient", clients, others)
+    assert [set(others[part.numpy()]) for part in test] == [
+        set(column[part.numpy()]) for part in parts
+    ]
+    assert sum(test.sizes) == len(values)
 
 
 def test_lists_are_the_clients():
@@ -74,7 +134,7 @@ WRONG = {
         (range(10), range(20, N)),
         f"partition=given has {N - 10} of {N} training rows: give every row",
     ),
-    "an empty client": ((range(N), []), "expected lists of row numbers, got float64"),
+    "an empty client": ((range(N), []), "leaves client 1 without examples (no rows)"),
     "an empty client of integers": (
         (range(N), np.array([], dtype=int)),
         "leaves client 1 without examples",
@@ -105,6 +165,7 @@ def labels_of(num_examples: int, num_classes: int = 10, seed: int = 0) -> torch.
     )
 
 
+@pytest.mark.slow
 @given(
     num_examples=st.integers(1, 300),
     num_classes=st.integers(1, 12),

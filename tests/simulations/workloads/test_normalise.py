@@ -30,6 +30,7 @@ def test_no_number_comes_from_a_training_row():
     assert torch.equal(one[0][0], many[0][3])  # each row by itself
 
 
+@pytest.mark.slow
 def test_a_run_records_the_constants(tmp_path):
     run = quick(tmp_path / "run", normalise="public")
     assert len(run.summary["normalised"]["mean"]) == 8

@@ -188,7 +188,7 @@ GOOD = encode(pixels_of(1, 1)[0])
         (
             spoil(b"not an image"),
             ValueError,
-            r"cannot decode image 1 of .*train-00001.*: not an image; download",
+            r"cannot decode image 1 of .*train-00001.*: not an image that Pillow can read; download",
         ),
         (spoil(GOOD[: len(GOOD) // 2]), ValueError, r"cannot decode image 1 of .*train-00001"),
         (spoil(encode(np.zeros((16, 32, 3), np.uint8))), ValueError, r"32x32 RGB, got 32x16 RGB"),

@@ -14,6 +14,7 @@ from tests.simulations.support.runs import run_local
 from tests.simulations.support.secure_clients import FIVE, charged_clients, run_five, stage_in
 
 
+@pytest.mark.slow
 def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):
     """Clients take part in the sum of the clients of the public schedule alone: nobody is asked in
     another's place.

@@ -1,5 +1,6 @@
 """What travels: every record comes back as it was, in as many bytes as were counted."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
 from fedlsg.frame import Frame
+from fedlsg.simulations.engines.local import task_identity
 from fedlsg.strategies.protocol import wire
 from fedlsg.strategies.protocol.round_report import Sizes, wire_size
-from fedlsg.strategies.protocol.wire import Announcement, over_the_wire
+from fedlsg.strategies.protocol.wire import (
+    Announcement,
+    identity,
+    over_the_wire,
+    read_identity,
+)
 from tests.strategies.small_federation import announcement, server_state
 
 ANNOUNCED = Announcement(
@@ -176,6 +183,7 @@ def whole(message):
     return message_to_proto(message).SerializeToString()
 
 
+@pytest.mark.slow
 @given(records)
 def test_the_size_is_exact_at_every_length_of_a_length(given_records):
     message = message_of(given_records)
@@ -192,6 +200,7 @@ def test_the_size_is_exact_at_every_length_of_a_length(given_records):
     assert len(known) == 2 * len(message.content)
 
 
+@pytest.mark.slow
 @given(records)
 def test_what_arrives_is_what_the_whole_message_says(given_records):
     message = message_of(given_records)
@@ -204,3 +213,22 @@ def test_what_arrives_is_what_the_whole_message_says(given_records):
             assert copy.data is array.data, (
                 "the bytes themselves are shared: nobody can change them"
             )
+
+
+def test_an_identity_says_what_a_client_may_spend():
+    with task_identity():
+        both = identity(3, 700, epsilon=2.5, delta=1e-6)
+        assert read_identity(both) == (3, 700, (2.5, 1e-6))
+        assert read_identity(identity(3, 700)) == (3, 700, (0.0, 0.0))
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, 1e-12, math.nan, math.inf, 1e6])
+def test_no_epsilon_of_one_client_ends_the_plan_of_all(epsilon):
+    with task_identity(), pytest.raises(ValueError, match="at most 100"):
+        read_identity(identity(3, 700, epsilon=epsilon))
+
+
+@pytest.mark.parametrize("delta", [-1.0, 1e-300, math.nan, 1.0])
+def test_no_delta_of_one_client_ends_the_plan_of_all(delta):
+    with task_identity(), pytest.raises(ValueError, match="delta < 1"):
+        read_identity(identity(3, 700, delta=delta))

@@ -76,7 +76,15 @@ def test_what_each_recipe_can_be_told():
         "linear-probe": set(),
         "bitfit": set(),
         "rs": {"sparsity", "cooling", "redraw", "ranking", "sparsity_from", "carrier", "rank"},
-        "rgp": {"rank", "power_steps", "warmup", "residual"},
+        "rgp": {
+            "rank",
+            "power_steps",
+            "warmup",
+            "residual",
+            "history",
+            "factors",
+            "trained",
+        },
         "lsg": {
             "rank",
             "sparsity",
@@ -92,7 +100,7 @@ def test_what_each_recipe_can_be_told():
         "fed-svd": {"rank", "lora_alpha"},
         "fed-sb": {"rank", "lora_alpha"},
         "lsg-lora": {"rank", "sparsity", "lora_alpha", "train_embeddings", "direction"},
-        "sparse-dpsgd": {"sparsity", "refresh", "sparsity_from"},
+        "sparse-dpsgd": {"sparsity", "refresh", "convolutions_alone", "sparsity_from"},
         "dp-ssgd": {
             "prune",
             "prune_rate",
@@ -222,6 +230,9 @@ TEXT = (
     "carrier",
     "drop",
     "prune",
+    "history",
+    "factors",
+    "trained",
 )
 
 

@@ -18,7 +18,7 @@ from fedlsg.attacks.audit.bounds import (
     one_run_epsilon,
     one_run_p_value,
 )
-from fedlsg.attacks.audit.noise_checks import displacement, noise_checks
+from fedlsg.attacks.audit.noise_checks import displacement, noise_checks, tails, unequal
 from fedlsg.attacks.audit.setting import RATIO, Setting, canaries, found_ratio, silent_rounds
 from fedlsg.attacks.audit.stated import ERROR, Stated, delta_of, least_noise
 from tests.fedlsg.support.audit_setting import at_client_level, secure, setting
@@ -59,6 +59,58 @@ def test_noise_used_again(pair):
     else:
         other[4] = rows[4]
     assert "fresh noise" in failed(rows, other)
+
+
+PERMUTED = np.random.default_rng(9).permutation(150)
+USED_AGAIN = {
+    "half of an output": lambda rows: np.concatenate([rows[:, :150], rows[:, PERMUTED]], 1),
+    "with the other sign": lambda rows: np.concatenate([rows[:, :150], -rows[:, PERMUTED]], 1),
+    "a tenth of an output": lambda rows: np.concatenate([rows[:, :270], rows[:, 29::-1]], 1),
+    "another output": lambda rows: np.concatenate([rows[:-1], rows[3:4, ::-1]]),
+    "all outputs": lambda rows: np.stack([np.roll(rows[0], 7 * n) for n in range(len(rows))]),
+}
+
+
+@pytest.mark.parametrize("grid", [False, True])
+@pytest.mark.parametrize("how", USED_AGAIN)
+def test_values_that_are_used_again_in_another_place(how, grid):
+    """On the grid of the noise many values are equal by chance; the control has those."""
+    rows = noise(rounds=64)
+    if grid:
+        rows = (rows / STD * 256).round() / 256 * STD
+    assert not failed(rows)
+    found = failed(USED_AGAIN[how](rows))
+    assert found & {"no value used again", "normal noise"}
+    assert ("no value used again" in found) == (how != "all outputs")
+
+
+@pytest.mark.parametrize("most", [2.5, 3.0, 3.5])
+def test_noise_that_ends_at_a_few_deviations(most):
+    """Of its deviation nothing is missing, and its distribution function shows nothing."""
+    rows = noise(rounds=200)
+    clamped = rows.clip(-most * STD, most * STD)
+    clamped *= rows.std() / clamped.std()
+    assert failed(clamped) >= {"tails of the noise"}
+    if most >= 3:
+        assert failed(clamped) == {"tails of the noise"}
+
+
+def test_a_tail_that_is_too_long():
+    rows = noise(rounds=200)
+    rows[7, 17] = 9 * STD
+    assert failed(rows) == {"tails of the noise"}
+
+
+@pytest.mark.parametrize(("kept", "grid"), [(8, True), (300, True), (300, False), (3000, True)])
+def test_new_checks_of_values_accuse_as_rarely_as_is_said(kept, grid):
+    """With a significance of 1e-5 none of a hundred audits of correct noise is accused."""
+    rng = np.random.default_rng(1)
+    accused = 0
+    for _ in range(40 if kept > 1000 else 100):
+        rows = rng.normal(size=(16, kept))
+        rows = (rows * 256).round() / 256 if grid else rows
+        accused += not (tails(rows.ravel()).passed and unequal(rows).passed)
+    assert accused == 0
 
 
 def moves_of(rng, included, *, q, rounds, noise, factor=1.0):
@@ -145,6 +197,7 @@ def test_bounds_find_a_false_claim():
 CLAIM: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-5, "sample_rate": 0.5, "steps": 6}
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     ("q", "sigma", "steps", "epsilon"), [(0.5, 3.118, 100, 8.0), (0.05, 2.0, 2, 0.5)]
 )
@@ -189,6 +242,7 @@ def test_the_outputs_are_enough_to_find_a_client_that_is_left_out(made: Setting)
     assert 200 <= canaries(made) <= 5000
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(("epsilon", "delta", "q"), [(14.2, 3.7e-8, 0.00546), (14.0, 1e-6, 0.01)])
 def test_a_large_claim_of_one_step_has_a_number(epsilon, delta, q):
     assert 0.2 < least_noise(epsilon, delta, q, 1) < 0.5

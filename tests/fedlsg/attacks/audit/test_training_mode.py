@@ -101,6 +101,7 @@ def test_halved_noise_is_too_close_and_too_short():
     assert not unlike(halved).passed
 
 
+@pytest.mark.slow
 def test_the_variance_is_that_of_batches_and_noise():
     """Payloads of q = 1/2 with drawn batches and noise, against the variance that the audit states
     for them.

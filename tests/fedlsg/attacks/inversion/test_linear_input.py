@@ -62,6 +62,7 @@ def without_classifier_bias() -> nn.Module:
     return model
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["dpsgd", "rgp", "lsg", "rs"])
 def test_one_label_is_exact(name: str):
     for start in range(12):

@@ -41,6 +41,7 @@ def decibels(guess: Tensor, truth: Tensor) -> Tensor:
     return psnr(guess[guesses], truth[truths], data_range=1.0)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_noise_free_digits_come_back(name):
     found = []

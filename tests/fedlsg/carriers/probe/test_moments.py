@@ -145,6 +145,7 @@ def distance(found: Mapping[str, Moments], expected: Mapping[str, Moments]) -> f
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
+@pytest.mark.thinned(29)
 @pytest.mark.parametrize("most", [1, 2, 128])
 @pytest.mark.parametrize("way", ["cheaper", "dense", "gram"])
 @pytest.mark.parametrize("name", SUBJECTS)

@@ -21,6 +21,7 @@ from tests.fedlsg.support.layer_zoo import ZOO, Attention, Case, Recurrent, loss
 zoo = pytest.mark.parametrize("case", ZOO)
 
 
+@pytest.mark.thinned(44)
 @zoo
 @pytest.mark.parametrize("batch", [1, 4, 5])
 def test_every_parameter_has_the_gradients_of_autograd(case, batch):

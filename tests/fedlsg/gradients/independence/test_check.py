@@ -135,6 +135,7 @@ MIXERS = {
 }
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("level", ["checked", "isolated"])
 @pytest.mark.parametrize("case", MIXERS)
 def test_a_model_that_mixes_examples_is_refused_by_the_layer(case, level):
@@ -177,6 +178,7 @@ HONEST = {
 }
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("level", ["checked", "isolated"])
 @pytest.mark.parametrize("case", HONEST)
 def test_a_model_that_treats_examples_independently_passes(case, level):
@@ -220,6 +222,7 @@ def test_categories_among_the_inputs_are_left_and_a_model_need_not_take_large_va
         )
 
 
+@pytest.mark.slow
 def test_a_loss_that_mixes_is_named():
     def centred(outputs: Tensor, targets: Tensor) -> Tensor:
         losses = cross_entropy(outputs, targets)
@@ -245,6 +248,7 @@ def test_a_loss_that_mixes_is_named():
             check(made(tokens_model), loss_fn)
 
 
+@pytest.mark.slow
 def test_a_loss_in_float32_leaves_the_check_of_the_model_in_float64():
     weights = torch.ones(CLASSES)
 

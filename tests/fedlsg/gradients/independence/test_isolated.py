@@ -146,6 +146,7 @@ HONEST: dict[str, tuple[Callable[[], nn.Module], Any, Any]] = {
 }
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", HONEST)
 def test_an_unlikely_model_passes(case, level):
@@ -177,6 +178,7 @@ REMEMBERS = {
 }
 
 
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("level", ["checked", *LEVELS])
 @pytest.mark.parametrize("case", REMEMBERS)
 def test_what_mixes_later_or_in_large_batches_is_refused(case, level):

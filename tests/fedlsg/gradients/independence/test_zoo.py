@@ -13,6 +13,7 @@ from tests.fedlsg.support.gradient_oracle import squared_error
 from tests.fedlsg.support.layer_zoo import ZOO, loss
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", ZOO)
 def test_the_zoo_treats_examples_independently(case):
     model, x, y = ZOO[case].build(7, torch.float32)
@@ -41,6 +42,7 @@ class Mixed(nn.Module):
         return out + (mean - mean.detach() if self.backward else mean)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(
     "case", ["parameters, words, positions", "tied", "LSTM", "attention", "Conv1d"]

@@ -102,6 +102,7 @@ SEEDED = {
 }
 
 
+@pytest.mark.thinned(31)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", SEEDED)
 def test_a_model_that_seeds_its_draws_is_refused(case, level):

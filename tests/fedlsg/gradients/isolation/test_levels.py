@@ -204,6 +204,7 @@ own = per_example_loss(lambda outputs, y: F.cross_entropy(outputs, y, reduction=
 known = per_example_loss(nn.CrossEntropyLoss())
 
 
+@pytest.mark.thinned(29)
 @pytest.mark.parametrize("loss", [own, known], ids=["own loss", "known loss"])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", MODELS)
@@ -228,6 +229,7 @@ def test_carried_and_masked_blocks_are_those_of_autograd(name, level):
     assert error(got, naive(model, own, x, y, frame)) < 1e-4
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", sorted(set(MODELS) - set(ALONE_ONLY)))
 def test_what_torch_can_run_is_isolated(name):
     model, x, y = problem(name)
@@ -569,6 +571,7 @@ def moved(name, level):
     return float((sums[0] - sums[1]).norm())
 
 
+@pytest.mark.thinned(24)
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", FORMS)
@@ -750,10 +753,11 @@ def test_what_a_loss_keeps_in_backward_is_put_back():
 
 def test_negative_control_a_loss_that_keeps_in_backward_is_a_way(monkeypatch):
     @contextmanager
-    def nothing(*used):
+    def nothing(*used, together=False):
         yield lambda: False
 
     monkeypatch.setattr(vmapped, "forgetting", nothing)
+    monkeypatch.setattr(passes, "forgetting", nothing)
     assert flipped() > 0.1
 
 

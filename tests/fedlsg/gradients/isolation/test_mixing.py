@@ -119,6 +119,7 @@ def apart(one: Tensor, other: Tensor) -> bool:
     return bool(((one - other).norm(dim=1) > CLOSE * length).any())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("case", [name for name in MIXING if name not in COINS])
 def test_each_example_has_its_own_gradient_whatever_its_company(case):

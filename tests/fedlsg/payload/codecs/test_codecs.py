@@ -163,7 +163,7 @@ def test_nobody_else_names_a_codec():
         )
         for line in without_defaults((REPOSITORY / path).read_text()).splitlines()
         for name in WIRE_IDS
-        if not own_file(path, name) and says(line, name)
+        if says(line, name) and not own_file(path, name)
     ]
     assert found == []
 

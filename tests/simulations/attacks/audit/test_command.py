@@ -40,12 +40,16 @@ def audit(
     return status, json.loads(out.read_text()), console.export_text()
 
 
+@pytest.mark.slow
 def test_correct_code(tmp_path):
     status, found, text = audit(tmp_path)
     assert status == 0
     assert found["verdict"] == "not falsified"
     assert text.rstrip().splitlines()[-2] == "not falsified"
     assert "verified" not in text + json.dumps(found)
+    assert found["not_covered"] == ["backward pass of each example"]
+    assert "not covered: backward pass of each example" in text
+    assert found["paths"]["clip and sums of a shared pass"] > 0
     assert found["canaries"] == 200
     assert found["significance_of_each_bound"] == 0.001
     assert all(check["significance"] <= 1e-5 for check in found["checks"])
@@ -85,6 +89,7 @@ def test_correct_code_of_every_mode(tmp_path, mode):
     assert found["reader"] in (tmp_path / "audit.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "plant"),
     [
@@ -113,6 +118,7 @@ def test_a_run_at_client_level_is_held_to_the_server_s_ledger(tmp_path):
     assert found.claim.noise_multiplier == pytest.approx(2.0, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", ["halved-noise", "per-block-clip"])
 def test_a_plant_is_falsified(tmp_path, plant):
     status, found, text = audit(tmp_path, plant=plant)
@@ -128,6 +134,7 @@ def finished(tmp_path_factory) -> Run:
     return run_local(tmp_path_factory.mktemp("audit") / "run", **SETTINGS)
 
 
+@pytest.mark.slow
 def test_a_reproducible_claim_is_not_private(tmp_path):
     """Not falsified, and void: of settings, of a run, and of one whose ledger alone says so."""
     words = "NOT PRIVATE: the noise is reproducible"
@@ -142,6 +149,7 @@ def test_a_reproducible_claim_is_not_private(tmp_path):
     assert audited_run(str(run.path)).not_private == words
 
 
+@pytest.mark.slow
 def test_training_mode(tmp_path):
     status, found, text = audit(tmp_path, mode="training", given=TRAINING, canaries=100)
     assert status == 0, text
@@ -150,6 +158,7 @@ def test_training_mode(tmp_path):
     assert found["gdp_estimate"]["mu"]["high"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", ["halved-noise", "noise-reused"])
 def test_training_mode_finds_less_noise(tmp_path, plant):
     status, found, _ = audit(tmp_path, mode="training", given=TRAINING, canaries=100, plant=plant)
@@ -167,6 +176,7 @@ def test_training_mode_finds_full_batches(tmp_path):
     assert "sensitivity" in found["falsified_by"]
 
 
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -235,6 +245,7 @@ def test_everybody_else_stays_where_they_are(plan, kind):
         assert bool((after[0] != before[0])[inserted.rows].flatten(1).any(1).all())
 
 
+@pytest.mark.slow
 def test_a_run_that_was_configured_otherwise_than_its_ledger_says(tmp_path, finished):
     """The ledger's claim stands: code that would run with half of its noise is falsified."""
     copy = Run(shutil.copytree(finished.path, tmp_path / "run"))

@@ -71,6 +71,7 @@ def rows(tmp_path: Path) -> str:
     return str(digits_file(tmp_path / "rows.npz"))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_spent_stays_spent_however_the_server_asks(way, tmp_path, rows):
     """The attack: a budget that was spent, and then another run directory with one harmless setting
@@ -88,6 +89,7 @@ def test_what_is_spent_stays_spent_however_the_server_asks(way, tmp_path, rows):
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_question_is_answered_where_the_budget_is_not_spent(way, tmp_path, rows):
     """Control: it is the budget that refuses above, and nothing else of the question."""
@@ -129,6 +131,7 @@ def _race(node: dict[str, Any], copy: Path, run: str, barrier: Any, answered: An
     answered.put(server.rounds(STEPS))
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_ledger_spend_it_once(tmp_path):
     """Two runs at once: the rounds that both give together are those that the budget allows."""
     node = terms(tmp_path / "node", epsilon_max=BUDGET)

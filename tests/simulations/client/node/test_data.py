@@ -91,6 +91,7 @@ def spent(spent_folder: Path, tmp_path: Path) -> Server:
     return client_in(tmp_path)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("what", CHANGES)
 def test_other_data_than_before_are_refused_by_name(what, spent, tmp_path):
     how, text = CHANGES[what]
@@ -102,6 +103,7 @@ def test_other_data_than_before_are_refused_by_name(what, spent, tmp_path):
     assert len(entries(tmp_path / "node")) == STEPS - 1
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("what", CHANGES)
 def test_accepted_data_go_on_at_the_epsilon_that_is_spent(what, spent, tmp_path):
     change(tmp_path / "rows.npz", CHANGES[what][0])

@@ -4,6 +4,7 @@ real messages.
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedlsg.simulations.planning.start_weights import found_source
 from fedlsg.simulations.server.server_app import run_rounds
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import as_config, from_mapping
+from fedlsg.simulations.storage.results import read_clients
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload
 from tests.simulations.support.deployed import RUN, DeployedGrid, digits_file, terms
@@ -37,9 +39,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    tmp_path: Path, name: str, nodes: dict[str, Any] | None = None, **settings: Any
+    tmp_path: Path,
+    name: str,
+    nodes: dict[str, Any] | None = None,
+    each: Sequence[dict[str, Any]] = ({}, {}),
+    **settings: Any,
 ) -> dict[str, Any]:
-    """A run of two clients; returns its summary."""
+    """A run of two clients; returns its summary. ``nodes``: of both node configs, ``each``: of each
+    of them.
+    """
     clients = []
     for client, rows in enumerate(ROWS):
         data = digits_file(tmp_path / f"rows-{client}.npz", rows)
@@ -49,7 +57,7 @@ def run(
             partition_id=client,
             num_partitions=None,
         )
-        clients.append(node | (nodes or {}))
+        clients.append(node | (nodes or {}) | each[client])
     given = RUN | {"clients": None, "run_dir": str(tmp_path / name)} | settings
     config = dict(
         as_config(from_mapping({key: value for key, value in given.items() if value is not None}))
@@ -110,6 +118,76 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
+def test_a_stricter_hospital_has_an_epsilon_of_its_own(tmp_path):
+    """The run says 3; the first hospital spends 1, and counts less."""
+    summary = run(tmp_path, "run", each=[{"epsilon": 1.0}, {}], noise_multiplier=None, epsilon=3.0)
+    check_copies(tmp_path, "run")
+    strict, other = (
+        Ledger(tmp_path / f"node-{client}" / "ledger.jsonl", client) for client in range(2)
+    )
+    assert 0.98 < strict.epsilon(1e-5).upper <= 1.0
+    assert 2.9 < other.epsilon(1e-5).upper <= 3.0
+    assert summary["epsilon_max"] == other.epsilon(1e-5).upper
+    assert RunDir(tmp_path / "run").read_config().client_epsilons == "#0=1.0"
+
+
+@pytest.mark.slow
+def test_the_run_s_word_for_a_hospital_holds_next_to_the_terms_of_another(tmp_path):
+    given = {"noise_multiplier": None, "epsilon": 3.0, "client_epsilons": "#0=1.0, #1=3.0"}
+    run(tmp_path, "run", each=[{}, {"epsilon": 2.0}], **given)
+    for client, own in enumerate((1.0, 2.0)):
+        spent = Ledger(tmp_path / f"node-{client}" / "ledger.jsonl", client).epsilon(1e-5).upper
+        assert 0.98 * own < spent <= own
+
+
+@pytest.mark.slow
+def test_a_stricter_hospital_has_a_delta_of_its_own(tmp_path):
+    """The run says 1e-5; the first hospital says 1e-8, which is its delta-max, too."""
+    own = {"delta": 1e-8, "delta-max": 1e-8}
+    run(tmp_path, "run", each=[own, {}], noise_multiplier=None, epsilon=3.0)
+    check_copies(tmp_path, "run")
+    for client, delta in enumerate((1e-8, 1e-5)):
+        ledger = Ledger(tmp_path / f"node-{client}" / "ledger.jsonl", client)
+        assert 2.9 < ledger.epsilon(delta).upper <= 3.0
+    settings = RunDir(tmp_path / "run").read_config()
+    assert (settings.client_epsilons, settings.client_deltas) == (None, "#0=1e-08")
+    rows = read_clients(RunDir(tmp_path / "run"))
+    assert [row["delta"] for row in sorted(rows, key=lambda row: row["client"])] == [1e-8, 1e-5]
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [({"delta": 1e-4}, r"delta=0.0001 <= delta-max"), ({"delta-max": 1e-8}, "or a delta of its")],
+)
+def test_a_delta_that_the_hospital_does_not_give_is_refused(tmp_path, monkeypatch, own, why):
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match=why):
+        run(tmp_path, "run", each=[own, {}], noise_multiplier=None, epsilon=3.0)
+
+
+def test_an_epsilon_above_what_the_hospital_has_in_all_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match=r"epsilon=50 <= epsilon-max=3"):
+        run(tmp_path, "run", each=[{"epsilon": 50.0}, {}], noise_multiplier=None, epsilon=3.0)
+
+
+def test_an_epsilon_of_its_own_needs_noise_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match="leave epsilon out of its node config"):
+        run(
+            tmp_path,
+            "run",
+            nodes={"trust": "secure", "num-partitions": 2},
+            each=[{"epsilon": 1.0}, {}],
+            noise_multiplier=None,
+            epsilon=3.0,
+            trust="secure",
+            clients=2,
+        )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -130,6 +208,7 @@ def test_every_round_is_answered_by_all_who_are_asked(name, tmp_path):
     assert summary["private"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("downlink", ["full", "sparse"])
 def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, monkeypatch):
     """A function that a setting names never runs there: at each refresh every client is sent the
@@ -164,6 +243,7 @@ def test_what_a_client_must_not_draw_it_is_sent(downlink, tmp_path, own_code, mo
 SECURE = {"nodes": {"trust": "secure", "num-partitions": 2}, "trust": "secure", "clients": 2}
 
 
+@pytest.mark.slow
 def test_two_hospitals_and_a_server_that_sees_their_sum_alone(tmp_path):
     summary = run(tmp_path, "run", record_updates=True, **SECURE)
     check_copies(tmp_path, "run")
@@ -199,6 +279,7 @@ def test_a_client_that_does_not_accept_a_share_of_the_noise_refuses_the_run(tmp_
         run(tmp_path, "run", trust="secure", clients=2)
 
 
+@pytest.mark.slow
 def test_a_client_that_fears_more_colluders_than_the_run_refuses_it(tmp_path, monkeypatch):
     monkeypatch.setattr(fedlsg.strategies.protocol.nodes, "CONNECT_SECONDS", 0.15)
     nodes = {"nodes": SECURE["nodes"] | {"colluders": 2}}
@@ -237,6 +318,7 @@ def test_a_hospital_takes_part_in_runs_of_its_own_unit_alone(
     assert Ledger(tmp_path / "node-0" / "ledger.jsonl", 0).entries == ()
 
 
+@pytest.mark.slow
 def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp_path, monkeypatch):
     """It checks this itself: a server that does not would let rounding move sums further than the
     noise's margin.

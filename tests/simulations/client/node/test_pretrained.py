@@ -89,7 +89,7 @@ def test_features_are_made_by_public_names_alone(name, tmp_path, monkeypatch):
         weights(tmp_path / folder / "model.safetensors")
         (tmp_path / folder / "config.json").write_text('{"fedlsg": "0.1.0", "model": "mlp"}')
     assert refusal(server.query()) == before
-    assert "makes features by scattering" in before
+    assert "makes features by patches, scattering" in before
 
 
 @pytest.fixture

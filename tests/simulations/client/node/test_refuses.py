@@ -93,6 +93,7 @@ WEAKER: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("weaker", WEAKER)
 def test_weaker_terms_are_refused_by_name_and_nothing_is_spent(weaker, tmp_path):
     settings, node, text = WEAKER[weaker]
@@ -123,6 +124,7 @@ def test_a_server_without_a_name_for_its_run_is_refused_before_anything_is_spent
     assert entries(tmp_path / "node") == ()
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     "name", ["", "..", ".hidden", "a/b", "../../etc", "a\\b", "a b", "ä", "x" * 65]
 )
@@ -225,7 +227,6 @@ def test_a_value_out_of_range_is_refused_by_its_key(key, value):
     [
         ("ledger_dir", "ledger-dir"),
         ("ledgerdir", "ledger-dir"),
-        ("epsilon", "epsilon-max"),
         ("Epsilon-Max", "epsilon-max"),
         ("delta-mx", "delta-max"),
         ("dta", "data"),

@@ -62,6 +62,7 @@ PLACES = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("failure", "place"),
     [

@@ -50,6 +50,7 @@ def charged(folder: Path) -> int:
     return sum(event.steps for event in Ledger(folder / "ledger.jsonl", client=0).events())
 
 
+@pytest.mark.slow
 def test_another_batch_size_within_a_run_is_refused(tmp_path, drawn):
     """Batches of 199 and then of 100 cut the same epoch of two: 99 rows would be in both, for the
     charge of one.

@@ -17,6 +17,7 @@ from fedlsg.accounting import Event, compose
 from fedlsg.simulations.compare.cell_worker import Job as CellJob
 from fedlsg.simulations.compare.cell_worker import Outcome
 from fedlsg.simulations.compare.grid_file import from_toml
+from fedlsg.simulations.compare.runner import Limits
 from fedlsg.simulations.compare.search import make_job, search_command, search_files, trials
 from fedlsg.simulations.compare.search.trials import FIRST_SEED
 from fedlsg.simulations.report.words import epsilon_words
@@ -59,7 +60,7 @@ def search(
         try:
             job = make_job(grid, [given.pop("search")], **given)
             status, run.best = search_command(  # type: ignore[attr-defined]
-                job, Console(file=text, width=150), jobs=None, budget_minutes=budget
+                job, Console(file=text, width=150), Limits(budget_minutes=budget)
             )
         finally:
             run.printed = " ".join(text.getvalue().split())  # type: ignore[attr-defined]
@@ -74,6 +75,7 @@ def trials_of(folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_methods_take_turns_and_the_best_of_each_is_kept(search, tmp_path):
     status, printed, asked = search(draw=True)
     assert status == 0

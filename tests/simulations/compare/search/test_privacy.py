@@ -50,6 +50,7 @@ def test_trials_on_the_same_rows_compose(count):
     assert found == compose([own] * count, delta=DELTA).upper
 
 
+@pytest.mark.slow
 def test_lambdas_of_trials_add_up():
     """Equal clients compose; unequal ones of two partitions cost the largest Lambda of each."""
     noisy = replace(event(), log_ratio=0.1)

@@ -135,6 +135,7 @@ def test_images_are_those_of_the_workload(given, images, tmp_path):
     assert len(list((tmp_path / "own").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_the_workload(tmp_path):
     pytest.importorskip("transformers")
     from tests.simulations.support.made_texts import make_bert, write_sst2

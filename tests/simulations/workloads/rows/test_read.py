@@ -105,10 +105,13 @@ def test_one_buffer_may_serve_all_rows():
     assert rows[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_dict_of_splits_is_refused_by_their_names():
+def test_of_splits_each_argument_takes_the_one_of_its_name():
     table = pd.DataFrame({"a": X[:, 0], "label": Y})
-    with refused("test has the splits train, test", "data['train']"):
-        loaded({"train": table, "test": table})
+    given = {"train": table[:4], "test": table}
+    found = load(workload(train=given, test=given))
+    assert (len(found.train), len(found.test)) == (4, N)
+    with refused("test has the splits train, dev, and none named 'test'", "data['train']"):
+        load(workload(train=given, test={"train": table, "dev": table}))
 
 
 FIELDS = {"ids": np.arange(N * 4).reshape(N, 4), "mask": np.ones((N, 4), dtype=np.int64), "x": X}
@@ -215,7 +218,7 @@ NO = {
         lambda: (torch.tensor(X).bfloat16(), Y),
         "train inputs are {'inputs': 'torch.bfloat16'}",
     ),
-    "several files": (lambda: ["a.csv", "b.csv"], "train has 2 paths: give one file"),
+    "files of clients": (lambda: ["a.csv", "b.csv"], "train[0]='", "there is no such file"),
     "no file": (lambda: "nowhere.csv", "nowhere.csv': there is no such file"),
     "no folder": (lambda: "nowhere", "nowhere': there is no such file or folder"),
     "a missing target": (
@@ -251,7 +254,7 @@ NO = {
     "a generator": (lambda: ((x, 1) for x in X), "train=generator has no length"),
     "a loader": (
         lambda: DataLoader(TensorDataset(torch.tensor(X))),
-        "give a Dataset with __len__ and __getitem__",
+        "train[0] is tuple: expected a pair (input, target)",
     ),
     "a streamed table": (
         lambda: datasets.Dataset.from_pandas(FRAME).to_iterable_dataset(),
@@ -288,7 +291,7 @@ NO = {
     ),
     "texts and numbers": (
         lambda: FRAME.assign(t=TEXTS),
-        "columns t (row 0: 'a') are no numbers, a, b, c are: inputs=",
+        "columns t (row 0: 'a') are no numbers, a, b, c are: transform=",
     ),
     "no label column": (
         lambda: FRAME.rename(columns={"label": "lable"}),

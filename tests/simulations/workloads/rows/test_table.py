@@ -198,6 +198,7 @@ def _linear() -> nn.Module:
     return nn.Linear(3, 3)
 
 
+@pytest.mark.slow
 def test_each_class_is_a_client(tmp_path):
     texts = FRAME.label.map({0: "x", 1: "y", 2: "z"})
     for number, frame in enumerate(
@@ -292,6 +293,7 @@ def test_a_column_that_is_text_in_one_file_is_text_in_all(tmp_path):
     assert loaded(*paths).train.labels.tolist() == [0, 1, 0] * 4
 
 
+@pytest.mark.slow
 def test_a_run_says_and_keeps_what_it_uses_and_continues_elsewhere(tmp_path, monkeypatch, capsys):
     for place in ("here/data", "there"):
         (tmp_path / place).mkdir(parents=True)

@@ -230,6 +230,7 @@ def test_a_training_row_that_comes_twice_is_refused(repeated):
     load(fedlsg.Workload(train=(X, Y), test=repeated, **own))
 
 
+@pytest.mark.slow
 def test_a_run_on_rows_that_draw_is_resumed(tmp_path):
     """With new draws; other targets are refused, and other inputs of rows that draw nothing."""
     own = {

@@ -1,6 +1,8 @@
-"""Membership of single examples from the answers of a trained model: loss threshold and LiRA, with
-bounds.
+"""Membership of single examples from the answers of a trained model: every attack of the table,
+with bounds.
 
+Several attacks are tried and the best one is reported: intervals hold for all attacks and both
+figures of the verdict together (Bonferroni), so that chance in one of them is no finding.
 phi is the scaled confidence log(p / (1 - p)) of the true class, so that the loss is log(1 +
 exp(-phi)); minus the loss where that is no cross-entropy. Scores are higher for members. Everything
 is computed from ``Trained``; which examples the target has is used for scoring only.
@@ -12,24 +14,29 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.special import ndtri
 
 from fedlsg.accounting import Event, compose
 from fedlsg.attacks.audit.bounds import subsampled
 from fedlsg.attacks.audit.verdict import Claim, claim_of, training_event
-from fedlsg.attacks.membership import lira_offline, lira_online, loss_threshold
+from fedlsg.attacks.membership.answers import Answers
+from fedlsg.attacks.membership.answers import Attack as MembershipAttack
+from fedlsg.attacks.membership.scores import membership_attacks
+from fedlsg.attacks.membership.scores.loss import LossThreshold, loss_threshold
 from fedlsg.attacks.metrics import LOW_RATES, Rate, Roc, roc
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.attacks.membership.shadows import Trained, pair_of
 from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of
 
-ATTACKS = ("loss threshold", "LiRA offline", "LiRA online")
 DRAWS = 200
-EDGES = (0.025, 0.975)
-"""Levels of the ends of 95 % intervals."""
-SURE = 0.99
-"""Confidence of what contradicts a claim: several attacks are tried, and one may accuse by
-chance.
+ERROR = 0.05
+"""Chance that any interval of a verdict misses its rate."""
+FIGURES = 2
+"""Figures of each attack that the verdict compares with guessing: TPR at the first of LOW_RATES,
+and AUC.
 """
+SURE = 0.99
+"""Confidence of what contradicts a claim, for all attacks together."""
 GRID = np.geomspace(1e-5, 1, 101)
 """False positive rates at which curves are kept."""
 BoundOf = Callable[[float], float]
@@ -41,8 +48,9 @@ class Found:
     """What one attack finds. success: right answers as in Yu et al. 2021, Table 5.
 
     target: of the target alone, exact intervals; sure: the same at 99 %. in_turn: of all models,
-    each the target once, with intervals from a bootstrap over the candidates. curve: true positive
-    rates of ``in_turn`` on GRID.
+    each the target once, with intervals from a bootstrap over the candidates. All of them are
+    simultaneous over the attacks. curve: true positive rates of ``in_turn`` on GRID; band: the ends
+    of their intervals.
     drawn: AUC and rates of every draw of that bootstrap, which has the same candidates for every
     attack.
     """
@@ -53,6 +61,7 @@ class Found:
     sure: Roc
     in_turn: Roc
     curve: Float[np.ndarray, " grid"]
+    band: Float[np.ndarray, "2 grid"]
     drawn: Float[np.ndarray, "draws figures"] | None = None
 
 
@@ -74,48 +83,76 @@ class Limit:
         return min(1.0, float(np.sum(widths * heights)))
 
 
-def attack(models: Trained, *, seed: int) -> list[Found]:
+def attack(models: Trained, *, seed: int, more: int = 0) -> list[Found]:
     """Every attack on the target, and on each model in turn with the others (less its pair) as
-    shadows.
+    shadows. Attacks that need public rows are left out where there are none. ``more``: further
+    attacks of the same table, with which the intervals are simultaneous.
     """
     inside, findings = models.inside, []
-    for name in ATTACKS:
-        scores = np.stack([scored(name, models, target) for target in range(len(inside))])
+    attacks = [one for one in membership_attacks() if usable(one, answers(models, 0))]
+    rows = len(attacks) + more
+    confidence = confidence_of_each(rows)
+    for one in attacks:
+        scores = np.stack([one.score(answers(models, target)) for target in range(len(inside))])
         members, others = scores[0, inside[0]], scores[0, ~inside[0]]
-        in_turn, drawn = pooled(scores, inside, seed=seed)
-        generator = public_generator(seed, "membership", "threshold")
-        losses = torch.from_numpy(-members), torch.from_numpy(-others)
+        in_turn, (curve, *band), drawn = pooled(scores, inside, seed=seed, confidence=confidence)
         found = Found(
-            attack=name,
-            success=loss_threshold(*losses, generator).success,
-            target=roc(members, others),
-            sure=roc(members, others, confidence=SURE),
+            attack=one.name,
+            success=threshold_on(members, others, seed).success,
+            target=roc(members, others, confidence=confidence),
+            sure=roc(members, others, confidence=sure_of_each(rows)),
             in_turn=in_turn,
-            curve=curve(scores[inside], scores[~inside]),
+            curve=curve,
+            band=np.stack(band),
             drawn=drawn,
         )
         findings.append(found)
     return findings
 
 
-def scored(name: str, models: Trained, target: int) -> Float[np.ndarray, " candidates"]:
-    """Scores of all candidates against one model. Which it was trained on is not read."""
-    phi = models.confidence[target]
-    if name == "loss threshold":
-        return np.asarray(-np.logaddexp(0.0, -phi))
+def confidence_of_each(attacks: int, figures: int = FIGURES) -> float:
+    """The confidence of one interval, so that all of them together have 1 - ERROR (Bonferroni)."""
+    return 1 - ERROR / (attacks * figures)
+
+
+def sure_of_each(attacks: int) -> float:
+    """The same for what contradicts a claim."""
+    return 1 - (1 - SURE) / attacks
+
+
+def threshold_on(
+    members: Float[np.ndarray, " n"], others: Float[np.ndarray, " m"], seed: int
+) -> LossThreshold:
+    """The protocol of Yu et al. 2021 on the scores of any attack."""
+    generator = public_generator(seed, "membership", "threshold")
+    return loss_threshold(torch.from_numpy(-members), torch.from_numpy(-others), generator)
+
+
+def usable(one: MembershipAttack, known: Answers) -> bool:
+    """Whether an attack has all that it needs."""
+    return all(map(known.has, one.needs))
+
+
+def answers(models: Trained, target: int) -> Answers:
+    """What an attack on one model reads. What it was trained on is not there."""
     others = [m for m in range(1, len(models.inside)) if m not in (target, pair_of(target))]
-    run = lira_online if name == "LiRA online" else lira_offline
-    return run(phi, models.confidence[others], models.inside[others])
+    public = models.public
+    return Answers(
+        target=models.confidence[target],
+        shadows=models.confidence[others],
+        inside=models.inside[others],
+        public=None if public is None else public.against(target, others),
+    )
 
 
 def pooled(
-    scores: Scores, inside: Bool[np.ndarray, "targets candidates"], *, seed: int
-) -> tuple[Roc, Float[np.ndarray, "draws figures"]]:
-    """Rates over all targets at one threshold. Intervals: percentiles over candidates drawn with
-    all their scores.
+    scores: Scores, inside: Bool[np.ndarray, "targets candidates"], *, seed: int, confidence: float
+) -> tuple[Roc, Float[np.ndarray, "3 grid"], Float[np.ndarray, "draws figures"]]:
+    """Rates over all targets at one threshold; the curve and the ends of its band, NaN below the
+    smallest rate that can be measured with so many non-members; AUC and rates of each draw.
 
-    Also gives AUC and rates of each draw. The draws depend on the seed and the count of candidates
-    only.
+    Intervals: as many standard deviations as ``confidence`` asks of a normal, over candidates drawn
+    with all their scores. The draws depend on the seed and the count of candidates only.
 
     An example's scores against several models depend on each other, candidates do not; that the
     models share their shadows is not in the intervals.
@@ -130,14 +167,18 @@ def pooled(
         candidates = generator.integers(0, count, count)
         draws.append(_rates(place, inside, np.bincount(candidates, minlength=count)))
     drawn = np.array(draws)
-    lows, highs = np.quantile(drawn, EDGES, axis=0)
-    auc, *tpr = map(_interval, values, lows, highs)
-    return Roc(auc=auc, tpr=dict(zip(LOW_RATES, tpr, strict=True))), drawn
+    reach = float(ndtri((1 + confidence) / 2)) * drawn.std(0, ddof=1)
+    lows, highs = np.clip(values - reach, 0, 1), np.clip(values + reach, 0, 1)
+    shown = 1 + len(LOW_RATES)
+    auc, *tpr = map(_interval, values[:shown], lows[:shown], highs[:shown])
+    curve = np.stack([values[shown:], lows[shown:], highs[shown:]])
+    curve[:, GRID * (~inside).sum() < 1] = np.nan
+    return Roc(auc=auc, tpr=dict(zip(LOW_RATES, tpr, strict=True))), curve, drawn[:, :shown]
 
 
 def _interval(value: float, low: float, high: float) -> Rate:
     """A number with the ends of its interval, which has the number itself."""
-    return Rate(value=value, low=float(min(low, value)), high=float(max(high, value)))
+    return Rate(value=float(value), low=float(min(low, value)), high=float(max(high, value)))
 
 
 def paired_difference(one: Found, other: Found) -> Rate | None:
@@ -148,7 +189,7 @@ def paired_difference(one: Found, other: Found) -> Rate | None:
     """
     if one.drawn is None or other.drawn is None or one.drawn.shape != other.drawn.shape:
         return None
-    low, high = np.quantile(one.drawn[:, 1] - other.drawn[:, 1], EDGES)
+    low, high = np.quantile(one.drawn[:, 1] - other.drawn[:, 1], [ERROR / 2, 1 - ERROR / 2])
     value = one.in_turn.tpr[LOW_RATES[0]].value - other.in_turn.tpr[LOW_RATES[0]].value
     return _interval(value, low, high)
 
@@ -157,48 +198,20 @@ def _rates(
     place: Int[np.ndarray, "targets candidates"],
     inside: Bool[np.ndarray, "targets candidates"],
     times: Float[np.ndarray, " candidates"] | Int[np.ndarray, " candidates"],
-) -> list[float]:
-    """AUC and rates where each candidate counts ``times``; ``place`` orders the scores, equal ones
-    together.
+) -> Float[np.ndarray, " figures"]:
+    """AUC, LOW_RATES and GRID where each candidate counts ``times``; ``place`` orders the scores,
+    equal ones together.
     """
     weight = np.broadcast_to(times, place.shape).astype(np.float64)
     scores = place.max() + 1
     members = np.bincount(place[inside], weights=weight[inside], minlength=scores)
     others = np.bincount(place[~inside], weights=weight[~inside], minlength=scores)
-    # how many have a higher score
-    accused = members[::-1].cumsum()[::-1] - members
-    false_alarms = others[::-1].cumsum()[::-1] - others
-    area = (others * (accused + members / 2)).sum() / members.sum() / others.sum()
-    rates = [float(area)]
-    for rate in LOW_RATES:
-        allowed = int(rate * others.sum() + 1e-9)
-        threshold = np.argmax(false_alarms <= allowed)
-        rates.append(float(accused[threshold] / members.sum()))
-    return rates
-
-
-def _above(
-    members: Float[np.ndarray, " n"], ascending: Float[np.ndarray, " m"], rate: float
-) -> float:
-    """The share of members above all but this share of the others."""
-    allowed = int(rate * len(ascending) + 1e-9)
-    if allowed >= len(ascending):
-        return 1.0
-    threshold = ascending[len(ascending) - 1 - allowed]
-    return float((members > threshold).mean())
-
-
-def curve(
-    members: Float[np.ndarray, " n"], others: Float[np.ndarray, " m"]
-) -> Float[np.ndarray, " grid"]:
-    """True positive rates at GRID; NaN below the smallest rate that can be measured with so many
-    non-members.
-    """
-    ascending = np.sort(others)
-    rates = np.full(len(GRID), np.nan)
-    for at in np.flatnonzero(1 / len(others) <= GRID):
-        rates[at] = _above(members, ascending, GRID[at])
-    return rates
+    # those with this score or a higher one; none above the highest
+    accused, false_alarms = (np.append(of[::-1].cumsum()[::-1], 0.0) for of in (members, others))
+    area = (others * (accused[1:] + members / 2)).sum() / members.sum() / others.sum()
+    allowed = (np.concatenate([LOW_RATES, GRID]) * others.sum() + 1e-9).astype(int)
+    threshold = np.searchsorted(-false_alarms, -allowed)  # the lowest with no more false alarms
+    return np.concatenate([[area], accused[threshold] / members.sum()])
 
 
 def claimed(plan: Plan) -> tuple[Claim, tuple[Limit, ...]] | None:
@@ -246,14 +259,12 @@ def by_epsilon(rate: float, epsilon: float, delta: float) -> float:
     return float(min(1.0, grown, 1 - np.exp(-epsilon) * max(0.0, 1 - delta - rate)))
 
 
-def over_the_claim(found: Sequence[Found], limits: Sequence[Limit]) -> Mapping[str, str]:
-    """Attacks whose exact 99 % interval on the target is above what a claim allows, by name, and
-    where.
-    """
+def over_the_claim(sure: Mapping[str, Roc], limits: Sequence[Limit]) -> Mapping[str, str]:
+    """Attacks whose exact 99 % interval is above what a claim allows, by name, and where."""
     above = {}
-    for one in found:
-        for rate, tpr in one.sure.tpr.items():
+    for name, found in sure.items():
+        for rate, tpr in found.tpr.items():
             for limit in limits:
                 if tpr.low > limit.bound(rate):
-                    above[one.attack] = f"{limit.name}, at {100 * rate:g} % false alarms"
+                    above[name] = f"{limit.name}, at {100 * rate:g} % false alarms"
     return above

@@ -1,0 +1,218 @@
+"""Which examples of an update an attack recognises: a rank test for each, against public examples.
+
+Symbols: G guesses, M public examples that no client holds (the pool). A similarity is a cosine: 1
+for equal examples. Images are compared by what they have beyond the blind guess of their class, so
+that a blind guess has 0.
+
+A guess that was made without the payload is as near to any public example as to the original, so
+that the original is the nearest of all with a probability of 1 / (M + 1). No mean over examples
+and no interval is needed: one image that is there is a leak. The rank alone decides; how similar
+the guess is decides the word for it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+LEVEL = 0.01
+"""Probability at most that one attack of a run is said to recognise something without a payload."""
+IMAGE, TEXT = 0.9, 0.6
+"""Similarity from which on an image or a text is said to be recovered: of an image .8 of what it
+has beyond the blind guess is explained. An image can be plain to see far below it (.5), and a
+noisy texture be above .7.
+"""
+CONVERGED = 0.01
+"""A search that leaves a larger share of an update unexplained has found no batch that may have
+made it.
+"""
+MIXED = 500
+"""Public images whose differences are rivals at most: 249,500 differences."""
+ALIKE = 1e-4
+"""Two public images with a squared difference below this share of both have no difference."""
+EQUAL = 1e-6
+"""A public example whose similarity to an original is this near to 1 is the original itself."""
+TINY = 1e-12
+"""Stands for the norm of an image that is the blind guess: its similarity to any other is 0."""
+
+Verdict = Literal["recovered", "recognisable", "not told apart", "undecided"]
+LEAKS: tuple[Verdict, Verdict] = ("recovered", "recognisable")
+"""Verdicts that say that the update gives the original away, the worse one first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognition:
+    """The verdict on one original.
+
+    similarity: to the guess that is nearest to it. rival: of the public example that is nearest to
+    any guess. p: the rank of ``similarity``, as a share of ``among``: the original, and its rivals.
+    """
+
+    similarity: float
+    rival: float
+    p: float
+    among: int
+    verdict: Verdict
+
+    @property
+    def close(self) -> bool:
+        """Whether it is nearer to its original than to any public example, and to some mixture of
+        two as near.
+        """
+        first = round(self.p * self.among) == 1
+        return first and self.verdict == "undecided" and self.p <= LEVEL
+
+
+def pool_size(examples: int) -> int:
+    """The public examples that a verdict on so many originals needs at least."""
+    return math.ceil(examples / LEVEL - 1e-9)
+
+
+def recognise(
+    own: Float[Tensor, " guesses"],
+    pool: Float[Tensor, "guesses public"],
+    *,
+    examples: int,
+    least: float,
+    unexplained: float | None = None,
+    blind: float = 0.0,
+    mixed: float = 0.0,
+) -> Recognition:
+    """The verdict on one original, from the similarities of all guesses to it and to the pool.
+
+    ``examples``: originals that the run judges. ``least``: see ``IMAGE``. ``unexplained``: the
+    search's own evidence, see ``CONVERGED``. ``blind``: the blind guess's similarity to it, one
+    rival more. ``mixed``: the largest similarity to a mixture of public ones.
+
+    Guarantee: where the guesses know no more of the original than of the pool, it is "recovered"
+    or "recognisable" with a probability of at most ``LEVEL`` / examples: it has to be the nearest
+    of all. Each public example, as the original, is compared with the guess that is nearest to it:
+    no pair is chosen by the truth.
+    An original that is the nearest of a pool of ``pool_size`` is never "not told apart": it is
+    "undecided" where a mixture is as near, which makes chance rarer than the pool alone can.
+    Neither needs a search that converged; "not told apart" does.
+    """
+    nearest, rivals = float(own.amax()), pool.amax(0)
+    rival = float(rivals.amax()) if len(rivals) else 0.0
+    rank, size = 1 + int((rivals >= nearest).sum()) + (blind >= nearest), len(rivals) + 1
+    verdict: Verdict = "undecided"
+    if size >= pool_size(examples):
+        if rank == 1 and nearest > mixed:
+            verdict = "recovered" if nearest >= least else "recognisable"
+        elif rank > 1 and (unexplained is None or unexplained <= CONVERGED):
+            verdict = "not told apart"
+    return Recognition(
+        similarity=nearest, rival=rival, p=min(rank / size, 1.0), among=size, verdict=verdict
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImagePool:
+    """Public images of one class, by what each has beyond the blind guess of the class."""
+
+    blind: Float[Tensor, "*shape"]
+    beyond: Float[Tensor, "public *shape"]
+
+    def similarities(
+        self, guesses: Float[Tensor, "guesses *shape"]
+    ) -> Float[Tensor, "guesses public"]:
+        """Cosines beyond the blind guess, of the pixels that a guess knows: others are NaN."""
+        found, beyond = (guesses.to(self.blind) - self.blind).flatten(1), self.beyond.flatten(1)
+        norms = ((~found.isnan()).to(beyond) @ beyond.square().mT).sqrt()
+        return F.normalize(found.nan_to_num(0.0)) @ beyond.mT / norms.clamp(min=TINY)
+
+    def mixed(self, guesses: Float[Tensor, "guesses *shape"]) -> float:
+        """The largest cosine of a guess and a difference of two public images.
+
+        Differences are far more than images and have the same covariance: a guess that is noise is
+        nearer to one of them than to an original that it knows nothing of. They are softer than
+        images, so that a sharp guess is not held to them alone.
+        """
+        beyond = self.beyond[:MIXED].flatten(1)
+        nearest = 0.0
+        for guess in (guesses.to(self.blind) - self.blind).flatten(1):
+            public = beyond[:, ~guess.isnan()]
+            along = public @ F.normalize(guess[~guess.isnan()], dim=0)
+            squares = public.square().sum(1)
+            both = squares + squares.unsqueeze(1)
+            apart = (both - 2 * public @ public.mT).clamp(min=TINY)
+            cosines = (along.unsqueeze(1) - along) / apart.sqrt()
+            cosines[apart < ALIKE * both] = 0.0  # of equal images only rounding is left
+            nearest = max(nearest, float(cosines.amax()))
+        return nearest
+
+    def unlike(
+        self,
+        originals: Float[Tensor, "originals *shape"],
+        least: int,
+        generator: torch.Generator,
+    ) -> "ImagePool":
+        """The pool without the originals themselves, with synthetic images up to ``least``.
+
+        These are differences of two public ones over sqrt(2), which have the same covariance.
+        Fewer than two public images give none.
+        """
+        other = self.beyond[(self.similarities(originals) < 1 - EQUAL).all(0)]
+        count, missing = len(self.beyond), least - len(other)
+        if missing <= 0 or count < 2:
+            return replace(self, beyond=other)
+        first = torch.randint(count, (missing,), generator=generator)
+        second = (first + torch.randint(1, count, (missing,), generator=generator)) % count
+        mixed = (self.beyond[first] - self.beyond[second]) / math.sqrt(2)
+        return replace(self, beyond=torch.cat([other, mixed]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextPool:
+    """Public texts as bags of tokens, compared by the cosine of tf-idf: rare tokens count most."""
+
+    texts: Sequence[Counter[int]]
+
+    @cached_property  # a pool does not change
+    def vectors(self) -> list[dict[int, float]]:
+        """Of each public text, at length 1."""
+        return [self.vector(text) for text in self.texts]
+
+    @cached_property  # a pool does not change
+    def holding(self) -> Counter[int]:
+        """How many public texts hold each token."""
+        return Counter(token for text in self.texts for token in text)
+
+    def vector(self, text: Mapping[int, int]) -> dict[int, float]:
+        """Copies of each token times log((1 + texts) / (1 + texts that hold it)), at length 1."""
+        count = 1 + len(self.texts)
+        weights = {t: n * math.log(count / (1 + self.holding[t])) for t, n in text.items()}
+        norm = math.hypot(*weights.values())
+        return {token: weight / max(norm, TINY) for token, weight in weights.items()}
+
+    def similarities(self, guesses: Sequence[Mapping[int, int]]) -> Float[Tensor, "guesses public"]:
+        """Cosine of each guess and each public text."""
+        return torch.tensor(
+            [[dot(guess, text) for text in self.vectors] for guess in map(self.vector, guesses)]
+        )
+
+    def unlike(
+        self, originals: Sequence[Counter[int]], least: int, generator: torch.Generator
+    ) -> "TextPool":
+        """The pool without the originals, with synthetic texts up to ``least``: tokens of public
+        texts, drawn at random, as many as in a public text.
+        """
+        other = [text for text in self.texts if text not in originals]
+        every = torch.tensor([token for text in self.texts for token in text.elements()])
+        for at in range(max(0, least - len(other)) if len(every) else 0):
+            length = self.texts[at % len(self.texts)].total()
+            drawn = every[torch.randint(len(every), (length,), generator=generator)]
+            other.append(Counter(drawn.tolist()))
+        return TextPool(texts=other)
+
+
+def dot(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """Inner product of two sparse vectors."""
+    return sum(weight * other.get(token, 0.0) for token, weight in one.items())

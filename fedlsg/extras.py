@@ -1,0 +1,20 @@
+"""Libraries that a plain installation leaves out: the error of a missing one names its extra."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def of_extra(extra: str, what: str) -> Iterator[None]:
+    """Inside, libraries of ``fedlsg[extra]`` are imported, for ``what``.
+
+    Raises ModuleNotFoundError that says how to install a missing one.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} need {error.name}, which a plain installation leaves out: pip install "
+            f"'fedlsg[{extra}]', in a clone pip install -e '.[{extra}]'",
+            name=error.name,
+        ) from error

@@ -1,0 +1,105 @@
+"""Norms and sums of gradients on a GPU that read each gradient once, without a copy in float64.
+
+Symbols: G (B, n) gradients in float32, f (B,) factors of the clip, u = 2^-24 rounding unit of
+float32, C clip norm.
+
+A copy in float64 is written and read again: 20 bytes a number for the norms and 20 for the sum,
+where 4 are enough. So numbers are combined in float32 while they are few, which rounds little, and
+the results in float64.
+
+Norms. Of CHUNK coordinates |x| in float32 is off by at most (CHUNK + 4) u |x|, in any order of
+additions; squares below the smallest normal number may vanish. ``upper_norms`` adds both: it is no
+less than the norm, and no more than 1.6e-5 above it.
+
+Sums. A group of m = GROUP rows is summed in float32, the groups in float64. In any order of
+additions a group is off by at most m u sum_b |f_b G_b| <= m^2 u C. Rows must be in a uniformly
+random secret order. Then a batch with one example more is the batch without it, in which this
+example took a random place and the row of that place went to the end: all other rows keep their
+places, so two groups differ, on either side, and the others are rounded alike, as all products have
+one shape. The sum moves by at most 4 m^2 u C = ``LOST`` C more than the example's own share. The
+clip is to (1 - ``LOST``) C: the sum moves by C at most.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fedlsg.tensors import keeps_digits
+
+CHUNK = 256
+"""Coordinates whose norm is taken in float32."""
+GROUP = 16
+"""Rows that are summed in float32."""
+ROWS = 256
+"""Rows of one product at most: always as many, so that one kernel rounds all groups."""
+LARGE = 2**14
+"""Coordinates of a block from which it is read once."""
+UNIT = 2.0**-24
+LOST = 4 * GROUP**2 * UNIT
+"""Of the clip norm: the most that rounding of groups can add to what one example moves."""
+
+
+def reads_once(block: Tensor) -> bool:
+    """Whether a block is on a device where a copy in float64 costs more than some launches: by
+    what is public of it, and not by its number of rows.
+    """
+    large = math.prod(block.shape[1:]) >= LARGE
+    return large and block.device.type != "cpu" and block.dtype == torch.float32
+
+
+def upper_norms(rows: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
+    """An upper bound on each row's norm, in float64; infinite where squares pass float32."""
+    size = rows.shape[1]
+    whole = size - size % CHUNK
+    chunks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, CHUNK)), dim=2)
+    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
+    squares = torch.cat([chunks, rest], 1).double().square().sum(1)
+    vanished = size * 2.0 * torch.finfo(torch.float32).tiny
+    return (squares + vanished).sqrt() * (1 + (CHUNK + 4) * UNIT)
+
+
+def sum_in_groups(
+    factors: Float[Tensor, " batch"], rows: Float[Tensor, "batch n"], most: int
+) -> Float[Tensor, " n"]:
+    """sum_b f_b G_b in float64, of rows in a secret random order; see above. ``most``: rows that a
+    microbatch has at most, which is public: with ROWS it decides the shape of all products.
+    """
+    size = min(ROWS, -(-most // GROUP) * GROUP)
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    with all_digits(rows.device.type):
+        for some, own in zip(rows.split(size), factors.split(size), strict=True):
+            if len(some) < size:  # the last one is filled up with zeros
+                some = torch.cat([some, some.new_zeros(size - len(some), some.shape[1])])
+                own = torch.cat([own, own.new_zeros(size - len(own))])
+            groups = torch.bmm(own.view(-1, 1, GROUP), some.view(-1, GROUP, some.shape[1]))
+            total += groups.squeeze(1).sum(0, dtype=torch.float64)
+    return total
+
+
+@contextmanager
+def all_digits(device_type: str) -> Iterator[None]:
+    """Inside, products of float32 matrices keep all digits: TF32 is off, for these products
+    alone.
+    """
+    if keeps_digits(device_type):
+        yield
+        return
+    backend: Any = (torch.backends.mkldnn if device_type == "cpu" else torch.backends.cuda).matmul
+    if hasattr(backend, "fp32_precision"):
+        before, backend.fp32_precision = backend.fp32_precision, "ieee"
+        try:
+            yield
+        finally:
+            backend.fp32_precision = before
+        return
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)

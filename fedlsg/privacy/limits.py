@@ -1,0 +1,72 @@
+"""Limits that a node's owner sets: every ``Ledger`` keeps to them, whatever code charges it.
+
+An app of somebody else decides how it trains. Its charges pass through ``Ledger.charge``, so limits
+that hold there hold for all of them, and before a batch is drawn.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from fedlsg.privacy.ledger_entry import BudgetError, Entry
+
+WouldExceed = Callable[[Entry, float, float], bool]
+"""Whether a ledger with one more entry would pass an epsilon at a delta."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """``budgets``: pairs (epsilon, delta), each of which all entries of a ledger keep within.
+
+    ``least_noise_multiplier``: of each entry; 0 sets no limit.
+    """
+
+    budgets: tuple[tuple[float, float], ...]
+    least_noise_multiplier: float = 0.0
+
+    def refusal(self, entry: Entry, would_exceed: WouldExceed) -> str | None:
+        """Why a ledger may not have this entry; None where it may. The text has limits alone."""
+        if entry.noise_multiplier < self.least_noise_multiplier:
+            return (
+                f"round {entry.round} has noise multiplier {entry.noise_multiplier:g}, and the "
+                f"least that this client accepts is {self.least_noise_multiplier:g}"
+            )
+        for epsilon, delta in self.budgets:
+            if would_exceed(entry, epsilon, delta):
+                return (
+                    f"round {entry.round} would pass epsilon={epsilon:g} at delta={delta:g}, what "
+                    "the data of this client may spend over all rounds of its ledger"
+                )
+        return None
+
+
+class Held:
+    """Limits that hold now, and the last refusal under them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.refused: str | None = None
+
+
+_NOW: ContextVar[Held | None] = ContextVar("limits", default=None)
+
+
+@contextmanager
+def held_to(limits: Limits) -> Iterator[Held]:
+    """Inside, no ledger takes an entry beyond ``limits``. It raises BudgetError before a charge."""
+    token = _NOW.set(held := Held(limits))
+    try:
+        yield held
+    finally:
+        _NOW.reset(token)
+
+
+def check_limits(entry: Entry, would_exceed: WouldExceed) -> None:
+    """Raise BudgetError for an entry beyond the limits that hold now; nothing is charged then."""
+    held = _NOW.get()
+    if held is None:
+        return
+    held.refused = held.limits.refusal(entry, would_exceed)
+    if held.refused is not None:
+        raise BudgetError(held.refused)

@@ -1,0 +1,172 @@
+"""Worker processes that make rows ahead of the step that reads them.
+
+Who draws a batch says which rows it will read, in their order. Workers make the next ones while the
+step computes. They get what names a row: its number, and for rows with random draws the key of this
+row's draws. The batch, the stream that keys come from, and noise stay in the process of the client:
+no secret stream can be pickled. What is sent goes through pipes between a process and its own
+children, never through files or arguments of a command.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing import get_context
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+
+Ask = TypeVar("Ask")
+Made = TypeVar("Made")
+Start = Literal["fork", "spawn"]
+
+AT_ONCE = 8
+"""Rows that a worker makes for one message, at most."""
+
+
+class LostWorkerError(RuntimeError):
+    """A process that made rows ended. Its batch was charged, and is not drawn again."""
+
+
+class RowWorkers(Generic[Ask, Made]):
+    """``count`` processes that call ``make`` for what names a row.
+
+    Guarantee: ``take`` gives what ``make`` gives in this process, in the order of ``begin``,
+    whatever the number of workers and the way in which they start. ``start``: "fork" on Linux
+    unless given, else "spawn", with which ``make`` must be picklable.
+    """
+
+    def __init__(
+        self, make: Callable[[Ask], Made], count: int, *, start: Start | None = None
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"expected {count=} >= 1 workers")
+        start = start or ("fork" if sys.platform == "linux" else "spawn")
+        self._make, self.count, self._context = make, count, get_context(start)
+        self._pool: ProcessPoolExecutor | None = None
+        self._left: deque[Ask] = deque()
+        self._running: deque[tuple[int, Future[list[Made]]]] = deque()
+        self._made: deque[Made] = deque()
+        self._room = 0
+
+    def open(self) -> None:
+        """Start the processes, unless they run: before secrets are drawn, which a fork would copy.
+
+        Raises ValueError for a ``make`` that another process cannot get.
+        """
+        if self._pool is not None:
+            return
+        pool = ProcessPoolExecutor(
+            self.count,
+            mp_context=self._context,
+            initializer=_begin,
+            initargs=(self._make, os.getpid()),
+        )
+        with warnings.catch_warnings():
+            # Python warns of every fork of a process with threads: workers use none of theirs
+            warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+            try:
+                waiting = [pool.submit(_ready) for _ in range(self.count)]
+                for one in waiting:
+                    one.result()
+            except Exception as error:
+                pool.shutdown(wait=False, cancel_futures=True)
+                how = self._context.get_start_method()
+                raise ValueError(
+                    f"workers cannot start by {how!r} ({type(error).__name__}: {error}): 'spawn' "
+                    "needs data that can be pickled, with a class in a module that can be "
+                    "imported; take start='fork', or no workers"
+                ) from error
+        self._pool = pool
+
+    def begin(self, asks: Iterable[Ask], room: int) -> None:
+        """Make these rows, and forget those of before. ``room``: rows that are made, or are being
+        made, before they are taken.
+        """
+        self.open()
+        for _, future in self._running:
+            future.cancel()
+        self._left, self._running, self._made = deque(asks), deque(), deque()
+        self._room = max(room, 2 * self.count)
+        self._send()
+
+    def take(self, count: int) -> list[Made]:
+        """The next rows. Raises LostWorkerError if a worker was lost, and what ``make`` raised."""
+        while len(self._made) < count:
+            _, future = self._running.popleft()
+            try:
+                self._made.extend(future.result())
+            except BrokenProcessPool:
+                self.close()
+                raise LostWorkerError(_ended(self.count)) from None
+            self._send()
+        taken = [self._made.popleft() for _ in range(count)]
+        self._send()
+        return taken
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = None
+        self._left, self._running, self._made = deque(), deque(), deque()
+
+    def _send(self) -> None:
+        assert self._pool is not None
+        size = max(1, min(AT_ONCE, self._room // (2 * self.count)))
+        held = len(self._made) + sum(count for count, _ in self._running)
+        while self._left and held < self._room:
+            asks = list(islice(self._left, size))
+            for _ in asks:
+                self._left.popleft()
+            try:
+                self._running.append((len(asks), self._pool.submit(_make_all, asks)))
+            except BrokenProcessPool:
+                self.close()
+                raise LostWorkerError(_ended(self.count)) from None
+            held += len(asks)
+
+
+def _ended(count: int) -> str:
+    return (
+        f"one of {count} workers that make rows ended before its rows were made: something killed "
+        "it, most often a lack of memory; take fewer workers, or a smaller microbatch_size. The "
+        "step stays charged once, and the next one starts new workers"
+    )
+
+
+_make: Callable[[Any], Any] | None = None
+"""In a worker: how it makes a row."""
+
+
+def _begin(make: Callable[[Any], Any], parent: int) -> None:
+    """Make this process a worker: on one thread, deaf to the interruption of a terminal, and ended
+    with its parent.
+    """
+    global _make
+    _make = make
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)  # the parent was killed: nobody reads the rows
+
+
+def _ready() -> None:
+    assert _make is not None
+
+
+def _make_all(asks: Sequence[Any]) -> list[Any]:
+    assert _make is not None
+    return [_make(ask) for ask in asks]

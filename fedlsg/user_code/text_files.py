@@ -1,0 +1,70 @@
+"""Import files of a user's from their text: never from a compiled copy, and of a file that was
+compared with a record no other text.
+"""
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+)
+from pathlib import Path
+from types import CodeType
+
+from fedlsg.user_code.digest import OURS
+
+_COMPARED: dict[Path, str] = {}
+"""SHA-256 of files that were compared with a record before they ran: no other text of them runs."""
+
+
+def compare(files: Mapping[Path, str]) -> None:
+    """From now on, only these texts of the files run; ``files``: their SHA-256."""
+    _COMPARED.update(files)
+    for path in files:
+        if not {"site-packages", "dist-packages"} & {*path.parts}:
+            read_text_in(path.parent.parent if path.name == "__init__.py" else path.parent)
+
+
+def compare_no_more(folder: Path) -> None:
+    """From now on, whatever text runs that is in a folder."""
+    for path in [path for path in _COMPARED if path.is_relative_to(folder)]:
+        del _COMPARED[path]
+
+
+class TextLoader(SourceFileLoader):
+    """Runs the text of a file. A compiled copy next to it may say what nobody reads and no digest
+    is of.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        text = self.get_data(path)
+        if _COMPARED.get(Path(path), found := hashlib.sha256(text).hexdigest()) != found:
+            raise ValueError(
+                f"{path} changed after it was compared with the run's record: start the command "
+                "again"
+            )
+        return self.source_to_code(text, path)
+
+
+@cache  # a hook is set once, and stays: for a process
+def read_text_in(folder: Path) -> None:
+    """Let no import from a folder of the user's, or from below it, read a compiled copy."""
+
+    def find(path: str) -> FileFinder:
+        inside = Path(path).is_relative_to(folder)
+        parts = Path(path).relative_to(folder).parts if inside else ()
+        if not inside or "site-packages" in parts or parts[:1] == (OURS,):
+            raise ImportError
+        return FileFinder(
+            path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (TextLoader, SOURCE_SUFFIXES)
+        )
+
+    sys.path_hooks.insert(0, find)
+    for path in [path for path in sys.path_importer_cache if Path(path).is_relative_to(folder)]:
+        del sys.path_importer_cache[path]

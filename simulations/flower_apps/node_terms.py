@@ -1,0 +1,71 @@
+"""What a node's owner sets for an app that trains itself: where its ledger is, and its limits.
+
+    flower-supernode --node-config "partition-id=0 ledger-dir='/srv/ledger' epsilon-max=8.0
+                                    delta-max=1e-5 noise-multiplier-min=1.0"
+
+The arguments of the app hold everywhere. A node config can only make them stricter.
+"""
+
+import math
+from pathlib import Path
+
+from flwr.app import Context
+
+from fedlsg.accounting.events import checked_delta, checked_epsilon
+from fedlsg.owner_only import make_parents
+from fedlsg.privacy.limits import Limits
+from fedlsg.simulations.client.client_app import is_simulated
+from fedlsg.simulations.client.node.node_config import (
+    absolute,
+    least_noise,
+    number_of,
+    refuse_misspelt,
+)
+from fedlsg.simulations.client.node.refusals import SettingsError
+
+
+def checked_limits(epsilon: float, delta: float, least_noise_multiplier: float) -> Limits:
+    """The limits of an app. Raises ValueError for numbers that are out of range."""
+    least = least_noise_multiplier
+    if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least < math.inf:
+        raise ValueError(
+            f"expected {least_noise_multiplier=!r} >= 0, the least noise that this client accepts"
+        )
+    return Limits(
+        budgets=((checked_epsilon(epsilon), checked_delta(delta)),),
+        least_noise_multiplier=float(least),
+    )
+
+
+def limits_on(context: Context, of_app: Limits) -> Limits:
+    """The limits of the app and those of the node config together. Raises TermsError for the
+    latter.
+    """
+    config = context.node_config
+    refuse_misspelt(config)
+    budgets = of_app.budgets
+    if {"epsilon-max", "delta-max"} & set(config):
+        own = number_of(config, "epsilon-max", below=math.inf)
+        budgets += ((own, number_of(config, "delta-max", below=1.0)),)
+    least = max(of_app.least_noise_multiplier, least_noise(config))
+    return Limits(budgets=budgets, least_noise_multiplier=least)
+
+
+def ledger_on(context: Context, folder: Path | None, door: str) -> tuple[int, Path]:
+    """This client's number and its ledger's file. Raises SettingsError where nothing lasts.
+
+    Simulated clients have one for each run, since no person's data are behind them.
+    """
+    given = context.node_config.get("ledger-dir")
+    if folder is None and given is None:
+        raise SettingsError(
+            f"no ledger that lasts: give {door}(ledger=FOLDER), or ledger-dir in the node "
+            "config; a restart would forget what was spent"
+        )
+    place = absolute(str(given), "ledger-dir") if given is not None else folder
+    assert place is not None
+    client = int(context.node_config.get("partition-id", 0))
+    if is_simulated(context):
+        place = place / f"run-{context.run_id}"
+    make_parents(place, private=True)
+    return client, place / f"client-{client}.jsonl"

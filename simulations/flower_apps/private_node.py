@@ -1,0 +1,233 @@
+"""``fedlsg.flower.PrivateNode``: what may leave an app that trains with ``fedlsg.PrivateStep``; and
+``reply``, the one way out.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import deepcopy
+from pathlib import Path
+
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from torch import nn
+
+from fedlsg.gradients import trainable
+from fedlsg.privacy.limits import held_to
+from fedlsg.simulations.client.client_app import refusal
+from fedlsg.simulations.client.node.other_replies import (
+    WITHOUT_NOISE,
+    answer_of,
+    book_of,
+    kinds_of,
+    other_reply,
+)
+from fedlsg.simulations.client.node.refusals import OverBudgetError
+from fedlsg.simulations.flower_apps.node_terms import checked_limits, ledger_on, limits_on
+from fedlsg.simulations.flower_apps.private_update import (
+    NUM_EXAMPLES,
+    Numbers,
+    answer,
+    asks_for_update,
+    round_of,
+)
+from fedlsg.simulations.flower_apps.whole_update import (
+    KEY,
+    State,
+    as_arrays,
+    folder_of,
+    read_terms,
+    to_cpu,
+)
+from fedlsg.strategies.private_step import PrivateStep
+from fedlsg.strategies.protocol.wire import NO_REASON
+from fedlsg.user_code.failure import without_exit
+
+
+class PrivateNode:
+    """A mod for a ClientApp whose ``@app.train`` trains with ``fedlsg.PrivateStep``: the node's
+    limits, and what may leave.
+
+        node = fedlsg.flower.PrivateNode(epsilon=8.0, delta=1e-5, least_noise_multiplier=1.0,
+                                         ledger="/srv/ledgers")
+        app = ClientApp(mods=[node])
+
+        @app.train()
+        def train(msg, context):
+            step = fedlsg.PrivateStep(..., ledger=node.ledger(context))
+            ...
+            return fedlsg.flower.reply(step, msg)
+
+    epsilon, delta: what this client's data may spend, over all entries of its ledger.
+    least_noise_multiplier: of each step. The server may choose noise and number of steps within
+    them. Keys of the node config make them stricter: ``epsilon-max`` with ``delta-max``, and
+    ``noise-multiplier-min``.
+    ledger: an absolute folder that lasts; a deployed node may have it as ``ledger-dir`` in its node
+    config. Simulated clients have one file for each run there.
+    replies_without_noise: as ``private_update`` has it.
+    Put it first in ``mods``: what a mod before it adds to a reply leaves without noise.
+
+    Guarantee: what leaves is what ``reply`` made, whatever ``@app.train`` returns; errors of the
+    app leave as one constant text; every other message is refused unless the owner allows it. A
+    step beyond the limits is refused before its batch is drawn, and nothing is charged for it.
+    Not covered: what the app does to the model apart from private steps; that it failed.
+    Raises ValueError for numbers that are out of range, and a relative ledger.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        least_noise_multiplier: float,
+        ledger: str | Path | None = None,
+        replies_without_noise: str = "",
+    ) -> None:
+        self._limits = checked_limits(epsilon, delta, least_noise_multiplier)
+        self._others = kinds_of(replies_without_noise)
+        self._folder = folder_of(ledger, "ledger")
+
+    def ledger(self, context: Context) -> Path:
+        """The file of this client's ledger, for ``PrivateStep(ledger=...)``."""
+        return self._place(context)[1]
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """As Flower calls a mod."""
+        try:
+            with without_exit():
+                if asks_for_update(message):
+                    return self._private_reply(message, context, call_next)
+                return other_reply(
+                    message,
+                    context,
+                    call_next,
+                    self._others,
+                    lambda: book_of(*self._place(context)),
+                )
+        except Exception as error:
+            return refusal(error, message, on_run_disk=False, reason=NO_REASON)
+
+    def _private_reply(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        client, path = self._place(context)
+        with held_to(limits_on(context, self._limits)) as held, _open(client, path) as door:
+            try:
+                answer_of(call_next, message, context)
+            except Exception:
+                if held.refused is None:
+                    raise
+                raise OverBudgetError(held.refused) from None
+        if door.content is None:
+            raise RuntimeError("the app's @app.train did not call fedlsg.flower.reply")
+        return Message(door.content, reply_to=message)
+
+    def _place(self, context: Context) -> tuple[int, Path]:
+        return ledger_on(context, self._folder, "PrivateNode")
+
+
+class _Door:
+    """The way out of one call of ``@app.train``."""
+
+    def __init__(self, client: int, ledger: Path) -> None:
+        self.client, self.ledger = client, ledger
+        self.content: RecordDict | None = None
+
+
+_DOOR: ContextVar[_Door | None] = ContextVar("door", default=None)
+
+
+@contextmanager
+def _open(client: int, ledger: Path) -> Iterator[_Door]:
+    token = _DOOR.set(door := _Door(client, ledger))
+    try:
+        yield door
+    finally:
+        _DOOR.reset(token)
+
+
+def reply(
+    step: PrivateStep,
+    message: Message,
+    *,
+    weighted_by_key: str = NUM_EXAMPLES,
+    model: Callable[[], nn.Module] | None = None,
+) -> Message:
+    """The reply of an ``@app.train`` that trained with ``fedlsg.PrivateStep``: what its steps made
+    of W_t, and epsilon.
+
+        for _ in range(10):
+            step.step(batches)
+        return fedlsg.flower.reply(step, message)
+
+    The app's first mod is a ``PrivateNode``, which lets this reply leave as it is here: what is
+    added to it later stays on the node.
+
+    What private steps made is private by their ledger, so nothing is added: trained weights leave
+    as they are; or, where the server has ``fedlsg.flower.PrivateUpdates(..., unit="example")``, as
+    a payload of the update in the round's frame. What is not trained, buffers too, is returned as
+    it came: private inputs may have been written to it.
+    model: builds the app's model. Replies are weighed by the number of examples, or of persons
+    (``groups``), which is public in a PrivateStep. A strategy of Flower alone averages the clients'
+    ``epsilon``; PrivateUpdates says the largest. Next to it is ``replies_without_noise``, the
+    number of replies that no epsilon covers.
+    Raises ValueError outside of a PrivateNode, for another ledger than the node's (the next round
+    would not count this one), and for weights that are not those of the message's one ArrayRecord.
+    """
+    door = _DOOR.get()
+    if door is None:
+        raise ValueError(
+            "reply() is for an app whose first mod is the node's own: "
+            "ClientApp(mods=[fedlsg.flower.PrivateNode(epsilon=..., delta=..., "
+            "least_noise_multiplier=...)]); without it other replies would leave without noise"
+        )
+    if step.ledger is None or step.ledger.resolve() != door.ledger.resolve():
+        raise ValueError(
+            f"this PrivateStep charges {step.ledger or 'a ledger that ends with it'}, and the "
+            "node's ledger would not count what it spent: give "
+            "PrivateStep(ledger=node.ledger(context)), where node is the app's PrivateNode"
+        )
+    numbers: Numbers = {
+        weighted_by_key: step.num_persons,
+        "epsilon": step.epsilon(),
+        WITHOUT_NOISE: len(book_of(door.client, door.ledger).entries),
+        "steps": step.steps_taken,
+    }
+    made = _reply(step, message, numbers, model)
+    door.content = deepcopy(made.content)
+    return made
+
+
+def _reply(
+    step: PrivateStep,
+    message: Message,
+    numbers: Numbers,
+    model: Callable[[], nn.Module] | None,
+) -> Message:
+    after = to_cpu(step.model.state_dict())
+    if KEY not in message.content.config_records:
+        sent = as_arrays(_trained(step, after, message))
+        return Message(
+            RecordDict({"arrays": sent, "metrics": MetricRecord(numbers)}), reply_to=message
+        )
+    terms = read_terms(message.content)
+    if terms.unit != "example" or model is None:
+        raise ValueError(
+            f"the server's PrivateUpdates has unit={terms.unit!r}: an app with PrivateStep needs "
+            "unit='example' there, and reply(step, message, model=...), the function that builds "
+            "the app's model"
+        )
+    here = round_of(model, message.content, terms)
+    return answer(message, here.pack(here.values(after), message.metadata.dst_node_id), numbers)
+
+
+def _trained(step: PrivateStep, after: State, message: Message) -> State:
+    """The state that came, with the trained parameters as they are now."""
+    records = list(message.content.array_records.values())
+    before = records[0].to_torch_state_dict() if len(records) == 1 else {}
+    if before.keys() != after.keys():
+        raise ValueError(
+            "expected the message to have one ArrayRecord, the state_dict() of the model that was "
+            "trained"
+        )
+    return {name: after[name] if name in trainable(step.model) else before[name] for name in after}

@@ -1,0 +1,42 @@
+"""Digests of weights that this user's runs have trained, for later processes: in what file ever
+these weights come in, they are known as trained on the rows of a run.
+
+The list is next to that of known code, for its user's eyes only, and where no such file can be
+kept nothing is known. ``fedlsg.privacy.trained_weights`` is the same within one process, and has
+the digests. Weights of other users and machines are not recognised.
+"""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from fedlsg.gradients import trainable
+from fedlsg.privacy import trained_weights
+from fedlsg.privacy.trained_weights import DIGEST, NOTED, digest_of
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.trust import WEIGHTS, known, remember
+from fedlsg.simulations.storage.run_directory import RunDir
+from fedlsg.simulations.storage.updates import read_model
+
+
+def remember_weights(plan: Plan, run: RunDir) -> None:
+    """Keep digests of what a finished run has trained: of its largest parameters that moved."""
+    if plan.settings.public_rows is not None:
+        return
+    before = set(_digests(plan.build_model()))
+    tensors, facts = read_model(run.path)
+    trained = sorted(
+        (tensors[name] for name in facts["trained"] if name in tensors), key=lambda t: -t.numel()
+    )
+    moved = [digest for t in trained if (digest := digest_of(t)) not in before]
+    whole = [digest.hex() for digest in moved if len(digest) == DIGEST]
+    remember(((digest, str(run.path)) for digest in whole[:NOTED]), WEIGHTS)
+
+
+def learn_weights() -> None:
+    """Let this process recognise what earlier ones have trained."""
+    trained_weights.learn(bytes.fromhex(digest) for digest in known(WEIGHTS))
+
+
+def _digests(model: nn.Module) -> Iterator[bytes]:
+    return map(digest_of, trainable(model).values())

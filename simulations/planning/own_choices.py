@@ -1,0 +1,83 @@
+"""What a federation whose clients want different epsilons can do, side by side.
+
+    everyone at the smallest    all clients take part, at the smallest epsilon and delta
+    the strictest left out      the others, at the smallest epsilon and delta among them
+    each its own                all clients, weighted by 1 / sigma_k^2 (``own_epsilons``)
+
+The strictest are those of the smallest epsilon; where all have one epsilon, of the smallest delta.
+
+noise: deviation of the noise on a coordinate of the mean gradient, over the clip norm:
+sqrt(sum_k w_k^2 sigma_k^2) / sum_k w_k q_k N_k, of a round in which all of these clients take part.
+It does not say what the strictest clients' data are worth: where a class is theirs alone, leaving
+them out loses it, and a small weight nearly does.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedlsg.simulations.planning.plan import Plan, client_terms
+from fedlsg.state import ClientTerms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One of the choices: ``epsilon`` is the smallest of its ``clients``, ``most`` the largest;
+    ``delta`` is the smallest, ``most_delta`` the largest.
+    """
+
+    name: str
+    clients: int
+    epsilon: float
+    most: float
+    delta: float
+    most_delta: float
+    noise: float
+
+
+def choices(plan: Plan) -> list[Choice]:
+    """The choices of a plan whose clients have budgets of their own; none for another plan."""
+    if not plan.own_budgets or not plan.method.mechanism.private:
+        return []
+    epsilons = [epsilon for epsilon, _ in plan.budgets if epsilon is not None]
+    deltas = [delta for _, delta in plan.budgets if delta is not None]
+    strictness = epsilons if min(epsilons) < max(epsilons) else deltas
+    everyone = range(len(epsilons))
+    others = [client for client in everyone if strictness[client] > min(strictness)]
+
+    def common(name: str, clients: Sequence[int]) -> Choice:
+        epsilon = min(epsilons[client] for client in clients)
+        delta = min(deltas[client] for client in clients)
+        settings = replace(
+            plan.settings, client_epsilons=None, client_deltas=None, epsilon=epsilon, delta=delta
+        )
+        terms = client_terms(replace(plan, settings=settings))
+        return Choice(
+            name=name,
+            clients=len(clients),
+            epsilon=epsilon,
+            most=epsilon,
+            delta=delta,
+            most_delta=delta,
+            noise=noise_of_mean([terms[client] for client in clients]),
+        )
+
+    found = [common("everyone at the smallest", everyone)]
+    if others:
+        found.append(common("the strictest left out", others))
+    own = Choice(
+        name="each its own",
+        clients=len(epsilons),
+        epsilon=min(epsilons),
+        most=max(epsilons),
+        delta=min(deltas),
+        most_delta=max(deltas),
+        noise=noise_of_mean(plan.terms),
+    )
+    return [*found, own]
+
+
+def noise_of_mean(terms: Sequence[ClientTerms]) -> float:
+    """Deviation of the noise on a coordinate of the weighted mean gradient, over the clip norm."""
+    batch = math.fsum(one.weight * one.sample_rate * one.num_examples for one in terms)
+    return math.hypot(*(one.weight * one.noise_multiplier for one in terms)) / batch

@@ -1,0 +1,148 @@
+"""A run that goes on from the weights of another one (``start_from``): its ledgers go on, too.
+
+Every client begins with the entries of the client that held its examples before. These are known
+where the data and the partition are those of the other run. Elsewhere (clients that came or left,
+other parts) nobody knows who held a row, so every client begins with the entries of the one that
+had spent most, against each reader; where there is none such, the start is refused. So it is for
+persons: rows of one that were several persons before were protected one by one alone.
+
+Guarantee: the epsilon of a client covers both runs for each of its examples. Examples that the
+other run has not seen are charged too much.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedlsg.accounting.population import front
+from fedlsg.privacy import SERVER, Entry
+from fedlsg.privacy.ledger_entry import kind_of
+from fedlsg.privacy.totals import READERS, Totals
+from fedlsg.simulations.planning.before import Before, History, Kind, least_covered
+from fedlsg.simulations.planning.continuity import data_digest, digest_of_units
+from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.storage.run_directory import RunDir
+
+NAME = 16
+"""Digits of the head of a ledger, which name its entries in the ledger of another run."""
+OTHERS = "if the data are others, give its folder as pretrained=, and fresh_data=True"
+
+
+def before_start(base: Base) -> Before:
+    """What the clients of a run were charged for by the one that it starts from."""
+    found = _carried(base)
+    if base.draws_in_secret:
+        common = (_history(found[SERVER]),)
+        return Before(histories=dict.fromkeys(base.kinds, common))
+    each = {client: _history(entries) for client, entries in _distinct(found).items()}
+    kinds = {tuple(map(kind_of, found[client])): own for client, own in each.items()}
+    by_kind: dict[Kind, set[History]] = {}
+    for client, kind in enumerate(base.kinds):
+        own = kinds[tuple(map(kind_of, found[client]))] if client in found else ()
+        by_kind.setdefault(kind, set()).add(own)
+    return Before(histories=least_covered(by_kind))
+
+
+def carry_over(base: Base, run: RunDir) -> None:
+    """Begin the ledger of a new run with what its clients have spent on the weights that it starts
+    from.
+    """
+    if base.settings.start_from is not None:
+        run.charges.charge([entry for own in _carried(base).values() for entry in own])
+
+
+def _carried(base: Base) -> dict[int, Sequence[Entry]]:
+    """The entries of the other run by the client here that takes them over, or the server.
+
+    Raises ValueError, naming the run, where they are unknown, or no epsilon covers both runs.
+    """
+    source = RunDir.open(str(base.settings.start_from))
+    where, charges = f"start_from={source.path}", source.charges
+    saved = source.load_checkpoint()
+    if saved.get("name"):
+        raise ValueError(
+            f"{where} is a run of a deployment, and its ledgers are with its clients: their own "
+            "ledgers count every run"
+        )
+    every = {c: charges.of(c).entries for c in (*charges.clients(), SERVER)}
+    found = {client: entries for client, entries in every.items() if entries}
+    _check_alike(found, base, where)
+    name = charges.snapshot()[1][:NAME]
+    if base.draws_in_secret or not found:
+        mine: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if found else {}
+    elif _holds_the_same(saved, source, base):
+        mine = {client: client for client in found if client < len(base.sizes)}
+    elif base.unit.persons:
+        raise ValueError(
+            f"{where} has other data, or another partition or {base.unit.name} of them, and "
+            f"nobody knows what the rows of one {base.unit.name} have spent together: give the "
+            f"same data and partition; {OTHERS}"
+        )
+    else:
+        mine = dict.fromkeys(range(len(base.sizes)), _one_that_covers(found, where))
+    return {
+        client: [replace(entry, client=client, run=entry.run or name) for entry in found[earlier]]
+        for client, earlier in mine.items()
+    }
+
+
+def _check_alike(found: Mapping[int, Sequence[Entry]], base: Base, where: str) -> None:
+    entries = [entry for own in _distinct(found).values() for entry in own]
+    if base.method.mechanism.private and not all(
+        entry.has_epsilon or (entry.private and base.settings.reproducible) for entry in entries
+    ):
+        raise ValueError(
+            f"{where} has no finite epsilon (its mechanism or its noise is not private), and no "
+            f"epsilon would cover both runs: train these weights privately; {OTHERS}"
+        )
+    at_server = SERVER in found
+    if any(entry.unit != base.unit.name for entry in entries) or (
+        entries and at_server != base.draws_in_secret
+    ):
+        raise ValueError(
+            f"{where} protects another unit, or trusts another server: give its unit and trust; "
+            f"{OTHERS}"
+        )
+
+
+def _holds_the_same(saved: Mapping[str, dict[str, object]], source: RunDir, base: Base) -> bool:
+    """Whether each client has the rows that it had in the other run."""
+    if saved["plan"]["partition"] != digest_of_units(base):
+        return False
+    return source.read_data_digest() == data_digest(base.workload.train)
+
+
+def _one_that_covers(found: Mapping[int, Sequence[Entry]], where: str) -> int:
+    """A client that no other one has spent more than, against any reader."""
+    each = _distinct(found)
+    for client, own in each.items():
+        totals = {c: Totals().extended(entries) for c, entries in each.items()}
+        if all(
+            front([one.events(reader) for one in totals.values()])
+            == front([Totals().extended(own).events(reader)])
+            for reader in READERS
+        ):
+            return client
+    raise ValueError(
+        f"{where} has clients that have spent differently, and the data or their partition are "
+        "others now: nobody knows which client held a row before. Give the same data and "
+        f"partition, or train the run further (resume); {OTHERS}"
+    )
+
+
+def _distinct(found: Mapping[int, Sequence[Entry]]) -> dict[int, Sequence[Entry]]:
+    """The first client of each sequence of equal charges."""
+    first: dict[Hashable, int] = {}
+    for client, entries in found.items():
+        first.setdefault(tuple(map(kind_of, entries)), client)
+    return {client: found[client] for client in first.values()}
+
+
+def _history(entries: Sequence[Entry]) -> History:
+    return Totals().extended(entries).events()
+
+
+def started_from(base: Base) -> Path | None:
+    """The folder of the run that this one goes on from."""
+    start = base.settings.start_from
+    return None if start is None else Path(start).resolve()

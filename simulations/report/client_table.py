@@ -1,0 +1,124 @@
+"""What a run says of each client, as a table and a figure: epsilon, and what its part of the test
+split shows.
+
+Rows are those of clients.csv, or ``by_client`` of summary.json, the worst client first.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing, spaced
+from fedlsg.simulations.report.figure import interactive
+from fedlsg.simulations.report.page import Part, Table
+from fedlsg.simulations.report.table import Column, make_table
+from fedlsg.simulations.report.words import client_words, epsilon_words, percent, printable
+from fedlsg.simulations.storage.atomic_files import Record
+
+Rows = Sequence[Record]
+ON_TERMINAL, ON_PAGE = 20, 200
+"""Rows of a table, at most: the first ones, which are the worst clients."""
+BARS = 60
+"""Bars at most; of more clients a figure has a line."""
+LETTERS = 16
+"""Letters of a name below a bar."""
+CAPTION = (
+    "Each client's own part of the public test split, the worst client first. A part of few rows "
+    "says little: of 25 rows, an accuracy is known within 20 points."
+)
+
+
+def client_table(rows: Rows, most: int, title: str = "") -> Table:
+    """A row for each client, ``most`` at most."""
+    left = len(rows) - most
+    note = f"and {left:,} more: all are in clients.csv" if left > 0 else ""
+    named = any("name" in row for row in rows)
+
+    def column(key: str, name: str, form: Any) -> list[Column]:
+        known = any(row.get(key) is not None for row in rows)
+        return [Column(name, lambda row: row.get(key), form, key)] if known else []
+
+    columns = [
+        Column("client", lambda row: row["client"], words=lambda row: printable(name_in(row))),
+        *([Column("number", lambda row: row["client"], "d", optional=1)] if named else []),
+        *column("examples", "examples", ",d"),
+        *column("persons", "persons", ",d"),
+        *column("planned", "planned epsilon", epsilon_words),
+        *column("delta", "delta", "g"),
+        *column(
+            "epsilon",
+            "spent" if any("planned" in row for row in rows) else "epsilon",
+            epsilon_words,
+        ),
+        *column("left", "left", _left_words),
+        *column("weight", "weight", ".3g"),
+        *column("test_rows", "test rows", ",d"),
+        *column("accuracy", "accuracy", percent),
+        *column("loss", "loss", ".3f"),
+    ]
+    return make_table(columns, rows[:most], title=title, note=note)
+
+
+def _left_words(left: float) -> str:
+    """Rounded down: what calibration leaves is nothing that a round could spend."""
+    return f"{math.floor(1000 * left) / 1000:g}"
+
+
+def name_in(row: Record) -> str:
+    """What a row calls its client."""
+    return str(row.get("name", row["client"]))
+
+
+def client_parts(rows: Rows, chance: float | None) -> list[Part]:
+    """The figure, where clients were evaluated, and the table, for a page; nothing without rows.
+    ``chance``: the accuracy of guessing.
+    """
+    if not rows:
+        return []
+    table = client_table(rows, ON_PAGE)
+    drawn = client_charts(rows, chance)
+    return [*([interactive(drawn, CAPTION)] if drawn else []), table]
+
+
+def client_charts(rows: Rows, chance: float | None = None) -> tuple[Chart, ...]:
+    """Accuracy and loss of each client that has test rows, in the order of the rows."""
+    tested = [row for row in rows if row.get("loss") is not None]
+    if not tested:
+        return ()
+    charts = [
+        _chart("test loss of each client", tested, [row["loss"] for row in tested], Axis(low=0))
+    ]
+    if tested[0].get("accuracy") is not None:
+        shares = [100 * row["accuracy"] for row in tested]
+        level = () if chance is None else (guessing(100 * chance),)
+        title = "test accuracy of each client, %"
+        charts.insert(0, _chart(title, tested, shares, Axis(unit="%", low=0, high=100), level))
+    return tuple(charts)
+
+
+def _chart(
+    title: str,
+    rows: Rows,
+    values: Sequence[float],
+    y: Axis,
+    more: tuple[Series, ...] = (),
+) -> Chart:
+    """A bar for each client, or a line over many."""
+    many, places = len(rows) > BARS, [float(place) for place in range(1, len(rows) + 1)]
+    if many:
+        x = Axis(label="clients, the worst first", whole=True)
+    else:
+        named = [
+            (place, f"{name[: LETTERS - 1]}…" if len(name) > LETTERS else name)
+            for place, row in zip(places, rows, strict=True)
+            for name in [printable(name_in(row))]
+        ]
+        x = Axis(
+            label="client, the worst first",
+            ticks=spaced(named) if len(rows) > 1 else tuple(named),
+            low=0.4,
+            high=len(rows) + 0.6,
+        )
+    words = tuple(f"{client_words(row)}, {row['test_rows']:,} test rows" for row in rows)
+    own = Series(x=places, y=list(values), kind="line" if many else "bar", words=words)
+    return Chart(title=title, x=x, y=y, series=(own, *more), height=300)

@@ -1,0 +1,73 @@
+"""What a run says of each client, one row a client: all of it in clients.csv, for the owner alone.
+
+``by_client`` of summary.json is for everybody who reads the run: it has no number of examples, and
+no name unless the setting ``show_names`` says so. A run whose server keeps who takes part a secret
+has neither.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.server.evaluate import Score
+from fedlsg.simulations.storage.atomic_files import Record
+
+TESTED = ("test_rows", "accuracy", "loss")
+"""Columns of what was measured on a client's part of the test split."""
+
+
+def client_rows(
+    plan: Plan, epsilons: Sequence[float], tested: Sequence[tuple[int, Score | None]] | None
+) -> list[Record]:
+    """A row for each client, the worst accuracy (or loss) first; without ``tested`` in the order of
+    their numbers.
+
+    epsilons: certified, by client; a row has None where no finite one is claimed. tested: the
+    number of test rows that are a client's, and what was measured on them. No rows where neither
+    names, measurements nor own epsilons are there, or the server draws the clients in secret.
+    """
+    own = plan.own_budgets
+    if plan.draws_in_secret or (plan.names is None and tested is None and not own):
+        return []
+    rows = [
+        {
+            "client": client,
+            **({} if plan.names is None else {"name": plan.names[client]}),
+            "persons" if plan.unit.persons else "examples": plan.sizes[client],
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            **(_budget(plan, client, epsilon) if own else {}),
+        }
+        for client, epsilon in enumerate(epsilons)
+    ]
+    for row, (count, score) in zip(rows, tested or (), strict=False):
+        numbers = (None, None) if score is None else (score.accuracy, score.loss)
+        row |= dict(zip(TESTED, (count, *numbers), strict=True))
+    return sorted(rows, key=_badness)
+
+
+def _budget(plan: Plan, client: int, epsilon: float) -> Record:
+    """What a client with a budget of its own may spend, what is left, and how much it counts:
+    public numbers. Its epsilons are at its own delta.
+    """
+    planned, delta = plan.budgets[client]
+    assert planned is not None
+    left = max(planned - epsilon, 0.0) if math.isfinite(epsilon) else None
+    own = {} if plan.settings.client_deltas is None else {"delta": delta}
+    return {"planned": planned, **own, "left": left, "weight": plan.terms[client].weight}
+
+
+def shared_rows(plan: Plan, rows: Iterable[Record]) -> list[Record]:
+    """The same for files that are meant to be shared; nothing if it were the numbers alone."""
+    names = plan.settings.show_names
+    hidden = {"examples", "persons", *([] if names else ["name"])}
+    shown = [{name: value for name, value in row.items() if name not in hidden} for row in rows]
+    return shown if names or any({"loss", "planned"} & row.keys() for row in shown) else []
+
+
+def _badness(row: Record) -> tuple[float, float]:
+    """What sorts the worst client first, and those without test rows last."""
+    accuracy, loss = row.get("accuracy"), row.get("loss")
+    return (
+        math.inf if loss is None else 0.0 if accuracy is None else accuracy,
+        0.0 if loss is None else -loss,
+    )

@@ -1,0 +1,246 @@
+"""An epsilon and a delta for each client, the settings ``client_epsilons`` and ``client_deltas``,
+and how much each then counts.
+
+    client_epsilons="north=1, south=4"    by name, where the partition has names
+    client_epsilons="#0=1, #1=4"          by number, from 0
+    client_epsilons="consent"             a column of train: the least value of a client's rows
+    client_epsilons="own.csv"             a table's file with the columns client and epsilon, and
+                                          delta where clients have their own
+
+``client_deltas`` has the same forms. Clients that are not named have ``epsilon`` and ``delta``. The
+noise of client k is calibrated to its own epsilon at its own delta: sigma_k. The server multiplies
+its values by w_k, proportional to 1 / sigma_k^2: of all weighted means this one has the least
+noise. Epsilons, deltas, sigmas and weights are public, and a weight multiplies values that have
+their noise already: no epsilon changes.
+
+A client counts ``CAP`` times as much as the median one at most. In a deployment a node says what
+its epsilon is, and one that named a huge epsilon would otherwise be the whole federation.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from statistics import median_low
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from fedlsg.simulations.workloads.rows.table_files import is_table_file, read_file
+
+CAP = 16.0
+SHOWN = 5
+"""Clients that a message lists."""
+What = Literal["epsilon", "delta"]
+BELOW: Mapping[What, float] = {"epsilon": math.inf, "delta": 1.0}
+"""Each number of a client is above 0, and below this."""
+
+
+class Budgeted(Protocol):
+    """Settings that say what a client may spend."""
+
+    @property
+    def epsilon(self) -> float | None:
+        """Of every client that is not named."""
+
+    @property
+    def client_epsilons(self) -> str | None:
+        """Of clients by number."""
+
+    @property
+    def delta(self) -> float | None:
+        """Of every client that is not named."""
+
+    @property
+    def client_deltas(self) -> str | None:
+        """Of clients by number."""
+
+
+def budget_of(settings: Budgeted, client: int) -> tuple[float | None, float | None]:
+    """What a client may spend in the run, (epsilon, delta), by settings that name clients by
+    number; None without a target.
+    """
+    return (
+        _own(settings.client_epsilons, "epsilon", client, settings.epsilon),
+        _own(settings.client_deltas, "delta", client, settings.delta),
+    )
+
+
+def _own(text: str | None, what: What, client: int, others: float | None) -> float | None:
+    return others if text is None else numbered(text, what).get(client, others)
+
+
+@lru_cache(maxsize=16)  # a text has one meaning
+def numbered(text: str, what: What = "epsilon") -> Mapping[int, float]:
+    """Numbers by the client's number. Raises ValueError for a text that has names."""
+    found = {}
+    for key, value in pairs(text, what).items():
+        if not (key.startswith("#") and key[1:].isdecimal()):
+            raise ValueError(
+                f"client_{what}s: {key!r} is a name, and the clients have numbers alone here: "
+                f"write #0={value:g} for the first client"
+            )
+        found[int(key[1:])] = value
+    return found
+
+
+def text_of(values: Mapping[int, float]) -> str:
+    """The setting that gives clients, by number, these numbers."""
+    return ", ".join(f"#{client}={value!r}" for client, value in sorted(values.items()))
+
+
+def setting_of(value: Any, what: What = "epsilon") -> dict[str, Any]:
+    """The settings of ``simulate(epsilon=...)`` or ``delta``: a number; one for each client, by
+    name or number (a dict, a Series) or in their order; a column of train or a file that has them.
+    """
+    if isinstance(value, str) and not _is_number(value):
+        return {f"client_{what}s": value}
+    if hasattr(value, "iloc"):  # a Series of pandas
+        value = value.to_dict()
+    if isinstance(value, list | tuple | np.ndarray) and np.ndim(value):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
+        return {what: value}
+    if not value:
+        raise ValueError(f"{what} names no client: give a number, or one for each client")
+    if strange := [name for name in value if {",", "="} & set(str(name))]:
+        raise ValueError(
+            f"{what}: the name {strange[0]!r} has a comma or an equals sign: put the {what}s "
+            f"into a CSV file with the columns client and {what}, and give client_{what}s=FILE"
+        )
+    return {f"client_{what}s": ", ".join(f"{name}={own}" for name, own in value.items())}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def pairs(text: str, what: What = "epsilon") -> dict[str, float]:
+    """Client and number of each part of a text. Raises ValueError for a part that is none."""
+    found: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.rpartition("=")
+        if not equals:
+            raise ValueError(
+                f"client_{what}s: expected NAME={what.upper()}, a column of train or a CSV file, "
+                f"got {part!r}"
+            )
+        _enter(found, name.strip(), value, what)
+    return found
+
+
+def _enter(found: dict[str, float], name: str, value: Any, what: What) -> None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < BELOW[what]:
+        raise ValueError(
+            f"client_{what}s: expected 0 < {what} of {name!r} < {BELOW[what]:g}, got {value!r}"
+        )
+    if name in found:
+        raise ValueError(f"client_{what}s names {name!r} twice: leave one out")
+    found[name] = number
+
+
+def read_own(
+    text: str,
+    names: Sequence[str] | None,
+    parts: Sequence[Any],
+    columns: Mapping[str, Any],
+    what: What = "epsilon",
+) -> dict[int, float]:
+    """Numbers by the client's number, of the setting as a user gives it.
+
+    ``names``: of the clients, None where they have none. ``parts``: the rows of each client.
+    ``columns``: of train, by name. Raises ValueError, or OSError for a file that cannot be read.
+    """
+    if text in columns:
+        return _of_column(text, columns[text], parts, what)
+    known = pairs(text, what) if "=" in text else _of_file(_path(text), columns, what)
+    numbers = {f"#{client}": client for client in range(len(parts))}
+    if not any(name.isdecimal() for name in names or ()):  # else 2 is the client of that name
+        numbers |= {str(client): client for client in range(len(parts))}
+    numbers |= {name: client for client, name in enumerate(names or ())}
+    if strange := [name for name in known if name not in numbers]:
+        raise ValueError(
+            f"client_{what}s names {strange[0]!r}, which is no client: expected "
+            f"{_some([f'#{client}' for client in range(len(parts))] if names is None else names)}"
+        )
+    found = {numbers[name]: value for name, value in known.items()}
+    if len(found) < len(known):
+        raise ValueError(f"client_{what}s gives one client by its name and by its number: take one")
+    return found
+
+
+def has_deltas(text: str, columns: Collection[str]) -> bool:
+    """Whether ``client_epsilons`` is a file whose clients have a delta of their own, too."""
+    path = _path(text)
+    return (
+        text not in columns
+        and is_table_file(path)
+        and path.is_file()
+        and "delta" in read_file(path, "client_epsilons", texts=["client"]).column_names
+    )
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _some(names: Collection[str]) -> str:
+    first = ", ".join(list(names)[:SHOWN])
+    return first if len(names) <= SHOWN else f"{first}, ... ({len(names):,} clients)"
+
+
+def _of_column(name: str, values: Any, parts: Sequence[Any], what: What) -> dict[int, float]:
+    try:
+        numbers = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        numbers = np.array([math.nan])
+    if not bool(((numbers > 0) & (numbers < BELOW[what])).all()):
+        most = "a finite number above 0" if what == "epsilon" else "a number above 0 and below 1"
+        raise ValueError(f"client_{what}s={name}: expected {most} in each row of the column")
+    return {client: float(numbers[part].min()) for client, part in enumerate(parts) if len(part)}
+
+
+def _of_file(path: Path, columns: Collection[str], what: What) -> dict[str, float]:
+    setting = f"client_{what}s"
+    if not path.is_file():
+        raise ValueError(
+            f"{setting}={path}: no such file, and no column of train"
+            + (f" ({_some(columns)})" if columns else "")
+            + f": give NAME={what.upper()} for each client, a column, or a CSV file"
+        )
+    if not is_table_file(path):
+        raise ValueError(f"{setting}={path}: expected the suffix of a table, such as .csv")
+    table = read_file(path, setting, texts=["client"])
+    if missing := {"client", what} - set(table.column_names):
+        raise ValueError(
+            f"{path}: expected the columns client and {what}, {' and '.join(sorted(missing))} "
+            "not found"
+        )
+    found: dict[str, float] = {}
+    for row in table.select(["client", what]).to_pylist():
+        _enter(found, str(row["client"]).strip(), row[what], what)
+    return found
+
+
+def own_weights(sigmas: Sequence[float], batches: Sequence[float]) -> list[float]:
+    """w_k of each client: proportional to 1 / sigma_k^2, ``CAP`` times the median at most: of an
+    even number of clients the lower one of the two in the middle, as a liar may be the other.
+
+    ``batches``: q_k N_k. Their weighted mean is their mean, so the server's divisor stays as it is.
+    Clients of one sigma all have exactly 1.
+    """
+    precisions = [sigma**-2.0 for sigma in sigmas]
+    most = CAP * median_low(precisions)
+    kept = [min(precision, most) for precision in precisions]
+    if max(kept) == min(kept):
+        return [1.0] * len(kept)
+    scale = math.fsum(batches) / math.fsum(w * b for w, b in zip(kept, batches, strict=True))
+    return [weight * scale for weight in kept]

@@ -1,0 +1,148 @@
+"""The one form of a partition: the client of each row, in two arrays of which a client's rows are a
+slice.
+
+Every form in which people have clients becomes ``Parts`` (``partition``, ``client_forms``).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+
+class Parts(Sequence[Tensor]):
+    """Rows of every client, ascending; a tensor of them is made when it is asked for.
+
+    Guarantee: the parts are disjoint, because each row has one ``owner``: its client, -1 for
+    nobody. ``names``: what the data call the clients, all different; None where they have none.
+    Raises ValueError for an owner outside -1 to ``clients`` - 1.
+    """
+
+    def __init__(
+        self,
+        owner: Int64[np.ndarray, " n"],
+        clients: int,
+        names: tuple[str, ...] | None = None,
+    ) -> None:
+        self.names = names
+        counts = np.bincount(owner + 1, minlength=clients + 1)
+        if len(counts) > clients + 1:
+            raise ValueError(f"expected owners -1..{clients - 1} of rows, got {len(counts) - 2}")
+        self._count = len(owner)
+        rows = np.argsort(owner, kind="stable")[counts[0] :]
+        self._rows = rows.astype(np.int32) if len(owner) < 2**31 else rows
+        self._ends = np.cumsum(counts[1:])
+
+    @property
+    def owner(self) -> Int64[np.ndarray, " n"]:
+        """The client of each row, -1 for nobody."""
+        owner = np.full(self._count, -1)
+        owner[self._rows] = np.repeat(np.arange(len(self)), self.sizes)
+        return owner
+
+    def label(self, client: int) -> str:
+        """What messages call a client: its name in quotes, else its number."""
+        return label_of(client, self.names)
+
+    def pick(self, rows: Int64[np.ndarray, " m"]) -> "Parts":
+        """The same clients with these rows alone, whose numbers are their places here."""
+        return Parts(self.owner[rows], len(self), self.names)
+
+    @cached_property  # the rows never change
+    def sizes(self) -> list[int]:
+        """How many rows each client has."""
+        return list(np.diff(self._ends, prepend=0).tolist())
+
+    @overload
+    def __getitem__(self, client: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, client: slice) -> list[Tensor]: ...
+    def __getitem__(self, client: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(client, slice):
+            return [self[one] for one in range(*client.indices(len(self)))]
+        place = range(len(self))[client]
+        return torch.from_numpy(
+            self._rows[self._ends[place] - self.sizes[place] : self._ends[place]].astype(np.int64)
+        )
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+
+def digest(parts: Sequence[Tensor], before: bytes = b"") -> str:
+    """SHA-256, hexadecimal, over ``before``, and the number of rows of each client and its rows."""
+    sha = hashlib.sha256(before)
+    if isinstance(parts, Parts):
+        starts = parts._ends - parts.sizes
+        sha.update(np.insert(parts._rows, starts, parts.sizes).astype("<i8").tobytes())
+    else:
+        for part in parts:
+            sha.update(len(part).to_bytes(8, "little") + part.numpy().tobytes())
+    return sha.hexdigest()
+
+
+def distinct_names(names: Sequence[object], name: str) -> tuple[str, ...]:
+    """What clients are called: values and keys as texts. Raises ValueError for two that are
+    equal.
+    """
+    texts = tuple(", ".join(map(str, one)) if isinstance(one, tuple) else str(one) for one in names)
+    if len(set(texts)) < len(texts):
+        twice = next(one for one in texts if texts.count(one) > 1)
+        raise ValueError(f"{name}: two clients are named {twice!r}: give each its own name")
+    return texts
+
+
+def label_of(client: int, names: Sequence[str] | None) -> str:
+    """What messages call a client: its name in quotes, else its number."""
+    return str(client) if names is None else repr(names[client])
+
+
+def check_disjoint(
+    parts: Sequence[Int64[Tensor, " n_k"]],
+    num_examples: int,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Refuse a partition that holds an example more than once.
+
+    Raises ValueError, naming the clients and the example, if two clients hold it or one holds it
+    twice (either makes the claimed epsilon false), and if an index is outside [0, num_examples) or
+    is not int64.
+    """
+    if parts and all(part.dtype == torch.int64 and part.ndim == 1 for part in parts):
+        rows = torch.cat([part.cpu() for part in parts])
+        inside = not len(rows) or 0 <= int(rows.min()) <= int(rows.max()) < num_examples
+        if inside and not bool((rows.bincount() > 1).any()):
+            return
+    owner = torch.full((num_examples,), -1, dtype=torch.int64)
+    for client, part in enumerate(parts):
+        label = label_of(client, names)
+        if part.dtype != torch.int64 or part.ndim != 1:
+            raise ValueError(
+                f"expected int64 indices (n_k,) of client {label}, got {part.dtype} "
+                f"{tuple(part.shape)}"
+            )
+        if not len(part):
+            continue
+        low, high = int(part.min()), int(part.max())
+        if not 0 <= low <= high < num_examples:
+            raise ValueError(
+                f"client {label} holds indices {low}..{high}, expected 0..{num_examples - 1}"
+            )
+        values, counts = part.cpu().unique(return_counts=True)
+        if len(values) < len(part):
+            raise ValueError(
+                f"client {label} holds example {int(values[counts > 1][0])} more than once"
+            )
+        shared = values[owner[values] >= 0]
+        if len(shared):
+            other = label_of(int(owner[shared[0]]), names)
+            raise ValueError(
+                f"partitions overlap: clients {other} and {label} both hold example "
+                f"{int(shared[0])} (client {label} shares {len(shared)} with earlier clients)"
+            )
+        owner[values] = client

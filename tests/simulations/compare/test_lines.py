@@ -1,0 +1,126 @@
+"""The table of a comparison: means over seeds by hand, what a run lacks, and the columns of
+table.csv.
+"""
+
+import csv
+from dataclasses import replace
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from fedlsg.simulations.compare.bytes_axis import View
+from fedlsg.simulations.compare.comparison_files import Comparison, write_page, write_tables
+from fedlsg.simulations.compare.comparison_table import comparison_table, sentences, table_csv
+from fedlsg.simulations.compare.lines import higher_is_better, lines
+from fedlsg.simulations.compare.plots import figures
+from fedlsg.simulations.compare.search.trials import Trial, best_of
+from fedlsg.simulations.storage.results import Result
+from fedlsg.simulations.workloads.base.split import Chance, standard_error
+from tests.simulations.support.compare_cases import CHANCE, result
+
+COLUMNS = [
+    *("label", "method", "workload", "model", "rank", "sparsity", "delta", "epsilon_target"),
+    *("epsilon_max", "epsilon_outside", "private", "unit", "trust", "rho", "accuracy_mean"),
+    *("accuracy_sd", "loss_mean", "standard_error", "n", "planned", "chance", "beats_chance"),
+    *("over_linear_probe", "uplink_bytes_per_client_round", "saved_ratio", "uplink_bytes_total"),
+    *("downlink_bytes_total", "transfer_seconds", "wall_seconds", "training_seconds"),
+]
+"""A promise to users: none goes, and none changes its place."""
+
+
+def rows(results: list[Result]) -> list[dict[str, str]]:
+    return list(csv.DictReader(table_csv(lines(results)).splitlines()))
+
+
+def changed(run: Result, **summary: Any) -> Result:
+    return replace(run, summary={**run.summary, **summary})
+
+
+def test_a_line_by_hand():
+    scores = (0.80, 0.85, 0.84)
+    runs = [result(score, seed=seed) for seed, score in enumerate(scores)]
+    failed = replace(result(None, seed=3), group=runs[0].group)
+    (line,) = rows([*runs, failed, result(0.7, method="linear-probe")])[:1]
+    assert list(line) == COLUMNS
+    assert (line["n"], line["planned"], line["private"], line["rank"]) == ("3", "4", "True", "")
+    number = {name: float(text) for name, text in line.items() if text[:1].isdigit()}
+    assert number["accuracy_mean"] == pytest.approx(fmean(scores))
+    assert number["accuracy_sd"] == pytest.approx(stdev(scores))
+    assert number["standard_error"] == pytest.approx(standard_error(scores, Chance(**CHANCE)))
+    assert number["over_linear_probe"] == pytest.approx(fmean(scores) - 0.7)
+    assert number["epsilon_max"] == pytest.approx(3 - 0.001)  # the largest of its runs
+    assert number["uplink_bytes_per_client_round"] == 100
+    assert number["saved_ratio"] == 4
+    assert number["wall_seconds"] == pytest.approx(11)
+
+
+def test_a_number_that_one_run_lacks_is_no_mean_of_the_others():
+    whole = [result(0.8), result(0.9, seed=1)]
+    lacking = [whole[0], changed(whole[1], wall_seconds=None, accuracy=None)]
+    (line,), (control,) = rows(lacking), rows(whole)
+    assert (line["wall_seconds"], line["accuracy_mean"], line["accuracy_sd"]) == ("", "", "")
+    assert line["loss_mean"] == "0.5"  # the scores are losses then
+    assert "" not in (control["wall_seconds"], control["accuracy_mean"], control["accuracy_sd"])
+
+
+def test_lines_are_in_the_order_of_targets_then_of_means():
+    given = [
+        result(0.97, method="sgd", epsilon=None),
+        result(None, method="rgp"),
+        result(0.8),
+        result(0.9, method="dpsgd"),
+        result(0.7, method="rs", epsilon=1.0),
+    ]
+    assert list(lines(given).method) == ["rs", "dpsgd", "lsg", "rgp", "sgd"]
+
+
+@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize("by_loss", [False, True])
+def test_every_ranking_asks_for_the_direction_once(by_loss, planted, monkeypatch):
+    """Control: with the opposite direction planted, every ranking turns round."""
+    if planted:
+        opposite = "fedlsg.simulations.compare.lines.higher_is_better"
+        monkeypatch.setattr(opposite, lambda name: not higher_is_better(name))
+    runs = [of_score(score, rank, by_loss) for rank, score in ((4, 0.9), (8, 0.6), (16, 0.7))]
+    table = lines(runs)
+    more = by_loss == planted
+    best, worst = (4, 8) if more else (8, 4)
+    assert list(table["rank"]) == [best, 16, worst]
+    assert f"{'highest' if more else 'lowest'} mean" in sentences(table)[0]
+    shown = comparison_table(table)
+    score = shown.columns.index("test loss" if by_loss else "accuracy, %")
+    assert [score in row.best for row in shown.rows] == [True, False, False]
+    trials = [Trial(arm=None, number=at, params={}, result=run) for at, run in enumerate(runs)]  # type: ignore[arg-type]
+    assert best_of(trials).result.settings["rank"] == best
+    (axes,) = figures(table)["accuracy-heat"].axes
+    (image,), (frame,) = axes.images, axes.patches
+    assert round(frame.get_x() + 0.46) == [4, 8, 16].index(best)
+    assert image.cmap.name == ("viridis" if more else "viridis_r")
+
+
+def of_score(score: float, rank: int, by_loss: bool) -> Result:
+    varied = {"rank": rank, "sparsity": 0.5}
+    run = replace(result(score, settings=varied), varied=tuple(varied.items()))
+    return changed(run, **({"accuracy": None, "loss": score} if by_loss else {}))
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_the_bytes_axis_where_no_byte_may_be_seen(counted, tmp_path):
+    """With trust=server the messages of a run are not counted."""
+    run = result(0.8)
+    hidden = {name: value for name, value in run.summary.items() if "bytes" not in name}
+    runs = [run if counted else replace(run, summary=hidden | {"trust": "server"})]
+    made = Comparison(title="digits", results=runs, view=View(bytes=True))
+    write_tables(tmp_path, made)
+    write_page(tmp_path, made)
+    assert (tmp_path / "bytes.md").exists()
+    assert (tmp_path / "plots" / "accuracy-total-bytes.png").exists() == counted
+
+
+def test_a_mark_without_an_epsilon_target_names_none():
+    """A missing number is None in the table, not NaN, which people would read."""
+    runs = [result(0.8), result(0.9, method="sgd", epsilon=None)]
+    charts = figures(lines(runs), View(bytes=True))["accuracy-total-bytes"]
+    words = {word for chart in charts for series in chart.series for word in series.words}
+    assert words == {"lsg at epsilon 3", "sgd, NOT PRIVATE"}

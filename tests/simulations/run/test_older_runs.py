@@ -1,0 +1,109 @@
+"""Runs that earlier versions of fedlsg began, and a kill ended: they finish, with equal epsilon.
+
+``tests/data/runs`` has one interrupted run of each format, private and without privacy, as the
+version of that format left it (``fedlsg run digits``, killed in the middle), and what the same
+version made of a copy: its epsilon, and the sum of its weights. A new format adds its two runs, and
+changes none.
+"""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file
+
+from fedlsg.simulations.storage.atomic_files import load_checkpoint, save_checkpoint
+from fedlsg.simulations.storage.run_format import FORMAT
+from tests.places import REPOSITORY
+
+FROZEN = REPOSITORY / "tests" / "data" / "runs"
+ENDED = json.loads((FROZEN / "ended.json").read_text())
+PRIVATE = [name for name in ENDED if name.endswith("-private")]
+PLAIN = [name for name in ENDED if name.endswith("-plain")]
+
+
+def unpacked(name, folder):
+    shutil.unpack_archive(FROZEN / f"{name}.tar.xz", folder, filter="data")
+    return folder / name
+
+
+def test_each_format_has_its_runs():
+    assert [*ENDED] == [
+        f"format-{n}-{kind}" for n in range(1, FORMAT + 1) for kind in ("private", "plain")
+    ]
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_private_run_ends_with_the_epsilon_that_its_version_gave_it(name, tmp_path, fedlsg):
+    run = unpacked(name, tmp_path)
+    assert fedlsg("resume", str(run))[0] == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == ENDED[name]["rounds"]
+    # the accountant of format 1 was looser, by .3 %
+    assert summary["epsilon_max"] == pytest.approx(ENDED[name]["epsilon"], rel=5e-3)
+    assert summary["epsilon_max"] > ENDED[name]["before"]
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_reproducible_run_without_noise_ends_with_the_weights_of_its_version(
+    name, tmp_path, fedlsg
+):
+    run = unpacked(name, tmp_path)
+    assert fedlsg("resume", str(run))[0] == 0
+    weights = load_file(run / "model.safetensors")
+    assert {n: float(w.double().sum()) for n, w in weights.items()} == pytest.approx(
+        ENDED[name]["weights"], abs=1e-5
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRIVATE[:1])
+def test_a_resumed_run_trains_further_and_another_one_starts_from_it(name, tmp_path, fedlsg):
+    run, out = unpacked(name, tmp_path), tmp_path / "next"
+    assert fedlsg("resume", str(run))[0] == 0
+    assert fedlsg("resume", str(run), "--rounds", "6", "--epsilon", "4")[0] == 0
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == 6
+    assert ENDED[name]["epsilon"] < summary["epsilon_max"] <= 4
+    given = ["--start-from", str(run), "--rounds", "1", "--epsilon", "5"]
+    asked = ["run", "digits", "--clients", "3", *given, "--out", str(out), "--engine", "local"]
+    assert fedlsg(*asked)[0] == 0
+    assert summary["epsilon_max"] < json.loads((out / "summary.json").read_text())["epsilon_max"]
+
+
+def test_a_setting_that_did_not_exist_cannot_be_put_in(tmp_path, fedlsg):
+    run = unpacked(PRIVATE[0], tmp_path)
+    with (run / "config.toml").open("a") as file:
+        file.write("\nperson-rows = 7\n")
+    status, _, said = fedlsg("resume", str(run), width=400)
+    assert status == 1
+    assert "restore person-rows = unset (now 7)" in said
+
+
+def test_in_the_newest_format_no_setting_is_missing(tmp_path, fedlsg):
+    """One that neither the checkpoint nor config.toml names was taken out of both."""
+    run = unpacked(PRIVATE[-1], tmp_path)
+    path, config = run / "checkpoint" / "latest.pt", run / "config.toml"
+    state = load_checkpoint(path)
+    del state["plan"]["settings"]["clip-norm"]
+    save_checkpoint(path, run / "checkpoint" / "previous.pt", state)
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("clip-norm ")))
+    status, _, said = fedlsg("resume", str(run), width=400)
+    assert status == 1
+    assert "restore clip-norm = unset (now" in said
+
+
+def test_a_run_of_a_newer_version_is_refused_and_stays_as_it_is(tmp_path, fedlsg):
+    run = unpacked(PRIVATE[-1], tmp_path)
+    path = run / "checkpoint" / "latest.pt"
+    state = load_checkpoint(path)
+    state["plan"] |= {"format": FORMAT + 1, "fedlsg": "9.0"}
+    save_checkpoint(path, run / "checkpoint" / "previous.pt", state)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    status, _, said = fedlsg("resume", str(run), width=400)
+    assert status == 1
+    assert "install fedlsg 9.0" in said
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
