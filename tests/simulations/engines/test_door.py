@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from fedlsg.simulations.engines import door
 from fedlsg.simulations.engines.door import MODE, PATH, TOKEN, locked, say_what_is_open
 
 
@@ -13,6 +14,8 @@ def theirs(monkeypatch):
     monkeypatch.setenv(MODE, "disabled")
     monkeypatch.setenv(TOKEN, "theirs")
     monkeypatch.delenv(PATH, raising=False)
+    # else the Ray of other tests in this process loses its token, and ends the process
+    monkeypatch.setattr(door, "_read_again", lambda: None)
 
 
 def test_a_token_is_new_private_and_not_in_the_environment(tmp_path):

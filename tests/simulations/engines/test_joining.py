@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fedlsg.simulations.engines import joining
+from fedlsg.simulations.engines import door, joining
 from fedlsg.simulations.engines.door import MODE, PATH, TOKEN
 from tests.other_user import needs_root, nobody, open_folder
 from tests.places import REPOSITORY
@@ -74,6 +74,8 @@ def home(monkeypatch) -> Iterator[Path]:
         monkeypatch.setenv("RAY_TMPDIR", str(folder))
         for name in (MODE, PATH, TOKEN, "RAY_USE_TLS"):
             monkeypatch.delenv(name, raising=False)
+        # else the Ray of other tests in this process loses its token, and ends the process
+        monkeypatch.setattr(door, "_read_again", lambda: None)
         yield folder
 
 
