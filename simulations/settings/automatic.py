@@ -5,13 +5,14 @@ the rule fills.
 GPU may have clients with one. Secret and public draws are made on the CPU on every device.
 
 ``method=auto``: a workload with a preset takes ``lsg``, which its settings are made for. A model of
-a user's own takes
-``dpsgd``: dense updates were the most accurate or level in all tasks that were measured. Where they
-pass ``uplink_budget``, it takes ``lsg`` without frozen units, at the largest rank that fits.
+a user's own, or a linear head on public features, takes ``dpsgd``: dense updates were the most
+accurate or level in all tasks that were measured. Where they pass ``uplink_budget``, it takes
+``lsg`` without frozen units, at the largest rank that fits.
 
 The rule of ``fedlsg.training.auto`` is on where neither the user nor the workload's preset says a
 learning rate, and where a user gives ``learning_rate=auto``, ``rounds=auto`` or ``epochs``. Each
-value of it can be replaced by giving that setting.
+value of it can be replaced by giving that setting. Presets are made for networks: they say no
+learning rate for a linear head.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,14 @@ from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.simulations.workloads.base.initial_model import build_model
-from fedlsg.training.auto import EPOCHS, auto_rounds, auto_schedule, auto_server, size_factor
+from fedlsg.training.auto import (
+    EPOCHS,
+    HEAD_EPOCHS,
+    auto_rounds,
+    auto_schedule,
+    auto_server,
+    size_factor,
+)
 
 
 def device_of(wanted: Device) -> str:
@@ -97,7 +105,7 @@ def choose_method(settings: Settings, workload: LoadedWorkload) -> Settings:
     if settings.method != AUTO:
         return settings
     own: dict[str, Any] = {}
-    if "learning_rate" in workload.defaults:
+    if "learning_rate" in workload.defaults and not _is_linear_head(settings, workload):
         name = PRESET_METHOD
     else:
         name, own = _of_own_model(settings, workload)
@@ -180,6 +188,30 @@ RULED = (
 """Settings that the rule gives."""
 SMALL_AT_START = ("lora",)
 """Carriers whose factors are new, whatever the weights are that they adapt."""
+LINEAR = "linear"
+BESIDE_RATES = ("momentum", "schedule", "final_learning_rate", "clip_norm", "batch_size")
+"""Settings that presets give for their learning rates."""
+
+
+def _is_linear_head(settings: Settings, workload: LoadedWorkload) -> bool:
+    """Whether a run trains a linear model on public features. It starts at zero."""
+    return workload.features is not None and settings.model in (None, LINEAR)
+
+
+def _leaves_rates_open(given: Mapping[str, Any]) -> bool:
+    """Whether neither a learning rate is given, nor what makes the optimizer a plain SGD."""
+    optimizer = str(given.get("optimizer", "adam")).lower()
+    return optimizer != "sgd" and not {"learning_rate", "momentum"} & set(given)
+
+
+def tuned_settings(settings: Settings, workload: LoadedWorkload) -> dict[str, Any]:
+    """The workload's preset for the method, in which a linear head on features has no rates, unless
+    the settings give one.
+    """
+    tuned = {**workload.defaults, **workload.method_defaults.get(settings.method, {})}
+    if _is_linear_head(settings, workload) and _leaves_rates_open(values_of(settings)):
+        return {name: value for name, value in tuned.items() if name not in (*RULED, *BESIDE_RATES)}
+    return tuned
 
 
 def fill_auto(
@@ -187,15 +219,13 @@ def fill_auto(
 ) -> dict[str, Any]:
     """The values that the rule gives, with ``auto`` naming them; empty where it is off.
 
-    ``tuned``: the workload's preset for the method. Raises ValueError for ``epochs`` that would
-    change nothing, and where the rule cannot know a number that it needs.
+    ``tuned``: of ``tuned_settings``. Raises ValueError for ``epochs`` that would change nothing,
+    and where the rule cannot know a number that it needs.
     """
     given = values_of(settings)
     asked = (settings.auto or "").split()
-    optimizer = str(given.get("optimizer", "adam")).lower()
-    steps = "learning_rate" not in given and (
-        "learning_rate" in asked
-        or ("learning_rate" not in tuned and optimizer != "sgd" and "momentum" not in given)
+    steps = ("learning_rate" in asked and "learning_rate" not in given) or (
+        "learning_rate" not in tuned and _leaves_rates_open(given)
     )
     rounds = "rounds" not in given and (
         "rounds" in asked or settings.epochs is not None or (steps and "rounds" not in tuned)
@@ -205,11 +235,13 @@ def fill_auto(
         values.pop("sample_rate", None)  # a preset's rate is made for its number of rounds
     rated = any(name in values for name in ("sample_rate", "batch_size"))
     found: dict[str, Any] = {}
+    head = _is_linear_head(settings, workload)
+    passes = _passes(settings, values, HEAD_EPOCHS if head else EPOCHS)
     if rounds:
         values.pop("rounds", None)
-        found |= _schedule(settings, workload, values, rated=rated)
+        found |= _schedule(settings, workload, values, passes, rated=rated)
     elif steps and not rated:
-        found |= {"sample_rate": _sample_rate(settings, values)}
+        found |= {"sample_rate": _sample_rate(values, passes)}
     elif settings.epochs is not None and not {"rounds", "sample_rate"} & set(asked):
         raise ValueError(
             f"epochs={settings.epochs:g} chooses rounds, and rounds={settings.rounds} is given: "
@@ -220,13 +252,13 @@ def fill_auto(
         loaded = loaded_parts(settings, workload)
         found |= auto_server(
             int({**values, **found}["rounds"]),
-            dense=carrier == "dense",
+            dense=carrier == "dense" and not head,
             size=loaded.size,
             regression=_regression(workload),
             pretrained=loaded.body and carrier not in SMALL_AT_START,
             new_head=not loaded.classifier,
         )
-        if optimizer != "adam":
+        if str(given.get("optimizer", "adam")).lower() != "adam":
             del found["optimizer_options"]  # they are Adam's
     chosen = {name: value for name, value in found.items() if name not in given}
     return chosen | (
@@ -236,31 +268,35 @@ def fill_auto(
     )
 
 
-def _passes(settings: Settings, values: Mapping[str, Any]) -> float:
-    """E of a client that takes part in every round: those that are selected rarely get their passes
-    in more rounds.
+def _passes(settings: Settings, values: Mapping[str, Any], epochs: float) -> float:
+    """E, ``epochs`` if none is given, of a client that takes part in every round: those that are
+    selected rarely get their passes in more rounds.
     """
     clients = int(values["clients"])
     return (
-        (settings.epochs or EPOCHS)
+        (settings.epochs or epochs)
         * clients
         / min(clients, int(values.get("clients_per_round") or clients))
     )
 
 
-def _sample_rate(settings: Settings, values: Mapping[str, Any]) -> float:
+def _sample_rate(values: Mapping[str, Any], passes: float) -> float:
     steps = int(values.get("local_steps", 1)) * values["rounds"]
-    return float(f"{min(1.0, _passes(settings, values) / steps):.4g}")
+    return float(f"{min(1.0, passes / steps):.4g}")
 
 
 def _schedule(
-    settings: Settings, workload: LoadedWorkload, values: Mapping[str, Any], *, rated: bool
+    settings: Settings,
+    workload: LoadedWorkload,
+    values: Mapping[str, Any],
+    passes: float,
+    *,
+    rated: bool,
 ) -> dict[str, Any]:
     """Rounds, and the sample rate where none is given."""
-    epochs: float = _passes(settings, values)
     local_steps = int(values.get("local_steps", 1))
     if not rated:
-        rounds, chosen = auto_schedule(epochs, local_steps=local_steps)
+        rounds, chosen = auto_schedule(passes, local_steps=local_steps)
         return {"rounds": rounds, "sample_rate": float(f"{chosen:.4g}")}
     rate: float | None = values.get("sample_rate")
     if rate is None or settings.batch_size is not None:
@@ -270,7 +306,7 @@ def _schedule(
                 "rounds"
             )
         rate = min(1.0, values["batch_size"] * values["clients"] / len(workload.train))
-    return {"rounds": auto_rounds(epochs, float(rate), local_steps=local_steps)}
+    return {"rounds": auto_rounds(passes, float(rate), local_steps=local_steps)}
 
 
 def _regression(workload: LoadedWorkload) -> bool:

@@ -17,7 +17,7 @@ from fedlsg.masks.mask import DropRate
 from fedlsg.method import LocalTraining, Method
 from fedlsg.payload import DEFAULT_CODEC, Codec, find_codec, keeps_memory
 from fedlsg.simulations.settings.any_run import Resolved, void
-from fedlsg.simulations.settings.automatic import choose_method, fill_auto
+from fedlsg.simulations.settings.automatic import choose_method, fill_auto, tuned_settings
 from fedlsg.simulations.settings.participation import fill_participation
 from fedlsg.simulations.settings.settings import (
     AUTO,
@@ -63,7 +63,7 @@ def fill(settings: Settings, workload: LoadedWorkload) -> Resolved:
     """Settings with every gap filled from the workload's preset (its row for the method first)."""
     check_parameters(settings.parameters)
     settings = choose_method(settings, workload)
-    tuned = {**workload.defaults, **workload.method_defaults.get(settings.method, {})}
+    tuned = tuned_settings(settings, workload)
     preset = {**FALLBACK, **tuned}
     if settings.partition is None and workload.parts is not None:
         preset["partition"] = GIVEN

@@ -159,6 +159,37 @@ def test_a_given_learning_rate_is_that_of_what_is_trained(with_head, settings, r
     assert filled.parameters.get("classifier_learning_rate") == head
 
 
+HEAD = {"optimizer": "adam", "layer_rates": "equal", "clip_norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {},
+            {"method": "dpsgd", "rounds": 40, "sample_rate": 1.0, "learning_rate": 0.03162, **HEAD},
+        ),
+        ({"rounds": 20}, {"rounds": 20, "sample_rate": 1.0, "learning_rate": 0.04472, **HEAD}),
+        ({"rounds": 80}, {"rounds": 80, "sample_rate": 0.5, "learning_rate": 0.02236, **HEAD}),
+        ({"sample_rate": 0.1}, {"rounds": 400, "sample_rate": 0.1, "learning_rate": 0.01, **HEAD}),
+        # as the preset says
+        ({"method": "dpsgd", "learning_rate": 0.8}, {"rounds": 100, "momentum": 0.9}),
+        ({"method": "dpsgd", "momentum": 0.5}, {"learning_rate": 0.4, "rounds": 100}),
+        ({"model": "mlp"}, {"method": "lsg", "learning_rate": 0.8, "rounds": 100, "rank": 4}),
+    ],
+)
+def test_a_linear_head_on_features_has_the_rule_and_no_preset(given, expected, heads):
+    filled = values_of(fill(from_mapping({"features": "patches", **given}), heads))
+    assert {name: filled.get(name) for name in expected} == expected
+
+
+@pytest.fixture(scope="module")
+def heads():
+    """Digits as features; their preset has rates for a CNN."""
+    options = workloads.Options(features="patches", patch_filters=4, patch_size=3, train_rows=20)
+    return workloads.load("digits", options=options)
+
+
 def with_cuda(patch: pytest.MonkeyPatch, there: bool) -> None:
     patch.setattr(torch.cuda, "is_available", lambda: there)
 
