@@ -8,9 +8,6 @@ principal axes and variances over synthetic inputs
 A head on k numbers sends few bytes. No private row is read: the axes follow from public draws.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,7 @@ from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.randomness import public_generator
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.base.cache import load_or_build
-from fedlsg.simulations.workloads.base.split import Inputs
+from fedlsg.simulations.workloads.features.blocks import Product
 from fedlsg.simulations.workloads.features.encode import (
     Encoder,
     digest_arrays,
@@ -55,9 +52,13 @@ def on_axes(
         return {"mean": mean.numpy(), "axes": axes.numpy()}
 
     arrays = load_or_build(cache, f"features-axes-{key}", build, progress=progress)
-    mean, axes = (torch.from_numpy(arrays[name].copy()) for name in ("mean", "axes"))
-    put = partial(_put, encoder.encode, mean, axes)
-    return lengthened(replace(encoder, digest=digest_arrays(arrays, key), encode=put))
+    mean = torch.from_numpy(arrays["mean"].copy())
+    product = Product(torch.from_numpy(arrays["axes"].copy()))
+
+    def step(features: Tensor) -> Float[Tensor, "rows k"]:
+        return product(features.flatten(1) - mean)
+
+    return lengthened(encoder.then(step, digest_arrays(arrays, key)))
 
 
 def axes_of(
@@ -81,9 +82,3 @@ def axes_of(
     scaled = (axes * (shares + DAMPING) ** POWER).flip(1)  # the largest first
     signs = scaled.gather(0, scaled.abs().argmax(0, keepdim=True)).sign()
     return mean, (scaled * signs).float().contiguous()
-
-
-def _put(
-    encode: Callable[[Inputs], Tensor], mean: Tensor, axes: Tensor, inputs: Inputs
-) -> Float[Tensor, "one k"]:
-    return (encode(inputs).flatten(1) - mean) @ axes

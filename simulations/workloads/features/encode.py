@@ -4,7 +4,8 @@
 An encoder is public and frozen: filters, or weights that no private example of the run has changed.
 So its features cost no privacy, if those of an example depend on no other example. Here each
 example is encoded in a batch of its own: neither a statistic of the batch nor the rounding of a
-larger product can carry anything over from its neighbours.
+larger product can carry anything over from its neighbours. Products with statistics of synthetic
+inputs are taken in blocks of one size, see ``blocks``.
 
 They are normalised each example by itself, or by statistics of synthetic inputs:
 none           as they are
@@ -20,7 +21,7 @@ noise to such means, which costs privacy; their group norm costs none, and is ``
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
@@ -38,8 +39,9 @@ from fedlsg.simulations.models.small import GROUPS
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.base.cache import load_or_build
 from fedlsg.simulations.workloads.base.split import Inputs, Split
+from fedlsg.simulations.workloads.features.blocks import BLOCK, Product
 
-FORMAT = "float16, one example at a time, version 1"
+FORMAT = "float16, one example at a time, version 2"
 SAID_EVERY = 1000
 """Examples between two lines of progress."""
 DIGESTED_AT_ONCE = 256
@@ -52,6 +54,7 @@ class Encoder:
     name: what reports call it. digest: of all that the function depends on: weights or filters,
     code, libraries.
     encode: inputs (1, ...) to features (1, D) or (1, C, h, w), float32 on the CPU.
+    steps: what is done with features (B, ...) after that; a row's bits depend on that row alone.
     pixels: its inputs are images in 0..1, not what the workload prepares of them for its own
     models.
     """
@@ -59,12 +62,23 @@ class Encoder:
     name: str
     digest: str
     encode: Callable[[Inputs], Tensor]
+    steps: tuple[Callable[[Tensor], Tensor], ...] = ()
     pixels: bool = False
 
-    def one(self, inputs: Inputs) -> Tensor:
-        """Features (1, ...) of one example. Raises ValueError where the encoder fails, or returns
-        another form.
+    def then(self, step: Callable[[Tensor], Tensor], digest: str) -> "Encoder":
+        """This encoder and one more step; ``digest``: of both."""
+        return replace(self, steps=(*self.steps, step), digest=digest)
+
+    def of(self, examples: Sequence[Inputs]) -> Tensor:
+        """Features (examples, ...). Raises ValueError where the encoder fails, or returns another
+        form.
         """
+        features = torch.cat([self._encoded(inputs) for inputs in examples])
+        for step in self.steps:
+            features = step(features)
+        return features
+
+    def _encoded(self, inputs: Inputs) -> Tensor:
         try:
             with torch.no_grad():
                 found = self.encode(inputs)
@@ -105,14 +119,20 @@ def encode_split(
 
 
 def encode_rows(inputs: Inputs, encoder: Encoder) -> Tensor:
-    """Features of public inputs, one example at a time and rounded as those of a split, float32."""
+    """Features of public inputs, rounded as those of a split, float32."""
     fields = inputs if isinstance(inputs, dict) else {"": inputs}
-    rows = [
-        {name: value[[row]] for name, value in fields.items()}
-        for row in range(len(next(iter(fields.values()))))
-    ]
-    found = [encoder.one(row if isinstance(inputs, dict) else row[""]) for row in rows]
-    return torch.cat(found).half().float()
+    count = len(next(iter(fields.values())))
+
+    def example(row: int) -> Inputs:
+        one = {name: value[[row]] for name, value in fields.items()}
+        return one if isinstance(inputs, dict) else one[""]
+
+    blocks = [encoder.of([example(row) for row in rows]) for rows in _in_blocks(count)]
+    return torch.cat(blocks).half().float()
+
+
+def _in_blocks(count: int) -> list[range]:
+    return [range(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK)]
 
 
 def as_float(stored: np.ndarray) -> Tensor:
@@ -125,18 +145,19 @@ def _inputs(split: Split, rows: np.ndarray) -> Inputs:
 
 
 def _encode(split: Split, encoder: Encoder, progress: Progress, what: str) -> np.ndarray:
-    first = encoder.one(_inputs(split, np.array([0])))
+    first = encoder.of([_inputs(split, np.array([0]))])
     features = np.empty((len(split), *first.shape[1:]), dtype=np.float16)
-    for row in range(len(split)):
+    for rows in _in_blocks(len(split)):
+        block = slice(rows.start, rows.stop)
         with np.errstate(over="ignore"):
-            features[row] = encoder.one(_inputs(split, np.array([row])))[0].numpy()
-        if not np.isfinite(features[row]).all():
+            features[block] = encoder.of([_inputs(split, np.array([row])) for row in rows]).numpy()
+        if not np.isfinite(features[block]).all():
             raise ValueError(
                 f"features={encoder.name} gives values that are not finite in float16: give "
                 "feature_norm=group"
             )
-        if row % SAID_EVERY == SAID_EVERY - 1:
-            progress(f"features of {what}: {row + 1:,} of {len(split):,} examples")
+        if rows.stop // SAID_EVERY > rows.start // SAID_EVERY:
+            progress(f"features of {what}: {rows.stop:,} of {len(split):,} examples")
     return features
 
 
@@ -172,27 +193,24 @@ POWER, DAMPING = -0.25, 0.01
 
 def grouped(encoder: Encoder) -> Encoder:
     """Mean 0 and variance 1 in each of GROUPS groups of channels, or over all of a vector."""
-    return replace(
-        encoder, digest=f"{encoder.digest} group {GROUPS}", encode=partial(_grouped, encoder.encode)
-    )
+    return encoder.then(partial(_each, _grouped), f"{encoder.digest} group {GROUPS}")
 
 
 def pooled(encoder: Encoder) -> Encoder:
     """Averages over 2x2 squares. Raises ValueError, at the first example, for vectors and odd
     sides.
     """
-    return replace(
-        encoder, digest=f"{encoder.digest} pool", encode=partial(_pooled, encoder.encode)
-    )
+    return encoder.then(partial(_each, _pooled), f"{encoder.digest} pool")
 
 
 def lengthened(encoder: Encoder) -> Encoder:
     """Length LENGTH, whatever the contrast of an image or the number of features is."""
-    return replace(
-        encoder,
-        digest=f"{encoder.digest} unit {LENGTH}",
-        encode=partial(_lengthened, encoder.encode),
-    )
+    return encoder.then(partial(_each, _lengthened), f"{encoder.digest} unit {LENGTH}")
+
+
+def _each(function: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+    """Of each row by itself."""
+    return torch.cat([function(row) for row in features.split(1)])
 
 
 ALONE = {"group": grouped, "pool": pooled, "unit": lengthened}
@@ -218,12 +236,13 @@ def decorrelated(encoder: Encoder, draw: Draw, *, cache: Path, progress: Progres
         return {"mean": mean.numpy(), "Q": Q.numpy()}
 
     arrays = load_or_build(cache, f"features-norm-{key}", build, progress=progress)
-    mean, Q = (torch.from_numpy(arrays[name].copy()) for name in ("mean", "Q"))
-    return replace(
-        encoder,
-        digest=digest_arrays(arrays, key),
-        encode=partial(_decorrelated, encoder.encode, mean, Q),
-    )
+    mean, product = torch.from_numpy(arrays["mean"].copy()), Product(torch.tensor(arrays["Q"]))
+
+    def step(features: Tensor) -> Tensor:
+        centred = features.movedim(1, -1) - mean
+        return product(centred.reshape(-1, len(mean))).view(centred.shape).movedim(-1, 1)
+
+    return encoder.then(step, digest_arrays(arrays, key))
 
 
 def statistics(x: Float[Tensor, "n c *place"]) -> tuple[Float[Tensor, " c"], Float[Tensor, "c c"]]:
@@ -239,29 +258,19 @@ def statistics(x: Float[Tensor, "n c *place"]) -> tuple[Float[Tensor, " c"], Flo
     return mean.float(), (Q / s).float()
 
 
-def _lengthened(encode: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
-    x = encode(inputs)
+def _lengthened(x: Tensor) -> Tensor:
     length: Tensor = x.norm()
     return x * (LENGTH / length.clamp(min=SMALLEST))
 
 
-def _grouped(encode: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
-    x = encode(inputs)
+def _grouped(x: Tensor) -> Tensor:
     return F.group_norm(x, gcd(GROUPS, x.shape[1]) if x.ndim == 4 else 1)
 
 
-def _pooled(encode: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
-    x = encode(inputs)
+def _pooled(x: Tensor) -> Tensor:
     if x.ndim != 4 or x.shape[2] % 2 or x.shape[3] % 2:
         raise ValueError(
             "feature_norm=pool halves maps with an even side, and these features are "
             f"{tuple(x.shape)[1:]}"
         )
     return F.avg_pool2d(x, 2)
-
-
-def _decorrelated(
-    encode: Callable[[Inputs], Tensor], mean: Tensor, Q: Tensor, inputs: Inputs
-) -> Tensor:
-    centred = encode(inputs).movedim(1, -1) - mean
-    return (centred @ Q).movedim(-1, 1)

@@ -2,6 +2,8 @@
 else.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from fedlsg.simulations.models.small import heads
 from fedlsg.simulations.workloads import build_model
 from fedlsg.simulations.workloads.base.split import Split
 from fedlsg.simulations.workloads.features import encode
+from fedlsg.simulations.workloads.features.axes import on_axes
 from fedlsg.simulations.workloads.features.encode import (
     ALONE,
     DAMPING,
@@ -43,11 +46,14 @@ def scattering() -> Encoder:
     return image_encoder("scattering", (1, 8, 8), {})
 
 
-def by_synthetic(encoder: Encoder, folder, seed: int = 0) -> Encoder:
-    def draw(count: int, generator: torch.Generator) -> Tensor:
-        return prepare(images(seed, 40))
+def draw(count: int, generator: torch.Generator) -> Tensor:
+    return prepare(images(0, 40))
 
-    return decorrelated(encoder, draw, cache=folder, progress=lambda line: None)
+
+OF_SYNTHETIC = {
+    "decorrelated": partial(decorrelated, draw=draw, progress=lambda line: None),
+    "axes": partial(on_axes, draw=draw, count=5, progress=lambda line: None),
+}
 
 
 def features(split: Split, encoder: Encoder, folder, say=lambda line: None) -> np.ndarray:
@@ -67,13 +73,13 @@ def carried_over(encoder: Encoder, folder) -> float:
     return max(float(abs(rest.astype(np.float64) - other).max()) for other in found)
 
 
-@pytest.mark.parametrize("norm", ["none", *ALONE, "decorrelated"])
+@pytest.mark.parametrize("norm", ["none", *ALONE, *OF_SYNTHETIC])
 def test_features_depend_on_no_other_example_to_the_last_bit(norm, tmp_path):
     encoder = scattering()
     if norm in ALONE:
         encoder = ALONE[norm](encoder)
-    if norm == "decorrelated":
-        encoder = by_synthetic(encoder, tmp_path)
+    if norm in OF_SYNTHETIC:
+        encoder = OF_SYNTHETIC[norm](encoder, cache=tmp_path)
     assert carried_over(encoder, tmp_path) == 0
 
 
