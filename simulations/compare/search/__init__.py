@@ -45,13 +45,13 @@ from fedlsg.simulations.compare.search.pickers import (
     combinations,
     open_storage,
 )
-from fedlsg.simulations.compare.search.space import make_spaces, read_spec
+from fedlsg.simulations.compare.search.space import in_numbers, kept_of_rule, make_spaces, read_spec
 from fedlsg.simulations.compare.search.trials import Arm, Job, Runner, bases
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
 from fedlsg.simulations.report.words import epsilon_words
 from fedlsg.simulations.settings.rule_checker import left_out, refuse_client_level
-from fedlsg.simulations.settings.settings import from_mapping, values_of
+from fedlsg.simulations.settings.settings import Settings, from_mapping, values_of
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
 from fedlsg.simulations.storage.lock import exclusive
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -87,21 +87,26 @@ def make_job(
         raise ValueError("public_rows is given to the trials by the search: say it as --on")
     grid, refused = accepted(grid)
     shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
-    spaces, dropped = make_spaces(read_spec(search), grid.entries, shared)
+    starts: dict[str, Settings] = {}
+    owns: dict[str, dict[str, Any]] = {}
+    for label, settings in shared.items():
+        given = from_mapping(settings)
+        refuse_client_level(given, "a search, which states what choosing costs,")
+        owns[label] = settings if rows.private else {**as_many_rows(given), **settings}
+        starts[label] = prepare(from_mapping(owns[label])).settings
+    values = {label: values_of(start) for label, start in starts.items()}
+    spaces, dropped = make_spaces(in_numbers(read_spec(search), values), grid.entries, shared)
     arms: list[Arm] = []
     deltas, cells = [], []
     for label, space in spaces.items():
-        given = from_mapping(shared[label])
-        refuse_client_level(given, "a search, which states what choosing costs,")
-        own = shared[label] if rows.private else {**as_many_rows(given), **shared[label]}
-        settings = prepare(from_mapping(own)).settings
-        points = combinations(space) if sampler == "grid" else []
+        settings, points = starts[label], combinations(space) if sampler == "grid" else []
         arm = Arm(
             label=label,
-            given=own,
+            given=owns[label],
+            kept=kept_of_rule(settings, space),
             epsilon=settings.epsilon,
             space=space,
-            start=values_of(settings),
+            start=values[label],
             trials=(len(points) or trials or TRIALS) if space else 0,
         )
         arms.append(arm)
@@ -312,7 +317,14 @@ def best_grid(job: Job, found: search_files.Found) -> Grid | None:
     Its note says how its settings were chosen, and what that cost: a comparison shows it.
     """
     entries = tuple(
-        replace(entry, settings={**entry.settings, **(one.best.params if one.best else {})})
+        replace(
+            entry,
+            settings={
+                **one.arm.kept,
+                **entry.settings,
+                **(one.best.params if one.best else {}),
+            },
+        )
         for one, entry in zip(found.outcomes, job.grid.entries, strict=True)
         if one.best or not one.arm.space
     )

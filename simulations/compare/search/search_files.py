@@ -1,5 +1,6 @@
 """The files of a search: trials.csv (a row for each trial), search.json, report.html and plots/."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -34,6 +35,7 @@ from fedlsg.simulations.report.template import render
 from fedlsg.simulations.report.words import human_bytes
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import as_csv
+from fedlsg.simulations.workloads.base.split import beats_chance, standard_error
 
 CAPTIONS = {
     "history": "How the best accuracy (or loss) grows with the trials. A hollow mark is one trial; "
@@ -63,6 +65,30 @@ class Outcome(NamedTuple):
     def edges(self) -> dict[str, Any]:
         """The best values that are at an edge, and which one."""
         return {} if self.best is None else self.arm.edges(self.best.params)
+
+    @property
+    def gain(self) -> str | None:
+        """The best trial beside the values without a search, and beside guessing, in a sentence;
+        None before a trial is done.
+        """
+        label, best, start = self.arm.label, self.best, self.arm.start
+        if best is None or not start.keys() >= best.params.keys():
+            return None
+        untouched = [t for t in self.done if all(start[n] == v for n, v in t.params.items())]
+        chance = best.result.chance
+        if chance and not beats_chance([best.mean], chance):
+            return f"{label}: no trial is better than guessing."
+        if not untouched:
+            usual = ", ".join(f"{name} {value_words(start[name])}" for name in best.params)
+            return f"{label}: its values without a search ({usual}) are not among the trials."
+        if best in untouched:
+            return f"{label}: no trial is better than its values without a search."
+        more = f"{label}: the best trial is {shown(best, best.mean)}, without a search it is "
+        more += shown(best, untouched[0].mean)
+        if not chance:
+            return f"{more}."
+        error = math.hypot(*(standard_error([t.mean], chance) for t in (best, untouched[0])))
+        return f"{more}; the difference has a standard error of {100 * error:.1f} points."
 
     @property
     def score(self) -> str | None:
@@ -103,13 +129,11 @@ class Found:
 
     @property
     def notes(self) -> list[str]:
-        """Edges, methods without trials, and how much luck is in the best."""
-        found = [
-            words
-            for one in self.outcomes
-            if one.best
-            for words in one.arm.edge_notes(one.best.params)
-        ]
+        """What was gained, edges, methods without trials, and how much luck is in the best."""
+        found = list[str]()
+        for one in self.outcomes:
+            if one.best:
+                found += [one.gain or "", *one.arm.edge_notes(one.best.params)]
         untouched = [arm.label for arm in self.job.arms if not arm.space]
         if untouched:
             found.append(f"{', '.join(untouched)}: no setting to choose, so no trials.")

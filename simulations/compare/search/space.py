@@ -7,6 +7,8 @@ The file has the same words:
     clip_norm = [0.5, 1, 2]         # one of these
     [lsg]                           # of this method alone
     rank = "int:2..16"              # whole numbers
+
+``x0.5,x1,x2`` are multiples of the value that a run has if nobody says anything.
 """
 
 import math
@@ -21,12 +23,15 @@ from fedlsg.config.choices import choose
 from fedlsg.simulations.compare.cells import AXES, Entry, is_number, lacks
 from fedlsg.simulations.compare.grid_file import read_toml
 from fedlsg.simulations.planning.continuity import HARMLESS
+from fedlsg.simulations.settings.automatic import RULED
 from fedlsg.simulations.settings.settings import (
     RUN,
+    Settings,
     codec_settings,
     mechanism_settings,
     method_settings,
     server_settings,
+    values_of,
 )
 
 REFUSED = (
@@ -65,6 +70,8 @@ NEAR = 0.05
 """A value is at the edge of a range if it is in its lowest or highest twentieth, on its scale."""
 EXAMPLE = '--search "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2", or a TOML file'
 
+MULTIPLES = re.compile(r"\s*x[0-9.]+\s*(,\s*x[0-9.]+\s*)*")
+RATE = "learning_rate"
 KINDS = re.compile(r"\s*((?:(?:log|int):)*)(.*)", re.DOTALL)
 
 Side = Literal["lowest", "highest"]
@@ -182,6 +189,37 @@ def _from_file(path: str) -> Spec:
             f'{path} varies no setting: expected lines such as learning_rate = "log:0.1..10"'
         )
     return found
+
+
+def in_numbers(spec: Spec, starts: Mapping[str, Mapping[str, Any]]) -> Spec:
+    """The ranges with numbers in the place of multiples, which are of each method's own start.
+
+    Raises ValueError, naming the setting, for multiples of what is no number.
+    """
+    found: Spec = {}
+    for (of, name), text in spec.items():
+        if MULTIPLES.fullmatch(text) is None:
+            found[of, name] = text
+            continue
+        for label in [of] if of else starts:
+            start = starts.get(label, {}).get(name)
+            if start is not None and not is_number(start):
+                raise ValueError(f"--search {name}={text}: its value, {start!r}, has no multiples")
+            factors = [float(word.strip()[1:]) for word in text.split(",")]
+            if start is not None:
+                found[label, name] = ",".join(shown(start * factor) for factor in factors)
+    return found
+
+
+def kept_of_rule(settings: Settings, space: Sequence[Dimension]) -> dict[str, Any]:
+    """What the rule chose beside the learning rate, if that is searched: a given rate alone would
+    be one of plain SGD in other batches, and no trial would be as good as the untouched run.
+    """
+    chosen, searched = (settings.auto or "").split(), {one.name for one in space}
+    if RATE not in chosen or RATE not in searched:
+        return {}
+    values = values_of(settings)
+    return {name: values[name] for name in chosen if name in RULED and name not in searched}
 
 
 def make_spaces(

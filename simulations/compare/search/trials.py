@@ -44,7 +44,8 @@ ALONE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A method under its label. given: settings of all its trials. epsilon: the target, None
+    """A method under its label. given: settings of all its trials. kept: what the rule for runs
+    without tuning chose, where a searched rate would switch it off. epsilon: the target, None
     without one.
 
     trials: how many it gets.
@@ -53,6 +54,7 @@ class Arm:
 
     label: str
     given: Mapping[str, Any]
+    kept: Mapping[str, Any]
     epsilon: float | None
     space: tuple[Dimension, ...]
     start: Mapping[str, Any]
@@ -61,7 +63,7 @@ class Arm:
     def cell(self, number: int, params: Mapping[str, Any]) -> Cell:
         """Trial ``number`` as a run."""
         name = f"{self.label}-trial{number:03d}"
-        given = {**self.given, **params, "seed": FIRST_SEED}
+        given = {**self.kept, **self.given, **params, "seed": FIRST_SEED}
         return Cell(name=name, label=name, given=given)
 
     def checked(self, points: Sequence[Mapping[str, Any]] = ()) -> list[Cell]:

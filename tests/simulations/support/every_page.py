@@ -68,7 +68,15 @@ def searched() -> str:
         Choices(name="rank", values=(1, 2, 4)),
         Span(name="learning_rate", low=0.1, high=10.0, log=True),
     )
-    arm = Arm(label="lsg", given={"method": "lsg"}, epsilon=8.0, space=space, start={}, trials=6)
+    arm = Arm(
+        label="lsg",
+        given={"method": "lsg"},
+        kept={},
+        epsilon=8.0,
+        space=space,
+        start={},
+        trials=6,
+    )
     trials = [
         Trial(
             arm=arm,

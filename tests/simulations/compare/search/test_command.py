@@ -127,6 +127,31 @@ def test_trials_never_see_the_test_split(search):
         search(on="test")
 
 
+@pytest.mark.parametrize(
+    ("ranges", "rates", "said"),
+    [
+        ("x0.5,x1,x2", [0.0707, 0.1414, 0.2828], "without a search it is"),
+        (".1,.2", [0.1, 0.2], "without a search (learning_rate 0.1414) are not among the trials"),
+    ],
+)
+def test_a_searched_rate_keeps_the_rest_of_the_rule(ranges, rates, said, search):
+    """A rate that is given to one run means plain SGD; a search varies what it names alone."""
+    seen: list[dict[str, Any]] = []
+
+    def look(job: CellJob) -> Outcome:
+        seen.append(job.given)
+        return finish(job)
+
+    features = {"features": "patches", "patch_filters": 4, "patch_size": 3}
+    how = {"methods": ("dpsgd",), "settings": features, "sampler": "grid", "trials": None}
+    search(look, search=f"learning_rate={ranges}", **how)
+    assert said in search.printed
+    assert [given["learning_rate"] for given in seen] == pytest.approx(rates, rel=1e-3)
+    (entry,) = search.best.entries
+    for given in (*seen, entry.settings):
+        assert (given["optimizer"], given["layer_rates"], given["ema"]) == ("adam", "equal", 0.0)
+
+
 def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(search, tmp_path):
     _, printed, _ = search()
     spent = compose([Event(**(SPENT | {"steps": 2 * 6}))], delta=1e-5).upper
