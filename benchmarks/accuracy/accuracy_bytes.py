@@ -3,7 +3,8 @@ epsilon.
 
     python -m benchmarks.accuracy.accuracy_bytes --out docs/accuracy-bytes.svg
 
-Reads the first table of docs/results/probe.md, so every point is a measured number of that page.
+Reads the first tables of docs/results/patches.md and probe.md, so every point is a measured number
+of these pages.
 Writes the figure and, with ``-dark`` added to the name, the same for dark pages. Both keep their
 numbers as text (``numbers``), for a test.
 """
@@ -19,7 +20,8 @@ from fedlsg.simulations.report.figure import STYLE, new_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SOURCE = Path(__file__).parents[2] / "docs" / "results" / "probe.md"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+SOURCES = (RESULTS / "probe.md", RESULTS / "patches.md")
 EPSILON = "1"
 """At this epsilon every row of the table has three seeds and a learning rate of its own."""
 SHADES = {
@@ -29,8 +31,11 @@ SHADES = {
 """By ending of the name: colours of text, grid, points, and of the point that the headline is
 about.
 """
-BEST, DENSE = "probe 96 x 48, q", "dpsgd"
+BEST, DENSE = "patches, 512 axes, q", "dpsgd"
 LABELS = {
+    "patches, 512 axes, q": ("head on patches, 512 axes", (-8, 12), "left"),
+    "patches, 128 axes, q": ("128 axes", (10, -4), "left"),
+    "patches, all features": ("head on patches, all features", (0, 12), "center"),
     "probe 96 x 48, q": ("probe", (12, -4), "left"),
     "ffa-lora r 8, q": ("FFA-LoRA", (10, 7), "left"),
     "dpsgd": ("dense DP-SGD", (0, 24), "center"),
@@ -105,7 +110,7 @@ def draw(points: Sequence[Point], out: Path, ending: str) -> None:
             place = (point.size, point.accuracy)
             axes.annotate(label, place, offset, textcoords="offset points", ha=align, color=shade)
         _headline(axes, {point.method: point for point in points}, strong, text)
-        axes.set(xscale="log", xlim=(7e2, 8e6), ylim=(35.2, 45.6), ylabel="test accuracy, %")
+        axes.set(xscale="log", xlim=(2e2, 8e6), ylim=(34, 67), ylabel="test accuracy, %")
         axes.set_xlabel("bytes that one client sends in a round (log scale)")
         axes.set_xticks([1e3, 1e4, 1e5, 1e6], ["1 kB", "10 kB", "100 kB", "1 MB"])
         axes.minorticks_off()
@@ -122,7 +127,7 @@ def _headline(axes: "Axes", points: Mapping[str, Point], strong: str, text: str)
     )
     place = (best.size, best.accuracy)
     axes.annotate(
-        gain, place, (58, -4), textcoords="offset points", color=strong, fontweight="bold"
+        gain, place, (12, -6), textcoords="offset points", color=strong, fontweight="bold"
     )
     axes.set_title(
         f"CIFAR-10, four clients, epsilon {EPSILON} for every method", loc="left", fontsize=12
@@ -136,7 +141,7 @@ def main() -> None:
     )
     options.add_argument("--out", type=Path, required=True)
     out = options.parse_args().out
-    points = read(SOURCE.read_text())
+    points = [point for source in SOURCES for point in read(source.read_text())]
     for ending in SHADES:
         draw(points, out.with_stem(out.stem + ending), ending)
 
