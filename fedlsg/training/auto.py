@@ -12,7 +12,8 @@ local steps a round.
     the average of the weights with decay 1 - 5 / T
 
 A linear head on public features sees all rows in each of its 40 updates (E = 40, q = 1), at the
-rate 0.2 / sqrt(T) itself: its rows have length 10 whatever their number of values is.
+rate 0.2 / sqrt(T) times 10 / length, the length of its rows: what noise does to outputs grows with
+that, whatever the number of features is.
 
 Why: let nu be the deviation of the noise in a coordinate of a step. Over T steps of SGD at rate c /
 (nu sqrt(T)) the noise alone moves a coordinate by c; the best c is nearly the same in all tasks
@@ -32,7 +33,9 @@ from torch import Tensor
 EPOCHS = 20.0
 """Passes over the data where nobody gives a number."""
 HEAD_EPOCHS = 40.0
-"""Of a linear head on public features: full batches, which cost it little time, in LEAST_UPDATES."""
+"""Of a linear head on public features: LEAST_UPDATES full batches, which cost it little time."""
+HEAD_LENGTH = 10.0
+"""Length of the rows whose head has the learning rate itself."""
 LEAST_UPDATES, FEWEST_UPDATES = 40, 20
 """Updates of the rule, and with a given sample rate: fewer lose accuracy at the same number of
 passes.
@@ -74,14 +77,19 @@ def auto_server(
     regression: bool = False,
     pretrained: bool = False,
     new_head: bool = True,
+    row_length: float | None = None,
 ) -> Mapping[str, Any]:
-    """Settings of ``ServerOptimizer`` for T = ``updates``; ``size``: the model's ``size_factor``.
+    """Settings of ``ServerOptimizer`` for T = ``updates``; ``size``: the model's ``size_factor``;
+    ``row_length``: of the inputs of a linear head on features, which has no other factor.
 
     Layers differ in rate, and size counts, where all updates are ``dense``: other methods were
     measured without either.
     """
     rate = SCALE / math.sqrt(updates) * (REGRESSION if regression else 1.0)
-    if dense and not pretrained:
+    dense = dense and row_length is None
+    if row_length is not None:
+        rate *= HEAD_LENGTH / row_length
+    elif dense and not pretrained:
         rate *= min(1.0, size) if regression else size
     own = {"classifier_learning_rate": float(f"{rate:.4g}")} if pretrained and new_head else {}
     return {

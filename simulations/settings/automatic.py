@@ -29,6 +29,7 @@ from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
 from fedlsg.simulations.workloads import LoadedWorkload
 from fedlsg.simulations.workloads.base.initial_model import build_model
+from fedlsg.tensors import spaced
 from fedlsg.training.auto import (
     EPOCHS,
     HEAD_EPOCHS,
@@ -252,11 +253,12 @@ def fill_auto(
         loaded = loaded_parts(settings, workload)
         found |= auto_server(
             int({**values, **found}["rounds"]),
-            dense=carrier == "dense" and not head,
+            dense=carrier == "dense",
             size=loaded.size,
             regression=_regression(workload),
             pretrained=loaded.body and carrier not in SMALL_AT_START,
             new_head=not loaded.classifier,
+            row_length=_row_length(workload) if head else None,
         )
         if str(given.get("optimizer", "adam")).lower() != "adam":
             del found["optimizer_options"]  # they are Adam's
@@ -266,6 +268,19 @@ def fill_auto(
         if chosen
         else {}
     )
+
+
+MEASURED = 200
+"""Public rows whose length is measured, at most."""
+
+
+def _row_length(workload: LoadedWorkload) -> float:
+    """Root mean square length of the features of public rows, to two digits: 10 where each has
+    length 10.
+    """
+    test = workload.test
+    rows = test.batch(spaced(len(test), MEASURED))[0].flatten(1)
+    return float(f"{float(rows.square().sum(1).mean().sqrt()):.2g}")
 
 
 def _passes(settings: Settings, values: Mapping[str, Any], epochs: float) -> float:

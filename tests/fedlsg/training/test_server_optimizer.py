@@ -191,6 +191,8 @@ def test_rates_and_average_follow_from_the_number_of_updates():
     assert auto_server(100, dense=True, size=2.0, regression=True)["learning_rate"] == 0.01
     assert auto_server(100, dense=True, size=0.5, regression=True)["learning_rate"] == 0.005
     assert auto_server(100, dense=False, size=2.0)["learning_rate"] == 0.02
+    head = auto_server(100, dense=True, size=2.0, row_length=40.0)
+    assert (head["learning_rate"], head["layer_rates"]) == (0.005, "equal")
     loaded = auto_server(100, dense=True, size=2.0, pretrained=True)
     assert (loaded["learning_rate"], loaded["classifier_learning_rate"]) == (0.002, 0.02)
     assert "classifier_learning_rate" not in auto_server(
