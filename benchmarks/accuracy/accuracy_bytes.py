@@ -122,7 +122,7 @@ def _headline(axes: "Axes", points: Mapping[str, Point], strong: str, text: str)
     best, dense = points[BEST], points[DENSE]
     axes.axhline(dense.accuracy, color=text, alpha=0.5, linestyle="--", linewidth=1, zorder=0)
     gain = (
-        f"{best.accuracy - dense.accuracy:+.1f} points with {dense.size / best.size:.0f}x fewer "
+        f"{best.accuracy - dense.accuracy:+.1f} points with {dense.size / best.size:,.0f}x fewer "
         "bytes than dense"
     )
     place = (best.size, best.accuracy)
