@@ -12,13 +12,13 @@ the guess is decides the word for it.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,6 +39,10 @@ ALIKE = 1e-4
 """Two public images with a squared difference below this share of both have no difference."""
 EQUAL = 1e-6
 """A public example whose similarity to an original is this near to 1 is the original itself."""
+BLOCK = 2**24
+"""Numbers of public images that are in memory at once, next to the images themselves."""
+NO_PAIRS: Int64[Tensor, "2 0"] = torch.zeros(2, 0, dtype=torch.int64)
+"""Of a pool without synthetic images."""
 TINY = 1e-12
 """Stands for the norm of an image that is the blind guess: its similarity to any other is 0."""
 
@@ -115,18 +119,49 @@ def recognise(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImagePool:
-    """Public images of one class, by what each has beyond the blind guess of the class."""
+    """Public images of one class, by what each has beyond the blind guess of the class.
+
+    rows: those of ``beyond`` that are in the pool; None: all. pairs: synthetic images come after
+    them, each the difference of two rows of ``beyond`` over sqrt(2), which has the same covariance.
+
+    Guarantee: next to ``beyond`` it takes the memory of about ``BLOCK`` numbers, however many
+    synthetic images there are: all sums go over a few pixels at a time.
+    """
 
     blind: Float[Tensor, "*shape"]
-    beyond: Float[Tensor, "public *shape"]
+    beyond: Float[Tensor, "images *shape"]
+    rows: Int64[Tensor, " real"] | None = None
+    pairs: Int64[Tensor, "2 synthetic"] = NO_PAIRS
+
+    @property
+    def real(self) -> Int64[Tensor, " real"]:
+        """Rows of ``beyond`` that are in the pool."""
+        return torch.arange(len(self.beyond)) if self.rows is None else self.rows
+
+    def pixels(
+        self, most: int | None = None
+    ) -> Iterator[tuple[slice, Float[Tensor, "public pixels"]]]:
+        """Some pixels after the other of all images, or of the first ``most`` of them."""
+        flat, rows = self.beyond.flatten(1), self.real[:most]
+        first, second = self.pairs[:, : None if most is None else most - len(rows)]
+        step = max(BLOCK // max(len(rows) + len(first), 1), 1)
+        for start in range(0, flat.shape[1], step):
+            some = slice(start, start + step)
+            part = flat[:, some]
+            yield some, torch.cat([part[rows], (part[first] - part[second]) / math.sqrt(2)])
 
     def similarities(
         self, guesses: Float[Tensor, "guesses *shape"]
     ) -> Float[Tensor, "guesses public"]:
         """Cosines beyond the blind guess, of the pixels that a guess knows: others are NaN."""
-        found, beyond = (guesses.to(self.blind) - self.blind).flatten(1), self.beyond.flatten(1)
-        norms = ((~found.isnan()).to(beyond) @ beyond.square().mT).sqrt()
-        return F.normalize(found.nan_to_num(0.0)) @ beyond.mT / norms.clamp(min=TINY)
+        found = (guesses.to(self.blind) - self.blind).flatten(1)
+        known, unit = (~found.isnan()).to(found), F.normalize(found.nan_to_num(0.0))
+        products = found.new_zeros(len(found), len(self.real) + self.pairs.shape[1])
+        squares = torch.zeros_like(products)
+        for some, public in self.pixels():
+            products += unit[:, some] @ public.mT
+            squares += known[:, some] @ public.square().mT
+        return products / squares.sqrt().clamp(min=TINY)
 
     def mixed(self, guesses: Float[Tensor, "guesses *shape"]) -> float:
         """The largest cosine of a guess and a difference of two public images.
@@ -135,14 +170,17 @@ class ImagePool:
         nearer to one of them than to an original that it knows nothing of. They are softer than
         images, so that a sharp guess is not held to them alone.
         """
-        beyond = self.beyond[:MIXED].flatten(1)
         nearest = 0.0
         for guess in (guesses.to(self.blind) - self.blind).flatten(1):
-            public = beyond[:, ~guess.isnan()]
-            along = public @ F.normalize(guess[~guess.isnan()], dim=0)
-            squares = public.square().sum(1)
+            known, unit = ~guess.isnan(), F.normalize(guess.nan_to_num(0.0), dim=0)
+            along, inner = guess.new_zeros(()), guess.new_zeros(())
+            for some, public in self.pixels(MIXED):
+                along = along + public @ unit[some]
+                seen = public[:, known[some]]
+                inner = inner + seen @ seen.mT
+            squares = inner.diag()
             both = squares + squares.unsqueeze(1)
-            apart = (both - 2 * public @ public.mT).clamp(min=TINY)
+            apart = (both - 2 * inner).clamp(min=TINY)
             cosines = (along.unsqueeze(1) - along) / apart.sqrt()
             cosines[apart < ALIKE * both] = 0.0  # of equal images only rounding is left
             nearest = max(nearest, float(cosines.amax()))
@@ -156,17 +194,16 @@ class ImagePool:
     ) -> "ImagePool":
         """The pool without the originals themselves, with synthetic images up to ``least``.
 
-        These are differences of two public ones over sqrt(2), which have the same covariance.
         Fewer than two public images give none.
         """
-        other = self.beyond[(self.similarities(originals) < 1 - EQUAL).all(0)]
-        count, missing = len(self.beyond), least - len(other)
+        real = self.real
+        other = real[(self.similarities(originals)[:, : len(real)] < 1 - EQUAL).all(0)]
+        count, missing = len(real), least - len(other)
         if missing <= 0 or count < 2:
-            return replace(self, beyond=other)
+            return replace(self, rows=other, pairs=NO_PAIRS)
         first = torch.randint(count, (missing,), generator=generator)
         second = (first + torch.randint(1, count, (missing,), generator=generator)) % count
-        mixed = (self.beyond[first] - self.beyond[second]) / math.sqrt(2)
-        return replace(self, beyond=torch.cat([other, mixed]))
+        return replace(self, rows=other, pairs=torch.stack([real[first], real[second]]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -66,19 +66,34 @@ class PublicImages:
         low, high = value_range(self.images)
         return prior_from(self.images, self.labels, low=low, high=high)
 
+    @cached_property  # public images do not change
+    def beyond(self) -> Float[Tensor, "both c h w"]:
+        """What each image of both splits has beyond the blind guess of its class."""
+        beyond = torch.cat([self.images, self.others])
+        if self.every_label is None:
+            return beyond.sub_(self.prior.expected(1).to(beyond))
+        for label in self.every_label.unique():
+            expected = self.prior.expected(1, label.view(1)).to(beyond)
+            beyond[self.every_label == label] -= expected
+        return beyond
+
+    @property
+    def every_label(self) -> Tensor | None:
+        """Of both splits."""
+        if self.labels is None or self.other_labels is None:
+            return None
+        return torch.cat([self.labels, self.other_labels])
+
     def pool(self, label: Tensor | None) -> ImagePool:
         """Images of a class, by what they have beyond its blind guess; of all classes if it has
         fewer than two.
         """
-        images, labels = torch.cat([self.images, self.others]), None
-        if self.labels is not None and self.other_labels is not None:
-            labels = torch.cat([self.labels, self.other_labels])
-        beyond = images - self.prior.expected(len(images), labels).to(images)
+        beyond, labels = self.beyond, self.every_label
         if labels is None or label is None:
             return ImagePool(blind=self.prior.expected(1)[0].to(beyond), beyond=beyond)
-        own = beyond[labels == label]
+        own = (labels == label).nonzero().flatten()
         blind = self.prior.expected(1, label.view(1))[0].to(beyond)
-        return ImagePool(blind=blind, beyond=own if len(own) > 1 else beyond)
+        return ImagePool(blind=blind, beyond=beyond, rows=own if len(own) > 1 else None)
 
     def judge(self, truth: Float[Tensor, "batch c h w"], labels: Tensor, examples: int) -> Judge:
         """Verdicts on these originals, of ``examples`` that the run judges."""
@@ -99,8 +114,9 @@ class PublicImages:
             found = []
             for original, label in zip(truth, classes, strict=True):
                 key = None if label is None else int(label)
-                beyond = (original.to(pools[key].blind) - pools[key].blind).unsqueeze(0)
-                own = replace(pools[key], beyond=beyond).similarities(images)[:, 0]
+                blind = pools[key].blind
+                beyond = (original.to(blind) - blind).unsqueeze(0)
+                own = ImagePool(blind=blind, beyond=beyond).similarities(images)[:, 0]
                 public, mixed = rivals[key]
                 verdict = recognise(
                     own,

@@ -5,6 +5,7 @@ and the rank alone decides in between.
 import pytest
 import torch
 
+from fedlsg.attacks import recognition
 from fedlsg.attacks.recognition import IMAGE, LEAKS, LEVEL, ImagePool, pool_size, recognise
 
 SHAPE = (1, 8, 8)
@@ -145,3 +146,36 @@ def test_noise_is_recognised_less_often_than_by_the_pool_alone():
     found = [verdict(true, guess) for true, guess in pairs]
     assert sum(one.close for one in found) > 0
     assert not any(one.verdict in LEAKS for one in found)
+
+
+def test_a_few_pixels_at_a_time_give_the_same_numbers(monkeypatch):
+    """Similarities, mixtures and synthetic images are those of images that are formed whole."""
+    originals, guesses = images(2, 3), images(3, 9)
+    guesses[1, ..., 5:] = torch.nan
+    pool = ImagePool(blind=torch.zeros(SHAPE), beyond=torch.cat([images(30, 1), originals]))
+    pool = pool.unlike(originals, 200, torch.Generator().manual_seed(2))
+    assert pool.real.tolist() == list(range(30))
+    assert pool.pairs.shape == (2, 170)
+    assert not bool((pool.pairs[0] == pool.pairs[1]).any())
+    first, second = pool.beyond[pool.pairs]
+    whole = torch.cat([pool.beyond[:30], (first - second) / 2**0.5]).flatten(1)
+    by_hand = [
+        [torch.cosine_similarity(row[at], public[at], dim=0) for public in whole]
+        for row in guesses.flatten(1)
+        for at in [~row.isnan()]
+    ]
+    for block in (2**24, 1000, 1):
+        monkeypatch.setattr(recognition, "BLOCK", block)
+        torch.testing.assert_close(pool.similarities(guesses), torch.tensor(by_hand))
+        all_of_them = ImagePool(blind=pool.blind, beyond=whole.unflatten(1, SHAPE))
+        assert pool.mixed(guesses) == pytest.approx(all_of_them.mixed(guesses), abs=1e-5)
+
+
+def test_large_images_take_the_memory_of_a_block():
+    """600 synthetic images of 112 pixels a side would be 90 MB; what is added is a block."""
+    pool = ImagePool(blind=torch.zeros(3, 112, 112), beyond=torch.randn(20, 3, 112, 112))
+    pool = pool.unlike(pool.beyond[:1], 600, torch.Generator().manual_seed(2))
+    sizes = [public.numel() for _, public in pool.pixels()]
+    assert max(sizes) <= recognition.BLOCK
+    assert sum(sizes) == 600 * 3 * 112 * 112 > recognition.BLOCK
+    assert pool.beyond.untyped_storage().nbytes() == 20 * 3 * 112 * 112 * 4
