@@ -5,7 +5,7 @@ observations  what a run recorded      target  which updates, and all attacks on
               runs for attacks
 images, texts  what differs between the two (``_score``: compared with the truth)      findings,
                report  verdict, page
-before_after  two settings on the very same examples
+before_after  two settings on the very same examples      question  file names of pages
 membership  who was trained on, by shadow models
 whole_updates  updates of whole clients, which ``fedlsg.flower`` recorded
 """
@@ -30,6 +30,7 @@ from fedlsg.simulations.attacks.observations import (
     open_record,
     refuse_unseen,
 )
+from fedlsg.simulations.attacks.question import question_of, words_of_each
 from fedlsg.simulations.attacks.recording import Check, record_all, record_like
 from fedlsg.simulations.attacks.target import LARGE_BATCH, Kind, Options, attack_each, batch_sizes
 from fedlsg.simulations.compare.grid_file import numbers, words
@@ -71,7 +72,7 @@ def attack_command(
     out: str | None,
 ) -> None:
     """Attack runs, or runs of several methods recorded for it; print, write attack.json and
-    attack.html.
+    attack.html, or attack-2 and so on next to pages of other questions.
 
     ``record``: attack a short
     run like each run, with one example a batch, in its place. ``sparsities``, ``sigmas``: of the
@@ -90,15 +91,11 @@ def attack_command(
             "out"
         )
     folder = output_folder(runs, out)
-    if len(runs) == 1 and not record and has_whole_updates(runs[0]):
-        from fedlsg.simulations.attacks.whole_updates import attack_whole_updates
-
-        return attack_whole_updates(runs[0], console, out=out)
     for path in runs:
         settings = checked(path, RESULTS if record else RECORD, console).read_config()
         refuse_features(settings.features)
         if "trust" not in given:
-            refuse_unseen(settings, threat)
+            refuse_unseen(settings.trust, threat)
     if compare is not None:
         check = check_of(threat, options)
         made = record_all(list(words(compare)), given, folder, console, device, check, **axes)
@@ -134,7 +131,17 @@ def attack_command(
         else f"{len(findings)} runs"
     )
     lead = f"{names}; {time.strftime('%Y-%m-%d')}; seed {options.seed}"
-    files = write(folder, findings, threat, lead=lead)
+    question = question_of(
+        runs,
+        folder,
+        threat,
+        options,
+        compare=compare,
+        record=record,
+        given=words_of_each(given),
+        **axes,
+    )
+    files = write(folder, findings, threat, question=question, lead=lead)
     show(findings, console)
     print_written(folder, files, console)
 
@@ -181,11 +188,6 @@ def check_subjects(
             "--record to record a short run with these settings"
         )
     refuse_features(given.get("features"))
-
-
-def has_whole_updates(path: str) -> bool:
-    """Whether a folder is a record of whole updates, which ``fedlsg.flower`` made."""
-    return any(Path(path).expanduser().glob("round-*/client-*.npz"))
 
 
 def places(runs: Sequence[str]) -> list[tuple[str, str]]:
@@ -261,7 +263,7 @@ def check_of(threat: ThreatModel, options: Options) -> Check:
 
     def check(base: Base) -> None:
         check_replayed(base)
-        refuse_unseen(base.settings, threat)
+        refuse_unseen(base.settings.trust, threat)
         kind = kind_of(Record(run=RunDir(Path()), base=base, payloads={}))
         if options.attacks is not None:
             kind.named(options.attacks)

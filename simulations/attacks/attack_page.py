@@ -1,5 +1,5 @@
 """attack.json and attack.html: verdict, table, pictures or texts, assumptions. Both hold private
-examples.
+examples. Of two settings on the same examples they are before-after.json and before-after.html.
 
 Of several runs also curves: what the strongest attack reconstructs over sparsity and over noise.
 """
@@ -13,11 +13,13 @@ from typing import Any
 
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.simulations.attacks.findings import BADGES, LEAK, Best, Findings, shown_name
+from fedlsg.simulations.attacks.question import KEY, Question, file_stem
 from fedlsg.simulations.report.chart import Axis, Chart, Series, level, spaced
 from fedlsg.simulations.report.colours import GREY, canonical, looks
 from fedlsg.simulations.report.figure import interactive, png
 from fedlsg.simulations.report.page import (
     Badge,
+    Download,
     Drawing,
     Page,
     Part,
@@ -79,18 +81,22 @@ def write(
     runs: Sequence[Findings],
     threat: ThreatModel,
     *,
+    question: Question,
     lead: str,
     pair: Pair | None = None,
 ) -> list[str]:
     """attack.html and attack.json, and the curves of several runs as attack-curves.png, each
-    replaced whole. ``pair``: of two runs on the same examples.
+    replaced whole; ``question``: see ``file_stem``. ``pair``: of two runs on the same examples,
+    then they are before-after.html and before-after.json. Returns their names.
     """
+    stem = file_stem(folder, "attack" if pair is None else "before-after", question)
     assumed = granted(threat, runs)
     points = [] if pair else [one.best for one in runs if one.best is not None]
     charts = curves(points)
     shown = interactive(charts, caption(points)) if charts else None
     numbers = {
         "warning": WARNING,
+        KEY: dict(question),
         "threat_model": asdict(threat),
         "granted": assumed,
         **({} if pair is None else {"same_examples": pair.numbers}),
@@ -106,11 +112,12 @@ def write(
         ],
     }
     data = json_text(numbers)
+    saved = download(f"{stem}.json", data, SECRET)
     files = {
-        "attack.html": page(runs, assumed, lead, data, shown, pair).encode(),
-        "attack.json": data,
+        f"{stem}.html": page(runs, assumed, lead, saved, shown, pair).encode(),
+        f"{stem}.json": data,
     }
-    files |= {"attack-curves.png": png(charts)} if charts else {}
+    files |= {f"{stem}-curves.png": png(charts)} if charts else {}
     write_private(folder, files)
     return list(files)
 
@@ -119,12 +126,12 @@ def page(
     runs: Sequence[Findings],
     assumed: Mapping[str, str],
     lead: str,
-    data: bytes,
+    saved: Download,
     drawn: Drawing | None,
     pair: Pair | None = None,
 ) -> str:
-    """attack.html: one file that requests nothing. ``data`` are the bytes of attack.json, ``drawn``
-    the curves.
+    """attack.html: one file that requests nothing. ``saved`` is attack.json, ``drawn`` the
+    curves.
     """
     limits = " ".join(dict.fromkeys([LIMITS, *(one.limits for one in runs)]))
     assumptions = (facts_of(assumed), Text(words=limits, style="note"))
@@ -145,7 +152,7 @@ def page(
                 ("Over sparsity and noise", [] if drawn is None else [drawn]),
                 *(_section(one, alone=alone) for one in runs),
                 Section(title="What the adversary is granted", parts=assumptions, folded=True),
-                data_section(download("attack.json", data, SECRET)),
+                data_section(saved),
             ),
         )
     )

@@ -19,7 +19,13 @@ from fedlsg.attacks.recognition import LEAKS, Verdict
 from fedlsg.simulations.attacks import check_of, kind_of, refuse_features, show
 from fedlsg.simulations.attacks.attack_page import Pair, output_folder, write
 from fedlsg.simulations.attacks.findings import findings_of, read_each, update_numbers
-from fedlsg.simulations.attacks.observations import Record, open_record, sigma_of
+from fedlsg.simulations.attacks.observations import (
+    Record,
+    open_record,
+    refuse_unseen,
+    sigma_of,
+)
+from fedlsg.simulations.attacks.question import question_of, words_of_each
 from fedlsg.simulations.attacks.recording import of_sigma, record_pair, words_of
 from fedlsg.simulations.attacks.target import Kind, Options, Results, attack_each, rows_of
 from fedlsg.simulations.report.page import Badge, Text
@@ -50,23 +56,30 @@ def before_after_command(
     given: Mapping[str, Any],
     against: Mapping[str, Any],
     threat: ThreatModel,
+    view_given: bool = False,
     options: Options,
     device: Device,
     out: str | None,
 ) -> None:
     """Record and attack a run, or ``given`` settings, and the same with ``against`` in their place;
-    print, write attack.json and attack.html.
+    print, write before-after.json and before-after.html, or before-after-2 and so on.
 
-    Raises ValueError for more than one run, for settings that change nothing, and for settings that
-    change which examples or weights are attacked.
+    Where the server of one side sees only a sum, the sums of both are attacked. Raises ValueError
+    for more than one run, for settings that change nothing, for settings that change which examples
+    or weights are attacked, and for single payloads that nobody sees, if ``view_given`` asks for
+    them.
     """
     if len(runs) > 1:
         raise ValueError(f"--against compares one run with itself: give one RUN, not {len(runs)}")
     refuse_features(given.get("features"))
-    folder, summed = output_folder(runs, out), replace(threat, view="aggregate")
-    asked = without_zero(against)
+    folder, asked = output_folder(runs, out), without_zero(against)
+    summed = threat if view_given else replace(threat, view="aggregate")
+    trust = "client"
     for path in runs:
-        refuse_features(checked(path, RESULTS, console).read_config().features)
+        settings = checked(path, RESULTS, console).read_config()
+        refuse_features(settings.features)
+        trust = settings.trust
+    refuse_unseen(given.get("trust", trust), summed)
     pair = record_pair(
         runs[0] if runs else None,
         given,
@@ -113,7 +126,15 @@ def before_after_command(
     )
     lead = f"{after.base.settings.method}; the other run has {words_of(against)}"
     lead = f"{lead}; {time.strftime('%Y-%m-%d')}; seed {options.seed}"
-    files = write(folder, found, threat, lead=lead, pair=told)
+    question = question_of(
+        runs,
+        folder,
+        threat,
+        options,
+        given=words_of_each(given),
+        against=words_of_each(against),
+    )
+    files = write(folder, found, threat, question=question, lead=lead, pair=told)
     show(found, console, paired=True)
     print_line(told.headline, console, "bold")
     print_written(folder, files, console)

@@ -277,7 +277,7 @@ def open_record(
     refuse_client_unit(settings)
     if not payload_files(run.path):
         raise ValueError(f"{path} holds no recorded updates; {RECORD}")
-    refuse_unseen(settings, threat)
+    refuse_unseen(settings.trust, threat)
     record = replace(load_record(run, progress=progress), whole_epsilon=whole_epsilon)
     check_replayed(record.base)
     return record
@@ -297,16 +297,12 @@ def check_replayed(base: Base) -> None:
         )
 
 
-def refuse_unseen(settings: Settings, threat: ThreatModel) -> None:
+def refuse_unseen(trust: str, threat: ThreatModel) -> None:
     """Raise ValueError for a threat model in which single payloads are seen that nobody sees."""
-    if settings.trust != "client" and threat.view == "client":
-        unseen = (
-            "is assumed to see a single payload"
-            if settings.trust == "aggregate"
-            else "can unmask one"
-        )
+    if trust != "client" and threat.view == "client":
+        unseen = "is assumed to see a single payload" if trust == "aggregate" else "can unmask one"
         raise ValueError(
-            f"this run has trust={settings.trust}: one payload has too small a share of the noise, "
+            f"this run has trust={trust}: one payload has too small a share of the noise, "
             f"and nobody {unseen}; attack the sum with --view aggregate"
         )
 

@@ -24,6 +24,7 @@ from scipy.special import ndtri
 
 from fedlsg.attacks.membership.matched_filter import closed_form_tpr, filter_payload
 from fedlsg.attacks.metrics import LOW_RATES, Rate, clopper_pearson
+from fedlsg.simulations.attacks.question import KEY, file_stem
 from fedlsg.simulations.report.page import (
     Badge,
     Page,
@@ -54,6 +55,11 @@ class Seen:
     client: int
     score: float
     reach: float
+
+
+def has_whole_updates(path: str) -> bool:
+    """Whether a folder is a record of whole updates, which ``fedlsg.flower`` made."""
+    return any(Path(path).expanduser().glob("round-*/client-*.npz"))
 
 
 def read(folder: Path) -> list[Seen]:
@@ -98,10 +104,13 @@ def attack_whole_updates(path: str, console: Console, *, out: str | None) -> Non
     """Print, and write attack.json and attack.html. Raises ValueError as ``read``."""
     source = Path(path).expanduser().resolve()
     folder, seen = Path(out or source).expanduser().resolve(), read(source)
+    question = {"runs": [] if folder == source else [str(source)], "updates": "whole"}
     found, allowed = measured(seen)
     table, words, badge = table_of(seen), verdict(found, allowed), outcome(found, allowed)
+    stem = file_stem(folder, "attack", question)
     data = json_text(
         {
+            KEY: question,
             "verdict": words,
             "false_alarms": FPR,
             "recognised": asdict(found),
@@ -118,13 +127,14 @@ def attack_whole_updates(path: str, console: Console, *, out: str | None) -> Non
         sections=sections(
             ("Recognised, by round", [table]),
             ("What the adversary is granted", [Text(words=GRANTED, style="note")]),
-            data_section(download("attack.json", data, "all numbers of this page")),
+            data_section(download(f"{stem}.json", data, "all numbers of this page")),
         ),
     )
-    write_private(folder, {"attack.json": data, "attack.html": render(page).encode()})
+    files = {f"{stem}.html": render(page).encode(), f"{stem}.json": data}
+    write_private(folder, files)
     print_table(table, console)
     print_line(words, console, "bold")
-    print_written(folder, ("attack.html", "attack.json"), console)
+    print_written(folder, files, console)
 
 
 GRANTED = (

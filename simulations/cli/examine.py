@@ -208,8 +208,12 @@ def attack(
         float | None, option(help="As --method: noise over clip norm, instead.")
     ] = None,
     view: Annotated[
-        str, option(help="client (each payload, default) or aggregate (their sum).")
-    ] = "client",
+        str | None,
+        option(
+            help="client (each payload) or aggregate (their sum); default client, with --against "
+            "what the server sees."
+        ),
+    ] = None,
     labels: Annotated[str, option(help="known (default) or unknown to the adversary.")] = "known",
     examples: Annotated[
         str, option(help="known (default) or unknown: how many are in the batch.")
@@ -246,6 +250,7 @@ def attack(
         from fedlsg.attacks.observation import ThreatModel
         from fedlsg.simulations.attacks import attack_command, options_of
         from fedlsg.simulations.attacks.before_after import before_after_command
+        from fedlsg.simulations.attacks.whole_updates import attack_whole_updates, has_whole_updates
         from fedlsg.simulations.report.figure import check_drawing
 
         check_drawing("attacks")
@@ -283,7 +288,7 @@ def attack(
         raise ValueError(
             f"--{alone[0].replace('_', '-')} belongs to --membership: add that, or leave it out"
         )
-    threat = ThreatModel(view=view, labels=labels, examples=examples)  # type: ignore[arg-type]
+    threat = ThreatModel(view=view or "client", labels=labels, examples=examples)  # type: ignore[arg-type]
     options = options_of(
         batches=batch,
         images=images,
@@ -302,10 +307,18 @@ def attack(
             given=given,
             against=other,
             threat=threat,
+            view_given=view is not None,
             options=options,
             device=where,
             out=out,
         )
+    if runs and len(runs) == 1 and not record and has_whole_updates(runs[0]):
+        if unused := sorted(asked - {"runs", "device", "trust_code", "out"}):
+            raise ValueError(
+                f"{runs[0]} holds updates of whole clients, which one attack reads: leave out "
+                f"--{unused[0].replace('_', '-')}"
+            )
+        return attack_whole_updates(runs[0], console, out=out)
     attack_command(
         runs or [],
         console,

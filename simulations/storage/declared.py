@@ -225,31 +225,38 @@ NODE = (
 """``ledger-dir`` of a deployed client. All of it is for its owner only."""
 COMMANDS = (
     Declared(
-        "attack.json",
-        "results of attacks, with rows",
+        "attack*.json",
+        "results of attacks, with rows; `attack-2.json` of the next question, and so on",
         "`fedlsg attack`",
         secret=True,
         damage="none",
     ),
     Declared(
-        "attack.html",
+        "attack*.html",
         "reconstructed training examples",
         "`fedlsg attack`",
         secret=True,
         damage="none",
     ),
     Declared(
-        "attack-curves.png", "curves of attacks", "`fedlsg attack`", secret=True, damage="none"
+        "attack*-curves.png", "curves of attacks", "`fedlsg attack`", secret=True, damage="none"
     ),
     Declared(
-        "membership.*",
+        "before-after*.*",
+        "the same examples under two settings",
+        "`fedlsg attack --against`",
+        secret=True,
+        damage="none",
+    ),
+    Declared(
+        "membership*.*",
         "scores of membership attacks",
         "`fedlsg attack`",
         secret=True,
         damage="none",
     ),
     Declared(
-        "audit.*",
+        "audit*.*",
         "what an audit found, over training rows",
         "`fedlsg audit`",
         secret=True,

@@ -22,6 +22,7 @@ from fedlsg.simulations.attacks.audit import (
     threats,
 )
 from fedlsg.simulations.attacks.audit.training import KINDS, audit_training
+from fedlsg.simulations.attacks.question import KEY, file_stem, words_of_each
 from fedlsg.simulations.inspection import refuse_settings
 from fedlsg.simulations.report.chart import Axis, Chart, Series, level
 from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, RED
@@ -74,8 +75,9 @@ def audit_command(
     """Audit on ``device`` and print; returns the exit status: 0 for "not falsified", 1 for
     "falsified".
 
-    Raises ValueError for settings next to a run, an unknown mode, plant or kind of canary, or a
-    mechanism that claims no epsilon.
+    Without ``out`` the files are audit.json and audit.html, or audit-2 and so on next to audits of
+    other questions. Raises ValueError for settings next to a run, an unknown mode, plant or kind of
+    canary, or a mechanism that claims no epsilon.
     """
     check_options(run, given, mode=mode, plant=plant, canary_kind=canary_kind)
     path = place(run, out)
@@ -96,6 +98,10 @@ def audit_command(
     report = as_dict(verdict) | circumstances(audited, mode, count, kind, seed=seed, plant=plant)
     report |= {"paths": dict(paths), "not_covered": list(not_covered(audited.setting, paths))}
     report["seconds"] = round(time.monotonic() - began, 1)
+    asked = {"mode": mode, "canaries": canaries, "canary_kind": canary_kind, "plant": plant}
+    report[KEY] = asked | {"seed": seed, "given": words_of_each(given)}
+    if out is None:
+        path = path.with_name(f"{file_stem(path.parent, path.stem, report[KEY])}.json")
     data = json_text(report, indent=2, not_finite=str)
     warnings = (audited.not_private or "", "" if plant is None else PLANTED.format(plant))
     table, html = figures(verdict, count, audited.not_private), path.with_suffix(".html")

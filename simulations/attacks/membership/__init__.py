@@ -37,6 +37,7 @@ from fedlsg.simulations.attacks.membership.membership_findings import (
 )
 from fedlsg.simulations.attacks.membership.own_model import own_attacks, scores_on_run
 from fedlsg.simulations.attacks.membership.shadows import check_shadows, train_all
+from fedlsg.simulations.attacks.question import KEY, Question, file_stem, words_of_each
 from fedlsg.simulations.inspection import refuse_settings
 from fedlsg.simulations.planning.continuity import check_own_code
 from fedlsg.simulations.report.chart import GUESSING, Axis, Chart, Series
@@ -53,6 +54,7 @@ from fedlsg.simulations.report.colours import (
 )
 from fedlsg.simulations.report.figure import interactive
 from fedlsg.simulations.report.page import (
+    Download,
     Page,
     Text,
     data_section,
@@ -110,7 +112,8 @@ def membership_command(
     device: Device = "auto",
     out: str | None,
 ) -> None:
-    """Train on ``device``, attack, print; write membership.json and membership.html.
+    """Train on ``device``, attack, print; write membership.json and membership.html, or
+    membership-2 and so on next to pages of other questions.
 
     Raises ValueError for a wrong option, settings next to a run, or settings that cannot train on
     half of the data.
@@ -151,9 +154,11 @@ def membership_command(
             seconds=time.monotonic() - began,
             test_examples=len(plan.workload.test),
         )
-        write(folder, report, lead(report, run))
+        others = [] if run is None or output_folder([run], None) == folder else [run]
+        question = {"runs": others, "shadows": shadows, "seed": seed, "given": words_of_each(given)}
+        files = write(folder, report, lead(report, run), question)
     show(report, console)
-    print_written(folder, ("membership.html", "membership.json"), console)
+    print_written(folder, files, console)
 
 
 def only(runs: Sequence[str], given: Collection[str]) -> str | None:
@@ -219,16 +224,20 @@ CAPTION = (
 DASHED = "Dashed lines are what the claim allows any attacker."
 
 
-def write(folder: Path, report: Report, lead: str) -> None:
-    """membership.json and membership.html, each replaced whole."""
-    data = json_text(numbers(report))
-    write_private(
-        folder, {"membership.json": data, "membership.html": page(report, lead, data).encode()}
-    )
+def write(folder: Path, report: Report, lead: str, question: Question) -> list[str]:
+    """membership.json and membership.html, each replaced whole; ``question``: see ``file_stem``.
+    Returns their names.
+    """
+    stem = file_stem(folder, "membership", question)
+    data = json_text({KEY: dict(question), **numbers(report)})
+    saved = download(f"{stem}.json", data, "all numbers of this page")
+    files = {f"{stem}.html": page(report, lead, saved).encode(), f"{stem}.json": data}
+    write_private(folder, files)
+    return list(files)
 
 
-def page(report: Report, lead: str, data: bytes) -> str:
-    """membership.html: one file that requests nothing. It shows no example. ``data``: the bytes of
+def page(report: Report, lead: str, saved: Download) -> str:
+    """membership.html: one file that requests nothing. It shows no example. ``saved``:
     membership.json.
     """
     caption = f"{CAPTION} {DASHED}" if report.limits else CAPTION
@@ -247,7 +256,7 @@ def page(report: Report, lead: str, data: bytes) -> str:
                     "What the attacker is granted",
                     [facts_of(granted(report)), Text(words=limits, style="note")],
                 ),
-                data_section(download("membership.json", data, "all numbers of this page")),
+                data_section(saved),
             ),
         )
     )

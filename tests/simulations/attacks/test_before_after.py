@@ -40,7 +40,7 @@ QUICK = ("--attacks", "first-layer", "--seconds", "0.2")
 def out(fedlsg, tmp_path_factory) -> Path:
     """The folder of one pair on digits; it is recorded once, and reused."""
     folder = tmp_path_factory.getbasetemp() / "before-after-pair"
-    if not (folder / "attack.json").exists():
+    if not (folder / "before-after.json").exists():
         options = ("--against", "mechanism=clip-only", *OPTIONS, *QUICK, "--out", str(folder))
         status, said, errors = fedlsg("attack", *options)
         assert status == 0, errors
@@ -66,7 +66,7 @@ def payloads(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_one_command_shows_the_same_examples_with_and_without_noise(out):
-    numbers = json.loads((out / "attack.json").read_text())
+    numbers = json.loads((out / "before-after.json").read_text())
     pair, (before, after) = numbers["same_examples"], numbers["runs"]
     assert [before["label"], after["label"]] == ["without noise", "with noise"]
     for one in (before, after):
@@ -79,7 +79,7 @@ def test_one_command_shows_the_same_examples_with_and_without_noise(out):
     assert "recovered" not in pair["verdicts"]["with noise"]
     assert count >= 2
     assert after["facts"]["privacy"] == "NOT PRIVATE: the noise is reproducible"
-    page = without_scripts((out / "attack.html").read_text())
+    page = without_scripts((out / "before-after.html").read_text())
     assert page.count("data:image/png;base64,") == 4 * count
     card = page.partition('<ul class="versions"')[2].partition("</li>")[0]
     assert re.findall("<b>(.+?)</b>", card) == [
@@ -355,6 +355,21 @@ def test_an_unknown_attack_is_refused_before_anything_is_recorded(fedlsg, tmp_pa
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize(
+    ("side", "trust"), [("-c", "secure"), ("-c", "aggregate"), ("--against", "aggregate")]
+)
+def test_single_payloads_that_nobody_sees_are_refused_before_anything_is_recorded(
+    side, trust, fedlsg, tmp_path
+):
+    """Sums would answer another question than --view client asks."""
+    options = ("--against", "clip_norm=2", side, f"trust={trust}", "--view", "client")
+    status, _, errors = fedlsg("attack", *OPTIONS, *options, "--out", str(tmp_path / "a"))
+    assert status != 0
+    assert f"trust={trust}" in errors
+    assert "attack the sum with --view aggregate" in errors
+    assert not (tmp_path / "a").exists()
+
+
 @pytest.mark.slow
 def test_a_secure_sum_is_compared_with_the_sum_without_noise(fedlsg):
     options = (
@@ -372,3 +387,5 @@ def test_a_secure_sum_is_compared_with_the_sum_without_noise(fedlsg):
     assert status == 0, errors
     assert "Pictures that the server recognises: without noise" in said
     assert "of the sum of 6 payloads" in said
+    numbers = json.loads(Path("pair/before-after.json").read_text())
+    assert numbers["granted"]["sees"] == "the sum of all payloads"

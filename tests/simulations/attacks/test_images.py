@@ -326,6 +326,24 @@ def test_the_headline_names_the_row_that_stands_first(recorded):
 
 
 @pytest.mark.slow
+def test_the_second_question_leaves_the_page_of_the_first(fedlsg, recorded, tmp_path):
+    """By planted equal questions the page is replaced."""
+    first = ("attack", recorded("dpsgd"), "--images", "1", "--attacks", "first-layer")
+    first = (*first, "--out", str(tmp_path))
+    assert fedlsg(*first)[0] == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.keys() == {"attack.html", "attack.json"}
+    status, said, _ = fedlsg(*first, "--labels", "unknown")
+    assert status == 0
+    assert "attack-2.html, attack-2.json" in said
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.items() <= after.items()
+    assert after.keys() - before.keys() == {"attack-2.html", "attack-2.json"}
+    assert fedlsg(*first)[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} == after.keys()
+
+
+@pytest.mark.slow
 def test_the_command_writes_numbers_and_one_page(fedlsg, recorded, tmp_path):
     out = tmp_path / "out"
     options = ("--batch", "1,2", "--images", "2", "--seconds", "0.1", "--naive", "--out", str(out))

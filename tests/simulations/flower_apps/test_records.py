@@ -15,10 +15,10 @@ import fedlsg
 import fedlsg.flower
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.privacy import Ledger
-from fedlsg.simulations.attacks import attack_one, has_whole_updates
+from fedlsg.simulations.attacks import attack_one
 from fedlsg.simulations.attacks.observations import open_record
 from fedlsg.simulations.attacks.target import Options, batch_sizes
-from fedlsg.simulations.attacks.whole_updates import attack_whole_updates
+from fedlsg.simulations.attacks.whole_updates import attack_whole_updates, has_whole_updates
 from fedlsg.simulations.storage.updates import save_whole
 from tests.simulations.flower_apps.test_private_updates import (
     CLIENTS,
@@ -181,6 +181,18 @@ def test_an_update_without_its_noise_is_caught(tmp_path):
         )
     assert found_in(tmp_path)["recognised"]["value"] == 1.0
     assert "clients are recognised" in (tmp_path / "attack.html").read_text()
+
+
+@pytest.mark.parametrize("option", [("--view", "client"), ("--attacks", "dlg"), ("--naive",)])
+def test_options_that_whole_updates_do_not_have_are_refused(option, fedlsg, tmp_path):
+    """What is seen follows from the record: --view client of a sum would be its sum."""
+    values = {"total": torch.ones(3), "noise_std": 1.0, "clients": 1.0}
+    save_whole(tmp_path, 1, "client-000000", update=torch.ones(3), noise_std=1.0)
+    save_whole(tmp_path, 1, "sum", **values)
+    status, _, errors = fedlsg("attack", str(tmp_path), *option)
+    assert status != 0
+    assert f"leave out {option[0]}" in errors
+    assert fedlsg("attack", str(tmp_path))[0] == 0
 
 
 def test_a_sum_of_clients_that_are_not_recorded_is_refused(tmp_path):

@@ -32,6 +32,7 @@ from fedlsg.simulations.compare.search.space import Choices, Span
 from fedlsg.simulations.compare.search.trials import Arm, Job, Trial
 from fedlsg.simulations.inspection.inspect_command import inspect_command
 from fedlsg.simulations.inspection.partition_view import partition_command
+from fedlsg.simulations.report.page import download
 from fedlsg.simulations.report.run_page import run_page
 from fedlsg.simulations.settings.settings import from_mapping
 from fedlsg.simulations.storage.results import Result
@@ -119,7 +120,7 @@ def found_members(models: Trained) -> str:
         seed=0,
         seconds=1.0,
     )
-    return membership_page(report, "digits, lsg", b"{}")
+    return membership_page(report, "digits, lsg", download("membership.json", b"{}", "numbers"))
 
 
 def attacked(folder: Path) -> None:
@@ -142,7 +143,7 @@ def attacked(folder: Path) -> None:
         replace(one, best=replace(one.best, sigma=sigma, gain=gain, low=gain - 1, high=gain + 1))
         for sigma, gain in ((0.1, 9.0), (1.0, 0.2))
     ]
-    write_attack(folder, [one, *noisy], threat, lead="recorded")
+    write_attack(folder, [one, *noisy], threat, question={}, lead="recorded")
 
 
 def every_page(folder: Path, small: Run, unfinished: Result, models: Trained) -> dict[str, Path]:

@@ -61,6 +61,19 @@ def test_correct_code(tmp_path):
     assert "That does not verify the claim." in page
 
 
+@pytest.mark.slow
+def test_an_audit_with_a_plant_leaves_the_page_without_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    console = Console(quiet=True)
+    assert audit_command(None, SETTINGS, console, canaries=50, seed=0) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.keys() == {"audit.json", "audit.html"}
+    assert audit_command(None, SETTINGS, console, canaries=50, seed=0, plant="no-clip") == 1
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert before.items() <= after.items()
+    assert json.loads(after["audit-2.json"])["plant"] == "no-clip"
+
+
 SECURE = SETTINGS | {"trust": "secure", "clients": 5, "min_survivors": 4, "colluders": 1}
 CLIENTS = {key: value for key, value in SETTINGS.items() if key != "sample_rate"} | {
     "unit": "client",
