@@ -31,7 +31,7 @@ def question_of(
     asked = asdict(options)
     del asked["device"]
     others = [str(path) for path in paths if path != folder]
-    return {"runs": others, **asdict(threat), **asked, **more}
+    return {"runs": others, "threat_model": asdict(threat), "options": asked, **more}
 
 
 def words_of_each(given: Mapping[str, Any]) -> dict[str, str]:

@@ -248,16 +248,19 @@ def batches_in_order() -> Patches:
     return batches(change)
 
 
-def noise_twice() -> Patches:
-    """Each draw of noise is used in two outputs, one after the other."""
+def noise_twice(clients: int) -> Patches:
+    """Each draw of a client is used in two outputs, one after the other."""
 
     def change(add: Noise, bare: AddNoise) -> Noise:
-        drawn: dict[int, Tensor] = {}
+        drawn: dict[tuple[int, int], Tensor] = {}
+        calls = count()
 
         def plant(values: Tensor, how: Any, noise: SecretStream) -> Tensor:
-            used = drawn.pop(len(values), None)
+            # within one output the same noise twice would be more of it
+            place = (next(calls) % clients, len(values))
+            used = drawn.pop(place, None)
             if used is None:
-                used = drawn[len(values)] = add(torch.zeros_like(values), how, noise)
+                used = drawn[place] = add(torch.zeros_like(values), how, noise)
             return bare(values) + used
 
         return plant
@@ -361,7 +364,7 @@ PLANTS: dict[str, Callable[[int], Patches]] = {
     "divisor-from-data": lambda _: by_batch_size(lambda total, noisy, size: noisy / max(1, size)),
     "full-batches": lambda _: full_batches(),
     "nine-tenths-of-noise": lambda _: scaled_noise(Fraction(9, 10)),
-    "noise-twice": lambda _: noise_twice(),
+    "noise-twice": noise_twice,
     "noise-in-16-bits": lambda _: noise_in_16_bits(),
     "noise-clamped": lambda _: noise_clamped(),
     "noise-permuted": lambda _: noise_permuted(),
@@ -428,12 +431,12 @@ PARTLY: dict[str, tuple[Callable[[Setting], bool], str]] = {
         ("count-noise-left-out", "count-doubled"),
         (lambda setting: setting.adaptive is not None, "an adaptive clip: give clip_quantile"),
     ),
-    **dict.fromkeys(
-        ("noise-in-16-bits", "noise-clamped", "noise-permuted"),
-        (
-            lambda setting: setting.stated.trust != "aggregate",
-            "noise that is not one of several in a sum: take trust=client",
-        ),
+    # a sum of n clamped draws ends at 3 sqrt(n) deviations, where one value in 370^n is
+    "noise-clamped": (
+        lambda setting: len(setting.weights) * setting.stated.honest == 1,
+        "noise that is one draw: a sum of several does not end at three deviations, and no number "
+        "of outputs that an audit can draw shows where it does; take trust=client and "
+        "local_steps=1",
     ),
 }
 """Mistakes of what only some settings have."""

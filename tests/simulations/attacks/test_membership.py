@@ -300,7 +300,6 @@ def test_a_run_is_attacked_with_its_settings(tmp_path, small):
         for word in (
             "guessing",
             "trade-off curve",
-            "closed form",
             "candidates",
             "the client of each example",
         ):

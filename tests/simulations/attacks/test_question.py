@@ -37,9 +37,11 @@ def test_the_same_question_has_one_name_and_another_one_a_name_of_its_own(tmp_pa
         question(tmp_path),
         question(tmp_path, seconds=9.0),
         question(tmp_path, threat=ThreatModel(labels="unknown")),
+        question(tmp_path, threat=ThreatModel(labels="unknown", examples="unknown")),
+        question(tmp_path, naive=True),
         question(tmp_path, runs=[str(tmp_path / "other")]),
     ]
-    names = ["attack", "attack-2", "attack-3", "attack-4"]
+    names = ["attack", *(f"attack-{number}" for number in range(2, len(asked) + 1))]
     assert [write(tmp_path, "attack", one) for one in asked] == names
     assert [write(tmp_path, "attack", one) for one in asked] == names
     assert write(tmp_path, "before-after", asked[0]) == "before-after"

@@ -75,6 +75,8 @@ def test_every_plant_is_found(mode, plant):
         ("server", "tenth-of-noise", "noise deviation, all"),
         ("secure", "rotation-doubles", "sensitivity of many"),
         ("secure, clients", "noise-reused", "fresh noise, on the grid"),
+        ("aggregate", "noise-in-16-bits", "digits of the noise"),
+        ("aggregate", "noise-permuted", "no value used again"),
     ],
 )
 def test_a_plant_is_found_for_the_right_reason(mode, plant, reason):
@@ -119,6 +121,7 @@ def test_a_plan_without_a_reader_is_held_to_one():
         ("client", "rotation-doubles", "take trust=secure, got trust=client"),
         ("secure", "divisor-from-data", "discrete noise"),
         ("server", "noise-left-out", "take tenth-of-noise"),
+        ("aggregate", "noise-clamped", "a sum of several does not end at three deviations"),
         ("secure, clients", "full-batches", "changes nothing at sample rate 1"),
         ("client", "nothing-known", "expected --plant in halved-noise"),
     ],
