@@ -372,7 +372,8 @@ An example is *recognised* where the guess that is nearest to it is nearer than 
 at most 1 % for each attack and run. An image has to be nearer than every difference of two public
 ones, too. Of the recognised examples those of a similarity of 0.9 or more (texts: 0.6) are
 *recovered*, the others *recognisable*. The similarity of images is the cosine of what they have
-beyond the blind guess of the class; that of texts is the cosine of tf-idf.
+beyond the blind guess of the class, to four digits; distances decide between equal ones. That of
+texts is the cosine of tf-idf.
 
 The rank alone decides, because similarity misleads: two trucks of CIFAR-10 that anybody sees had
 0.54 and 0.58 and ranked first of 401, and a picture with the texture of noise had 0.76. On other

@@ -38,7 +38,13 @@ MIXED = 500
 ALIKE = 1e-4
 """Two public images with a squared difference below this share of both have no difference."""
 EQUAL = 1e-6
-"""A public example whose similarity to an original is this near to 1 is the original itself."""
+"""A public image with a smaller squared difference to an original, as a share of the original, is
+the original itself.
+"""
+CLOSE, EXACT = 1e-4, 1e-3
+"""Cosines are rounded to ``CLOSE``, and distances decide between equal ones: of images that differ
+in one number alone, such as their brightness, all have one direction. ``EXACT``: see ``mixed``.
+"""
 BLOCK = 2**24
 """Numbers of public images that are in memory at once, next to the images themselves."""
 NO_PAIRS: Int64[Tensor, "2 0"] = torch.zeros(2, 0, dtype=torch.int64)
@@ -153,19 +159,29 @@ class ImagePool:
     def similarities(
         self, guesses: Float[Tensor, "guesses *shape"]
     ) -> Float[Tensor, "guesses public"]:
-        """Cosines beyond the blind guess, of the pixels that a guess knows: others are NaN."""
+        """Cosines beyond the blind guess, of the pixels that a guess knows: others are NaN.
+
+        float64. Those that differ by less than ``CLOSE`` are in the order of their distances, see
+        ``ranked``.
+        """
         found = (guesses.to(self.blind) - self.blind).flatten(1)
-        known, unit = (~found.isnan()).to(found), F.normalize(found.nan_to_num(0.0))
+        known, unit = ~found.isnan(), F.normalize(found.nan_to_num(0.0))
         products = found.new_zeros(len(found), len(self.real) + self.pairs.shape[1])
-        squares = torch.zeros_like(products)
+        squares, distances = torch.zeros_like(products), torch.zeros_like(products)
         for some, public in self.pixels():
             products += unit[:, some] @ public.mT
-            squares += known[:, some] @ public.square().mT
-        return products / squares.sqrt().clamp(min=TINY)
+            squares += known[:, some].to(found) @ public.square().mT
+            for guess, distance in zip(found[:, some], distances, strict=True):
+                distance += (public - guess).nan_to_num(0.0).square().sum(1)
+        cosines = products / squares.sqrt().clamp(min=TINY)
+        lengths = found.nan_to_num(0.0).norm(dim=1, keepdim=True).clamp(min=TINY)
+        return ranked(cosines, distances.sqrt() / lengths)
 
     def mixed(self, guesses: Float[Tensor, "guesses *shape"]) -> float:
-        """The largest cosine of a guess and a difference of two public images.
+        """The largest similarity of a guess and a difference of two public images.
 
+        Distances are not told apart below ``EXACT`` of a guess: among so many differences of images
+        that have one number in common, such as their brightness, one is always as near as that.
         Differences are far more than images and have the same covariance: a guess that is noise is
         nearer to one of them than to an original that it knows nothing of. They are softer than
         images, so that a sharp guess is not held to them alone.
@@ -182,8 +198,11 @@ class ImagePool:
             both = squares + squares.unsqueeze(1)
             apart = (both - 2 * inner).clamp(min=TINY)
             cosines = (along.unsqueeze(1) - along) / apart.sqrt()
-            cosines[apart < ALIKE * both] = 0.0  # of equal images only rounding is left
-            nearest = max(nearest, float(cosines.amax()))
+            length = guess.nan_to_num(0.0).norm().clamp(min=TINY)
+            squared = 1 + apart / length**2 - 2 * cosines * apart.sqrt() / length
+            found = ranked(cosines, squared.clamp(min=EXACT**2).sqrt())
+            found[apart < ALIKE * both] = 0.0  # of equal images only rounding is left
+            nearest = max(nearest, float(found.amax()))
         return nearest
 
     def unlike(
@@ -196,14 +215,28 @@ class ImagePool:
 
         Fewer than two public images give none.
         """
-        real = self.real
-        other = real[(self.similarities(originals)[:, : len(real)] < 1 - EQUAL).all(0)]
+        real, found = self.real, (originals.to(self.blind) - self.blind).flatten(1)
+        apart = found.new_zeros(len(found), len(real))
+        for some, public in replace(self, pairs=NO_PAIRS).pixels():
+            for original, squares in zip(found[:, some], apart, strict=True):
+                squares += (public - original).square().sum(1)
+        other = real[(apart > EQUAL * found.square().sum(1, keepdim=True)).all(0)]
         count, missing = len(real), least - len(other)
         if missing <= 0 or count < 2:
             return replace(self, rows=other, pairs=NO_PAIRS)
         first = torch.randint(count, (missing,), generator=generator)
         second = (first + torch.randint(1, count, (missing,), generator=generator)) % count
         return replace(self, rows=other, pairs=torch.stack([real[first], real[second]]))
+
+
+def ranked(
+    cosines: Float[Tensor, "guesses public"], distances: Float[Tensor, "guesses public"]
+) -> Float[Tensor, "guesses public"]:
+    """Cosines rounded to ``CLOSE``, less up to a fifth of it by distance: one order for all images,
+    the original included, so that a rank means what it says. distances: over that of the guess.
+    """
+    share = distances.double() / (1 + distances.double())
+    return (cosines.double().clamp(max=1.0) / CLOSE).round() * CLOSE - share * CLOSE / 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

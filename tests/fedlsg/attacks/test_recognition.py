@@ -166,7 +166,8 @@ def test_a_few_pixels_at_a_time_give_the_same_numbers(monkeypatch):
     ]
     for block in (2**24, 1000, 1):
         monkeypatch.setattr(recognition, "BLOCK", block)
-        torch.testing.assert_close(pool.similarities(guesses), torch.tensor(by_hand))
+        found = pool.similarities(guesses)
+        torch.testing.assert_close(found.float(), torch.tensor(by_hand), atol=1e-4, rtol=0)
         all_of_them = ImagePool(blind=pool.blind, beyond=whole.unflatten(1, SHAPE))
         assert pool.mixed(guesses) == pytest.approx(all_of_them.mixed(guesses), abs=1e-5)
 
@@ -179,3 +180,30 @@ def test_large_images_take_the_memory_of_a_block():
     assert max(sizes) <= recognition.BLOCK
     assert sum(sizes) == 600 * 3 * 112 * 112 > recognition.BLOCK
     assert pool.beyond.untyped_storage().nbytes() == 20 * 3 * 112 * 112 * 4
+
+
+def test_an_exact_image_of_one_colour_is_recovered():
+    """All have one direction, so that cosines said "not told apart" of an image that is there.
+    Controls: another colour, and no payload at all.
+    """
+    levels = torch.rand(300, generator=torch.Generator().manual_seed(0)) - 0.5
+    flat = levels.view(-1, 1, 1, 1).expand(-1, *SHAPE).contiguous()
+    blind = torch.zeros(SHAPE)
+    found = {"recovered": 0, "another": 0}
+    for at in range(20):
+        original = flat[at : at + 1]
+        pool = ImagePool(blind=blind, beyond=flat).unlike(
+            original, 100, torch.Generator().manual_seed(2)
+        )
+        assert len(pool.real) == 299
+        own = ImagePool(blind=blind, beyond=original)
+        for kind, guess in (("recovered", original), ("another", flat[[at + 100]] + 1e-3)):
+            verdict = recognise(
+                own.similarities(guess)[:, 0],
+                pool.similarities(guess),
+                examples=1,
+                least=IMAGE,
+                mixed=pool.mixed(guess),
+            ).verdict
+            found[kind] += verdict in LEAKS
+    assert found == {"recovered": 20, "another": 0}
