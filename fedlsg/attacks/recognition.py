@@ -233,9 +233,10 @@ def ranked(
     cosines: Float[Tensor, "guesses public"], distances: Float[Tensor, "guesses public"]
 ) -> Float[Tensor, "guesses public"]:
     """Cosines rounded to ``CLOSE``, less up to a fifth of it by distance: one order for all images,
-    the original included, so that a rank means what it says. distances: over that of the guess.
+    the original included, so that a rank means what it says. A guess that is the blind guess, whose
+    cosines are 0, is as near to all. distances: over that of the guess.
     """
-    share = distances.double() / (1 + distances.double())
+    share = distances.double() / (1 + distances.double()) * (cosines > 0)
     return (cosines.double().clamp(max=1.0) / CLOSE).round() * CLOSE - share * CLOSE / 5
 
 

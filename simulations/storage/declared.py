@@ -244,7 +244,7 @@ COMMANDS = (
     Declared(
         "before-after*.*",
         "the same examples under two settings",
-        "`fedlsg attack --against`",
+        "`fedlsg attack --against mechanism=none`",
         secret=True,
         damage="none",
     ),

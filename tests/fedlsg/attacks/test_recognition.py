@@ -55,7 +55,8 @@ def test_half_of_the_pixels_suffice():
 def test_guesses_without_a_payload_are_not_recovered():
     """The blind guess never is; sharp images of the same kind are as often as the level says."""
     originals, others = images(400, 4), images(400, 5)
-    assert verdict(originals[:1], torch.zeros(1, *SHAPE)).verdict == "not told apart"
+    blind = verdict(originals[:1], torch.zeros(1, *SHAPE))
+    assert (blind.verdict, blind.p) == ("not told apart", 1.0)
     pairs = zip(originals.split(1), others.split(1), strict=True)
     false = sum(verdict(true, other).verdict in LEAKS for true, other in pairs)
     assert false <= 12, "400 at a level of .01: more than 12 have a probability of .001"
