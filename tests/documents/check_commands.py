@@ -98,6 +98,7 @@ def fit_together(settings: Settings) -> None:
         train=range(1000),
         test=SimpleNamespace(labels=torch.zeros(1, dtype=torch.int64)),
         builders=None,
+        features=None,
     )
     of_data = (settings.partition or defaults.get("partition")) not in (*SCHEMES, None)
     filled = fill(replace(settings, clients=2) if of_data else settings, workload)  # type: ignore[arg-type]

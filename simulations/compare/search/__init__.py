@@ -89,10 +89,10 @@ def make_job(
     shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
     starts: dict[str, Settings] = {}
     owns: dict[str, dict[str, Any]] = {}
-    for label, settings in shared.items():
-        given = from_mapping(settings)
+    for label, given_here in shared.items():
+        given = from_mapping(given_here)
         refuse_client_level(given, "a search, which states what choosing costs,")
-        owns[label] = settings if rows.private else {**as_many_rows(given), **settings}
+        owns[label] = given_here if rows.private else {**as_many_rows(given), **given_here}
         starts[label] = prepare(from_mapping(owns[label])).settings
     values = {label: values_of(start) for label, start in starts.items()}
     spaces, dropped = make_spaces(in_numbers(read_spec(search), values), grid.entries, shared)
