@@ -106,24 +106,32 @@ def code_record(*, local: bool = True) -> ConfigRecord:
     )
 
 
-def check_same_code(content: RecordDict, sender: str, *, local: bool = True) -> None:
-    """Raise OtherCodeError, naming both, unless ``sender``, whose message this is, runs the code of
-    this process.
+def check_same_code(
+    content: RecordDict, sender: str, *, receiver: str = "this process", local: bool = True
+) -> None:
+    """Raise OtherCodeError, naming both and what to do, unless ``sender``, whose message this is,
+    runs the code of this process, which is ``receiver``.
     """
     own, record = own_identity(), content.config_records.get(CODE)
     own = own if local else replace(own, folder="")  # the error text may leave this machine
-    fix = (
-        "install the same version of fedlsg on both sides, and let no other fedlsg come before it "
-        "on the Python path"
-    )
     if record is None or not {"version", "digest", "folder"} <= record.keys():
         raise OtherCodeError(
-            f"{sender} does not say which code it runs, this process runs {own}: {fix}"
+            f"{sender} does not say which code it runs, {receiver} runs {own}: {SAME_VERSION}"
         )
     theirs = CodeIdentity(**{name: str(record[name]) for name in ("version", "digest", "folder")})
     if not own.same(theirs):
-        raise OtherCodeError(f"{sender} runs {theirs}, this process runs {own}: {fix}")
+        fix = SAME_VERSION if own.version != theirs.version else SAME_FILES
+        raise OtherCodeError(f"{sender} runs {theirs}, {receiver} runs {own}: {fix}")
 
+
+SAME_VERSION = (
+    "install the same version of fedlsg on both sides, and let no other fedlsg come before it on "
+    "the Python path"
+)
+SAME_FILES = (
+    "the versions are equal and the files differ: take the same commit, or the same build, on both "
+    "sides, and let no other fedlsg come before it on the Python path"
+)
 
 RECORD = "ledger"
 
