@@ -32,7 +32,7 @@ def refuse_deployed_run(run: RunDir) -> None:
 
     ``flwr run`` takes its config.toml as run config, as long as that names this folder.
     """
-    if not run.has_checkpoint or not run.resume_point()[0].get("name"):
+    if not is_deployed(run):
         return
     config = shlex.quote(str(run.config))
     command, first = f"flwr run APP FEDERATION --run-config {config} --stream", ""
@@ -45,6 +45,16 @@ def refuse_deployed_run(run: RunDir) -> None:
         f"the SuperLink again, and continue with: {first}{command} (APP and FEDERATION: those of "
         "the flwr run that began it)"
     )
+
+
+def is_deployed(run: RunDir) -> bool:
+    """Whether a run is one of a deployment. Before its first checkpoint its config.toml says so, in
+    which only Flower's runs name their own folder.
+    """
+    if run.has_checkpoint:
+        return bool(run.resume_point()[0].get("name"))
+    values = run.read_values()
+    return values.get("engine") == "flower" and values.get("run_dir") == str(run.path)
 
 
 @dataclass(kw_only=True, eq=False)
