@@ -206,7 +206,7 @@ def _run_rounds(
     except DivergedError as error:
         stopped, diverged = explain(error, plan.settings), True
     if deployment is not None:
-        deployment.close(grid)
+        deployment.close(grid, run.charges)
     return stopped, diverged
 
 

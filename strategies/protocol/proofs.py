@@ -22,9 +22,10 @@ ledgers themselves.
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -205,10 +206,14 @@ def _text(value: object) -> str:
 class LedgerCopies:
     """Copies in ``folder``, one file for each client: entries of the run named ``run`` and of
     earlier ones.
+
+    ``unconfirmed``: by client, what was announced since it last sent its ledger, as fields of
+    ``Entry``. It may have been charged for each of them.
     """
 
     folder: Path
     run: str
+    unconfirmed: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def path(self, client: int) -> Path:
         """Where a client's copy is."""
@@ -218,6 +223,11 @@ class LedgerCopies:
         """The end of a client's copy, as the server announces it."""
         return Held(run=self.run, head=head_of(self.path(client), client))
 
+    def announce(self, client: int, round: int, terms: Mapping[str, Any]) -> Held:
+        """As ``held``, for an announcement of a round with these ``terms``, fields of ``Entry``."""
+        self.unconfirmed.setdefault(client, []).append({"round": round, **terms})
+        return self.held(client)
+
     def take(self, client: int, news: News | None) -> None:
         """Append what a client sent. Raises LedgerError if it sent nothing, or lines that do not
         continue its copy.
@@ -225,6 +235,7 @@ class LedgerCopies:
         if news is None:
             raise LedgerError(f"client {client} sent no ledger: its epsilon is unknown")
         extend(self.path(client), client, news.lines, news.head)
+        self.unconfirmed.pop(client, None)
 
     def insist(self, client: int, round: int, terms: Mapping[str, object]) -> None:
         """Raise LedgerError unless the last entry of a round has these ``terms``, values by the

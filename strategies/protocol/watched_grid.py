@@ -120,7 +120,7 @@ class WatchedGrid(WrappedGrid):
         """
         before = self._activations()
         self._take_late(before)
-        busy = {message.metadata.dst_node_id for message in self._owed.values()}
+        busy = self.busy
         asked = list(messages)
         sent = [
             message
@@ -157,6 +157,11 @@ class WatchedGrid(WrappedGrid):
                 time.sleep(POLL_SECONDS)
         self._owed |= {name: message for name, message in open_.items() if _trains(message)}
         return replies
+
+    @property
+    def busy(self) -> set[int]:
+        """Nodes that may still train for a round that is over."""
+        return {message.metadata.dst_node_id for message in self._owed.values()}
 
     def _pulled(self, open_: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
         """The replies that are there, each by the name of its message. Late ones are thrown
