@@ -44,7 +44,7 @@ from fedlsg.privacy.ledger_file import (
     write_all,
 )
 from fedlsg.privacy.limits import check_limits
-from fedlsg.privacy.totals import STRONGEST, Reader, Totals, order_of
+from fedlsg.privacy.totals import STRONGEST, ByRound, Reader, Totals, order_of
 
 __all__ = ["Charges", "Entry", "Ledger", "LedgerError"]
 
@@ -56,7 +56,7 @@ class Charges(ABC):
     client: int
 
     def __init__(self) -> None:
-        self._known = Totals()
+        self._known, self._rounds = Totals(), ByRound()
 
     @property
     @abstractmethod
@@ -67,11 +67,12 @@ class Charges(ABC):
 
     def of_round(self, round: int, run: str = "") -> tuple[Entry, ...]:
         """The entries of a round of a run."""
-        return tuple(entry for entry in self.entries if entry.round == round and entry.run == run)
+        self._totals()
+        return tuple(self._rounds.of(run, round))
 
     def next_attempt(self, round: int, run: str = "") -> int:
         """The lowest attempt number of a round that is above all charged ones."""
-        return self._totals().attempts.get((run, round), 0)
+        return max((entry.attempt + 1 for entry in self.of_round(round, run)), default=0)
 
     def next_batch(self, entry: Entry, *, repeat: bool = False) -> Entry:
         """The entry of shuffled batches with the ones that it takes: those after all that this
@@ -107,14 +108,20 @@ class Charges(ABC):
         """Epsilon spent so far, against the strongest reader; ``math.inf`` if any entry has none
         (``has_epsilon``).
         """
-        if not self._totals().private or self.reproducible:
+        if not self.has_epsilon:
             return math.inf
         return compose(self.events(), delta=delta, accountants=accountants)
 
     @property
     def reproducible(self) -> bool:
         """Whether any noise came from a known seed."""
-        return any(entry.reproducible for entry in self.entries)
+        return not self._totals().secret
+
+    @property
+    def has_epsilon(self) -> bool:
+        """Whether all entries together have a finite epsilon (``Entry.has_epsilon``)."""
+        totals = self._totals()
+        return totals.private and totals.secret
 
     def would_exceed(
         self, entry: Entry, epsilon_budget: float, delta: float, *, run: str | None = None
@@ -181,11 +188,13 @@ class Charges(ABC):
         return any(known.unit != entry.unit for known in self.entries)
 
     def _has(self, entry: Entry) -> bool:
-        return entry.key in self._totals().keys
+        return any(known.key == entry.key for known in self.of_round(entry.round, entry.run))
 
     def _totals(self) -> Totals:
         """Those of the entries now."""
-        self._known = self._known.extended(self.entries)
+        entries = self.entries
+        self._known = self._known.extended(entries)
+        self._rounds.extend(entries)
         return self._known
 
 

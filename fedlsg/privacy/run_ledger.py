@@ -45,7 +45,7 @@ from fedlsg.privacy.ledger_file import (
     sync_directory,
     write_all,
 )
-from fedlsg.privacy.totals import Totals
+from fedlsg.privacy.totals import ByRound, Totals
 
 RUN = "run"
 """Name of the run's ledger among the ledgers of a checkpoint, and of its file."""
@@ -277,7 +277,8 @@ class ClientCharges(Charges):
     @property
     def entries(self) -> Sequence[Entry]:
         here = self._ledger.read().entries.get(self.client, [])
-        return [*before, *here] if (before := self._before()) else here
+        before = self._before()
+        return [*before, *here] if before and here else before or here
 
     def charge(self, entry: Entry, *, within: tuple[float, float] | None = None) -> None:
         """Charge one entry in the run's ledger, as ``Ledger.charge`` does."""
@@ -301,7 +302,7 @@ class ClientCharges(Charges):
     def _totals(self) -> Totals:
         counted = len(self._before()), self._ledger.read().voids.get(self.client, 0)
         if counted != self._counted:
-            self._counted, self._known = counted, Totals()
+            self._counted, self._known, self._rounds = counted, Totals(), ByRound()
         return super()._totals()
 
 

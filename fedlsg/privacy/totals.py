@@ -29,7 +29,7 @@ from typing import Literal, get_args
 
 from fedlsg.accounting import Event
 from fedlsg.accounting.events import sum_up
-from fedlsg.privacy.ledger_entry import Entry, Key
+from fedlsg.privacy.ledger_entry import Entry
 
 Reader = Literal["outside", "server", "participant", "participants", "server_and_participants"]
 READERS: tuple[Reader, ...] = get_args(Reader)
@@ -83,21 +83,19 @@ Epoch = tuple[Order, int, int]
 @dataclass(frozen=True)
 class Totals:
     """What the first ``count`` entries amount to. In a long run it is extended, and not made again
-    in every step.
+    in every step: a step costs the same, however many rounds there were.
 
-    ``keys``: all that are charged; ``attempts``: the next one of each (run, round); ``spent``:
-    steps and Lambda of mechanism "dp", by q and noise; ``private``: whether every entry is of
-    mechanism "dp".
+    ``spent``: steps and Lambda of mechanism "dp", by q and noise; ``private``: whether every entry
+    is of mechanism "dp"; ``secret``: whether the noise of each is.
     Of shuffled batches: ``taken``, the number of batches of each order; ``epochs``, the least noise
     in each epoch that was begun. An example is in one batch of an epoch, so an epoch counts as one
     release.
     """
 
     count: int = 0
-    keys: frozenset[Key] = frozenset()
-    attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
     spent: Mapping[Setting, Sum] = field(default_factory=dict)
     private: bool = True
+    secret: bool = True
     taken: Mapping[Order, int] = field(default_factory=dict)
     epochs: Mapping[Epoch, Noise] = field(default_factory=dict)
 
@@ -109,11 +107,8 @@ class Totals:
         return self._and(new) if new else self
 
     def _and(self, new: Sequence[Entry]) -> "Totals":
-        attempts, spent = dict(self.attempts), dict(self.spent)
-        taken, epochs = dict(self.taken), dict(self.epochs)
+        spent, taken, epochs = dict(self.spent), dict(self.taken), dict(self.epochs)
         for number, entry in enumerate(new, start=self.count + 1):
-            of_round = (entry.run, entry.round)
-            attempts[of_round] = max(attempts.get(of_round, 0), entry.attempt + 1)
             if entry.batches:
                 noise, order = noise_of(entry), order_of(entry)
                 for epoch in _touched(entry, taken, number) if entry.private else ():
@@ -123,8 +118,8 @@ class Totals:
                 setting = (entry.sample_rate, noise_of(entry))
                 spent[setting] = _together(spent.get(setting), entry)
         private = self.private and all(entry.private for entry in new)
-        keys = self.keys.union(entry.key for entry in new)
-        return Totals(self.count + len(new), keys, attempts, spent, private, taken, epochs)
+        secret = self.secret and not any(entry.reproducible for entry in new)
+        return Totals(self.count + len(new), spent, private, secret, taken, epochs)
 
     def with_next(self, entry: Entry) -> "Totals":
         """The totals with one more entry, of mechanism "dp"."""
@@ -143,6 +138,26 @@ class Totals:
             before = merged.get((q, sigma), (0, 0.0))
             merged[q, sigma] = before[0] + steps, sum_up((before[1], log_ratio))
         return _events(merged)
+
+
+class ByRound:
+    """The entries of an append-only ledger by run and round: to find those of a round takes the
+    same time in every round.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._entries: dict[tuple[str, int], list[Entry]] = {}
+
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Take in those of ``entries``, which begin with those that are there."""
+        for entry in entries[self._count :]:
+            self._entries.setdefault((entry.run, entry.round), []).append(entry)
+        self._count = len(entries)
+
+    def of(self, run: str, round: int) -> Sequence[Entry]:
+        """In the order in which they were charged."""
+        return self._entries.get((run, round), ())
 
 
 def _together(before: Sum | None, entry: Entry) -> Sum:

@@ -182,7 +182,12 @@ def read_simulated(message: Message, context: Context, read: Read) -> tuple[Sett
 
 
 def _identity(message: Message, context: Context, read: Read) -> RecordDict:
-    check_same_code(message.content, "the server", local=is_simulated(context))
+    check_same_code(
+        message.content,
+        "the server",
+        receiver=f"client {context.node_config.get('partition-id', '')}".strip(),
+        local=is_simulated(context),
+    )
     if not is_simulated(context):
         return Deployed.of(context.node_config, read(message, context)).identity()
     settings, partition = read_simulated(message, context, read)

@@ -10,8 +10,10 @@ late, or cut off by an interruption stays charged.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from logging import WARNING
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -48,6 +50,7 @@ from fedlsg.strategies.protocol.stages import MASKED
 from fedlsg.strategies.protocol.wire import (
     config_in,
     flat_bytes,
+    is_reply_to,
     read_round,
     read_update,
     stage_of,
@@ -95,6 +98,43 @@ def read_returned(state: RecordDict) -> Returned:
         return Returned(charged=True, rows=None, memory=None)
     rows, memory = array_in(record, "rows", "<i8"), array_in(record, "memory", "<f8")
     return Returned(charged=record["charged"] is not False, rows=rows, memory=memory)
+
+
+def checked_answers(answers: Sequence[Answer], tasks: Pile) -> Sequence[Answer]:
+    """What a worker says that its clients answered, one for each task. Raises TypeError, ValueError
+    or KeyError for anything else.
+    """
+    if len(answers) != len(tasks):
+        raise ValueError(f"{len(answers)} answers to {len(tasks)} messages")
+    for reply, state in answers:
+        if not isinstance(reply, Message | None) or not isinstance(state, RecordDict):
+            raise TypeError("expected a message, or none, and a state")
+        read_returned(state)
+    return answers
+
+
+def own_reply(reply: Message | None, message: Message) -> Message | None:
+    """The reply, unless it is to another message: a worker speaks for no client but those that it
+    was asked for.
+    """
+    if reply is None or is_reply_to(reply, message.metadata.message_id, message):
+        return reply
+    log(
+        WARNING,
+        "client %d: its reply is to another message, and is not used",
+        message.metadata.dst_node_id - FIRST_NODE,
+    )
+    return None
+
+
+def payload_in(reply: Message | None) -> bytes:
+    """The payload of a reply; empty where there is none, and where the server rejects it by
+    name.
+    """
+    try:
+        return b"" if reply is None or reply.has_error() else read_update(reply.content)
+    except ValueError:
+        return b""
 
 
 class Accounts:
@@ -152,17 +192,21 @@ class Accounts:
         """Store the payloads and batches of clients that are back; who drew nothing has a void
         charge.
 
-        Returns the replies; an error for a client whose payload cannot be stored.
+        Returns the replies; an error for a client whose payload cannot be stored, and nothing for
+        one whose reply is to another message. Whoever sends a payload has drawn for it, whatever
+        its state says.
         """
         void, replies = list[Entry](), list[Message | None]()
-        for task, (reply, state) in zip(tasks, answers, strict=True):
-            known = self._asked.pop(task.message.metadata.message_id, None)
+        for task, (given, state) in zip(tasks, answers, strict=True):
+            name = task.message.metadata.message_id
+            reply = own_reply(given, task.message)
+            known = self._asked.pop(name, None)
             if (kept := config_in(state, SECRETS)) is not None:
                 self._secrets[task.message.metadata.dst_node_id] = kept
             if known is not None:
                 account, entry, question = known
                 returned = read_returned(state)
-                if returned.charged:
+                if returned.charged or payload_in(given):
                     reply = self._store(account, entry, question, task.message, reply, returned)
                 else:
                     void.append(entry)
@@ -249,11 +293,7 @@ class Accounts:
         try:
             if returned.rows is not None:
                 account.keep_truth(entry.round, [returned.rows])
-            try:
-                payload = b"" if reply is None or reply.has_error() else read_update(reply.content)
-            except ValueError:  # the server rejects it by name
-                payload = b""
-            if not payload:
+            if not (payload := payload_in(reply)):
                 return reply
             if returned.memory is not None:
                 own = FeedbackBox(self._run.own(account.client), account.client)

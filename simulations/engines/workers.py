@@ -12,6 +12,7 @@ from flwr.common.logger import log
 
 from fedlsg.simulations.client.piles import Answer, Pace, Pile, divide, pack, unpack
 from fedlsg.simulations.client.virtual import limit_of
+from fedlsg.simulations.engines.accounts import checked_answers
 from fedlsg.simulations.engines.cluster import LOOK_SECONDS, START_SECONDS, Cluster, fitting
 from fedlsg.simulations.engines.process import write_log
 from fedlsg.simulations.engines.ray_worker import Job
@@ -203,17 +204,26 @@ class Workers:
             self._replace(worker)
             yield pile, LostError(reason_of(why))
             return
-        self._free.append(worker)
         if pile is None:
+            self._free.append(worker)
             self._failed_starts = 0
-        else:
+            return
+        try:
             pickled, arrays, records, forgot = answer
-            self._served.add(worker)
+            answers = checked_answers(unpack(pickled, arrays), pile)
             write_log(records)
-            if forgot:
-                self._knows.pop(worker)
-            pace.took(sum(task.work for task in pile), time.monotonic() - began)
-            yield pile, unpack(pickled, arrays)
+        except Exception as error:  # whatever a worker sends must not end the run
+            reason = f"a worker's answer to {len(pile)} clients cannot be read: {reason_of(error)}"
+            log(WARNING, "%s: it is replaced", reason)
+            self._replace(worker)
+            yield pile, LostError(reason)
+            return
+        self._free.append(worker)
+        self._served.add(worker)
+        if forgot:
+            self._knows.pop(worker)
+        pace.took(sum(task.work for task in pile), time.monotonic() - began)
+        yield pile, answers
 
     def _send(
         self, pile: Pile, worker: Any, until: float | None, sent: dict[int, tuple[bytes, Any]]

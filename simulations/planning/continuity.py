@@ -122,6 +122,17 @@ def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:
     run.write_config(replace(plan.settings, run_dir=str(run.path)) if named else plan.settings)
 
 
+def refuse_lost_checkpoint(run: RunDir) -> None:
+    """Raise ValueError for ledgers without a checkpoint: its finished rounds would be trained, and
+    charged, once more.
+    """
+    if run.ledgers.exists() and not run.has_checkpoint:
+        raise ValueError(
+            f"{run.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or start a "
+            "new run"
+        )
+
+
 def keep_data_digest(plan: Plan, run: RunDir) -> None:
     """Keep the digest of all training rows, for ``check_unchanged`` in a resumed run."""
     run.write_data_digest(data_digest(plan.workload.train))

@@ -24,6 +24,7 @@ from fedlsg.simulations import workloads
 from fedlsg.simulations.models.pretrained import FOLDER_FILE, digest_of, facts_of
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.settings import Settings, callbacks_with, from_values, values_of
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import LoadedWorkload, Options
 from fedlsg.simulations.workloads.features.encoders import SCATTERING, written
 from fedlsg.simulations.workloads.public_data import forms, probe_source
@@ -52,6 +53,7 @@ def with_digest(settings: Settings) -> Settings:
                 f"start_from={start} gives the weights to start from: leave pretrained="
                 f"{settings.pretrained} out"
             )
+        refuse_unfinished(str(start))
         settings = replace(settings, pretrained=start)
     for setting, source in starts_of(settings).items():
         counted = settings.fresh_data or (setting, source) == ("pretrained", start)
@@ -66,6 +68,15 @@ def with_digest(settings: Settings) -> Settings:
     with suppress(OSError, ImportError):
         return replace(settings, pretrained_sha256=digest_of(str(settings.pretrained)))
     return settings
+
+
+def refuse_unfinished(start: str) -> None:
+    """Raise ValueError for a run whose weights are in its checkpoint alone: it has not ended."""
+    run = RunDir(Path(start).expanduser())
+    if run.config.exists() and run.has_checkpoint and not run.summary.exists():
+        raise ValueError(
+            f"start_from={start} has not finished: finish it with fedlsg resume {start} first"
+        )
 
 
 def starts_of(settings: Settings) -> dict[str, str]:

@@ -36,6 +36,7 @@ from fedlsg.simulations.planning.continuity import (
     begin,
     check_unchanged,
     go_further,
+    refuse_lost_checkpoint,
     settings_further,
 )
 from fedlsg.simulations.planning.known_weights import remember_weights
@@ -211,11 +212,8 @@ def continued(
             saved = restored.state
         for note in restored.notes:
             console.print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    elif directory.ledgers.exists():
-        raise ValueError(
-            f"{directory.path} has ledgers and no checkpoint: restore checkpoint/latest.pt, or "
-            "start a new run"
-        )
+    else:
+        refuse_lost_checkpoint(directory)
     settings = replace(directory.read_config(), run_dir=str(directory.path))
     changes = {name: value for name, value in further.items() if value != getattr(settings, name)}
     done = 0 if saved is None else int(saved["server"]["round"])

@@ -7,7 +7,8 @@ none of their rows.
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
@@ -17,6 +18,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.config.units import unit_named
+from fedlsg.privacy import Entry, RunLedger, read_entries
+from fedlsg.privacy.run_ledger import ClientCharges
 from fedlsg.secure_sum.discrete.sum_release import MOST_EXAMPLES
 from fedlsg.simulations.settings.own_epsilons import BELOW, numbered, text_of
 from fedlsg.simulations.settings.settings import RUN, Settings
@@ -32,7 +35,7 @@ def refuse_deployed_run(run: RunDir) -> None:
 
     ``flwr run`` takes its config.toml as run config, as long as that names this folder.
     """
-    if not run.has_checkpoint or not run.resume_point()[0].get("name"):
+    if not is_deployed(run):
         return
     config = shlex.quote(str(run.config))
     command, first = f"flwr run APP FEDERATION --run-config {config} --stream", ""
@@ -47,6 +50,16 @@ def refuse_deployed_run(run: RunDir) -> None:
     )
 
 
+def is_deployed(run: RunDir) -> bool:
+    """Whether a run is one of a deployment. Before its first checkpoint its config.toml says so, in
+    which only Flower's runs name their own folder.
+    """
+    if run.has_checkpoint:
+        return bool(run.resume_point()[0].get("name"))
+    values = run.read_values()
+    return values.get("engine") == "flower" and values.get("run_dir") == str(run.path)
+
+
 @dataclass(kw_only=True, eq=False)
 class Deployment:
     """A deployment's nodes. Ledgers that arrive before the run has a folder wait for ``open``.
@@ -58,6 +71,7 @@ class Deployment:
     most_examples: int = EXAMPLES
     roster: Roster = field(init=False)
     copies: LedgerCopies | None = None
+    watched: WatchedGrid | None = None
     _news: dict[int, News] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,7 +80,8 @@ class Deployment:
     def watch(self, grid: Grid, settings: Settings) -> WatchedGrid:
         """Flower's grid with a limit on how long each node may take."""
         most = math.inf if settings.client_timeout is None else settings.client_timeout
-        return WatchedGrid(grid, most, returned=self.roster.returned)
+        self.watched = WatchedGrid(grid, most, returned=self.roster.returned)
+        return self.watched
 
     def gather(self, grid: Grid, clients: int | None) -> Sequence[int]:
         """Find the clients' nodes; returns N_k of each, see ``Roster.gather``. By default, every
@@ -112,17 +127,52 @@ class Deployment:
         self._news.clear()
         return self.copies
 
-    def close(self, grid: Grid) -> None:
+    def close(self, grid: Grid, ledger: RunLedger) -> None:
         """Ask every client once more: one that was charged for a lost reply has entries that its
         copy here lacks.
+
+        A client that does not reply, or still trains for a round that is over, may be charged for
+        each announcement that its copy does not have. Those charges are made in the run's own
+        ``ledger``, so that epsilon is never too small.
         """
-        for client in sorted(self.roster.ask_again(grid)):
+        assert self.copies is not None
+        busy = set() if self.watched is None else self.watched.busy
+        late = {client for client in self.roster.sizes if self.roster.node(client) in busy}
+        open_ = {client: list(terms) for client, terms in self.copies.unconfirmed.items()}
+        before = {client: self._rounds(client) for client in open_}
+        missing = set(self.roster.ask_again(grid))
+        for client in sorted(missing | late):
+            found = self._rounds(client) - before.get(client, Counter())
+            assumed = list[int]()
+            for terms in open_.get(client, ()):
+                if found[terms["round"]] > 0:
+                    found[terms["round"]] -= 1
+                else:
+                    self._assume(ledger.of(client), terms)
+                    assumed.append(terms["round"])
             log(
                 WARNING,
-                "client %d is not connected: its ledger may have more entries than its copy in %s",
+                "client %d %s: its ledger may have more entries than its copy in %s; rounds that "
+                "it did not answer count as charged: %s",
                 client,
-                None if self.copies is None else self.copies.folder,
+                "is not connected" if client in missing else "still trains",
+                self.copies.folder,
+                assumed or "none",
             )
+
+    def _rounds(self, client: int) -> Counter[int]:
+        """How often each round of this run is in a client's copy."""
+        assert self.copies is not None
+        path = self.copies.path(client)
+        entries = read_entries(path) if path.exists() else ()
+        return Counter(entry.round for entry in entries if entry.run == self.copies.run)
+
+    def _assume(self, charges: ClientCharges, terms: Mapping[str, Any]) -> None:
+        """Charge what a client may have charged."""
+        assert self.copies is not None
+        attempt = charges.next_attempt(terms["round"], self.copies.run)
+        entry = Entry(client=charges.client, attempt=attempt, run=self.copies.run, **terms)
+        charges.charge(charges.next_batch(entry))
 
     def _accept(self, identity: Identity) -> None:
         if self.copies is None:

@@ -26,7 +26,7 @@ from flwr.supercore.exit import add_exit_handler
 
 from fedlsg.privacy import SERVER
 from fedlsg.randomness import SecretStream, reproducible_stream, secret_stream
-from fedlsg.simulations.planning.continuity import begin
+from fedlsg.simulations.planning.continuity import begin, refuse_lost_checkpoint
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.planning.warm_start import carry_over
 from fedlsg.simulations.server.callbacks import Callback, CallbackList, StopRun, Watched
@@ -206,7 +206,7 @@ def _run_rounds(
     except DivergedError as error:
         stopped, diverged = explain(error, plan.settings), True
     if deployment is not None:
-        deployment.close(grid)
+        deployment.close(grid, run.charges)
     return stopped, diverged
 
 
@@ -276,10 +276,11 @@ def _say() -> None:
 @contextmanager
 def _interruptible(run: RunDir, *, deployed: bool) -> Iterator[None]:
     """If Flower ends this process inside, for a signal or ``flwr stop``, the last line says how to
-    go on.
+    go on. It is said at once, too: who is killed, or loses the SuperLink, says nothing any more.
     """
     command = f"fedlsg resume {run.path}"
     words = f"{command} says how to continue" if deployed else f"continue with: {command}"
+    log(INFO, "run directory: %s; should the run stop before its end, %s", run.path, words)
     _FAILED.append(f"interrupted; {words}")
     add_exit_handler(_say)
     try:
@@ -339,11 +340,12 @@ def run_on(
     made = None if settings.run_dir else create(None, settings, private=not plan.covered)
     run = made or RunDir.open(str(settings.run_dir))
     # that of a deployment is its run config as well, when it is continued
-    if not run.config.exists():
+    if run.config.exists():
+        refuse_lost_checkpoint(run)
+    else:
         begin(plan, run, named=deployment is not None)
     for line in plan.notes:
         log(WARNING, "%s", line)
-    log(INFO, "run directory: %s", run.path)
     with _interruptible(run, deployed=deployment is not None):
         summary = serve(
             grid,

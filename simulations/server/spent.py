@@ -230,7 +230,7 @@ def _events(ledger: ClientCharges) -> History:
     """The mechanism invocations of a client; None where noise was missing or is known, which has no
     bound.
     """
-    return ledger.events() if all(entry.has_epsilon for entry in ledger.entries) else None
+    return ledger.events() if ledger.has_epsilon else None
 
 
 CLIENTS = ("asked", "answered", "rejected", "dropped", "late")

@@ -83,7 +83,8 @@ RUN = (
     Declared(
         "ledger/run.jsonl",
         "the append-only, chained ledger of all clients: a line has all charges of a round; "
-        "under `trust=server` the server's",
+        "under `trust=server` the server's; in a deployment, what a client that does not answer at "
+        "the end may have been charged",
         DRIVER,
         damage="own",
     ),

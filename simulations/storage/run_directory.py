@@ -54,8 +54,9 @@ from fedlsg.simulations.storage.atomic_files import (
     unseal,
     write_atomically,
 )
-from fedlsg.simulations.storage.run_format import readable
+from fedlsg.simulations.storage.run_format import VERSION, readable
 from fedlsg.simulations.storage.updates import FAR, StepFiles, round_folder
+from fedlsg.user_code.digest import version
 
 LONGEST_HEADER = 1 << 20
 """Characters of a first line of rounds.csv that are read."""
@@ -284,7 +285,23 @@ class RunDir:
         try:
             return from_file(given)
         except ValueError as error:
-            raise ValueError(f"{self.config}: {error}") from None
+            raise ValueError(
+                f"{self.config}: {error}{self._of_other_version(str(error))}"
+            ) from None
+
+    def _of_other_version(self, error: str) -> str:
+        """What to do about an unknown setting that the run began with; empty for other errors."""
+        with suppress(ValueError, LookupError, AttributeError):
+            planned = self.resume_point()[0]["plan"]
+            if any(error.startswith(f"unknown setting {name!r}") for name in planned["settings"]):
+                by = planned.get(VERSION, "0.1")  # of the formats that do not say it
+                return (
+                    f": fedlsg {by} began the run with it, and fedlsg {version()} has no such "
+                    f"setting. Install fedlsg {by} to go on with the run (fedlsg resume) and to "
+                    "export it (fedlsg export); once it is finished, another run can start from it "
+                    f"(start_from). What it has spent is in {self.ledgers}"
+                )
+        return ""
 
     def read_raw_config(self) -> Record:
         """What config.toml says, by names with dashes. Raises ValueError without one, or if it is

@@ -46,5 +46,6 @@ class Announcer:
         )
         content = announced_to(records, announced, self._same)
         if copies is not None:
-            content[RECORD] = held_record(copies.held(client))
+            charge = plan.for_client(terms).charge(terms.num_examples)
+            content[RECORD] = held_record(copies.announce(client, plan.round, charge))
         return Message(content, node, MessageType.TRAIN, group_id=str(plan.round))

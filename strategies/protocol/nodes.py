@@ -264,7 +264,7 @@ class Roster:
                 )
             return
         try:
-            check_same_code(reply.content, f"client {partition}")
+            check_same_code(reply.content, f"client {partition}", receiver="the server")
             self._check(node, partition, num_examples, budget)
             self.accept(
                 Identity(

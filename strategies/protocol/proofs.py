@@ -22,9 +22,10 @@ ledgers themselves.
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -106,24 +107,32 @@ def code_record(*, local: bool = True) -> ConfigRecord:
     )
 
 
-def check_same_code(content: RecordDict, sender: str, *, local: bool = True) -> None:
-    """Raise OtherCodeError, naming both, unless ``sender``, whose message this is, runs the code of
-    this process.
+def check_same_code(
+    content: RecordDict, sender: str, *, receiver: str = "this process", local: bool = True
+) -> None:
+    """Raise OtherCodeError, naming both and what to do, unless ``sender``, whose message this is,
+    runs the code of this process, which is ``receiver``.
     """
     own, record = own_identity(), content.config_records.get(CODE)
     own = own if local else replace(own, folder="")  # the error text may leave this machine
-    fix = (
-        "install the same version of fedlsg on both sides, and let no other fedlsg come before it "
-        "on the Python path"
-    )
     if record is None or not {"version", "digest", "folder"} <= record.keys():
         raise OtherCodeError(
-            f"{sender} does not say which code it runs, this process runs {own}: {fix}"
+            f"{sender} does not say which code it runs, {receiver} runs {own}: {SAME_VERSION}"
         )
     theirs = CodeIdentity(**{name: str(record[name]) for name in ("version", "digest", "folder")})
     if not own.same(theirs):
-        raise OtherCodeError(f"{sender} runs {theirs}, this process runs {own}: {fix}")
+        fix = SAME_VERSION if own.version != theirs.version else SAME_FILES
+        raise OtherCodeError(f"{sender} runs {theirs}, {receiver} runs {own}: {fix}")
 
+
+SAME_VERSION = (
+    "install the same version of fedlsg on both sides, and let no other fedlsg come before it on "
+    "the Python path"
+)
+SAME_FILES = (
+    "the versions are equal and the files differ: take the same commit, or the same build, on both "
+    "sides, and let no other fedlsg come before it on the Python path"
+)
 
 RECORD = "ledger"
 
@@ -197,10 +206,14 @@ def _text(value: object) -> str:
 class LedgerCopies:
     """Copies in ``folder``, one file for each client: entries of the run named ``run`` and of
     earlier ones.
+
+    ``unconfirmed``: by client, what was announced since it last sent its ledger, as fields of
+    ``Entry``. It may have been charged for each of them.
     """
 
     folder: Path
     run: str
+    unconfirmed: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def path(self, client: int) -> Path:
         """Where a client's copy is."""
@@ -210,6 +223,11 @@ class LedgerCopies:
         """The end of a client's copy, as the server announces it."""
         return Held(run=self.run, head=head_of(self.path(client), client))
 
+    def announce(self, client: int, round: int, terms: Mapping[str, Any]) -> Held:
+        """As ``held``, for an announcement of a round with these ``terms``, fields of ``Entry``."""
+        self.unconfirmed.setdefault(client, []).append({"round": round, **terms})
+        return self.held(client)
+
     def take(self, client: int, news: News | None) -> None:
         """Append what a client sent. Raises LedgerError if it sent nothing, or lines that do not
         continue its copy.
@@ -217,6 +235,7 @@ class LedgerCopies:
         if news is None:
             raise LedgerError(f"client {client} sent no ledger: its epsilon is unknown")
         extend(self.path(client), client, news.lines, news.head)
+        self.unconfirmed.pop(client, None)
 
     def insist(self, client: int, round: int, terms: Mapping[str, object]) -> None:
         """Raise LedgerError unless the last entry of a round has these ``terms``, values by the

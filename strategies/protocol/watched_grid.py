@@ -30,7 +30,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg.strategies.protocol.expectations import BoundError, reason_of
-from fedlsg.strategies.protocol.wire import FAILED, TOO_SLOW
+from fedlsg.strategies.protocol.wire import FAILED, TOO_SLOW, is_reply_to
 
 
 class WrappedGrid(Grid):
@@ -120,7 +120,7 @@ class WatchedGrid(WrappedGrid):
         """
         before = self._activations()
         self._take_late(before)
-        busy = {message.metadata.dst_node_id for message in self._owed.values()}
+        busy = self.busy
         asked = list(messages)
         sent = [
             message
@@ -157,6 +157,11 @@ class WatchedGrid(WrappedGrid):
                 time.sleep(POLL_SECONDS)
         self._owed |= {name: message for name, message in open_.items() if _trains(message)}
         return replies
+
+    @property
+    def busy(self) -> set[int]:
+        """Nodes that may still train for a round that is over."""
+        return {message.metadata.dst_node_id for message in self._owed.values()}
 
     def _pulled(self, open_: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
         """The replies that are there, each by the name of its message. Late ones are thrown
@@ -310,17 +315,9 @@ def pull_one(grid: Grid, name: str, message: Message) -> list[Message]:
         list(grid.get_node_ids())  # raises, too, where it is not the reply that fails
         return [unreadable(message, why)]
     return [
-        reply if _answers(reply, name, message) else unreadable(message, "another message's")
+        reply if is_reply_to(reply, name, message) else unreadable(message, "another message's")
         for reply in replies
     ]
-
-
-def _answers(reply: Message, name: str, message: Message) -> bool:
-    """Whether it is what it says: a node writes the metadata of its reply itself."""
-    sent_by = reply.metadata.src_node_id
-    return reply.metadata.reply_to_message_id == name and (
-        reply.has_error() or sent_by == message.metadata.dst_node_id
-    )
 
 
 def unreadable(message: Message, why: str) -> Message:

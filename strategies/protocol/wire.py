@@ -225,6 +225,16 @@ def read_update(content: RecordDict) -> bytes:
     return record["payload"].data
 
 
+def is_reply_to(reply: Message, name: str, message: Message) -> bool:
+    """Whether it is the reply to ``message``, whose name is ``name``: who replies writes the
+    metadata of the reply.
+    """
+    sent_by = reply.metadata.src_node_id
+    return reply.metadata.reply_to_message_id == name and (
+        reply.has_error() or sent_by == message.metadata.dst_node_id
+    )
+
+
 def identity(
     partition: int,
     num_examples: int,

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 from flwr.common.config import parse_config_args
 
+from benchmarks.flower.how_to import blocks
 from fedlsg.simulations.client.node.conditions import usable
 from fedlsg.simulations.client.node.node_config import KEYS, NodeConfig, read_terms
 from fedlsg.simulations.client.node.refusals import OwnDataError, TermsError
 from fedlsg.simulations.settings.published import from_run_config
 from fedlsg.simulations.settings.settings import Settings
 from tests.places import REPOSITORY
-from tests.simulations.support.how_to import blocks
 
 DOCUMENT = REPOSITORY / "docs" / "deployment.md"
 MACHINES = ("server", "north", "south")

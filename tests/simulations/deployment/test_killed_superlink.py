@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedlsg.privacy import Entry
-from tests.simulations.deployment.test_two_hospitals import (
+from benchmarks.flower.hospitals import (
     HOSPITALS,
+    KILLED,
     ROUNDS,
     RUN,
     SET_UP,
@@ -21,12 +21,11 @@ from tests.simulations.deployment.test_two_hospitals import (
     ledger,
     run_folders,
 )
-from tests.simulations.support.machines import wait_until
+from benchmarks.flower.machines import wait_until
+from fedlsg.privacy import Entry
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]  # a real SuperLink: minutes
 
-KILLED = 14
-"""The chapter."""
 FEW = 3
 
 

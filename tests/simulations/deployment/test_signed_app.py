@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.simulations.deployment.test_two_hospitals import (
+from benchmarks.flower.hospitals import (
     READY,
     REFUSED,
     Federation,
@@ -21,8 +21,8 @@ from tests.simulations.deployment.test_two_hospitals import (
     federation,
     follow,
 )
+from benchmarks.flower.machines import Machine
 from tests.simulations.support.app_hub import Hub, serving, sign, trusted_entities
-from tests.simulations.support.machines import Machine
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

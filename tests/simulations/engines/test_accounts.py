@@ -7,14 +7,16 @@ import os
 from typing import Any
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 
 from fedlsg.simulations.client.client_account import RECORD
+from fedlsg.simulations.client.client_app import app as honest
 from fedlsg.simulations.engines import local, ray
 from fedlsg.simulations.engines.accounts import Accounts, give
 from fedlsg.simulations.server.recorder import Recorder
 from fedlsg.simulations.storage.examined import examine
 from fedlsg.strategies.protocol.round_report import RoundReport
+from fedlsg.strategies.protocol.wire import read_update
 from tests.simulations.support.late_charges import charge_late
 from tests.simulations.support.runs import Run, ignore, plan_at, resume_local, run_local
 
@@ -214,3 +216,37 @@ def test_the_memory_of_error_feedback_is_the_drivers(tmp_path, on_ray):
     files = [path.relative_to(run.path) for path in sorted(run.path.glob("clients/client-*/*"))]
     assert files
     assert all((run.path / file).read_bytes() == (alone.path / file).read_bytes() for file in files)
+
+
+def test_a_payload_pays_its_charge_whatever_its_client_says(tmp_path):
+    """Negative control: without this the charge is void, and epsilon too small."""
+    plan, directory = planned(tmp_path / "run", local)
+
+    def lying(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if RECORD in context.state:
+            context.state[RECORD]["charged"] = False
+        return reply
+
+    local.run(plan, directory, on_round=ignore, client=lying)
+    assert [charged(Run(directory.path, plan), round) for round in (1, 2, 3)] == [[[0]] * 3] * 3
+
+
+def test_a_client_cannot_answer_for_another_one(tmp_path):
+    """The reply of the client that was asked is used, whatever comes later in its name."""
+    plan, directory = planned(tmp_path / "run", local, record_updates=True)
+    first, sent = list[Message](), list[bytes]()
+
+    def lying(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type != MessageType.TRAIN:
+            return reply
+        if context.node_config["partition-id"] == 0:
+            first[:] = [message]
+            sent.append(read_update(reply.content))
+        return Message(reply.content, reply_to=first[0])
+
+    local.run(plan, directory, on_round=ignore, client=lying)
+    run = Run(directory.path, plan)
+    assert [charged(run, round) for round in (1, 2)] == [[[0]] * 3] * 2
+    assert [run.payloads[f"round-{round:06d}/client-000000.bin"] for round in (1, 2, 3)] == sent

@@ -13,7 +13,7 @@ import pytest
 
 from tests.places import REPOSITORY
 from tests.simulations.support.made_images import write_cifar10
-from tests.simulations.support.ray_clients import FATAL
+from tests.simulations.support.ray_clients import FATAL, GARBAGE
 from tests.simulations.support.runs import SMALL, Run, run_local
 from tests.simulations.support.two_nodes import TwoNodes, environment, of_node, two_nodes
 
@@ -42,7 +42,12 @@ def cluster() -> Iterator[TwoNodes]:
 
 
 def drive(
-    nodes: TwoNodes, out: Path, *, mirror: dict[str, str] | None = None, **settings: object
+    nodes: TwoNodes,
+    out: Path,
+    *,
+    client: str = CLIENT,
+    mirror: dict[str, str] | None = None,
+    **settings: object,
 ) -> Run | str:
     """A run whose driver is a process of the first node and knows a mirror of data, or what it
     wrote as it failed.
@@ -57,7 +62,7 @@ def drive(
         "-c",
         DRIVE,
         str(out),
-        CLIENT,
+        client,
         json.dumps({**SMALL, "engine": "ray", **settings}),
     ]
     done = subprocess.run(
@@ -128,3 +133,30 @@ def test_a_node_that_is_lost_loses_no_round(cluster, alone, tmp_path):
         "reproducible noise: the second attempt is the same release"
     )
     assert of_node(cluster.first), "the cluster stays"
+
+
+@pytest.mark.slow
+def test_a_node_that_lies_draws_nothing_without_a_charge_and_loses_no_other_client(
+    cluster, tmp_path
+):
+    """What it says of its own clients is compared with the driver's ledger; what it sends, with
+    what was announced.
+    """
+    client = "tests.simulations.support.ray_clients:lying"
+    settings = {**SETTINGS, "downlink": "full", "momentum": 0.0, "reproducible": False}
+    run = drive(cluster, tmp_path / "run", client=client, **settings)
+    assert isinstance(run, Run), run
+    assert len(run.rows) == 4
+    told = {(int(client), int(round)) for client, round in trained(cluster.first)}
+    lied = {(int(client), int(round)) for client, round in trained(cluster.second)} - told
+    assert lied
+    for row in run.rows:
+        answered, asked = (set(map(int, text.split())) for text in (row.answered, row.asked))
+        charged = {c for c in range(6) for entry in run.entries(c) if entry.round == row.round}
+        assert answered <= charged, "also those who said that they drew nothing"
+        here = {client for client, round in lied if round == row.round}
+        assert asked - here <= answered, "no honest client is lost"
+        assert not {client for client in here if client % 3 == GARBAGE} & answered
+    log = (run.path / "run.log").read_text()
+    assert "a worker's answer" in log
+    assert "cannot be read" in log

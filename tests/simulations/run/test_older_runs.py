@@ -96,6 +96,33 @@ def test_in_the_newest_format_no_setting_is_missing(tmp_path, fedlsg):
     assert "restore clip-norm = unset (now" in said
 
 
+def test_a_run_with_a_setting_that_went_away_says_which_version_goes_on_with_it(tmp_path, fedlsg):
+    run = unpacked(PRIVATE[-1], tmp_path)
+    path, config = run / "checkpoint" / "latest.pt", run / "config.toml"
+    state = load_checkpoint(path)
+    state["plan"]["settings"]["old-switch"] = "fast"
+    state["plan"]["fedlsg"] = "0.3.9"
+    save_checkpoint(path, run / "checkpoint" / "previous.pt", state)
+    config.write_text(f'old-switch = "fast"\n{config.read_text()}')
+    status, _, said = fedlsg("resume", str(run), width=1000)
+    assert status == 1
+    assert "unknown setting 'old-switch': fedlsg 0.3.9 began the run with it" in said
+    assert "Install fedlsg 0.3.9 to go on with the run (fedlsg resume)" in said
+    assert all(words in said for words in ("fedlsg export", "start_from", str(run / "ledger")))
+    config.write_text(config.read_text().replace("old-switch", "odd-switch"))
+    status, _, said = fedlsg("resume", str(run), width=1000)
+    assert status == 1
+    assert "Install" not in said, "the user's own mistake"
+
+
+def test_no_run_starts_from_one_that_has_not_finished(tmp_path, fedlsg):
+    run = unpacked(PRIVATE[-1], tmp_path)
+    asked = ["run", "digits", "--clients", "3", "--start-from", str(run), "--rounds", "1"]
+    status, _, said = fedlsg(*asked, "--out", str(tmp_path / "next"), width=1000)
+    assert status == 1
+    assert f"has not finished: finish it with fedlsg resume {run} first" in said
+
+
 def test_a_run_of_a_newer_version_is_refused_and_stays_as_it_is(tmp_path, fedlsg):
     run = unpacked(PRIVATE[-1], tmp_path)
     path = run / "checkpoint" / "latest.pt"

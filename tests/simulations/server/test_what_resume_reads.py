@@ -149,3 +149,17 @@ def test_resume_prints_the_command_and_changes_nothing(simulated, tmp_path, fedl
     )
     settings = from_run_config(parse_config_args([str(run.config)]))
     assert settings == run.read_config(), "Flower reads the file as the run does"
+
+
+def test_a_deployment_is_known_before_its_first_checkpoint(simulated, tmp_path, fedlsg):
+    """Nobody was charged yet, and without this the run would be simulated, on the server's own
+    data, in the folder of the deployment.
+    """
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    settings = replace(simulated.read_config(), engine="flower", run_dir=str(run.path))
+    run.write_config(settings)
+    before = files(run)
+    status, _, error = fedlsg("resume", str(run.path))
+    assert (status, files(run)) == (1, before)
+    assert "is a run of a deployment" in " ".join(error.split())

@@ -14,8 +14,10 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedlsg.simulations.client import piles
+from fedlsg.simulations.client.client_account import RECORD
 from fedlsg.simulations.client.client_app import app as honest
-from fedlsg.strategies.protocol.wire import stage_of
+from fedlsg.strategies.protocol.wire import read_update, stage_of, update
 from tests.simulations.support.two_nodes import NODE, of_node
 
 
@@ -149,4 +151,38 @@ def watched(message: Message, context: Context) -> Message:
             if pid != os.getpid():
                 os.kill(pid, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+    return reply
+
+
+DREW_NOTHING, GARBAGE, EARLIER = 0, 1, 2
+"""What a client on a node that lies does, by its number modulo 3."""
+
+
+@training
+def lying(message: Message, context: Context) -> Message:
+    """On the second node: one sends a payload and says that it drew nothing, one sends no payload,
+    one that of an earlier round; and the first answer of the node's worker is none.
+    """
+    node, (partition, round, _) = Path(os.environ[NODE]), place(message, context)
+    with (node / "trained").open("a") as file:
+        file.write(f"{partition} {round}\n")
+    deadline = time.monotonic() + 60
+    while len(list(node.parent.glob("*/trained"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    reply = honest(message, context)
+    if node.name != "2":
+        return reply
+    if not (node / "garbage").exists():
+        (node / "garbage").touch()
+        piles.pack = lambda answers: (b"no pickle", [])
+    lie = partition % 3
+    if lie == DREW_NOTHING:
+        context.state[RECORD]["charged"] = False
+    elif lie == GARBAGE:
+        return Message(update(b"\0" * 64, partition), reply_to=message)
+    else:
+        before = node / f"payload-{partition}"
+        kept = before.read_bytes() if before.exists() else read_update(reply.content)
+        before.write_bytes(kept)
+        return Message(update(kept, partition), reply_to=message)
     return reply

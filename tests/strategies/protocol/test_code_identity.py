@@ -83,6 +83,8 @@ def test_a_clone_a_bundle_and_a_wheel_of_one_source_are_the_same_code(copy):
         ({"digest": "f" * 64}, r"fedlsg \S+ \(ffffffffffff\) from "),
         ({"version": "0.0.9"}, r"fedlsg 0\.0\.9 \("),
         ({"version": 1}, r"fedlsg 1 \("),
+        ({"version": "0.0.9"}, "install the same version"),
+        ({"digest": "f" * 64}, "the versions are equal and the files differ: take the same"),
     ],
 )
 def test_other_code_is_refused_and_both_are_named(record, found):
@@ -113,8 +115,8 @@ class Clients(LocalGrid):
 @pytest.mark.parametrize(
     ("blind", "why"),
     [
-        (False, r"node \d+: the server runs fedlsg .*, this process runs fedlsg 9\.9"),
-        (True, r"client 0 runs fedlsg 9\.9 .*, this process runs fedlsg"),
+        (False, r"node \d+: the server runs fedlsg .*, client 0 runs fedlsg 9\.9"),
+        (True, r"client 0 runs fedlsg 9\.9 .*, the server runs fedlsg"),
     ],
 )
 def test_either_side_refuses_the_other_before_a_round(blind, why, monkeypatch):

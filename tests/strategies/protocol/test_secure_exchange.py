@@ -32,7 +32,9 @@ def test_a_client_that_is_lost_costs_no_sum_that_others_can_make(tmp_path):
     assert any("0" in row.asked.split() for row in run.rows[:-1])
 
 
-def test_values_of_a_client_that_was_not_charged_are_refused_without_ending_the_run(tmp_path):
+def test_values_of_a_client_that_drew_nothing_are_refused_without_ending_the_run(tmp_path):
+    """It stays charged: whoever sends values may have drawn for them."""
+
     def bad(message: Message, context: Context) -> Message:
         if stage_in(message) == "masked" and int(context.node_config["partition-id"]) == 2:
             return Message(update(b"garbage", 2), reply_to=message)
@@ -40,7 +42,7 @@ def test_values_of_a_client_that_was_not_charged_are_refused_without_ending_the_
 
     run = run_five(tmp_path / "run", bad)
     assert (run.rows[0].answered, run.rows[0].rejected) == ("0 1 3 4", "2")
-    assert charged_clients(run) == [0, 1, 3, 4]
+    assert charged_clients(run) == [0, 1, 2, 3, 4]
     assert len(run.payloads) == 4
 
 

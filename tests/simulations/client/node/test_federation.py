@@ -4,12 +4,17 @@ real messages.
 
 import json
 import math
+import shutil
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 import fedlsg.simulations.client.node.conditions
 import fedlsg.simulations.planning.run_base
@@ -18,6 +23,7 @@ import fedlsg.strategies.protocol.nodes
 from fedlsg.accounting.certified import epsilon
 from fedlsg.carriers.probe import ProbeSource
 from fedlsg.privacy.ledger import Ledger
+from fedlsg.simulations.client.virtual import FIRST_NODE
 from fedlsg.simulations.engines.local import task_identity
 from fedlsg.simulations.planning.start_weights import found_source
 from fedlsg.simulations.server.server_app import run_rounds
@@ -62,7 +68,7 @@ def run(
     config = dict(
         as_config(from_mapping({key: value for key, value in given.items() if value is not None}))
     )
-    (tmp_path / name).mkdir()
+    (tmp_path / name).mkdir(exist_ok=True)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     with task_identity():
         run_rounds(DeployedGrid(clients, config), context)
@@ -329,3 +335,67 @@ def test_a_client_of_more_rows_than_the_noise_is_planned_for_refuses_the_run(tmp
         RuntimeError, match="trust=secure is planned for clients of 400 training rows at most"
     ):
         run(tmp_path, "run", **SECURE)
+
+
+def test_a_run_that_lost_its_checkpoints_is_not_begun_again_by_its_config(tmp_path):
+    """Its finished rounds would be trained, and charged, once more."""
+    run(tmp_path, "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    before = (tmp_path / "node-0" / "ledger.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="has ledgers and no checkpoint"):
+        run(tmp_path, "run")
+    assert (tmp_path / "node-0" / "ledger.jsonl").read_bytes() == before
+
+
+class LastReplyLost(DeployedGrid):
+    """Client 0 is silent in round 3. ``trains``: it was charged before; ``stays``: it still answers
+    a query.
+    """
+
+    def __init__(self, *given: Any, trains: bool, stays: bool) -> None:
+        super().__init__(*given)
+        self.trains, self.stays, self.lost = trains, stays, False
+
+    def deliver(self, messages: Sequence[Message], timeout: float | None) -> Any:
+        for message in messages:
+            is_last = (
+                message.metadata.group_id == "3" and message.metadata.dst_node_id == FIRST_NODE
+            )
+            self.lost |= is_last
+            if self.trains or not is_last:
+                (reply,) = super().deliver([message], timeout)
+            if not is_last:
+                yield reply
+
+    def get_node_ids(self) -> list[int]:
+        return [FIRST_NODE + 1] if self.lost and not self.stays else [FIRST_NODE, FIRST_NODE + 1]
+
+
+@pytest.mark.parametrize(("trains", "stays"), [(True, False), (False, True), (True, True)])
+def test_a_charge_that_the_server_cannot_see_counts_in_its_epsilon(
+    trains, stays, tmp_path, monkeypatch, caplog
+):
+    """Client 0 spends more in a round than client 1, so epsilon is its epsilon. Negative control:
+    what the copies alone have is less than it has spent.
+    """
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "DeployedGrid",
+        partial(LastReplyLost, trains=trains, stays=stays),
+    )
+    with caplog.at_level(WARNING, "flwr"):
+        summary = run(
+            tmp_path, "run", batch_size=20, sample_rate=None, clients=2, client_timeout=1.0
+        )
+    own = Ledger(tmp_path / "node-0" / "ledger.jsonl", 0)
+    copy = Ledger(RunDir(tmp_path / "run").ledger(0), 0)
+    assert len(own.entries) == (3 if trains else 2)
+    assert len(copy.entries) == (3 if trains and stays else 2)
+    three = Ledger(tmp_path / "three.jsonl", 0)
+    for entry in own.entries[:2]:
+        three.charge(entry)
+    three.charge(replace(own.entries[0], round=3))
+    assert summary["epsilon_max"] == pytest.approx(three.epsilon(1e-5).upper)
+    assert copy.epsilon(1e-5).upper < summary["epsilon_max"] or (trains and stays)
+    said = "count as charged: none" if trains and stays else "count as charged: [3]"
+    assert said in caplog.text

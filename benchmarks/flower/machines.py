@@ -70,10 +70,12 @@ class Machine:
             )
         return done.stdout + done.stderr
 
-    def start(self, text: str) -> "subprocess.Popen[bytes]":
-        """Start commands that run on; what they print is appended to ``log``."""
+    def start(self, text: str, terminal: str = "log") -> "subprocess.Popen[bytes]":
+        """Start commands that run on; what they print is appended to the file ``terminal`` of the
+        machine's folder.
+        """
         command = ["bash", "-e", "-c", self._script(text, keep=False)]
-        with self._log.open("ab") as log:
+        with (self.folder / terminal).open("ab") as log:
             process = subprocess.Popen(
                 command,
                 env=self._environment(),
@@ -122,6 +124,18 @@ class Machine:
                 if any(Path(word.decode()).name == program for word in words[:2]):
                     found.append(pid)
         return found
+
+    def all_processes(self) -> list[int]:
+        """Ids of everything that runs on this machine."""
+        return sorted(processes.carrying(self.home / ".flwr"))
+
+    def signal(self, number: signal.Signals, program: str | None = None) -> int:
+        """Send a signal to the processes of a program, or to all; returns how many there were."""
+        pids = self.all_processes() if program is None else self.processes(program)
+        for pid in pids:
+            with suppress(*processes.GONE):
+                os.kill(pid, number)
+        return len(pids)
 
     def kill(self, program: str) -> None:
         """kill -9, as a loss of power would; it reports to nobody."""
