@@ -50,8 +50,9 @@ from fedlsg.simulations.compare.search.trials import Arm, Job, Runner, bases
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.report.terminal import print_line, print_note, print_table, print_whole
 from fedlsg.simulations.report.words import epsilon_words
+from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.rule_checker import left_out, refuse_client_level
-from fedlsg.simulations.settings.settings import Settings, from_mapping, values_of
+from fedlsg.simulations.settings.settings import from_mapping, values_of
 from fedlsg.simulations.storage.atomic_files import write_atomically, writing_to
 from fedlsg.simulations.storage.lock import exclusive
 from fedlsg.simulations.storage.run_directory import RunDir
@@ -87,7 +88,7 @@ def make_job(
         raise ValueError("public_rows is given to the trials by the search: say it as --on")
     grid, refused = accepted(grid)
     shared = {label: {**rows.settings, **settings} for label, settings in bases(grid).items()}
-    starts: dict[str, Settings] = {}
+    starts: dict[str, Resolved] = {}
     owns: dict[str, dict[str, Any]] = {}
     for label, given_here in shared.items():
         given = from_mapping(given_here)
