@@ -18,7 +18,7 @@ from fedlsg.simulations.client.ahead import Ahead, Stash
 from fedlsg.simulations.client.client_account import RECORD, GivenAccount
 from fedlsg.simulations.client.client_app import simulated_settings
 from fedlsg.simulations.client.process_state import HISTORY, process
-from fedlsg.simulations.engines import shared_passes
+from fedlsg.simulations.engines import accounts, shared_passes
 from fedlsg.simulations.engines.accounts import give
 from fedlsg.training.local_training import Drawn
 from tests.simulations.support.runs import Run, run_local
@@ -166,11 +166,20 @@ def _without_charge(here, settings, task):
 _honest_drawn = pile_pass._drawn
 
 
-@pytest.mark.parametrize("plant", [other_clients_sum, noise_reused, drawn_again, no_charge])
+@pytest.mark.parametrize("plant", [other_clients_sum, noise_reused, drawn_again])
 def test_mistakes_of_a_pass_are_caught(plant, tmp_path, by_itself, monkeypatch):
     plant(monkeypatch)
     with pytest.raises((AssertionError, RuntimeError)):
         assert_equal(run_local(tmp_path / "run", **SMALL), by_itself)
+
+
+def test_who_sends_a_payload_stays_charged_whatever_the_pass_says(tmp_path, by_itself, monkeypatch):
+    no_charge(monkeypatch)
+    assert_equal(run_local(tmp_path / "run", **SMALL), by_itself)
+    # negative control: the word of the pass alone would make the charge void
+    monkeypatch.setattr(accounts, "payload_in", lambda reply: b"")
+    with pytest.raises((AssertionError, RuntimeError)):
+        assert_equal(run_local(tmp_path / "believed", **SMALL), by_itself)
 
 
 def test_an_empty_client_that_is_skipped_is_caught(tmp_path, monkeypatch):
