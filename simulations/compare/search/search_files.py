@@ -68,8 +68,8 @@ class Outcome(NamedTuple):
 
     @property
     def gain(self) -> str | None:
-        """The best trial beside the values without a search, and beside guessing, in a sentence;
-        None before a trial is done.
+        """The best trial compared with the values without a search, or with guessing; None before
+        a trial is done.
         """
         label, best, start = self.arm.label, self.best, self.arm.start
         if best is None or not start.keys() >= best.params.keys():

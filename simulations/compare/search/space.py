@@ -70,7 +70,8 @@ NEAR = 0.05
 """A value is at the edge of a range if it is in its lowest or highest twentieth, on its scale."""
 EXAMPLE = '--search "learning_rate=log:0.1..10; rank=int:2..16; clip_norm=0.5,1,2", or a TOML file'
 
-MULTIPLES = re.compile(r"\s*x[0-9.]+\s*(,\s*x[0-9.]+\s*)*")
+FACTOR = r"\s*x(\d+\.?\d*|\.\d+)\s*"
+MULTIPLES = re.compile(f"{FACTOR}(,{FACTOR})*")
 RATE = "learning_rate"
 KINDS = re.compile(r"\s*((?:(?:log|int):)*)(.*)", re.DOTALL)
 
@@ -201,18 +202,20 @@ def in_numbers(spec: Spec, starts: Mapping[str, Mapping[str, Any]]) -> Spec:
         if MULTIPLES.fullmatch(text) is None:
             found[of, name] = text
             continue
-        for label in [of] if of else starts:
+        factors = [float(word.strip()[1:]) for word in text.split(",")]
+        for label in [of] if of else [label for label in starts if (label, name) not in spec]:
             start = starts.get(label, {}).get(name)
-            if start is not None and not is_number(start):
+            if start is None:  # a method may lack it: ``make_spaces`` says so
+                found[label, name] = text
+            elif not is_number(start):
                 raise ValueError(f"--search {name}={text}: its value, {start!r}, has no multiples")
-            factors = [float(word.strip()[1:]) for word in text.split(",")]
-            if start is not None:
+            else:
                 found[label, name] = ",".join(shown(start * factor) for factor in factors)
     return found
 
 
 def kept_of_rule(settings: Settings, space: Sequence[Dimension]) -> dict[str, Any]:
-    """What the rule chose beside the learning rate, if that is searched: a given rate alone would
+    """What the rule chose next to the learning rate, if that is searched: a given rate alone would
     be one of plain SGD in other batches, and no trial would be as good as the untouched run.
     """
     chosen, searched = (settings.auto or "").split(), {one.name for one in space}

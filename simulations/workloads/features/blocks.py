@@ -19,7 +19,7 @@ class Product:
     """``product(x)`` = x @ matrix for x (rows, d) and ``matrix`` (d, k), float32 on the CPU.
 
     Whether this machine's library keeps rows apart is tried once, with equal rows and with LARGE
-    ones beside them. Where it does not, rows are multiplied one by one.
+    ones next to them. Where it does not, rows are multiplied one by one.
     """
 
     def __init__(self, matrix: Float[Tensor, "d k"]) -> None:

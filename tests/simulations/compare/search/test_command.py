@@ -152,6 +152,12 @@ def test_a_searched_rate_keeps_the_rest_of_the_rule(ranges, rates, said, search)
         assert (given["optimizer"], given["layer_rates"], given["ema"]) == ("adam", "equal", 0.0)
 
 
+def test_multiples_hide_no_unknown_setting(search):
+    for ranges in ("learning_rat=x0.5,x1; clip_norm=1,2", "learning_rate=x1.2.3,x1"):
+        with pytest.raises(ValueError, match=ranges.partition("=")[0]):
+            search(search=ranges, methods=("dpsgd",), sampler="grid", trials=None)
+
+
 def test_the_cost_of_choosing_is_the_composition_of_the_trials_of_all_methods(search, tmp_path):
     _, printed, _ = search()
     spent = compose([Event(**(SPENT | {"steps": 2 * 6}))], delta=1e-5).upper
