@@ -82,6 +82,7 @@ class Observation:
     noise_std: deviation of the noise on each value; 0 where none was added.
     class_targets: whether a target is the number of a class, which label rules and soft labels are
     about.
+    encoded: whether the model makes public features of its inputs before its first layer.
     """
 
     model: nn.Module
@@ -94,6 +95,7 @@ class Observation:
     round: int = 1
     clients: tuple[int, ...] = (0,)
     class_targets: bool = True
+    encoded: bool = False
 
     def __post_init__(self) -> None:
         if self.values.shape != (self.frame.kept,):

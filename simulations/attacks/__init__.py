@@ -93,7 +93,6 @@ def attack_command(
     folder = output_folder(runs, out)
     for path in runs:
         settings = checked(path, RESULTS if record else RECORD, console).read_config()
-        refuse_features(settings.features)
         if "trust" not in given:
             refuse_unseen(settings.trust, threat)
     if compare is not None:
@@ -187,7 +186,6 @@ def check_subjects(
             f"a run has its settings; leave out {', '.join(sorted(given))}, or the runs, or add "
             "--record to record a short run with these settings"
         )
-    refuse_features(given.get("features"))
 
 
 def places(runs: Sequence[str]) -> list[tuple[str, str]]:
@@ -222,18 +220,6 @@ def hint(record: Record, options: Options, console: Console) -> None:
         )
 
 
-def refuse_features(features: str | None) -> None:
-    """Raise ValueError for a run on public features: no attack here goes from a head's updates to
-    pixels or words.
-    """
-    if features is not None:
-        raise ValueError(
-            f"features={features}: the run trains a head on features, and these attacks rebuild "
-            "the pixels or words that a model reads: attack a run without features, or use "
-            "--membership"
-        )
-
-
 def attack_one(record: Record, threat: ThreatModel, options: Options, tick: Tick) -> Findings:
     """What attacks find on one run of images or texts. Raises ValueError for an attack of the other
     kind.
@@ -245,10 +231,10 @@ def kind_of(record: Record) -> Kind:
     """Images, or texts, with what is public of those of the run. Raises ValueError for texts
     without a tokenizer.
     """
-    if is_text(record.base.workload):
+    if is_text(record.workload):
         if own(record.base.settings.workload) is not None:
             raise ValueError(
-                f"workload {record.base.workload.name} is of your own, and names no tokenizer, by "
+                f"workload {record.workload.name} is of your own, and names no tokenizer, by "
                 "which texts are attacked: record a run of hf-text on these texts, or use "
                 "--membership"
             )

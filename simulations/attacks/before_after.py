@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.attacks.recognition import LEAKS, Verdict
-from fedlsg.simulations.attacks import check_of, kind_of, refuse_features, show
+from fedlsg.simulations.attacks import check_of, kind_of, show
 from fedlsg.simulations.attacks.attack_page import Pair, output_folder, write
 from fedlsg.simulations.attacks.findings import findings_of, read_each, update_numbers
 from fedlsg.simulations.attacks.observations import (
@@ -71,13 +71,11 @@ def before_after_command(
     """
     if len(runs) > 1:
         raise ValueError(f"--against compares one run with itself: give one RUN, not {len(runs)}")
-    refuse_features(given.get("features"))
     folder, asked = output_folder(runs, out), without_zero(against)
     summed = threat if view_given else replace(threat, view="aggregate")
     trust = "client"
     for path in runs:
         settings = checked(path, RESULTS, console).read_config()
-        refuse_features(settings.features)
         trust = settings.trust
     refuse_unseen(given.get("trust", trust), summed)
     pair = record_pair(
@@ -186,7 +184,7 @@ def equal_rows(before: Record, after: Record, number: int, client: int) -> bool:
 def equal_inputs(before: Record, after: Record, number: int, client: int) -> bool:
     """Whether the rows of a batch hold the same inputs and labels."""
     rows = rows_of(after, number, client)
-    (one, labels), (other, others) = (r.base.workload.train.batch(rows) for r in (before, after))
+    (one, labels), (other, others) = (r.workload.train.batch(rows) for r in (before, after))
     return (
         torch.equal(labels, others)
         and flat(one).keys() == flat(other).keys()

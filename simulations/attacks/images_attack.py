@@ -132,7 +132,7 @@ def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> lis
     ``naive`` adds the naive forms to the adaptive ones, to show the difference.
     """
     found = []
-    if observation.noise_std == 0 and _starts_linear(observation.model):
+    if observation.noise_std == 0 and _starts_linear(observation):
         found.append("first-layer" if known.examples == 1 else "relu-batch")
     deep = sum(isinstance(module, nn.Conv2d) for module in observation.model.modules()) >= DEEP
     found.append("smooth-relu" if deep and observation.noise_std == 0 else "inverting-gradients")
@@ -141,11 +141,11 @@ def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> lis
     return [IMAGE_ATTACKS[name] for name in found]
 
 
-def _starts_linear(model: nn.Module) -> bool:
-    first: Sequence[nn.Module] = [
-        m for m in model.modules() if next(m.parameters(recurse=False), None) is not None
-    ]
-    return bool(first) and isinstance(first[0], nn.Linear)
+def _starts_linear(observation: Observation) -> bool:
+    """Whether the first layer is linear in the inputs themselves."""
+    modules = observation.model.modules()
+    layers = (m for m in modules if next(m.parameters(recurse=False), None) is not None)
+    return not observation.encoded and isinstance(next(layers, None), nn.Linear)
 
 
 CAPTION = (
@@ -169,7 +169,7 @@ class Images(Kind):
     outcome, original, known = Summary, "picture", IMAGE_ATTACKS
 
     def __init__(self, record: Record) -> None:
-        self.workload = record.base.workload
+        self.workload = record.workload
         self.small = first_image(self.workload).numel() <= SMALL
 
     @cached_property  # public images do not change

@@ -31,7 +31,7 @@ from fedlsg.simulations.storage.atomic_files import load_array
 from fedlsg.simulations.storage.results import refuse_own_noise
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import payload_files, read_frame, round_folder, sum_file
-from fedlsg.simulations.workloads import Progress, silent
+from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
 
 FPR = 0.01
@@ -117,7 +117,7 @@ class Record:
         clients: tuple[int, ...],
     ) -> Observation:
         return Observation(
-            model=model,
+            model=self.reading_inputs(model),
             loss_fn=self.base.workload.loss,
             frame=plan.frame,
             values=values,
@@ -127,7 +127,20 @@ class Record:
             round=plan.round,
             clients=clients,
             class_targets=self.base.workload.num_classes is not None,
+            encoded=self.base.workload.encode is not None,
         ).to("cpu")
+
+    @cached_property  # a record is written once
+    def workload(self) -> LoadedWorkload:
+        """The run's data before public features were made of them: what is attacked."""
+        return self.base.workload.before_features
+
+    def reading_inputs(self, model: nn.Module) -> nn.Module:
+        """The model as a function of these data: a head on public features, behind the encoder."""
+        encode = self.base.workload.encode
+        if encode is not None:
+            model.register_forward_pre_hook(lambda _, images: (encode(images[0]),))
+        return model
 
     def _answered(self, round: int) -> tuple[int, ...]:
         """The clients whose values were used in a round."""
@@ -284,7 +297,16 @@ def open_record(
 
 
 def check_replayed(base: Base) -> None:
-    """Raise ValueError for clients that the attacks cannot replay."""
+    """Raise ValueError for clients that the attacks cannot replay, and for public features from
+    which no gradient leads back to pixels.
+    """
+    if base.workload.features is not None and base.workload.encode is None:
+        normalised = "" if base.workload.normalised is None else " with normalise=public"
+        raise ValueError(
+            f"features={base.settings.features}{normalised}: the run trains a head on features, "
+            "and no gradient leads from these back to pixels or words, which the attacks rebuild: "
+            "attack a run on features=patches or without features, or use --membership"
+        )
     if base.augment is not None:
         raise ValueError(
             "attacks replay a client without augmentation: record a run with -c augment=none"
@@ -357,9 +379,11 @@ def privacy_facts(
 ) -> dict[str, str]:
     """The run, its model, sigma, epsilon and the membership bound, by name."""
     s, steps = record.base.settings, observation.local.steps
+    features = "" if s.features is None else f" by features={s.features}"
     facts = {
         "run": record.run.path.name,
-        "trains": f"{s.model} on {s.workload}, {steps} local step{'' if steps == 1 else 's'}",
+        "trains": f"{s.model} on {s.workload}{features}, {steps} local "
+        f"step{'' if steps == 1 else 's'}",
     }
     if observation.mechanism.private:
         of = (

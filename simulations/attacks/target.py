@@ -206,7 +206,7 @@ def truth_of(record: Record, observation: Observation) -> Truth:
     """
     each = {client: rows_of(record, observation.round, client) for client in observation.clients}
     rows = torch.cat(list(each.values()))
-    inputs, labels = record.base.workload.train.batch(rows)
+    inputs, labels = record.workload.train.batch(rows)
     clients = tuple(client for client, own in each.items() for _ in own)
     return Truth(rows=rows, inputs=inputs, labels=labels, clients=clients)
 

@@ -124,7 +124,7 @@ def text_public(record: Record) -> TextPublic:
     """From settings, model and public test split. Raises ValueError for a model without a table of
     word embeddings.
     """
-    settings, workload = record.base.settings, record.base.workload
+    settings, workload = record.base.settings, record.workload
     folder = None if settings.data_dir is None else Path(settings.data_dir)
     tokenizer = load_tokenizer(
         find_encoder(str(settings.model), settings.pretrained), data_root(folder)

@@ -83,6 +83,8 @@ def first_layer(observation: Observation) -> str:
     linear layer.
     """
     path, module = "", observation.model
+    if observation.encoded:
+        raise DoesNotApply("the first layer sees features, which no closed form leads back from")
     for path, module in observation.model.named_modules():
         if isinstance(module, Adapted | nn.Linear):
             return str(path)

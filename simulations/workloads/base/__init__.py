@@ -212,6 +212,8 @@ class LoadedWorkload:
     features: what reports say of the public features that the inputs are; None for inputs as they
     are.
     raw: the workload whose inputs became these features; None for inputs as they are.
+    encode: images as ``Split.encoded_from`` has them to these features, with a graph back to their
+    pixels; None for inputs as they are, and where there is no graph.
     left_out: training rows that train_rows or holdout took away. They are as private as the others.
     normalised: mean and deviation of each column or channel that inputs were normalised by, with
     normalise=public.
@@ -244,6 +246,7 @@ class LoadedWorkload:
     places: tuple[Path, ...] = ()
     features: Mapping[str, Any] | None = None
     raw: "LoadedWorkload | None" = None
+    encode: Callable[[Tensor], Tensor] | None = None
     left_out: "tuple[Split, ...]" = ()
     normalised: Mapping[str, list[float]] | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -281,6 +284,11 @@ class LoadedWorkload:
     def tests(self) -> dict[str, Split]:
         """All test splits by name, ``test`` first."""
         return {self.test_name: self.test, **self.other_tests}
+
+    @property
+    def before_features(self) -> "LoadedWorkload":
+        """The workload with the inputs that its encoder reads; the same for inputs as they are."""
+        return self.with_splits(lambda _, split: split.encoded_from or split)
 
     def with_splits(self, change: Callable[[str, Split], Split]) -> "LoadedWorkload":
         """The workload with each split, which is there, as ``change(name, split)`` makes it."""
@@ -367,6 +375,7 @@ def normalised(workload: LoadedWorkload) -> LoadedWorkload:
         if pixels is None
         else {**workload.synthetic, **image_draws(pixels)},
         normalised={name: value.tolist() for name, value in constants.items()},
+        encode=None,
     )
 
 

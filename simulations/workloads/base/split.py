@@ -81,6 +81,7 @@ class Split:
     drawn: whether rows drew random numbers while they were read: read again, they are other rows.
     columns: other values of a deployed client's own rows, by name (N,); elsewhere those of
         ``LoadedWorkload``.
+    encoded_from: the same examples as an encoder reads them, where inputs are features.
 
     Load a workload by name in every process instead of pickling a split: the pickle would hold
     every row.
@@ -93,6 +94,7 @@ class Split:
     groups: Int64[Tensor, " n"] | None = None
     drawn: bool = False
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    encoded_from: "Split | None" = None
 
     def __post_init__(self) -> None:
         if self.labels.ndim == 0:
@@ -161,6 +163,7 @@ class Split:
             lengths=None if self.lengths is None else self.lengths[rows],
             groups=None if self.groups is None else self.groups[rows],
             drawn=self.drawn,
+            encoded_from=None if self.encoded_from is None else self.encoded_from.pick(rows),
         )
 
     def _checked(self, indices: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:

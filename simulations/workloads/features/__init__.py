@@ -89,6 +89,7 @@ def with_features(raw: LoadedWorkload, request: Request) -> LoadedWorkload:
         pixels=pixels,
         synthetic=synthetic,
         raw=given,
+        encode=None if encoder.graph is None else encoder.with_graph,
         left_out=(),
     )
 

@@ -57,6 +57,7 @@ class Encoder:
     steps: what is done with features (B, ...) after that; a row's bits depend on that row alone.
     pixels: its inputs are images in 0..1, not what the workload prepares of them for its own
     models.
+    graph: as ``encode``, with a graph back to its inputs; None where there is none.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Encoder:
     encode: Callable[[Inputs], Tensor]
     steps: tuple[Callable[[Tensor], Tensor], ...] = ()
     pixels: bool = False
+    graph: Callable[[Tensor], Tensor] | None = None
 
     def then(self, step: Callable[[Tensor], Tensor], digest: str) -> "Encoder":
         """This encoder and one more step; ``digest``: of both."""
@@ -77,6 +79,16 @@ class Encoder:
         for step in self.steps:
             features = step(features)
         return features
+
+    def with_graph(self, images: Float[Tensor, "b c h w"]) -> Tensor:
+        """Features of images with a graph back to their pixels, on the device and in the precision
+        of the images: for attacks, which search for images. Stored features are rounded to float16.
+        """
+        assert self.graph is not None, "asked of an encoder that has a graph"
+        features = torch.cat([self.graph(image) for image in images.float().cpu().split(1)])
+        for step in self.steps:
+            features = step(features)
+        return features.to(images)
 
     def _encoded(self, inputs: Inputs) -> Tensor:
         try:
@@ -115,7 +127,9 @@ def encode_split(
     arrays = load_or_build(
         cache, key, lambda: {"features": _encode(split, encoder, progress, what)}, progress=progress
     )
-    return Split(inputs=arrays["features"], labels=split.labels, prepare=as_float)
+    return Split(
+        inputs=arrays["features"], labels=split.labels, prepare=as_float, encoded_from=split
+    )
 
 
 def encode_rows(inputs: Inputs, encoder: Encoder) -> Tensor:

@@ -161,11 +161,13 @@ def patches_encoder(
     arrays = load_or_build(
         cache, f"patches-{key}", lambda: patches.patch_filters(shape, settings), progress=progress
     )
+    encode = patches.Patches(arrays, settings)
     return Encoder(
         name=PATCHES,
         digest=digest_arrays(arrays, f"patches {settings} {code}"),
-        encode=patches.Patches(arrays, settings),
+        encode=encode,
         pixels=True,
+        graph=lambda images: torch.stack([encode.of(image) for image in images]),
     )
 
 
@@ -202,7 +204,7 @@ def _written_vision(
         raise ValueError(f"{where} does not read images of {shape}: {error}") from error
     setattr(model, CLASSIFIER, nn.Identity())
     code = digest_files([found.weights], salt=f"vision {name} {shape}")
-    return Encoder(name=called, digest=code, encode=model.eval())
+    return Encoder(name=called, digest=code, encode=model.eval(), graph=model)
 
 
 def _transformers_vision(source: EncoderSource) -> Encoder:
@@ -235,6 +237,7 @@ def _transformers_vision(source: EncoderSource) -> Encoder:
         digest=f"vision {folder_digest(source)}",
         encode=encode,
         pixels=True,
+        graph=encode,
     )
 
 
