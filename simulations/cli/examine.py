@@ -348,6 +348,13 @@ def export(
     merge_lora: Annotated[
         bool, option("--merge-lora", help="Write W_0 + s B A, and no factors of LoRA.")
     ] = False,
+    unfinished: Annotated[
+        bool,
+        option(
+            "--unfinished",
+            help="Of an interrupted run: write its last weights into RUN, for start_from=RUN.",
+        ),
+    ] = False,
 ) -> None:
     """Write the trained model as a folder that plain torch, or transformers, loads without fedlsg.
 
@@ -361,6 +368,13 @@ def export(
         return
     if rest:
         raise ValueError(f"expected RUN, or figures and RUN, got {' '.join(what)}")
+    if unfinished:
+        from fedlsg.simulations.cli.export import export_unfinished
+
+        if out is not None or merge_lora:
+            raise ValueError("--unfinished writes into RUN as it is: leave --out, --merge-lora out")
+        export_unfinished(directory, console)
+        return
     from fedlsg.simulations.cli.export import export_command
 
     export_command(directory, out, merge_lora, console)

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ from fedlsg.simulations.compare.lines import lines
 from fedlsg.simulations.compare.plots import figures
 from fedlsg.simulations.models.encoder import save_pretrained
 from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
+from fedlsg.simulations.planning.continuity import check_own_code
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.trust import allow_code
 from fedlsg.simulations.report.chart import Chart, keys
 from fedlsg.simulations.report.figure import (
     PIXELS,
@@ -35,9 +39,9 @@ from fedlsg.simulations.report.figure import (
 )
 from fedlsg.simulations.report.run_page import course
 from fedlsg.simulations.report.terminal import checked, print_line, print_whole
-from fedlsg.simulations.run.finished import left_model, without_adapters
+from fedlsg.simulations.run.finished import checkpoint_model, left_model, without_adapters
 from fedlsg.simulations.server.summary import FinalModel
-from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.settings.settings import Settings, all_settings, from_file
 from fedlsg.simulations.storage.atomic_files import (
     check_writable,
     seal,
@@ -45,6 +49,8 @@ from fedlsg.simulations.storage.atomic_files import (
     writing_to,
 )
 from fedlsg.simulations.storage.examined import MODEL
+from fedlsg.simulations.storage.lock import exclusive
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import WEIGHTS, write_model
 
 if TYPE_CHECKING:
@@ -66,7 +72,7 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
     if not run.summary.exists():
         raise ValueError(
             f"{directory} has not finished: continue it with fedlsg resume {directory}, then "
-            "export it"
+            "export it, or add --unfinished for its weights so far"
         )
     folder = Path(out or run.path / "export").expanduser().resolve()
     if folder.exists():
@@ -99,6 +105,40 @@ def export_command(directory: str, out: str | None, merge_lora: bool, console: C
         shutil.rmtree(partial, ignore_errors=True)
     print_whole(f"exported to {folder}", console)
     print_whole(how_to_load(folder, said), console)
+
+
+def export_unfinished(directory: str, console: Console) -> None:
+    """Write the weights of the last checkpoint into an interrupted run, and print how another run
+    starts from them: its ledger is in the same folder and goes on.
+
+    A setting that this fedlsg does not have is left out, so runs of other versions have their
+    weights, too. Raises ValueError for a finished run, one that a process uses, and one whose model
+    was another with that setting.
+    """
+    run = RunDir.open(directory)
+    if run.summary.exists():
+        raise ValueError(f"{directory} has finished: leave --unfinished out")
+    settings, left_out = known_settings(run.read_raw_config())
+    for name in left_out:
+        print_line(f"{name} is no setting of this fedlsg: left out", console, "yellow")
+    with exclusive(run):
+        allow_code(run.path)
+        base = prepare(replace(settings, device="cpu"))
+        check_own_code(base, run)
+        final = checkpoint_model(base, run)
+        write_model(run.path, final.tensors, final.facts)
+    print_whole(f"weights of round {final.facts['round']} in {run.path / WEIGHTS}", console)
+    print_whole(f"another run goes on from them: fedlsg run ... --start-from {run.path}", console)
+
+
+def known_settings(given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+    """The settings of a run as far as this fedlsg has them, and the names of the others."""
+    try:
+        return from_file(given), []
+    except ValueError:
+        known = all_settings()
+        left_out = sorted(name for name in given if name.replace("-", "_") not in known)
+        return from_file({n: v for n, v in given.items() if n not in left_out}), left_out
 
 
 def write_transformers(folder: Path, final: FinalModel, settings: Settings) -> None:

@@ -73,9 +73,10 @@ def with_digest(settings: Settings) -> Settings:
 def refuse_unfinished(start: str) -> None:
     """Raise ValueError for a run whose weights are in its checkpoint alone: it has not ended."""
     run = RunDir(Path(start).expanduser())
-    if run.config.exists() and run.has_checkpoint and not run.summary.exists():
+    if run.config.exists() and run.has_checkpoint and not (run.path / FOLDER_FILE).exists():
         raise ValueError(
-            f"start_from={start} has not finished: finish it with fedlsg resume {start} first"
+            f"start_from={start} has not finished: finish it with fedlsg resume {start} first, or, "
+            f"if this fedlsg cannot, write its weights with fedlsg export {start} --unfinished"
         )
 
 

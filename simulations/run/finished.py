@@ -31,7 +31,7 @@ from fedlsg.simulations.storage.journal import read_lines
 from fedlsg.simulations.storage.results import read_clients, read_run
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
-from fedlsg.simulations.storage.updates import read_model
+from fedlsg.simulations.storage.updates import WEIGHTS, read_model
 from fedlsg.simulations.workloads import Workload, build_model
 from fedlsg.simulations.workloads.user_workload import make
 from fedlsg.user_code.failure import without_exit
@@ -144,12 +144,8 @@ class Run:
             check_own_code(base, run)
         else:
             base = self._plan  # of this process: it holds the code and data that it ran
-        try:
-            final = left_model(run)
-        except FileNotFoundError:  # it has not finished
-            state = base.server_state()
-            state.load_state_dict(run.load_checkpoint()["server"])
-            final = final_model(base, state)
+        ended = run.summary.exists() and (run.path / WEIGHTS).exists()
+        final = left_model(run) if ended else checkpoint_model(base, run)
         lora = final.facts["lora"]
         if lora is not None and not lora["merges"]:
             model = base.build_model().cpu()
@@ -204,6 +200,15 @@ def left_model(run: RunDir) -> FinalModel:
     """
     tensors, facts = read_model(run.path)
     return FinalModel(tensors=tensors, facts=facts)
+
+
+def checkpoint_model(base: Base, run: RunDir) -> FinalModel:
+    """The evaluated model of a run's last whole checkpoint. Raises ValueError where there is none,
+    and for one of other parameters.
+    """
+    state = base.server_state()
+    state.load_state_dict(run.resume_point()[0]["server"])
+    return final_model(base, state)
 
 
 def without_adapters(final: FinalModel) -> FinalModel:

@@ -297,9 +297,10 @@ class RunDir:
                 by = planned.get(VERSION, "0.1")  # of the formats that do not say it
                 return (
                     f": fedlsg {by} began the run with it, and fedlsg {version()} has no such "
-                    f"setting. Install fedlsg {by} to go on with the run (fedlsg resume) and to "
-                    "export it (fedlsg export); once it is finished, another run can start from it "
-                    f"(start_from). What it has spent is in {self.ledgers}"
+                    f"setting. Install fedlsg {by} to go on with the run (fedlsg resume), or begin "
+                    f"another one with its weights and its ledger: fedlsg export {self.path} "
+                    f"--unfinished, then start_from={self.path}. What it has spent is in "
+                    f"{self.ledgers}"
                 )
         return ""
 

@@ -10,11 +10,15 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from fedlsg.simulations.storage.atomic_files import load_checkpoint, save_checkpoint
+from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.run_format import FORMAT
+from fedlsg.simulations.storage.updates import read_model
 from tests.places import REPOSITORY
+from tests.simulations.support.runs import run_local
 
 FROZEN = REPOSITORY / "tests" / "data" / "runs"
 ENDED = json.loads((FROZEN / "ended.json").read_text())
@@ -108,11 +112,41 @@ def test_a_run_with_a_setting_that_went_away_says_which_version_goes_on_with_it(
     assert status == 1
     assert "unknown setting 'old-switch': fedlsg 0.3.9 began the run with it" in said
     assert "Install fedlsg 0.3.9 to go on with the run (fedlsg resume)" in said
+    assert f"fedlsg export {run} --unfinished" in said
     assert all(words in said for words in ("fedlsg export", "start_from", str(run / "ledger")))
     config.write_text(config.read_text().replace("old-switch", "odd-switch"))
     status, _, said = fedlsg("resume", str(run), width=1000)
     assert status == 1
     assert "Install" not in said, "the user's own mistake"
+
+
+def test_another_run_goes_on_with_the_weights_and_the_ledger_of_one_that_cannot(tmp_path, fedlsg):
+    run = unpacked(PRIVATE[-1], tmp_path)
+    config = run / "config.toml"
+    config.write_text(f'old-switch = "fast"\n{config.read_text()}')
+    status, printed, _ = fedlsg("export", str(run), "--unfinished", width=400)
+    assert status == 0
+    assert "old-switch is no setting of this fedlsg: left out" in printed
+    tensors, facts = read_model(run)
+    state = load_checkpoint(run / "checkpoint" / "latest.pt")
+    assert facts["round"] == state["server"]["round"] == 1
+    for name, weights in state["server"]["model"].items():
+        assert torch.equal(tensors[name], weights)
+    spent = RunDir(run).charges.of(0).entries
+    asked = ["run", "digits", "--clients", "3", "--start-from", str(run), "--rounds", "1"]
+    status, _, said = fedlsg(*asked, "--out", str(tmp_path / "next"), width=1000)
+    assert status == 0, said
+    entries = RunDir(tmp_path / "next").charges.of(0).entries
+    assert [entry.noise_multiplier for entry in entries[: len(spent)]] == [
+        entry.noise_multiplier for entry in spent
+    ]
+    assert len(entries) == len(spent) + 1
+
+
+def test_a_finished_run_has_no_unfinished_weights(tmp_path, fedlsg):
+    run = run_local(tmp_path / "run").path
+    status, _, said = fedlsg("export", str(run), "--unfinished", width=400)
+    assert (status, "has finished: leave --unfinished out" in said) == (1, True)
 
 
 def test_no_run_starts_from_one_that_has_not_finished(tmp_path, fedlsg):
