@@ -130,6 +130,8 @@ def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, di
     dense = _bytes(strategies.recipe(DENSE), settings, workload)
     if dense <= budget:
         return DENSE, {}
+    if _is_linear_head(settings, workload):
+        raise ValueError(_fewer_axes(budget, dense, workload))
     least = dense
     for rank in RANKS:
         with suppress(ValueError):  # a rank that carries no layer of this model
@@ -140,6 +142,19 @@ def _of_own_model(settings: Settings, workload: LoadedWorkload) -> tuple[str, di
         f"uplink_budget={budget}: dense updates of this model have {dense:,} bytes, and those of "
         f"method {SMALL} {least:,} or more; give a larger budget, or name a method and a codec, "
         "which may be smaller"
+    )
+
+
+def _fewer_axes(budget: int, dense: int, workload: LoadedWorkload) -> str:
+    """What a linear head of ``dense`` bytes that is larger than the budget can do: no carrier is
+    smaller than it, fewer features are.
+    """
+    classes = workload.classes("feature_axes")
+    axes = budget // (VALUE_BYTES * classes) - 1  # and a bias
+    way = f"give feature_axes={axes}" if axes > 0 else "give a larger budget"
+    return (
+        f"uplink_budget={budget}: an update of a linear head on these features has {dense:,} "
+        f"bytes: {way}, or codec=noise-floor with method=dpsgd, which takes about three bits a value"
     )
 
 
