@@ -21,6 +21,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedlsg.carriers.probe.carrier import Draw
 from fedlsg.config.isolation import CHECKED, Isolation, Wanted
@@ -35,6 +36,7 @@ from fedlsg.privacy.data_record import places_of
 from fedlsg.privacy.trained_weights import NOTED
 from fedlsg.randomness import alone
 from fedlsg.rows import OneByOne, Padding, Start
+from fedlsg.rows.data_loader import dataset_of
 from fedlsg.rows.padding import Fill
 from fedlsg.state import ClientTerms
 from fedlsg.strategies.method_settings_typed import StepSettings
@@ -337,7 +339,7 @@ class PrivateStep:
 
     def batches(
         self,
-        data: Data,
+        data: Data | DataLoader[Any],
         *,
         pad: Fill = None,
         pad_targets: Fill = None,
@@ -350,11 +352,12 @@ class PrivateStep:
         """The batch function of a map-style torch Dataset of (inputs, targets), or of a pair of
         tensors or arrays.
 
-        Inputs may be a dict of tensors by keyword; they come on the model's device. A batch is a
-        Poisson sample, so no DataLoader is involved. fedlsg moves rows of tensors itself, which is
-        the fastest. A row of a Dataset, or of a function of positions, is made alone, for one
-        position (1,); its random draws are secret and its own. Rows may differ in length: those of
-        one shape share a pass.
+        Inputs may be a dict of tensors by keyword; they come on the model's device. An item may be
+        a dict that names its target label, labels, target or targets, as in Flower's templates. A
+        batch is a Poisson sample, so of a DataLoader its Dataset is taken. fedlsg moves rows of
+        tensors itself, which is the fastest. A row of a Dataset, or of a function of positions, is
+        made alone, for one position (1,); its random draws are secret and its own. Rows may differ
+        in length: those of one shape share a pass.
         pad          a number, or one by the name of an input: inputs grow at the end of their first
                      dimension to the next of the public ``lengths``, by default powers of two from
                      8 on. Fewer shapes make fewer passes
@@ -368,12 +371,14 @@ class PrivateStep:
         start        how they start: "fork", the default on Linux, or "spawn"
         Raises ValueError for a data set without a length, or of another length than
         ``num_examples``, or with a row that comes more than once (Subset and ConcatDataset are
-        looked through); and, naming the row of a pair, for inputs that are not finite, targets that
-        the loss cannot take, integers beyond a table.
+        looked through), for a DataLoader with a sampler or a collate_fn of its own; and, naming the
+        row of a pair, for inputs that are not finite, targets that the loss cannot take, integers
+        beyond a table.
         """
         padding = None
         if pad is not None or pad_targets is not None or lengths or mask is not None:
             padding = Padding(inputs=pad, targets=pad_targets, lengths=tuple(lengths), mask=mask)
+        data = dataset_of(data, "batches") if isinstance(data, DataLoader) else data
         made = batches_of(
             data,
             num_examples=self.num_examples,

@@ -12,6 +12,7 @@ list of lengths, by its own length alone. A row that the data hold more than onc
     draws       the random numbers of a row
     padding     buckets and masks
     collate     rows of one form -> a batch
+    data_loader the data behind a DataLoader
     one_by_one  the batch function of all this
     workers     processes that make rows ahead of the step
 """

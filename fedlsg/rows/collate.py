@@ -1,5 +1,5 @@
 """Rows of one form as a batch. A row is a pair (inputs, targets): tensors, arrays, numbers, or
-dicts of them.
+dicts of them. A dict with one of the usual names of a target is read as such a pair.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,18 @@ from torch.utils.data import default_collate
 from fedlsg.tensors import BY_NAME
 
 NUMBERS = (Tensor, bool, int, float)
+TARGETS = ("label", "labels", "target", "targets")
+"""Names of the target in an item that is a dict, as Flower's templates and ``datasets`` have it."""
 FUNCTION = "an own function of positions that returns (inputs, targets)"
 
 
 def check_row(row: Any, what: str) -> tuple[Any, Any]:
     """The pair. Raises ValueError, naming the data by ``what``, for what is none."""
+    row = _pair_of(row) if isinstance(row, Mapping) else row
     if not isinstance(row, tuple | list) or len(row) != 2:
         raise ValueError(
-            f"expected items (inputs, targets) from {what}, got {type(row).__name__}: {BY_NAME}; "
-            f"give such items, or {FUNCTION}"
+            f"expected items (inputs, targets) from {what}, got {_shown(row)}: {BY_NAME}; "
+            f"give such items, dicts with a target named {' or '.join(TARGETS)}, or {FUNCTION}"
         )
     for name, part in zip(("inputs", "targets"), row, strict=True):
         for key, value in part.items() if isinstance(part, Mapping) else [("", part)]:
@@ -33,6 +36,21 @@ def check_row(row: Any, what: str) -> tuple[Any, Any]:
                     f"leave out what the model does not read); {BY_NAME}"
                 )
     return row[0], row[1]
+
+
+def _pair_of(row: Mapping[str, Any]) -> Any:
+    """The inputs and the one target of a dict, or the dict as it is; one input has no name."""
+    inputs = {name: value for name, value in row.items() if name not in TARGETS}
+    targets = [value for name, value in row.items() if name in TARGETS]
+    if len(targets) != 1 or not inputs:
+        return row
+    return (inputs if len(inputs) > 1 else next(iter(inputs.values()))), targets[0]
+
+
+def _shown(row: Any) -> str:
+    """The type of an item, and the names of a dict."""
+    names = f" of {', '.join(map(str, row))}" if isinstance(row, Mapping) else ""
+    return f"{type(row).__name__}{names}"
 
 
 def in_own_memory(part: Any) -> Any:

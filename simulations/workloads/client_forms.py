@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
+from fedlsg.rows.data_loader import dataset_of
 from fedlsg.rows.origin import mixed, origins_of
 from fedlsg.simulations.workloads.base.parts import Parts, check_disjoint, distinct_names, label_of
 from fedlsg.simulations.workloads.base.split import hold_out
 from fedlsg.simulations.workloads.partition import parts_of_owners
 from fedlsg.simulations.workloads.rows import Rows
 from fedlsg.simulations.workloads.rows.columns import LABEL, Table, is_table, text_of
-from fedlsg.simulations.workloads.rows.loaders import dataset_of, is_splits
+from fedlsg.simulations.workloads.rows.loaders import is_splits
 from fedlsg.simulations.workloads.rows.read import (
     array_of,
     check_same_order,

@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import fedlsg.strategies.private_step
 from fedlsg.rows import OneByOne
@@ -344,3 +351,43 @@ def test_one_row_that_is_expanded_is_refused(form):
     with pytest.raises(ValueError, match="one row that is expanded"):
         step.batches(rows)
     step.batches((np.broadcast_to(X[:1].numpy(), (9, 4)), np.arange(9) % 3))  # one input for all
+
+
+class Items(Dataset):
+    """Rows as Flower's templates have them: dicts, with these names."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, place):
+        values = (X[place], int(Y[place]), place)
+        return dict(zip(self.names, values, strict=False))
+
+
+@pytest.mark.parametrize("name", ["label", "labels", "target", "targets"])
+def test_a_template_of_flower_needs_no_other_data(name):
+    """Its DataLoader of dicts gives what its rows as pairs give."""
+    loader = DataLoader(Items("img", name), batch_size=8, shuffle=True)
+    assert torch.equal(total(net, loader, pad=None), total(net, TensorDataset(X, Y), pad=None))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Items("img", "fine", "coarse"), "got dict of img, fine, coarse"),
+        (Items("img", "label", "labels"), "got dict of img, label, labels"),
+        (DataLoader(Items("img", "label"), collate_fn=list), "has a collate_fn, list"),
+        (
+            DataLoader(Items("img", "label"), sampler=WeightedRandomSampler([1.0] * COUNT, COUNT)),
+            "has a WeightedRandomSampler",
+        ),
+    ],
+)
+def test_what_a_template_may_change_is_refused_by_its_name(data, words):
+    torch.manual_seed(2)  # other weights than those that ``total`` trains
+    step = step_on(net())
+    with pytest.raises(ValueError, match=words):
+        step.step(step.batches(data))

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Subset
 
 from fedlsg.rows import RowDraws, check_distinct
 from fedlsg.rows.collate import in_own_memory
+from fedlsg.rows.data_loader import dataset_of
 from fedlsg.simulations.workloads.base import Progress
 from fedlsg.simulations.workloads.rows import (
     Columns,
@@ -31,7 +32,7 @@ from fedlsg.simulations.workloads.rows.columns import (
     text_of,
 )
 from fedlsg.simulations.workloads.rows.image_folders import read_image_folder, stack
-from fedlsg.simulations.workloads.rows.loaders import dataset_of, is_saved, is_splits, load_saved
+from fedlsg.simulations.workloads.rows.loaders import is_saved, is_splits, load_saved
 from fedlsg.simulations.workloads.rows.table_files import NoFileError, is_table_file, read_npz
 from fedlsg.simulations.workloads.rows.transform import (
     AT_ONCE,
