@@ -19,6 +19,7 @@ CHAPTERS = {
         "flower-app",
         "callbacks",
         "pretrained",
+        "peft",
         "features",
     ],
     "Concepts": [
