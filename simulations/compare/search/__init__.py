@@ -42,7 +42,7 @@ from fedlsg.simulations.compare.search.pickers import (
     MethodStudy,
     Picker,
     check_installed,
-    combinations,
+    grid_points,
     open_storage,
 )
 from fedlsg.simulations.compare.search.space import in_numbers, kept_of_rule, make_spaces, read_spec
@@ -100,14 +100,17 @@ def make_job(
     arms: list[Arm] = []
     deltas, cells = [], []
     for label, space in spaces.items():
-        settings, points = starts[label], combinations(space) if sampler == "grid" else []
+        settings, start = starts[label], values[label]
+        points = grid_points(space, start) if sampler == "grid" else []
+        if sampler != "grid":
+            space = tuple(one.including(start.get(one.name)) for one in space)
         arm = Arm(
             label=label,
             given=owns[label],
             kept=kept_of_rule(settings, space),
             epsilon=settings.epsilon,
             space=space,
-            start=values[label],
+            start=start,
             trials=(len(points) or trials or TRIALS) if space else 0,
         )
         arms.append(arm)
@@ -237,7 +240,7 @@ def pickers_of(job: Job, varied: Sequence[Arm]) -> dict[str, Picker]:
         cells = [arm.cell(number, {}) for number in range(arm.trials)]
         states = [job.folder.status(cell, record).status for cell in cells if cell.name in record]
         done = ["done" if state == "done" else None for state in states]
-        found[arm.label] = GridPicker(arm.space, done)
+        found[arm.label] = GridPicker(grid_points(arm.space, arm.start), done)
     return found
 
 

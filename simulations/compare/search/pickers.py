@@ -84,13 +84,12 @@ def open_storage(folder: Path) -> "BaseStorage":
 
 
 class GridPicker:
-    """All combinations of the listed values of one method, in order; ``outcomes``: of the trials
-    that were begun.
-    """
+    """All ``points`` of one method, in order; ``outcomes``: of the trials that were begun."""
 
-    def __init__(self, space: Sequence[Dimension], outcomes: Sequence[str | None] = ()) -> None:
-        self.points = combinations(space)
-        self._outcomes = list(outcomes)
+    def __init__(
+        self, points: Sequence[Mapping[str, Any]], outcomes: Sequence[str | None] = ()
+    ) -> None:
+        self.points, self._outcomes = points, list(outcomes)
 
     def asked(self) -> list[Asked]:
         """All trials so far, in order."""
@@ -109,9 +108,9 @@ class GridPicker:
         self._outcomes[number] = outcome
 
 
-def combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """Every combination of the listed values. Raises ValueError, naming the setting, for a
-    range.
+def grid_points(space: Sequence[Dimension], start: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of the listed values. The values without a search (``start``) come first
+    where they are none of these. Raises ValueError, naming the setting, for a range.
     """
     for one in space:
         if not isinstance(one, Choices):
@@ -119,10 +118,12 @@ def combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
                 f"--sampler grid tries lists, got the range {one.name}={one.words}: give "
                 f"{one.name}=A,B,C, or take --sampler tpe or random"
             )
-    return [
-        dict(zip((one.name for one in space), values, strict=True))
-        for values in product(*(one.ends for one in space))
+    names = [one.name for one in space]
+    points = [
+        dict(zip(names, values, strict=True)) for values in product(*(one.ends for one in space))
     ]
+    untouched = {name: start[name] for name in names if start.get(name) is not None}
+    return points if untouched in points or len(untouched) < len(names) else [untouched, *points]
 
 
 class MethodStudy:

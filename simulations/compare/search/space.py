@@ -14,7 +14,7 @@ The file has the same words:
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedlsg import strategies
@@ -92,6 +92,12 @@ class Span:
     log: bool = False
     whole: bool = False
 
+    def including(self, value: Any) -> "Span":
+        """The same: a range that does not hold the value of a run without a search has its
+        reason.
+        """
+        return self
+
     def holds(self, value: Any) -> bool:
         """Whether a value is in the range."""
         return is_number(value) and self.low <= value <= self.high
@@ -122,6 +128,15 @@ class Choices:
 
     name: str
     values: tuple[Any, ...]
+
+    def including(self, value: Any) -> "Choices":
+        """The list with one more value, that of a run without a search; None adds nothing."""
+        if value is None or value in self.values:
+            return self
+        values = (*self.values, value)
+        return replace(
+            self, values=tuple(sorted(values) if all(map(is_number, values)) else values)
+        )
 
     def holds(self, value: Any) -> bool:
         """Whether a value is one of the list."""

@@ -131,7 +131,7 @@ def test_trials_never_see_the_test_split(search):
     ("ranges", "rates", "said"),
     [
         ("x0.5,x1,x2", [0.0707, 0.1414, 0.2828], "without a search it is"),
-        (".1,.2", [0.1, 0.2], "without a search (learning_rate 0.1414) are not among the trials"),
+        (".1,.2", [0.1414, 0.1, 0.2], "without a search it is"),
     ],
 )
 def test_a_searched_rate_keeps_the_rest_of_the_rule(ranges, rates, said, search):
@@ -150,6 +150,19 @@ def test_a_searched_rate_keeps_the_rest_of_the_rule(ranges, rates, said, search)
     (entry,) = search.best.entries
     for given in (*seen, entry.settings):
         assert (given["optimizer"], given["layer_rates"], given["ema"]) == ("adam", "equal", 0.0)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_the_first_trial_has_the_values_without_a_search(sampler, search):
+    seen: list[dict[str, Any]] = []
+
+    def look(job: CellJob) -> Outcome:
+        seen.append(job.given)
+        return finish(job)
+
+    search(look, search="learning_rate=.1,.2", methods=("lsg",), sampler=sampler, trials=2)
+    assert seen[0]["learning_rate"] == 0.8  # the preset of digits
+    assert "no trial is better than its values without a search" in search.printed
 
 
 def test_multiples_hide_no_unknown_setting(search):
