@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("run", "-c", "max_grad_norm=1", *SMALL),
         "'max_grad_norm'; it is 'clip_norm' here",
     ),
-    "an option of Opacus": (("run", "--max-grad-norm", "1", *SMALL), "it is 'clip_norm' here"),
+    "an option of Opacus": (("run", "--max-grad-norm", "1", *SMALL), "it is --clip-norm here"),
     "misspelt setting": (
         ("run", "-c", "sparcity=0.3", *SMALL),
         "unknown setting 'sparcity'; did you mean 'sparsity'",

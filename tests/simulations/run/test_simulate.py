@@ -160,7 +160,7 @@ def unlike():
 REFUSED = {
     "another framework's name": (
         {"num_rounds": 3},
-        "unknown setting 'num_rounds'; did you mean 'rounds'?",
+        "unknown setting 'num_rounds'; it is 'rounds' here",
     ),
     "a name of Opacus": (
         {"max_grad_norm": 1.0},
