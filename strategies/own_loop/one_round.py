@@ -279,7 +279,16 @@ class Release:
 
     def check_budget(self, terms: ClientTerms) -> None:
         """Raise BudgetError if the next round would pass the budget."""
-        self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
+        try:
+            self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
+        except BudgetError as error:
+            planned = self.spending.steps
+            if self.state.round < planned:
+                raise
+            raise BudgetError(
+                f"all steps={planned} that the noise was planned for are taken; for more give a "
+                f"larger steps= or epochs= at the start: {error}"
+            ) from error
 
     def _entry(self, plan: RoundPlan) -> Entry:
         how = {"reproducible": self.reproducible, "batched": self.batched}
