@@ -184,8 +184,8 @@ def check_name(name: str) -> None:
         give(name, user_code.load(name, "method"))
     if name not in _recipes():
         other = ELSEWHERE.get(name.lower().replace("_", "-"))
-        near = f"; {name} is called {other!r} here" if other else did_you_mean(name, names())
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(names())}{near}")
+        near = f"; {name} is called {other!r} here;" if other else did_you_mean(name, names())
+        raise ValueError(f"unknown method {name!r}{near or ';'} known: {', '.join(names())}")
 
 
 def default_mechanism(name: str) -> str:

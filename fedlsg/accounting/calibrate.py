@@ -27,7 +27,6 @@ from fedlsg.accounting.events import (
     sum_up,
 )
 from fedlsg.config.foreign import explain_other_names
-from fedlsg.user_code.short_traceback import short_traceback
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
 SIGMA_TOLERANCE = 1e-4
@@ -45,7 +44,6 @@ class OutOfReachError(ValueError):
     """No argument in the searched range meets the target, or all of them do."""
 
 
-@short_traceback
 @lru_cache(maxsize=256)  # by its arguments alone: never stale
 @explain_other_names
 def calibrate_noise_multiplier(

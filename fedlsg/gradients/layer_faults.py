@@ -11,6 +11,7 @@ import re
 import torch
 from torch import Tensor, nn
 
+from fedlsg.gradients.per_example import Batch
 from fedlsg.tensors import fields_of
 
 SHAPES = re.compile(r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and \d+x\d+\)")
@@ -18,7 +19,7 @@ CHANNELS = re.compile(r"to have (\d+) channels, but got (\d+) channels")
 TYPES = re.compile(r"must have the same dtype|should be the same|expected scalar type|expected m")
 
 
-def layer_fault(module: nn.Module, error: BaseException, inputs: object) -> str | None:
+def layer_fault(module: nn.Module, error: BaseException, inputs: Batch) -> str | None:
     """What is wrong with the inputs of a layer that failed on a row; None for another error.
 
     ``inputs``: of the model, a tensor (B, ...) or several by name.

@@ -142,7 +142,7 @@ def class_fault(
     if (low, high) == (1, count):
         fix = "give targets - 1"
     elif high >= count:
-        fix = f"give the model {high + 1} outputs" + ("" if low else ", or leave those rows out")
+        fix = f"give the model {high + 1} outputs, or leave those rows out"
     else:
         fix = f"give targets from 0 on, or ignore_index={low} to the loss"
     return (
