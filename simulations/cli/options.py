@@ -366,8 +366,10 @@ def other_name(option: str, known: Collection[str]) -> str:
 
 def option_hint(error: click.ClickException) -> str:
     """The end of an error about an option that a command without settings has not."""
-    command = error.ctx.command if isinstance(error, click.NoSuchOption) and error.ctx else None
-    if command is None or isinstance(command, WithSettings):
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    command = error.ctx.command
+    if isinstance(command, WithSettings):
         return ""
     return other_name(error.option_name, {str(param.name) for param in command.params})
 
