@@ -1,7 +1,7 @@
 """Typical mistakes, made as a user makes them, and what fedlsg says: docs/results/errors.md.
 
-    python -m benchmarks.errors                      # Markdown on stdout; some five minutes
-    python -m benchmarks.errors --only labels        # the mistakes whose names have the word
+    python -m benchmarks.errors > docs/results/errors.md   # some five minutes
+    python -m benchmarks.errors --only labels              # those whose names have the word
 
 Each is a program or a command of its own in a new folder. A message without the words that its
 grade stands for has none, and the script ends with status 1.
@@ -12,13 +12,16 @@ C: true, and its reader has to guess. D: misleading, or of a library inside.
 
 import argparse
 import os
+import platform
 import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from textwrap import dedent
 
@@ -408,6 +411,40 @@ def grade_of(mistake: Mistake, message: str) -> str:
     return grade if words in " ".join(message.split()) else "?"
 
 
+HEAD = """# Typical mistakes
+
+What fedlsg says to {count} mistakes that people make, each a program or a command of its own in a
+new folder. `python -m benchmarks.errors > docs/results/errors.md` ran them and wrote this page, on
+Python {python} and torch {torch}. From Python at most {frames} frame of fedlsg is above a message
+(`FEDLSG_TRACEBACK=full` shows all of them), from the shell none.
+
+The grades are those of the person who wrote the messages, and nobody else has looked. A names what
+is wrong with its values, the cause first, and the fix. Of a B one is missing (B+: it is plain from
+the rest). A C is true, and its reader has to guess. A D misleads, or is of a library inside.
+{grades}.
+
+The programs begin with:
+
+```python
+{before}
+```
+
+"""
+
+
+def head(found: Sequence[tuple[Mistake, tuple[str, int]]]) -> str:
+    """The page above its table."""
+    counts = Counter(grade_of(one, message) for one, (message, _) in found)
+    return HEAD.format(
+        count=len(found),
+        python=platform.python_version(),
+        torch=version("torch"),
+        frames=max(frames for _, (_, frames) in found),
+        grades=", ".join(f"{grade}: {count}" for grade, count in sorted(counts.items())),
+        before=BEFORE.strip(),
+    )
+
+
 def rows(found: Sequence[tuple[Mistake, tuple[str, int]]]) -> Iterator[str]:
     """The table of the page."""
     yield "| grade | mistake | what is said |"
@@ -428,11 +465,7 @@ def main() -> None:
     chosen = [one for one in MISTAKES if options.only in one.name]
     with ThreadPoolExecutor(options.jobs) as pool:
         found = list(zip(chosen, pool.map(message_of, chosen), strict=True))
-    print("\n".join(rows(found)))
-    frames = max(count for _, (_, count) in found)
-    print(
-        f"\n{len(found)} mistakes; above a message, at most {frames} frame of fedlsg or a library."
-    )
+    print(head(found) + "\n".join(rows(found)))
     if any(grade_of(one, message) == "?" for one, (message, _) in found):
         sys.exit("a message has other words than its grade")
 

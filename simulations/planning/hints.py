@@ -105,10 +105,11 @@ def hint(run: Ended) -> str:
     rate = "a smaller learning_rate" if run.ruled else "learning_rate=auto"
     if trial is not None and not trial.learns:
         without = "without clip and noise" if noisy else "on its own"
+        first = "look" if run.ruled else "give learning_rate=auto; if that does not help, look"
         return (
             f"{without} the model does not learn public rows either (loss {trial.before:.3g} to "
-            f"{trial.after:.3g} in {trial.updates} updates): look at the model, the loss, the "
-            f"scale of the inputs (normalise=public) and the labels{_rate(run)}"
+            f"{trial.after:.3g} in {trial.updates} updates): {first} at the model, the loss, the "
+            "scale of the inputs (normalise=public) and the labels"
         )
     if noisy and _swamped(run):
         ways = _less_noise(run, values=run.rho is not None and run.rho >= DENSE)
@@ -137,10 +138,6 @@ def hint(run: Ended) -> str:
 
 def _less_noise(run: Ended, *, values: bool = False) -> str:
     return less_noise(clients=run.clients, trust=run.trust, whole=run.whole, values=values)
-
-
-def _rate(run: Ended) -> str:
-    return "" if run.ruled else ", and give learning_rate=auto"
 
 
 def _swamped(run: Ended) -> bool:
