@@ -123,6 +123,8 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("fedlsg.user_code.digest").version()
+    if name == "flower":
+        return import_module("fedlsg.flower")
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

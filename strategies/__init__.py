@@ -15,7 +15,7 @@ if __name__ != "fedlsg.strategies":
     raise ImportError("expected the name fedlsg.strategies: this folder is a part of fedlsg")
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from inspect import Parameter, getdoc, signature
@@ -30,6 +30,7 @@ from fedlsg.privacy import Mechanism
 from fedlsg.strategies import recipes
 from fedlsg.strategies.method_settings_typed import MethodSettings
 from fedlsg.training import ServerOptimizer
+from fedlsg.user_code.short_traceback import short_traceback
 
 _Build = Callable[..., Method]
 _Builds = dict[str, _Build]
@@ -112,6 +113,7 @@ def _check_recipe(name: str, build: Any) -> None:
         )
 
 
+@short_traceback
 def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
     """The method of a name with the given settings, everything else at the recipe's defaults.
 
@@ -124,14 +126,8 @@ def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
         raise ValueError(f"method={name!r}: expected the name of a recipe, a text")
     build, said = _build(name), dict[str, Any](settings)
     own, mechanism, server = declared_by(name), declared(Mechanism), declared(ServerOptimizer)
+    check_settings(name, said)
     for key, value in said.items():
-        if key not in own | mechanism | server:
-            known = dict(sorted((own | mechanism | server).items()))
-            del known["noise_share"], known["colluders"]  # follow from trust, nobody sets them here
-            raise ValueError(
-                f"method {name!r} has no setting {key!r}{suggestion(key, known)}; it has "
-                f"{', '.join(known)}"
-            )
         if key in own:
             own[key].check(value)
     protection = {k: v for k, v in said.items() if k in mechanism}
@@ -159,6 +155,27 @@ def recipe(name: str, **settings: Unpack[MethodSettings]) -> Method:
     return made
 
 
+def check_settings(name: str, given: Iterable[str], *, also: Collection[str] = ()) -> None:
+    """Raise ValueError for a setting that the recipe, its mechanism and its server have not, with
+    the nearest known one. ``also``: other arguments of the place that it was given at.
+    """
+    known = declared_by(name) | declared(Mechanism) | declared(ServerOptimizer)
+    shown = dict(sorted(known.items()))
+    del shown["noise_share"], shown["colluders"]  # follow from trust, nobody sets them here
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"method {name!r} has no setting {key!r}{_taken_elsewhere(key)}"
+                f"{suggestion(key, shown, also=also)}; it has {', '.join(shown)}"
+            )
+
+
+def _taken_elsewhere(key: str) -> str:
+    """The end of a message about a setting of other recipes: theirs."""
+    takers = takers_of(key)
+    return f", which is one of {', '.join(takers)}: leave it out, or name one" if takers else ""
+
+
 def check_name(name: str) -> None:
     """Raise ValueError for an unknown recipe, with the nearest known one; a reference to code is
     loaded.
@@ -167,8 +184,8 @@ def check_name(name: str) -> None:
         give(name, user_code.load(name, "method"))
     if name not in _recipes():
         other = ELSEWHERE.get(name.lower().replace("_", "-"))
-        near = f"; {name} is called {other!r} here" if other else did_you_mean(name, names())
-        raise ValueError(f"unknown method {name!r}; known: {', '.join(names())}{near}")
+        near = f"; {name} is called {other!r} here;" if other else did_you_mean(name, names())
+        raise ValueError(f"unknown method {name!r}{near or ';'} known: {', '.join(names())}")
 
 
 def default_mechanism(name: str) -> str:

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -70,6 +71,7 @@ from fedlsg.strategies.step_method import (
 )
 from fedlsg.training import Groups, together
 from fedlsg.training.server_round import widest
+from fedlsg.user_code.short_traceback import short_traceback
 
 
 class PrivateStep:
@@ -149,6 +151,7 @@ class PrivateStep:
     ledger has spent the epsilon.
     """
 
+    @short_traceback
     @alone()
     def __init__(
         self,
@@ -196,6 +199,7 @@ class PrivateStep:
             model=model,
             steps=planned,
             regression=is_regression(self._loss),
+            arguments=[*signature(PrivateStep).parameters],
         )
         if self.method.personal:
             raise ValueError(
@@ -337,6 +341,7 @@ class PrivateStep:
             )
         return self._state.optimizer
 
+    @short_traceback
     def batches(
         self,
         data: Data | DataLoader[Any],
@@ -390,9 +395,10 @@ class PrivateStep:
             start=start,
             check=partial(check_rows, self.model, self._loss),
         )
-        self._account.spends.read(places_of(data), callers=2)
+        self._account.spends.read(places_of(data), callers=3)
         return made
 
+    @short_traceback
     @alone()
     def step(self, batch: Callable[[Positions], Any], *, groups: Groups = together) -> None:
         """One private step: charge the ledger, draw the batch, clip, add noise, step the optimizer.
@@ -412,7 +418,7 @@ class PrivateStep:
         self._rounds.batched = self.batched
         self._rehearsals.before(rows, groups, self._terms)
         if batch is not self._read:
-            self._account.spends.read(places_of(batch, self.num_examples), callers=3)
+            self._account.spends.read(places_of(batch, self.num_examples), callers=4)
             self._read = batch
         if isinstance(rows, OneByOne):
             groups = rows.groups if groups is together else rows.within(groups)

@@ -3,7 +3,7 @@ does not say.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from numbers import Integral
 from typing import Any
 
@@ -18,7 +18,14 @@ from fedlsg.gradients import LossFunction
 from fedlsg.gradients.losses import PerExampleLoss
 from fedlsg.method import Method, Schedule
 from fedlsg.state import PublicState, ServerState
-from fedlsg.strategies import common_settings, give, own_settings, recipe, with_own
+from fedlsg.strategies import (
+    check_settings,
+    common_settings,
+    give,
+    own_settings,
+    recipe,
+    with_own,
+)
 from fedlsg.strategies.own_loop.examples import own_source
 from fedlsg.strategies.own_loop.loop_account import Spending
 from fedlsg.strategies.own_loop.user_inputs import Optimizers, make_own
@@ -85,8 +92,12 @@ def method_of(
     model: nn.Module,
     steps: int,
     regression: bool = False,
+    arguments: Collection[str] = (),
 ) -> Method:
-    """The method, with the settings that were given for it and the rule's where none were."""
+    """The method, with the settings that were given for it and the rule's where none were.
+
+    ``arguments``: what else the caller takes, for the error about an unknown name.
+    """
     if isinstance(optimizer, str):
         settings = settings | {"optimizer": optimizer}
     elif optimizer is not None:
@@ -107,6 +118,7 @@ def method_of(
             )
         return method
     name = _name(method, settings)
+    check_settings(name, settings, also=arguments)
     if optimizer is None or isinstance(optimizer, str):
         size = size_factor(p for p in model.parameters() if p.requires_grad)
         settings = _with_rule(name, settings, learning_rate, steps, size, regression)

@@ -25,6 +25,9 @@ HEAD = """# Troubleshooting
 Every error of fedlsg is one line that says what was expected, what was found, and what to do. Search this page for a
 word of yours. `python -m docs._sphinx.troubleshooting` typed these commands and wrote down what came. Two hospitals
 have a list of [refusals](deployment.md#11-what-a-refusal-looks-like) and of [faults](deployment.md#15-faults).
+
+In Python the line is below yours and one of fedlsg; `FEDLSG_TRACEBACK=full` in the environment shows all lines between.
+[Seventy-two typical mistakes](results/errors.md) are there with what is said of each.
 """
 WITHOUT = (
     (

@@ -26,6 +26,7 @@ from fedlsg.accounting.events import (
     split,
     sum_up,
 )
+from fedlsg.config.foreign import explain_other_names
 
 SMALLEST_SIGMA, LARGEST_SIGMA = 0.05, 1e6
 SIGMA_TOLERANCE = 1e-4
@@ -44,6 +45,7 @@ class OutOfReachError(ValueError):
 
 
 @lru_cache(maxsize=256)  # by its arguments alone: never stale
+@explain_other_names
 def calibrate_noise_multiplier(
     *,
     epsilon: float,

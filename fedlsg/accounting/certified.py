@@ -27,6 +27,8 @@ from fedlsg.accounting.events import (
     smaller_delta,
     split,
 )
+from fedlsg.config.foreign import explain_other_names
+from fedlsg.user_code.short_traceback import short_traceback
 
 Intervals = dict[str, Interval]
 
@@ -45,6 +47,8 @@ nothing.
 """
 
 
+@short_traceback
+@explain_other_names
 def epsilon(
     *,
     sample_rate: float,

@@ -16,7 +16,7 @@ of rows (``training.one_pass``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, cast
 
 from torch import Tensor, nn
@@ -38,7 +38,6 @@ Rank = Annotated[
     Setting(
         "Rank r of the carriers.",
         at_least=0,
-        aliases=("r",),
         rules=(idle_unless("carrier!=dense"),),
     ),
 ]
@@ -246,7 +245,7 @@ def weights_that_pay(model: nn.Module, carrier: Carrier, excluded: str) -> tuple
     }
     names = tuple(name for name, W in candidates.items() if pays(W, carrier))
     if not names:
-        raise ValueError(_nothing_carried(type(model).__name__, carrier, bool(candidates)))
+        raise ValueError(_nothing_carried(type(model).__name__, carrier, [*candidates.values()]))
     return names
 
 
@@ -257,8 +256,23 @@ def pays(W: Tensor, carrier: Carrier) -> bool:
     return carrier.form.pays(carrier.sizes(W), PAYS_BELOW)
 
 
-def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
-    """Why no layer is carried, and what to do. ``candidates``: a layer could be carried at a
+def ranks_that_pay(weights: Sequence[Tensor], carrier: Carrier) -> dict[int, int]:
+    """How many of the weights are carried at the largest rank that carries one, and at the largest
+    that carries them all; each rank that there is, from 1 to below the carrier's.
+    """
+    found: dict[int, int] = {}
+    for rank in range(carrier.rank - 1, 0, -1):
+        smaller = replace(cast(Any, carrier), rank=rank)
+        count = sum(pays(W, smaller) for W in weights)
+        if count and (not found or count == len(weights)):
+            found[rank] = count
+        if count == len(weights):
+            break
+    return found
+
+
+def _nothing_carried(model: str, carrier: Carrier, candidates: Sequence[Tensor]) -> str:
+    """Why no layer is carried, and what to do. ``candidates``: weights that could be carried at a
     smaller rank.
     """
     if not carrier.rank:
@@ -271,11 +285,15 @@ def _nothing_carried(model: str, carrier: Carrier, candidates: bool) -> str:
             f"{given} carries no layer of {model}: it has no Linear or Conv2d layer before the "
             "classifier; choose another model, or a dense method such as dpsgd"
         )
-    rule, smaller = ("r s", "rank or out_rank") if core else ("r (m + n)", "rank")
+    ranks = ranks_that_pay(candidates, carrier)
+    ways = [
+        f"rank={rank}, which carries {count} of {len(candidates)}" for rank, count in ranks.items()
+    ]
+    ways.append("a dense method such as dpsgd")
     return (
-        f"{given} carries no layer of {model}: {rule} < {PAYS_BELOW} m n holds for no Linear or "
-        f"Conv2d layer before the classifier; choose a smaller {smaller}, or a dense method such "
-        "as dpsgd"
+        f"{given} carries no layer of {model}: {'r s' if core else 'r (m + n)'} < {PAYS_BELOW} m n "
+        f"holds for none of its {len(candidates)} Linear and Conv2d layers before the classifier; "
+        f"give {', or '.join(ways)}"
     )
 
 

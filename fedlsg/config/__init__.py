@@ -223,25 +223,27 @@ def _fields(of: Callable[..., object]) -> dict[str, Declared]:
     }
 
 
-def unknown(kind: str, name: str, known: Mapping[str, Declared]) -> ValueError:
+def unknown(
+    kind: str, name: str, known: Mapping[str, Declared], *, also: Collection[str] = ()
+) -> ValueError:
     """The error for a name that no declaration has: with its nearest name, abbreviations
-    included.
+    included. ``also``: other arguments of the same place.
     """
-    return ValueError(f"unknown {kind} {name!r}{suggestion(name, known)}")
+    return ValueError(f"unknown {kind} {name!r}{suggestion(name, known, also=also)}")
 
 
-def suggestion(name: str, known: Mapping[str, Declared]) -> str:
+def suggestion(name: str, known: Mapping[str, Declared], *, also: Collection[str] = ()) -> str:
     """The end of an error message: the name that has the word as an alias, or that another library
     calls so.
 
-    Else the nearest one, or nothing.
+    Else the nearest one, or nothing. ``also``: other arguments of the same place.
     """
     word = name.replace("-", "_").lower()
     meant = next((one.name for one in known.values() if word in one.setting.aliases), None)
     return (
         f"; did you mean {meant!r}?"
         if meant
-        else in_our_words(word, known) or did_you_mean(word, known)
+        else in_our_words(word, {*known, *also}) or did_you_mean(word, [*known, *also])
     )
 
 

@@ -38,9 +38,8 @@ def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
     """
     if name in table:
         return table[name]
-    raise ValueError(
-        f"unknown {kind} {name!r}, expected one of {', '.join(table)}{did_you_mean(name, table)}"
-    )
+    near = did_you_mean(name, table) or ","
+    raise ValueError(f"unknown {kind} {name!r}{near} expected one of {', '.join(table)}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

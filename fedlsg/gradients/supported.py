@@ -35,6 +35,10 @@ HOOKS: Sequence[tuple[type[Any], str, str]] = (
 )
 """Hooks of torch that compute a weight before each call, and what removes them."""
 
+NOTHING = (
+    "nothing to train: every parameter of the model has requires_grad=False; call "
+    "requires_grad_(True) on the layers to train, such as the last one"
+)
 Checked = Mapping[str, nn.Parameter]
 """Trainable parameters by name of a model that ``check`` accepted: it need not be checked again."""
 
@@ -81,9 +85,7 @@ def check_supported(model: nn.Module) -> None:
     """
     check_initialized(model)
     if not trainable(model):
-        raise UnsupportedLayerError(
-            "nothing to train: every parameter of the model has requires_grad=False"
-        )
+        raise UnsupportedLayerError(NOTHING)
     check_sharing(model)
     for path, module in _without_calls(model):
         reason = refusal(module)

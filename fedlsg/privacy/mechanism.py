@@ -40,6 +40,7 @@ ClipNorm = Annotated[
         "norm",
         at_least=SMALLEST_CLIP_NORM,
         at_most=LARGEST_CLIP_NORM,
+        why="each gradient is shortened to it, and noise is in its units; 1 is usual",
         rules=WHERE_CLIPPED,
     ),
 ]

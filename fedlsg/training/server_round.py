@@ -33,9 +33,7 @@ Estimator = Literal["eq3", "averaged"]
 Schedule = Literal["constant", "linear", "cosine", "exponential", "step"]
 LayerRates = Literal["equal", "fan-in"]
 
-LearningRate = Annotated[
-    float, Setting("Learning rate of the server.", above=0, below=math.inf, aliases=("lr", "eta"))
-]
+LearningRate = Annotated[float, Setting("Learning rate of the server.", above=0, below=math.inf)]
 NormsRate = Annotated[
     float, Setting("Learning rate of norm layers, if another.", above=0, below=math.inf)
 ]
@@ -48,12 +46,11 @@ FinalRate = Annotated[
         "Learning rate at the end of the schedule; 0 without it.",
         above=0,
         below=math.inf,
-        aliases=("final_lr",),
     ),
 ]
 Decay = Annotated[
     float,
-    Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf, aliases=("wd",)),
+    Setting("Weight decay of the server's optimizer.", at_least=0, below=math.inf),
 ]
 Dropped = Annotated[
     float, Setting("Share of each lifted gradient that is dropped.", "share", at_least=0, below=1)
@@ -63,7 +60,6 @@ Options = Annotated[
     str | None,
     Setting(
         "Options of the optimizer's class, as 'betas=0.9 0.99, eps=1e-3'.",
-        aliases=("betas", "nesterov"),
     ),
 ]
 Ema = Annotated[

@@ -36,6 +36,7 @@ from fedlsg.simulations.cli.options import (
     elsewhere,
     only_code,
     option,
+    option_hint,
     starting,
 )
 from fedlsg.simulations.engines import signals
@@ -301,7 +302,8 @@ def main() -> None:
         with without_exit():
             status = app(standalone_mode=False)
     except click.ClickException as error:
-        fail(f"{error.format_message()}{elsewhere(error.format_message())}", error.exit_code)
+        said = error.format_message().rstrip(".")
+        fail(f"{said}{option_hint(error)}{elsewhere(said)}", error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         fail(INTERRUPTED, signals.status())
     except SystemExit as end:  # rich's answer to a closed pipe, as `| head` leaves it

@@ -319,6 +319,18 @@ def _sentence(one: Declared) -> str:
     return "; ".join(words) + "."
 
 
+COMMANDS = {
+    **dict.fromkeys(("train", "fit", "start", "simulate"), "run"),
+    **dict.fromkeys(("estimate", "dry-run", "check"), "plan"),
+    **dict.fromkeys(("show", "plot", "evaluate", "eval", "view"), "report RUN"),
+    **dict.fromkeys(("continue", "restart"), "resume RUN"),
+    **dict.fromkeys(("search", "sweep", "grid"), "compare"),
+    **dict.fromkeys(("save", "load", "predict"), "export RUN"),
+    "help": "--help",
+    "noise": "calibrate",
+}
+"""Words that people use for a command, by the command that they mean."""
+QUOTED = re.compile(r"'(\w+)'")
 UNKNOWN = re.compile(
     r"unknown (?:workload|method|setting|parameter|preset) '([^']+)'|No such command '([^']+)'"
 )
@@ -329,8 +341,10 @@ def meant_option(option: str, known: Iterable[str]) -> str:
     word, settings = option[2:], all_settings()
     aliases = {alias: name for name, one in settings.items() for alias in one.setting.aliases}
     if (name := aliases.get(word.replace("-", "_").lower())) is not None:
-        return f"; did you mean --{name.replace('_', '-')}?"
-    if said := in_our_words(word, settings):
+        return f"; did you mean {option_of(name)}?"
+    if said := other_name(
+        word, {*settings, *(name.strip("-").replace("-", "_") for name in known)}
+    ):
         return said
     if word + "s" in settings:  # epoch: before redraw=epoch
         return f"; did you mean --{word}s?"
@@ -344,11 +358,29 @@ def meant_option(option: str, known: Iterable[str]) -> str:
     return f"; did you mean --{near}?" if near else ""
 
 
+def other_name(option: str, known: Collection[str]) -> str:
+    """The end of an error about an option that another library has; empty for any other."""
+    said = in_our_words(option, known)
+    return QUOTED.sub(lambda name: option_of(name[1]), said)
+
+
+def option_hint(error: click.ClickException) -> str:
+    """The end of an error about an option that a command without settings has not."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    command = error.ctx.command
+    if isinstance(command, WithSettings):
+        return ""
+    return other_name(error.option_name, {str(param.name) for param in command.params})
+
+
 def elsewhere(text: str) -> str:
     """What an error about an unknown word may add: that the word is one of another kind, and how to
     write it.
     """
     found = UNKNOWN.search(text)
+    if found and (command := COMMANDS.get(found[2])) is not None:
+        return f"; did you mean fedlsg {command}?"
     word = next(filter(None, found.groups()), "") if found else ""
     if not word or in_our_words(word, ()):
         return ""

@@ -27,6 +27,7 @@ from typing import Any
 
 from fedlsg import bounded
 from fedlsg.config.choices import choose
+from fedlsg.config.foreign import in_our_words
 from fedlsg.simulations.compare.cells import AXES, Cell, Entry, Grid, grouped, is_number
 from fedlsg.simulations.planning.plan import client_terms, count_blocks
 from fedlsg.simulations.planning.prepare import data_key, prepare
@@ -35,6 +36,7 @@ from fedlsg.simulations.settings.rule_checker import idle
 from fedlsg.simulations.settings.settings import (
     RUN,
     Settings,
+    all_settings,
     declarations,
     from_mapping,
     names_given,
@@ -104,7 +106,7 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
     """
     known = ("workload", "seeds", *KINDS, "notes", "vary", "settings", "methods")
     for key in table:
-        choose("key of a grid file", key, dict.fromkeys(known))
+        _check_key(key, known)
     return Grid(
         workload=str(table.get("workload", RUN["workload"].default)),
         entries=tuple(_entry(label, own) for label, own in table.get("methods", {}).items()),
@@ -114,6 +116,25 @@ def from_toml(table: Mapping[str, Any]) -> Grid:
         vary=parse_varied(table.get("vary", {})),
         notes=tuple(map(str, table.get("notes", ()))),
     )
+
+
+def _check_key(key: str, known: Sequence[str]) -> None:
+    """Raise ValueError for an unknown key of a grid file: a setting, by whatever name, has its
+    place there.
+    """
+    if key in known:
+        return
+    settings = all_settings()
+    is_setting = key.replace("-", "_") in settings
+    said = "" if is_setting else in_our_words(key, settings)
+    if is_setting and key not in AXES:
+        said = "; it is a setting"
+    if said:
+        raise ValueError(
+            f"unknown key of a grid file {key!r}{said}: give settings under [settings], or "
+            "[methods.NAME]; lists of epsilons and ranks are at the top"
+        )
+    choose("key of a grid file", key, dict.fromkeys(known))
 
 
 def read_varied(texts: Sequence[str]) -> dict[str, list[str]]:

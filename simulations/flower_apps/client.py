@@ -18,6 +18,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedlsg import strategies
+from fedlsg.config.foreign import explain_other_names
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.client_app import make_app
 from fedlsg.simulations.client.node.refusals import SettingsError
@@ -103,6 +104,7 @@ OWN_CODE = "own-code"
 """Key of an announcement: digest of the code of the workload and the method."""
 
 
+@explain_other_names
 def client_app(
     workload: Workload | Callable[[], Workload],
     *,

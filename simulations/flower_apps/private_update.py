@@ -16,6 +16,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.logger import log
 from torch import Tensor, nn
 
+from fedlsg.config.foreign import explain_other_names
 from fedlsg.config.units import CLIENT
 from fedlsg.payload import find_codec
 from fedlsg.privacy import BudgetError, Entry, Ledger, add_noise
@@ -55,12 +56,15 @@ from fedlsg.strategies.protocol.wire import NO_REASON, stage_of
 from fedlsg.training.client_level import clipped_update
 from fedlsg.training.client_round import AddNoise
 from fedlsg.user_code.failure import without_exit
+from fedlsg.user_code.short_traceback import short_traceback
 
 NUM_EXAMPLES = "num-examples"
 """The key by which Flower's strategies weigh replies, unless they are told another."""
 Numbers = dict[str, int | float | list[int] | list[float]]
 
 
+@short_traceback
+@explain_other_names
 def private_update(
     model: Callable[[], nn.Module],
     *,

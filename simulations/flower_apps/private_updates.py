@@ -175,10 +175,19 @@ class UpdateSettings:
             return None
         fix = "more clients" if self.secure else "trust='secure', or more clients"
         return (
-            f"noise is likely to hide the updates of {clients} clients: in {rounds} rounds all of "
-            f"them move a weight {pull:.2g} times as far as noise does, at most. Give {fix}, a "
-            "larger epsilon, or unit='example'"
+            f"noise is likely to hide the updates of {clients} clients: {_against(pull)}. Give "
+            f"{fix}, a larger epsilon, or unit='example'"
         )
+
+
+def _against(pull: float) -> str:
+    """How far all updates of a run move a weight next to noise, in words."""
+    if pull < 1:
+        return f"it moves a weight {1 / pull:.2g} times as far as all of them together can"
+    return (
+        f"even if all of them agreed, they would move a weight only {pull:.2g} times as far as "
+        f"noise does over the rounds, and apps learn from about {SWAMPED:g} times on"
+    )
 
 
 class PrivateUpdates(FlowerStrategy):

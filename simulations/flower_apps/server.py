@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedlsg import strategies
+from fedlsg.config.foreign import EVALUATES, our_names
 from fedlsg.simulations.flower_apps.client import (
     OWN_CODE,
     AnnouncingGrid,
@@ -28,70 +29,29 @@ from fedlsg.simulations.run.finished import Run
 from fedlsg.simulations.server.callbacks import Callback, as_callbacks
 from fedlsg.simulations.server.server_app import last_line, run_on
 from fedlsg.simulations.settings.published import resolve
-from fedlsg.simulations.settings.settings import AUTO, RUN, Settings, as_config, permit_code
+from fedlsg.simulations.settings.settings import (
+    AUTO,
+    RUN,
+    Settings,
+    all_settings,
+    as_config,
+    check_arguments,
+    permit_code,
+)
 from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.workloads import Workload
 from fedlsg.strategies.strategy import FedLSG
-
-EVALUATES = (
-    "the server evaluates the model, on the workload's public test rows, with the workload's "
-    "metrics="
-)
-OTHERWISE = {
-    "min_train_nodes": "clients_per_round=, who trains in a round, and min_survivors=, how many "
-    "must answer",
-    "min_fit_clients": "clients_per_round=, who trains in a round, and min_survivors=, how many "
-    "must answer",
-    "min_evaluate_clients": EVALUATES,
-    "fraction_evaluate": EVALUATES,
-    "min_evaluate_nodes": EVALUATES,
-    "evaluate_metrics_aggr_fn": EVALUATES,
-    "evaluate_fn": "start(evaluate_fn=...), or the workload's metrics=",
-    "train_metrics_aggr_fn": "no metrics of training: clients send what is private, and nothing "
-    "else",
-    "weighted_by_key": "weighting=, equal or by each client's public number of examples",
-    "arrayrecord_key": "no name: payloads are packed by fedlsg",
-    "configrecord_key": "no name: settings travel with each message",
-    "inplace": "no such choice",
-    "initial_parameters": "the workload's model: load a checkpoint in the function that builds it",
-    "fit_metrics_aggregation_fn": "no metrics of training: clients send what is private, and "
-    "nothing else",
-    "evaluate_metrics_aggregation_fn": EVALUATES,
-    "on_fit_config_fn": "settings as arguments: learning_rate=, local_steps=, ...",
-    "accept_failures": "min_survivors=, how many must answer",
-    "eta": "learning_rate=, that of the server's optimizer=",
-    "eta_l": "local_learning_rate=, that of a client's local_steps=",
-    **dict.fromkeys(("beta_1", "beta_2", "tau"), "optimizer='adam', and optimizer_options="),
-    "server_learning_rate": "learning_rate=",
-    "server_momentum": "momentum=",
-    "proximal_mu": "proximal=",
-}
-"""What takes the place of an argument of a strategy of Flower, of its versions before 1.20 among
-them.
-"""
-KEYS = {
-    "lr": "learning_rate",
-    "learning-rate": "learning_rate",
-    "learning_rate": "learning_rate",
-    "local-epochs": "local_steps and sample_rate",
-    "local_epochs": "local_steps and sample_rate",
-    "epochs": "local_steps and sample_rate",
-    "batch-size": "batch_size",
-    "batch_size": "batch_size",
-    "momentum": "momentum",
-    "proximal-mu": "proximal",
-    "proximal_mu": "proximal",
-}
-"""Settings that take the place of usual keys of a config."""
+from fedlsg.user_code import is_reference
+from fedlsg.user_code.short_traceback import short_traceback
 
 
 def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings without FedAvg's arguments, which are translated.
 
     ``min_available_nodes`` is ``clients`` where that is not given; ``fraction_train`` of
-    ``clients`` is ``clients_per_round``. Raises ValueError, with the setting to say instead, for
-    those without a counterpart.
+    ``clients`` is ``clients_per_round``. Those without a counterpart are left for
+    ``check_arguments``, which refuses them.
     """
     found = dict(settings)
     if found.get("fraction_evaluate") == 0.0:
@@ -110,12 +70,6 @@ def translated(settings: Mapping[str, Any]) -> dict[str, Any]:
                 "clients_per_round= in its place"
             )
         found.setdefault("clients_per_round", max(1, int(share * found["clients"])))
-    for name in found:
-        if name in OTHERWISE:
-            raise ValueError(
-                f"{name} is an argument of Flower's strategies: leave it out; in its place: "
-                f"{OTHERWISE[name]}"
-            )
     return found
 
 
@@ -132,11 +86,13 @@ def check_configs(
             "initial_arrays out"
         )
     if train_config:
-        named = {key: KEYS[key] for key in train_config if key in KEYS}
-        example = (
-            ", ".join(f"{key} as {setting}" for key, setting in named.items())
-            or "the learning rate as learning_rate"
-        )
+        known = all_settings()
+        named = {
+            key: f"{key} as {' or '.join(said)}"
+            for key in train_config
+            if (said := our_names(key, known))
+        }
+        example = ", ".join(named.values()) or "the learning rate as learning_rate"
         raise ValueError(
             f"train_config has {', '.join(train_config)}: settings of training are arguments of "
             f"Strategy, {example}; no key is read by clients"
@@ -174,6 +130,7 @@ class Strategy(FlowerStrategy):
     Raises ValueError for a bad setting, with the fix.
     """
 
+    @short_traceback
     @last_line()
     def __init__(
         self,
@@ -200,12 +157,16 @@ class Strategy(FlowerStrategy):
             strategies.give(name, method)
         if name != AUTO:
             strategies.check_name(name)
-        given = {**translated(settings), "workload": give(workload), "method": name}
+        own = translated(settings)
+        if not is_reference(name):
+            check_arguments(own, ("workload", "method", "out", "callbacks"))
+        given = {**own, "workload": give(workload), "method": name}
         permit_code({**settings, "method": name})
         self.settings: Settings = resolve(given)
         self.run: Run | None = None
         self._inner: FedLSG | None = None
 
+    @short_traceback
     @last_line()
     def start(
         self,

@@ -26,11 +26,11 @@ from fedlsg.gradients.isolation.trial import word_on
 from fedlsg.privacy import rho
 from fedlsg.randomness import own_draws
 from fedlsg.secure_sum.discrete import plan_release
+from fedlsg.simulations.planning.hints import SWAMPED, less_noise, noise_words
 from fedlsg.simulations.planning.plan import Plan, count_blocks, events_of, probes
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.workloads import to_device
-from fedlsg.simulations.workloads.base.split import Chance, beats_chance
 from fedlsg.state import ClientTerms, PublicState, different_terms, each, mean_frame
 from fedlsg.training.auto import FEWEST_UPDATES
 from fedlsg.user_code.library import own_code
@@ -205,8 +205,6 @@ ROWS = 256
 USUAL_RMS = (0.1, 10.0)
 """Root mean squares of the inputs between which the rule was measured to lose under a point."""
 EMPTY = 0.5
-SWAMPED = 10.0
-"""Pulls below which runs were measured at the accuracy of guessing, or near it."""
 
 
 def advice(plan: Plan) -> list[str]:
@@ -283,12 +281,9 @@ def _swamped(plan: Plan) -> str | None:
     found = pull(plan)
     if found is None or found >= SWAMPED:
         return None
-    bound = f"{50 * found:.0f} points more than" if found < 1 else "little more than"
-    return (
-        f"noise is likely to hide these rows: over the run all of them move a weight {found:.2g} "
-        f"times as far as noise does, at most. Expect {bound} a run on noise alone, which guesses: "
-        "give a larger epsilon, more rows, fewer clients or trust=secure"
-    )
+    ways = less_noise(clients=len(plan.sizes), trust=plan.settings.trust)
+    bound = f"; expect at most {50 * found:.0f} points more than guessing" if found < 1 else ""
+    return f"{noise_words(found, None)}{bound}: give {ways}"
 
 
 @torch.no_grad()
@@ -309,25 +304,6 @@ def _inputs(plan: Plan) -> str | None:
                 "rule suits sizes near 1: give normalise=public"
             )
     return None
-
-
-def guessing_line(summary: Mapping[str, Any], auto: str | None) -> str | None:
-    """What to change first where a run has ended at the accuracy of guessing. ``auto``: what the
-    rule chose.
-    """
-    if summary["chance"] is None or summary["accuracy"] is None:
-        return None
-    if beats_chance([summary["accuracy"]], Chance(**summary["chance"])):
-        return None
-    ruled = "learning_rate" in (auto or "").split()
-    first = (
-        "a larger epsilon, fewer clients or trust=secure, which lower the noise"
-        if ruled
-        else "learning_rate=auto"
-    )
-    return (
-        f"the accuracy is that of guessing ({Chance(**summary['chance']).level:.0%}): try {first}"
-    )
 
 
 def embeddings_line(plan: Plan) -> str | None:

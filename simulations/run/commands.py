@@ -25,8 +25,8 @@ from fedlsg.simulations.planning.advice import (
     advice,
     batches_line,
     embeddings_line,
-    guessing_line,
     isolation_line,
+    pull,
     rho_line,
     sum_line,
     torch_func_line,
@@ -39,6 +39,7 @@ from fedlsg.simulations.planning.continuity import (
     refuse_lost_checkpoint,
     settings_further,
 )
+from fedlsg.simulations.planning.hints import at_guessing, guessing_line
 from fedlsg.simulations.planning.known_weights import remember_weights
 from fedlsg.simulations.planning.plan import NO_NOISE, Base, Plan, planned_epsilon
 from fedlsg.simulations.planning.prepare import dealt
@@ -57,6 +58,7 @@ from fedlsg.simulations.report.words import epsilon_words, features_line
 from fedlsg.simulations.report.words import named as named_in
 from fedlsg.simulations.run.live import following
 from fedlsg.simulations.run.on_record import writer_of
+from fedlsg.simulations.run.public_trial import learn_public_rows
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
 from fedlsg.simulations.server.named_callbacks import named
@@ -329,12 +331,26 @@ def execute(
     console.print(summary_table({**summary, "by_client": rows or summary.get("by_client", ())}))
     if rows:
         print_table(client_table(rows, ON_TERMINAL, "each client"), console)
-    if line := guessing_line(summary, plan.settings.auto):
+    if not console.quiet and (line := _what_would_help(plan, directory, summary)):
         print_line(line, console, "yellow")
     console.print(
         f"[bold]run directory[/bold]  {escape(str(directory.path))}",
         highlight=False,
         soft_wrap=True,
+    )
+
+
+def _what_would_help(plan: Plan, directory: RunDir, summary: Mapping[str, Any]) -> str | None:
+    """What to change first, where the run has ended at the accuracy of guessing."""
+    if not at_guessing(summary):
+        return None
+    losses = [Row.parse(row).loss for row in directory.read_rounds()]
+    return guessing_line(
+        summary,
+        plan.settings.auto,
+        losses=[loss for loss in losses if loss is not None],
+        pull=pull(plan) if plan.method.mechanism.adds_noise else None,
+        trial=learn_public_rows(plan),
     )
 
 

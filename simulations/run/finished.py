@@ -35,6 +35,7 @@ from fedlsg.simulations.storage.updates import WEIGHTS, read_model
 from fedlsg.simulations.workloads import Workload, build_model
 from fedlsg.simulations.workloads.user_workload import make
 from fedlsg.user_code.failure import without_exit
+from fedlsg.user_code.short_traceback import short_traceback
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -238,6 +239,7 @@ def without_adapters(final: FinalModel) -> FinalModel:
     return FinalModel(tensors=tensors, facts={**final.facts, **changed})
 
 
+@short_traceback
 def load_run(
     path: str | Path,
     *,

@@ -33,7 +33,7 @@ WAY = (
     "go on from the run that did, with start_from=RUN, or continue it with out=... and "
     "resume=True; or train both times with fedlsg.PrivateStep and one ledger=PATH"
 )
-CALLERS = 7
+CALLERS = 8
 """Functions between a user's call of ``simulate`` and the record."""
 
 

@@ -27,6 +27,7 @@ from fedlsg.simulations.planning.prepare import dealt
 from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.report.terminal import facts_shown, print_note, print_whole
 from fedlsg.simulations.report.words import duration, epsilon_words, human_bytes
+from fedlsg.simulations.run.first_step import FirstStep, first_step, first_step_words
 from fedlsg.simulations.run.message_trial import Trial, time_step, try_rounds
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
@@ -90,8 +91,18 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         "delta": s.delta,
         "choices": [asdict(choice) for choice in choices(plan)],
         "rho": rho_of(plan, public),
+        "first_step": None if (first := first_step(plan)) is None else _first_step(first),
         **({} if plan.sums is None else {"bits": sum_bits(plan, public)}),
         **_cost(plan, trial),
+    }
+
+
+def _first_step(first: FirstStep) -> dict[str, Any]:
+    return {
+        "signal": first.signal,
+        "rows": first.rows,
+        "of_run": first.of_run,
+        "words": first_step_words(first),
     }
 
 
@@ -330,6 +341,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         ),
         "privacy": epsilon if facts["private"] else "NOT PRIVATE: no epsilon is claimed",
         "noise": noise if facts["noise_multiplier"] else "none",
+        "accuracy": (facts["first_step"] or {}).get("words", ""),
         **{choice["name"]: _choice(choice) for choice in facts["choices"]},
         "isolation": facts["own"] or f"{facts['isolation']}: library code alone",
         "one step": f"{step['seconds']:.3g} s at a batch of {step['batch']:.4g} (of "

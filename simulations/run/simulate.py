@@ -1,9 +1,10 @@
 """``fedlsg.simulate``: a model, data and a loss in; a run directory and its results out."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -28,6 +29,7 @@ from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.settings.own_epsilons import BELOW, setting_of
 from fedlsg.simulations.settings.published import first_look, resolve
 from fedlsg.simulations.settings.settings import (
+    check_arguments,
     check_names_of,
     from_mapping,
     names_given,
@@ -38,6 +40,7 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import Workload
 from fedlsg.simulations.workloads.user_workload import MODEL, make
 from fedlsg.user_code.failure import without_exit
+from fedlsg.user_code.short_traceback import short_traceback
 
 Callbacks = Sequence[Callback | Callable[[dict[str, Any]], object]]
 
@@ -49,6 +52,7 @@ MORE = frozenset(f.name for f in fields(Workload)) - OWN
 """Further arguments of ``Workload``, which ``simulate`` takes as well."""
 
 
+@short_traceback
 @alone()
 @without_exit()
 def simulate(
@@ -140,6 +144,8 @@ def simulate(
     for what in BELOW:
         if not isinstance(own_of_each := others.get(f"client_{what}s"), str | None):
             others |= setting_of(own_of_each, what)
+    given["method"] = _method_name(method)
+    _check_arguments(others, method)
     if workload is not None and isinstance(model, str):
         own["model"], given["model"] = None, model  # the name of one of the workload's
     more = {name: others.pop(name) for name in MORE & others.keys()}
@@ -166,7 +172,7 @@ def simulate(
     given["unit"] = _unit_name(unit, workload)
     if isinstance(callbacks, str):
         given["callbacks"], callbacks = callbacks, ()
-    given["workload"], given["method"] = workload_name(workload), _method_name(method)
+    given["workload"] = workload_name(workload)
     if twice := given.keys() & others.keys():
         raise ValueError(f"{', '.join(sorted(twice))}: given twice")
     chosen = {name: value for name, value in (given | others).items() if value is not None}
@@ -174,6 +180,17 @@ def simulate(
     console = Console(quiet=quiet)
     with ahead(first_look(chosen)):
         return _run(chosen, out, callbacks, console, resume=resume, began=began)
+
+
+def _check_arguments(others: Iterable[str], method: object) -> None:
+    """Raise ValueError for a name that is neither an argument nor a setting.
+
+    What a method in a file declares is known later.
+    """
+    if isinstance(method, str) and user_code.is_reference(method):
+        return
+    arguments = {*signature(simulate).parameters, *MORE} - {"settings"}
+    check_arguments((name for name in others if name not in MORE), arguments)
 
 
 def _run(

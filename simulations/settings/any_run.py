@@ -32,11 +32,11 @@ class Data:
 
     workload: Annotated[
         str,
-        Setting("Data and its models; fedlsg list workloads lists all.", aliases=("data", "task")),
+        Setting("Data and its models; fedlsg list workloads lists all."),
     ] = "digits"
     method: Annotated[
         str,
-        Setting("Recipe, or auto; fedlsg list methods lists all.", aliases=("recipe", "algorithm")),
+        Setting("Recipe, or auto; fedlsg list methods lists all."),
     ] = "auto"
     uplink_budget: Annotated[
         int | None,
@@ -112,7 +112,6 @@ class Data:
             "share",
             at_least=0,
             below=1,
-            aliases=("hidden_dropout", "attention_dropout"),
         ),
     ] = None
     features: Annotated[
@@ -153,10 +152,8 @@ class Data:
         str | None, Setting("Name of your own data set, for hf-image and hf-text.")
     ] = None
     subset: Annotated[str | None, Setting("Subset of your own data set.")] = None
-    input_columns: Annotated[
-        str | None, Setting("Columns of the inputs, with commas.", aliases=("columns",))
-    ] = None
-    label_column: Annotated[str | None, Setting("Column of the label.", aliases=("label",))] = None
+    input_columns: Annotated[str | None, Setting("Columns of the inputs, with commas.")] = None
+    label_column: Annotated[str | None, Setting("Column of the label.")] = None
     test_split: Annotated[str | None, Setting("Split that accuracy is measured on.")] = None
     image_background: Annotated[
         str | None, Setting("Colour, such as white, on which transparent images are put.")
@@ -239,7 +236,6 @@ class Messages:
         str,
         Setting(
             "How values are sent; fedlsg settings codec lists all.",
-            aliases=("compression", "quantization"),
         ),
     ] = "float32"
     indices: Annotated[
@@ -324,7 +320,6 @@ class Messages:
         str | None,
         Setting(
             "Called after each round: early-stopping, best-model, mlflow, wandb, own.",
-            aliases=("logger", "early_stopping", "wandb", "mlflow"),
         ),
     ] = None
 
@@ -341,9 +336,7 @@ class Processes:
     ] = "auto"
     device: Annotated[
         Device,
-        Setting(
-            "Where models are computed; auto: CUDA in each process that finds it.", aliases=("gpu",)
-        ),
+        Setting("Where models are computed; auto: CUDA in each process that finds it."),
     ] = "auto"
     precision: Annotated[Bits, Setting("Precision of the forward and backward pass.")] = "float32"
     activation_storage: Annotated[Bits, Setting("Precision in which activations are stored.")] = (
@@ -359,7 +352,6 @@ class Processes:
             "as many as there are free processors, 8 at most.",
             "processes",
             at_least=0,
-            aliases=("num_workers", "dataloader_num_workers"),
         ),
     ] = None
     client_cpus: Annotated[
@@ -368,7 +360,6 @@ class Processes:
             "Processors of a Ray worker.",
             "processors",
             at_least=1,
-            aliases=("cpus",),
             rules=(OF_RAY,),
         ),
     ] = 1
@@ -379,7 +370,6 @@ class Processes:
             "GPUs",
             at_least=0,
             below=inf,
-            aliases=("gpus",),
             rules=(OF_RAY,),
         ),
     ] = 0.25
@@ -401,7 +391,7 @@ class Processes:
     ] = None
     round_timeout: Annotated[
         float,
-        Setting("Longest wait for a round.", "seconds", above=0, below=inf, aliases=("timeout",)),
+        Setting("Longest wait for a round.", "seconds", above=0, below=inf),
     ] = 3600.0
     client_timeout: Annotated[
         float | None,
@@ -412,9 +402,7 @@ class Processes:
             below=inf,
         ),
     ] = None
-    run_dir: Annotated[
-        str | None, Setting("Run directory; fedlsg run takes it as --out.", aliases=("out",))
-    ] = None
+    run_dir: Annotated[str | None, Setting("Run directory; fedlsg run takes it as --out.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

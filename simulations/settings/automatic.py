@@ -24,6 +24,7 @@ import torch
 
 from fedlsg import strategies
 from fedlsg.carriers import find_classifier, layer_table, prepare_model, totals
+from fedlsg.gradients import check_initialized
 from fedlsg.method import Method
 from fedlsg.simulations.settings.any_run import Device
 from fedlsg.simulations.settings.settings import AUTO, AUTOMATIC, Settings, values_of
@@ -50,8 +51,8 @@ def device_of(wanted: Device) -> str:
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         raise ValueError(
-            "device 'cuda' was requested, but torch finds no CUDA device here; use --device cpu, "
-            "or auto to take one where it is"
+            "device=cuda: torch finds no CUDA device here; give device=cpu, or device=auto to take "
+            "one where it is"
         )
     return "cuda" if there and wanted != "cpu" else "cpu"
 
@@ -70,6 +71,7 @@ def loaded_parts(settings: Settings, workload: LoadedWorkload) -> Loaded:
     """What a run starts from that was trained before."""
     name = settings.model or workload.default_model
     first, second = (build_model(workload, name, settings.seed + step) for step in (0, 1))
+    check_initialized(first)
     head = workload.classifier or find_classifier(first)
     others = dict(second.named_parameters())
     count = {(part, loaded): 0 for part in ("body", "classifier") for loaded in (True, False)}

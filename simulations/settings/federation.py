@@ -76,10 +76,10 @@ class Federation:
         Setting(
             "Server rounds, or auto.",
             "rounds",
+            why="leave it out, and a rule chooses",
             at_least=1,
             at_most=10**8,
             fallback=10,
-            aliases=("num_rounds",),
         ),
     ] = None
     epochs: Annotated[
@@ -102,7 +102,6 @@ class Federation:
             at_least=1,
             at_most=10**8,
             fallback=5,
-            aliases=("num_clients", "nodes"),
         ),
     ] = None
     clients_per_round: Annotated[
@@ -112,7 +111,6 @@ class Federation:
             "clients",
             at_least=1,
             at_most=10**8,
-            aliases=("cohort",),
         ),
     ] = None
     selection: Annotated[
@@ -130,7 +128,6 @@ class Federation:
             "steps",
             at_least=1,
             fallback=1,
-            aliases=("steps", "k", "local_epochs"),
         ),
     ] = None
     local_learning_rate: Annotated[
@@ -139,7 +136,6 @@ class Federation:
             "Learning rate of local steps; default the server's. It follows the schedule.",
             above=0,
             below=inf,
-            aliases=("local_lr",),
             rules=(idle_unless("local_steps>1 or personal", ONE_STEP),),
         ),
     ] = None
@@ -159,7 +155,6 @@ class Federation:
             "mu of FedProx, which pulls local steps to the round's weights.",
             at_least=0,
             below=inf,
-            aliases=("mu", "proximal_mu", "fedprox"),
             rules=(
                 needs(
                     "local_steps>1",
@@ -172,7 +167,6 @@ class Federation:
         str | None,
         Setting(
             "Parameters that stay with a client: classifier, or the start of names.",
-            aliases=("personalization", "head", "fedper", "fedrep"),
             rules=(
                 needs(
                     "trust=client",
@@ -218,8 +212,8 @@ class Federation:
             "Poisson rate q: the chance of an example to be in a step.",
             above=0,
             at_most=1,
+            why="it is the share of the rows in a mean batch; a number of rows is batch_size",
             fallback=0.1,
-            aliases=("q",),
             rules=(
                 needs(
                     "not batch_size",
@@ -235,7 +229,6 @@ class Federation:
             "Batch of each client (expected, if poisson), instead of sample_rate.",
             "examples",
             at_least=1,
-            aliases=("batch", "bs"),
         ),
     ] = None
     microbatch_size: Annotated[
@@ -245,7 +238,6 @@ class Federation:
             "256 on a CPU.",
             "examples",
             at_least=1,
-            aliases=("microbatch",),
         ),
     ] = None
     partition: Annotated[
@@ -260,7 +252,6 @@ class Federation:
         Setting(
             "Clients count by their examples or equally; default: by their expected batch with "
             "privacy, by their examples without.",
-            aliases=("weights",),
         ),
     ] = None
     alpha: Annotated[

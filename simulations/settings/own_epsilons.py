@@ -93,7 +93,8 @@ def setting_of(value: Any, what: What = "epsilon") -> dict[str, Any]:
     """The settings of ``simulate(epsilon=...)`` or ``delta``: a number; one for each client, by
     name or number (a dict, a Series) or in their order; a column of train or a file that has them.
     """
-    if isinstance(value, str) and not _is_number(value):
+    # a decimal comma is refused where the number is read
+    if isinstance(value, str) and not _is_number(value.replace(",", ".")):
         return {f"client_{what}s": value}
     if hasattr(value, "iloc"):  # a Series of pandas
         value = value.to_dict()

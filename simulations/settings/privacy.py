@@ -123,8 +123,8 @@ class Privacy:
             "Privacy budget of each client; calibrates the noise.",
             above=0,
             below=inf,
+            why="smaller is more private; a run without privacy has method=sgd",
             fallback=8.0,
-            aliases=("eps",),
             rules=(NOISE,),
         ),
     ] = None
@@ -141,7 +141,6 @@ class Privacy:
             "Noise over clip norm, instead of a target.",
             above=0,
             below=inf,
-            aliases=("sigma", "noise"),
             rules=(NOISE,),
         ),
     ] = None
@@ -164,7 +163,6 @@ class Privacy:
         Setting(
             "What epsilon protects: one example, a client with all of its data, or a person: the "
             "column of the training data that says whose each row is.",
-            aliases=("level",),
             choices=UNITS,
             others="a column",
             rules=OF_PERSONS,

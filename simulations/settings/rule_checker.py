@@ -188,7 +188,8 @@ def check(s: Resolved, workload: LoadedWorkload) -> None:
         workload.classes(f"partition={s.partition}")
     if not 1 <= s.clients_per_round <= s.clients:
         raise ValueError(
-            f"expected 1 <= clients_per_round={s.clients_per_round} <= clients={s.clients}"
+            f"expected 1 <= clients_per_round={s.clients_per_round} <= clients={s.clients}: no "
+            f"more clients than there are take part in a round; give {s.clients} or fewer"
         )
     if not 1 <= s.min_survivors <= s.clients_per_round:
         raise ValueError(

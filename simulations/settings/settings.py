@@ -8,7 +8,7 @@ codecs) are declared where they are used; functions import that, for it loads to
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from types import MappingProxyType
@@ -205,6 +205,18 @@ def declarations(raw_names: Iterable[str]) -> dict[str, Declared]:
     return {raw_name: known[name] for raw_name, name in names.items()}
 
 
+def check_arguments(given: Iterable[str], arguments: Collection[str]) -> None:
+    """Raise ValueError, with the nearest name, for a keyword that is no setting of all there are.
+
+    ``arguments``: what the function that was called takes as well.
+    """
+    names = [name for name in given if name.replace("-", "_") not in RUN]
+    known = all_settings() if names else RUN
+    for name in names:
+        if name.replace("-", "_") not in known:
+            raise unknown("setting", name, known, also=arguments)
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Names in the order of config.toml: those of a run, others in their places among them, what is
     new last.
@@ -296,11 +308,20 @@ def _of_clients(name: str, value: Any) -> dict[str, Any]:
     try:
         float(value)
     except ValueError:
+        point = value.replace(",", ".")
+        decimal = f"a decimal number has a point, {point}; " if _is_float(point) else ""
         raise ValueError(
-            f"expected a number (float) for {name}, got {value!r}: for one of each client give "
-            f"{name}='north=1, south=4', or client_{name}s=, a column of train or a CSV file"
+            f"expected a number (float) for {name}, got {value!r}: {decimal}for one of each client "
+            f"give {name}='north=1, south=4', or client_{name}s=, a column of train or a CSV file"
         ) from None
     return {name: value}
+
+
+def _is_float(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False
 
 
 def _load_method(name: object) -> None:

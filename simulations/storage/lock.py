@@ -33,7 +33,8 @@ def create(out: str | None, settings: Settings, *, private: bool = False) -> Run
                 again = f", or continue it with fedlsg resume {out} (from Python: resume=True)"
                 is_run = RunDir(path).config.exists()
                 raise ValueError(
-                    f"{out} is not empty; choose another --out{again if is_run else ''}"
+                    f"out={out}: the folder is not empty; choose another "
+                    f"out{again if is_run else ''}"
                 )
             probe = path / ".writable"
             probe.touch()

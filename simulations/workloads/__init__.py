@@ -121,8 +121,8 @@ def _source(name: str) -> Any:
             "alone"
         )
         raise ValueError(
-            f"unknown workload {name!r}, expected one of {', '.join(_REGISTRY)}; "
-            f"{mine}{did_you_mean(name, _REGISTRY)}"
+            f"unknown workload {name!r}{did_you_mean(name, _REGISTRY) or ','} expected one of "
+            f"{', '.join(_REGISTRY)}; {mine}"
         )
     return _REGISTRY[name] if found is None else found
 

@@ -50,6 +50,7 @@ from fedlsg.simulations.workloads.rows.read import read_rows, read_splits
 from fedlsg.simulations.workloads.rows.transform import AT_ONCE, check_transform
 from fedlsg.training.persons import numbers_of
 from fedlsg.user_code.digest import digest_of_all
+from fedlsg.user_code.short_traceback import short_traceback
 
 PERSON = "person"
 """The unit of persons that an array names."""
@@ -134,6 +135,7 @@ class Workload:
     settings: Mapping[str, object] = field(default_factory=dict)
     name: str = ""
 
+    @short_traceback
     def __post_init__(self) -> None:
         for name, build in self.models.items():
             if isinstance(build, nn.Module) or not callable(build):

@@ -218,7 +218,7 @@ class Release:
             rows.append(positions)
             return batch(positions)
 
-        with self.draws():
+        with self._saying_planned(), self.draws():
             values = self._values(
                 plan,
                 noted if self.watchers else batch,
@@ -279,7 +279,22 @@ class Release:
 
     def check_budget(self, terms: ClientTerms) -> None:
         """Raise BudgetError if the next round would pass the budget."""
-        self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
+        with self._saying_planned():
+            self.account.ledger.check_within(self._entry(self._plan(terms)), self.spending.budget)
+
+    @contextmanager
+    def _saying_planned(self) -> Iterator[None]:
+        """A BudgetError after the last planned step says first that it was the last."""
+        try:
+            yield
+        except BudgetError as error:
+            planned = self.spending.steps
+            if self.state.round < planned:
+                raise
+            raise BudgetError(
+                f"all steps={planned} that the noise was planned for are taken; for more give a "
+                f"larger steps= or epochs= at the start: {error}"
+            ) from error
 
     def _entry(self, plan: RoundPlan) -> Entry:
         how = {"reproducible": self.reproducible, "batched": self.batched}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlsg.gradients import Batch, LossFunction
-from fedlsg.gradients.losses import PerExampleLoss
+from fedlsg.gradients.losses import CLASSES, PerExampleLoss
 from fedlsg.randomness import alone, own_draws
 from fedlsg.strategies.own_loop.examples import accepted, made_up
 from fedlsg.tensors import each, fields_of, spaced
@@ -116,12 +116,39 @@ def check_targets(
                     _failure(loss, run(r[None]), targets, r[None]) is None for r in spaced(count)
                 ):
                     raise ValueError(
-                        f"the loss cannot take the target of {what} row {row}, "
+                        class_fault(loss, run(alone), targets, what, row)
+                        or f"the loss cannot take the target of {what} row {row}, "
                         f"{_shown(targets, row)}: {failure}"
                     )
                 else:
                     return False
     return known
+
+
+def class_fault(
+    loss: LossFunction, outputs: Any, targets: Batch, what: str, row: int
+) -> str | None:
+    """Numbers of classes that the outputs have not, and the fix; None for other targets or
+    losses. ``row``: the first that the loss cannot take.
+    """
+    scores = getattr(outputs, "logits", outputs)
+    if getattr(loss, "name", "") not in CLASSES or not isinstance(targets, Tensor):
+        return None
+    if not isinstance(scores, Tensor) or scores.ndim != 2 or targets.ndim != 1:
+        return None
+    if targets.is_floating_point():
+        return None
+    count, low, high = scores.shape[1], int(targets.min()), int(targets.max())
+    if (low, high) == (1, count):
+        fix = "give targets - 1"
+    elif high >= count:
+        fix = f"give the model {high + 1} outputs, or leave those rows out"
+    else:
+        fix = f"give targets from 0 on, or ignore_index={low} to the loss"
+    return (
+        f"the model gives {count} outputs, for classes 0 to {count - 1}, and the targets of {what} "
+        f"are {low} to {high} (row {row}: {int(targets[row])}): {fix}"
+    )
 
 
 def _group(start: int, size: int, count: int) -> Tensor:

@@ -119,7 +119,7 @@ def _check_size(size: int, num_examples: int) -> None:
     if size != num_examples:
         raise ValueError(
             f"expected {num_examples=} examples, the data set has {size}: noise and epsilon depend "
-            "on it"
+            f"on it; give num_examples={size}"
         )
 
 

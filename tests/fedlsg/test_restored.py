@@ -196,8 +196,23 @@ LOSSES = {
 def test_a_class_that_the_outputs_have_not_is_named(loss, row, label):
     y = Y.clone()
     y[row] = label
-    with pytest.raises(ValueError, match=rf"cannot take the target of train row {row}, {label}: "):
+    words = rf"cannot take the target of train row {row}, {label}: |\(row {row}: {label}\)"
+    with pytest.raises(ValueError, match=words):
         check_targets(per_example_loss(loss), run, y, "train")
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (Y + 1, "classes 0 to 2, and the targets of train are 1 to 3 .*: give targets - 1"),
+        (Y + 2, "the targets of train are 2 to 4 .*: give the model 5 outputs"),
+        (Y - 1, "the targets of train are -1 to 1 .*: give targets from 0 on, or ignore_index=-1"),
+    ],
+)
+def test_numbers_of_classes_and_of_outputs_are_compared_in_words(targets, said):
+    with pytest.raises(ValueError, match=f"^the model gives 3 outputs, .*{said}") as error:
+        check_targets(per_example_loss(nn.CrossEntropyLoss()), run, targets, "train")
+    assert "IndexError" not in str(error.value)
 
 
 @pytest.mark.parametrize("row", [None, 0, 349_525, 999_999])

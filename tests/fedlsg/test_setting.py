@@ -214,7 +214,7 @@ def test_names_of_other_libraries_are_named_in_our_words():
         ("max_grad_norm", "it is 'clip_norm' here"),
         ("L2-norm-clip", "it is 'clip_norm' here"),
         ("max_physical_batch_size", "it is 'microbatch_size' here"),
-        ("target_epsilon", "fedlsg calls it epsilon, an argument of PrivateStep or simulate"),
+        ("target_epsilon", "fedlsg calls it epsilon, an argument of PrivateStep and simulate"),
         ("secure_mode", "leave it out: noise is drawn from a cryptographic generator"),
         ("clip_nrm", "did you mean 'clip_norm'?"),
     ):

@@ -15,7 +15,7 @@ from torch import nn
 
 import fedlsg
 from fedlsg.accounting import Event, compose
-from fedlsg.privacy import trained_weights
+from fedlsg.privacy import BudgetError, trained_weights
 from fedlsg.privacy.data_record import SpentTogetherWarning
 from tests.strategies.own_loop import EXAMPLES, INPUTS, TARGETS, batch, private_step
 from tests.strategies.small_federation import model
@@ -273,3 +273,22 @@ def test_reproducible_steps_have_no_epsilon():
     step = private_step(method="dpsgd", reproducible=True)
     step.step(step.batches(data))
     assert step.epsilon() == fedlsg.epsilon_of_data(data) == math.inf
+
+
+def test_a_step_after_the_last_planned_one_says_so_first():
+    step = private_step(method="dpsgd", steps=2, epsilon=3.0, noise_multiplier=None)
+    rows = step.batches((INPUTS, TARGETS))
+    for _ in range(2):
+        step.step(rows)
+    with pytest.raises(BudgetError, match=r"^all steps=2 that the noise was planned"):
+        step.step(rows)
+    # the control: a budget that ends before the planned steps is not about them
+    early = private_step(method="dpsgd", steps=40, epsilon=1.0, noise_multiplier=1.5)
+    rows = early.batches((INPUTS, TARGETS))
+
+    def take_all() -> None:
+        for _ in range(40):
+            early.step(rows)
+
+    with pytest.raises(BudgetError, match=r"^this step would pass the privacy budget"):
+        take_all()

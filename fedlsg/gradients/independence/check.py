@@ -62,8 +62,10 @@ from fedlsg.gradients.independence.trace import Trace, first_apart
 from fedlsg.gradients.isolation.levels import Isolation
 from fedlsg.gradients.isolation.secret_seeds import FIX as NO_SEEDS
 from fedlsg.gradients.isolation.secret_seeds import OwnDrawsError
+from fedlsg.gradients.layer_faults import layer_fault
 from fedlsg.gradients.per_example import Batch, LossFunction, batch_size
 from fedlsg.gradients.supported import (
+    NOTHING,
     UnsupportedLayerError,
     check_initialized,
     check_supported,
@@ -166,7 +168,7 @@ def refuse_layers(model: nn.Module, level: Isolation) -> None:
         return check_supported(model)
     check_initialized(model)
     if not trainable(model):
-        raise UnsupportedLayerError("nothing to train: every parameter has requires_grad=False")
+        raise UnsupportedLayerError(NOTHING)
     for path, module in model.named_modules():
         if isinstance(module, STATISTICS) and (reason := refusal(module)) is not None:
             raise unsupported(path, module, reason)
@@ -387,16 +389,20 @@ class Check:
         path = self.trace(members).running[-1:]
         if isinstance(error, UnsupportedLayerError) or (is_own(error) and not path):
             raise error
-        inputs, targets = map(forms, self.subject.rows(members))
+        rows = self.subject.rows(members)
+        module = self.subject.model.get_submodule(path[0]) if path else None
+        if module is not None and (fault := layer_fault(module, error, rows[0])):
+            raise unsupported(path[0], module, fault) from error
+        inputs, targets = map(forms, rows)
         given = f"a batch of {len(members)} (inputs {inputs}, targets {targets})"
         what = f"fails with {describe(error)}, on {given}"
         if isinstance(error, OwnDrawsError):
             what = str(error)
         elif len(members) > 1:
             what = f"{what}; {FIX}"
-        if not path:
+        if module is None:
             raise UnsupportedLayerError(f"the backward pass {what}") from error
-        raise unsupported(path[0], self.subject.model.get_submodule(path[0]), what) from error
+        raise unsupported(path[0], module, what) from error
 
 
 def ones(count: int) -> Tensor:

@@ -9,6 +9,7 @@ import copy
 import io
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from threading import Lock
@@ -148,7 +149,14 @@ class Subject:
                 raise
             given = f"outputs {forms(outputs)}, targets {forms(targets)}"
             what = f"the loss function: fails with {describe(error)}, on {given}"
-            raise UnsupportedLayerError(what) from error
+            raise UnsupportedLayerError(f"{self._swapped(outputs, targets)}{what}") from error
+
+    def _swapped(self, outputs: Any, targets: Any) -> str:
+        """What to say first of a loss that takes its arguments the other way round."""
+        with suppress(Exception):
+            if self.loss_fn(targets, outputs).shape == (len(targets),):
+                return "the loss gets outputs first and targets second, loss(outputs, targets): "
+        return ""
 
 
 def prepare(

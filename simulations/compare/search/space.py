@@ -314,9 +314,15 @@ def parse(declared: Declared, text: str) -> Dimension:
         raise ValueError(
             f"--search {name}={text}: expected a range such as 1..16 after {min(kinds)}:"
         )
-    values = list(
-        dict.fromkeys(declared.parse(word.strip()) for word in rest.split(",") if word.strip())
-    )
+    try:
+        values = list(
+            dict.fromkeys(declared.parse(word.strip()) for word in rest.split(",") if word.strip())
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"--search {name}={text}: expected a list of values such as {name}=A,B,C, or a range "
+            f"such as {name}=A..B: {error}"
+        ) from error
     if len(values) < 2:
         raise ValueError(
             f"--search {name}={text}: a search needs two values at least; fix one with -c "

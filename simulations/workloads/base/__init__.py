@@ -266,9 +266,14 @@ class LoadedWorkload:
                 )
             low, high = int(split.labels.min()), int(split.labels.max())
             if not 0 <= low <= high < self.num_classes:
+                fix = f"give num_classes={high + 1} and a model of as many outputs"
+                if (low, high) == (1, self.num_classes):
+                    fix = "give targets - 1"
+                elif low < 0:
+                    fix = "give targets from 0 on"
                 raise ValueError(
-                    f"{self.name}: {name} labels are in {low}..{high}, expected "
-                    f"0..{self.num_classes - 1}"
+                    f"{name} targets are {low} to {high}, and the {self.num_classes} classes of "
+                    f"{self.name} are 0 to {self.num_classes - 1}: {fix}"
                 )
 
     def classes(self, purpose: str) -> int:

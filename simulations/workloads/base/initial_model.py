@@ -140,7 +140,7 @@ def build_model(
         except Exception as error:
             raise ValueError(
                 f"model {name!r} of workload {workload.name} cannot be built: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}{_without_arguments(builder)}"
             ) from error
     if not isinstance(made, nn.Module):
         hint = (
@@ -153,3 +153,10 @@ def build_model(
             f"an nn.Module{hint}"
         )
     return made
+
+
+def _without_arguments(builder: object) -> str:
+    """The end of an error about a class of modules, which a run calls without arguments."""
+    if not (isinstance(builder, type) and issubclass(builder, nn.Module)):
+        return ""
+    return f": the class is called without arguments; write model=lambda: {builder.__name__}(...)"

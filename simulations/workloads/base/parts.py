@@ -131,7 +131,8 @@ def check_disjoint(
         low, high = int(part.min()), int(part.max())
         if not 0 <= low <= high < num_examples:
             raise ValueError(
-                f"client {label} holds indices {low}..{high}, expected 0..{num_examples - 1}"
+                f"partition: client {label} has row numbers {low} to {high}, and train has "
+                f"{num_examples} rows, 0 to {num_examples - 1}"
             )
         values, counts = part.cpu().unique(return_counts=True)
         if len(values) < len(part):
@@ -142,7 +143,8 @@ def check_disjoint(
         if len(shared):
             other = label_of(int(owner[shared[0]]), names)
             raise ValueError(
-                f"partitions overlap: clients {other} and {label} both hold example "
-                f"{int(shared[0])} (client {label} shares {len(shared)} with earlier clients)"
+                f"partition: clients {other} and {label} both have row {int(shared[0])} "
+                f"({len(shared)} rows of client {label} are of earlier clients): give each row to "
+                "one client"
             )
         owner[values] = client

@@ -57,9 +57,8 @@ def find_folder(dataset: str, subset: str | None, *, data_dir: Path | None) -> P
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         raise FileNotFoundError(
-            f"no folder {dataset} in {root} ({source}); expected the files of the Hugging Face "
-            f"data set {dataset}, such as "
-            f"{dataset}/{subset or 'default'}/train-00000-of-0000N.parquet"
+            f"{_missing(root, dataset)} ({source}); expected the files of the Hugging Face data "
+            f"set {dataset}, such as {dataset}/{subset or 'default'}/train-00000-of-0000N.parquet"
         )
     subsets = sorted(
         child.name for child in folder.iterdir() if child.is_dir() and split_names(child)
@@ -353,3 +352,10 @@ def content_of(image: Mapping[str, Any] | None) -> bytes | None:
         return None if image is None else image["bytes"]
     file = Path(image["path"])
     return file.read_bytes() if file.is_file() else None
+
+
+def _missing(root: Path, dataset: str) -> str:
+    """Which folder is not there: that of all data, or that of one data set in it."""
+    if not root.is_dir():
+        return f"there is no folder {root}"
+    return f"no folder {dataset} in {root}"

@@ -347,7 +347,7 @@ def _pair(inputs: Any, targets: Any, columns: Columns, what: str) -> Rows:
         found = " and ".join(map(str, sorted(sizes)))
         none = " (no rows)" if sizes == {0} else ""
         raise ValueError(
-            f"{what}: expected as many inputs as targets, one at least, got {found} and "
+            f"{what}: expected as many inputs as targets, and one row at least, got {found} and "
             f"{len(wanted)}{none}"
         )
     if isinstance(stored, dict):

@@ -106,7 +106,9 @@ def transformed(
     if transform is None:
         kind = type(things[0]).__name__ if things else "nothing"
         given, fix = f"{kind}s", LIST_OF_THINGS
-        if kind in ("tuple", "list", "ndarray"):
+        if kind == "list" and all(isinstance(number, int | float) for number in things[0]):
+            given, fix = "lists of numbers", "give an array, np.array(inputs), or a tensor"
+        elif kind in ("tuple", "list", "ndarray"):
             given, fix = "rows of things that are no numbers", BY_COLUMN
         raise ValueError(f"{what} inputs are {given}, which no model takes: {fix}")
 

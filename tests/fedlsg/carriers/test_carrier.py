@@ -2,6 +2,9 @@
 two layers.
 """
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -20,6 +23,7 @@ from fedlsg.carriers import (
     step_carrier,
 )
 from fedlsg.carriers.base import pays
+from fedlsg.carriers.probe import Probe
 from fedlsg.frame import Frame, make_blocks
 from fedlsg.frame.public import Public, RoundTime
 
@@ -111,7 +115,7 @@ def test_frozen_and_other_layers_are_not_carried():
 
 
 def test_a_rank_that_carries_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"rank=24 carries no layer of Sequential.*smaller rank"):
+    with pytest.raises(ValueError, match=r"rank=24 carries no layer of Sequential.*give rank="):
         carried_parameters(net(), LowRank(rank=24))
     with pytest.raises(
         ValueError,
@@ -120,6 +124,33 @@ def test_a_rank_that_carries_nothing_is_refused():
     ):
         # its only layer is the classifier
         carried_parameters(nn.Linear(50, 50), RandomCarriers(rank=1))
+
+
+def small_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(128, 3)
+    )
+
+
+@pytest.mark.parametrize(
+    "carrier",
+    [LowRank(rank=24), Probe(form="core", rank=128, out_rank=64), Probe(form="core", rank=128)],
+)
+@pytest.mark.parametrize("build", [net, small_cnn])
+def test_a_rank_that_a_refusal_names_carries_as_many_layers_as_it_says(build, carrier):
+    with pytest.raises(ValueError, match="carries no layer") as refused:
+        carried_parameters(build(), carrier)
+    named = re.findall(r"rank=(\d+), which carries (\d+) of (\d+)", str(refused.value))
+    assert named, refused.value
+    for rank, count, of in named:
+        found = carried_parameters(build(), replace(carrier, rank=int(rank)))
+        assert len(found) == int(count) <= int(of)
+        # no larger one does
+        try:
+            more = carried_parameters(build(), replace(carrier, rank=int(rank) + 1))
+        except ValueError:
+            more = ()
+        assert len(more) < int(count)
 
 
 @given(warmup=st.integers(1, 4), updates=st.integers(0, 6))

@@ -75,13 +75,18 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         ("run", "-c", "max_grad_norm=1", *SMALL),
         "'max_grad_norm'; it is 'clip_norm' here",
     ),
-    "an option of Opacus": (("run", "--max-grad-norm", "1", *SMALL), "it is 'clip_norm' here"),
+    "an option of Opacus": (("run", "--max-grad-norm", "1", *SMALL), "it is --clip-norm here"),
     "misspelt setting": (
         ("run", "-c", "sparcity=0.3", *SMALL),
         "unknown setting 'sparcity'; did you mean 'sparsity'",
     ),
     "no value": (("run", "-c", "sparsity", *SMALL), "expected -c KEY=VALUE, got 'sparsity'"),
-    "unknown command": (("train",), "(?i)no such command 'train'"),
+    "unknown command": (("train",), "No such command 'train'; did you mean fedlsg run[?]$"),
+    "a command of other words": (
+        ("sweep",),
+        "No such command 'sweep'; did you mean fedlsg compare",
+    ),
+    "a decimal comma": (("run", "--epsilon", "8,0"), "a decimal number has a point, 8.0"),
     "missing data directory": (("run", "cifar10", "--data-dir", "no/data", *SMALL), "no/data"),
     "sigma too small to certify": (
         ("run", *SMALL, "--noise-multiplier", "0.001"),

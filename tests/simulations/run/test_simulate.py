@@ -160,7 +160,7 @@ def unlike():
 REFUSED = {
     "another framework's name": (
         {"num_rounds": 3},
-        "unknown setting 'num_rounds'; did you mean 'rounds'?",
+        "unknown setting 'num_rounds'; it is 'rounds' here",
     ),
     "a name of Opacus": (
         {"max_grad_norm": 1.0},
@@ -208,13 +208,13 @@ REFUSED = {
     "a module": ({"model": build()}, "write model=lambda: MyModel(...)"),
     "too few outputs": (
         {"model": lambda: nn.Linear(8, 2)},
-        "cannot take the target of test row 4, 2",
-        "Target 2 is out of bounds",
+        "the model gives 2 outputs, for classes 0 to 1, and the targets of test are 0 to 2 (row 4: 2)",
+        "give the model 3 outputs",
     ),
     "another width": (
         {"model": lambda: nn.Linear(7, 3)},
-        "(Linear): fails with RuntimeError: mat1",
-        "(1x8 and 7x3)",
+        "(Linear): takes 7 numbers a row, and the inputs have 8",
+        "nn.Linear(8, 3)",
     ),
     "weights in float16": (
         {"model": lambda: build().half()},

@@ -44,9 +44,9 @@ NAN, INF = float("nan"), float("inf")
 FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a test label": (
         {"test": (U, with_one(V, (20,), 7))},
-        ("target of test row 20, 7", "Target 7 is out of bounds"),
+        ("the model gives 3 outputs", "targets of test are 0 to 7 (row 20: 7)"),
     ),
-    "a negative label": ({"train": (X, with_one(Y, (50,), -3))}, ("train labels are in -3..2",)),
+    "a negative label": ({"train": (X, with_one(Y, (50,), -3))}, ("train targets are -3 to 2",)),
     "NaN in test": (
         {"test": (with_one(U, (20, 3), NAN), V)},
         ("test inputs", "nan in row 20, column 3"),

@@ -141,11 +141,11 @@ def test_preset_and_none_leave_a_setting_to_the_workload(name):
         ({"sample_rate": 1.5}, "expected 0 < sample_rate=1.5 <= 1"),
         ({"learning_rate": 0}, "expected 0 < learning_rate=0.0 < inf"),
         ({"rounds": 0}, "expected 1 <= rounds=0 <= 1e"),
-        ({"lr": 0.1}, "unknown setting 'lr'; did you mean 'learning_rate'?"),
-        ({"eps": 1}, "did you mean 'epsilon'?"),
-        ({"sigma": 1}, "did you mean 'noise_multiplier'?"),
-        ({"batch": 1}, "did you mean 'batch_size'?"),
-        ({"timeout": 1}, "did you mean 'round_timeout'?"),
+        ({"lr": 0.1}, "unknown setting 'lr'; it is 'learning_rate' here"),
+        ({"eps": 1}, "it is 'epsilon' here"),
+        ({"sigma": 1}, "it is 'noise_multiplier' here, the deviation"),
+        ({"batch": 1}, "it is 'batch_size' or 'sample_rate' here"),
+        ({"timeout": 1}, "it is 'round_timeout' here"),
     ],
 )
 def test_a_wrong_setting_is_named(given, message):

@@ -87,12 +87,12 @@ def test_an_existing_directory_is_never_overwritten(tmp_path):
     (tmp_path / "run").mkdir()
     assert create(str(tmp_path / "run"), SETTINGS).path == tmp_path / "run", "an empty one is fine"
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"is not empty; choose another --out$"):
+    with pytest.raises(ValueError, match=r"is not empty; choose another out$"):
         create(str(tmp_path / "run"), SETTINGS)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
     RunDir(tmp_path / "run").config.touch()
     with pytest.raises(
-        ValueError, match="is not empty; choose another --out, or continue it with fedlsg resume"
+        ValueError, match="is not empty; choose another out, or continue it with fedlsg resume"
     ):
         create(str(tmp_path / "run"), SETTINGS)
 

@@ -254,5 +254,5 @@ class Overlapping(theirs.Partitioner):
 
 
 def test_one_that_deals_a_row_twice_is_caught():
-    with refused("partitions overlap: clients 0 and 1 both hold example 20"):
+    with refused("partition: clients 0 and 1 both have row 20"):
         load(made(Overlapping(), table(60)))

@@ -52,8 +52,8 @@ def test_a_run_may_choose_a_column_and_the_data_say_how_many_clients():
     with refused("partition=writer has 3 values, and clients=4: leave clients out, or give 1 to 3"):
         base(made, partition="writer", clients=4)
     with refused(
-        "unknown partition of own 'writr', expected one of iid, dirichlet, shards, label, writer, ",
-        "did you mean",
+        "unknown partition of own 'writr'; did you mean 'writer'? expected one of iid, dirichlet, "
+        "shards, label, writer",
     ):
         base(made, partition="writr")
 
@@ -128,7 +128,7 @@ def test_lists_are_the_clients():
 
 
 WRONG = {
-    "overlap": (([0, 1], range(1, N)), "partitions overlap: clients 0 and 1 both hold example 1"),
+    "overlap": (([0, 1], range(1, N)), "partition: clients 0 and 1 both have row 1"),
     "twice in one": ((np.r_[range(N), 3],), "client 0 holds example 3 more than once"),
     "missing rows": (
         (range(10), range(20, N)),
@@ -139,8 +139,11 @@ WRONG = {
         (range(N), np.array([], dtype=int)),
         "leaves client 1 without examples",
     ),
-    "out of range": ((range(N + 1),), f"client 0 holds indices 0..{N}, expected 0..{N - 1}"),
-    "negative": ((range(-1, N - 1),), "client 0 holds indices -1.."),
+    "out of range": (
+        (range(N + 1),),
+        f"client 0 has row numbers 0 to {N}, and train has {N} rows, 0 to {N - 1}",
+    ),
+    "negative": ((range(-1, N - 1),), "client 0 has row numbers -1 to"),
     "floats": ((np.arange(N) / 1.0,), "partition: expected lists of row numbers, got float64"),
     "a mask": ((np.ones(N, dtype=bool),), "partition: expected lists of row numbers, got bool"),
     "a table": ((np.arange(N).reshape(2, -1),), "partition: expected lists of row numbers"),
@@ -245,11 +248,11 @@ def tensors(*parts: list[int]) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (tensors([0, 1], [2, 3], [3, 4]), "clients 1 and 2 both hold example 3"),
-        (tensors([0, 1], [], [1, 0]), "clients 0 and 2 both hold example 0"),
+        (tensors([0, 1], [2, 3], [3, 4]), "clients 1 and 2 both have row 3"),
+        (tensors([0, 1], [], [1, 0]), "clients 0 and 2 both have row 0"),
         (tensors([0, 1, 1]), "client 0 holds example 1 more than once"),
-        (tensors([0], [5]), "client 1 holds indices 5..5, expected 0..4"),
-        (tensors([0], [-1]), "client 1 holds indices -1..-1"),
+        (tensors([0], [5]), "client 1 has row numbers 5 to 5, and train has 5 rows"),
+        (tensors([0], [-1]), "client 1 has row numbers -1 to -1"),
         ([torch.tensor([True, False])], "int64 indices"),
     ],
 )

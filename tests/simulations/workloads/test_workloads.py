@@ -68,7 +68,10 @@ def test_a_split_must_be_consistent():
 
 
 def test_a_label_outside_the_classes_is_refused():
-    with pytest.raises(ValueError, match=r"made: train labels are in 0..3, expected 0..2"):
+    with pytest.raises(
+        ValueError,
+        match=r"train targets are 0 to 3, and the 3 classes of made are 0 to 2: give num_classes=4",
+    ):
         LoadedWorkload(
             name="made", train=split_of(4), test=split_of(2), num_classes=3, models={}, defaults={}
         )

@@ -175,7 +175,7 @@ def test_the_number_of_classes_comes_from_test_or_the_user():
     assert loaded((X, Y)).num_classes == 3
     assert loaded((X, Y), num_classes=7).num_classes == 7
     assert loaded((X[:3], Y[:3]), test=(X, Y + 2), num_classes=None).num_classes == 5
-    with refused("train labels are in 0..2, expected 0..1"):
+    with refused("train targets are 0 to 2, and the 2 classes"):
         loaded((X, Y), test=(X[:2], Y[:2]))
     for wrong in ("three", 0, 2.0, True):
         with refused(f"num_classes={wrong!r}", "a whole number of 1 or more"):
@@ -225,20 +225,20 @@ NO = {
         lambda: FRAME.assign(label=[0, 1, None, 0, 1, 2]),
         "infinite values, the first in row 2",
     ),
-    "negative classes": (lambda: (X, Y.astype(np.int64) - 1), "labels are in -1..1"),
+    "negative classes": (lambda: (X, Y.astype(np.int64) - 1), "train targets are -1 to 1"),
     "a missing input": (
         lambda: FRAME.assign(a=[0, 1, None, 0, 1, 2]),
         "infinite ones: nan in row 2 (1 such rows)",
     ),
     "fewer targets": (
         lambda: (X, Y[:-1]),
-        "expected as many inputs as targets, one at least, got 6 and 5",
+        "expected as many inputs as targets, and one row at least, got 6 and 5",
     ),
     "fields of two lengths": (
         lambda: ({"a": X, "b": X[1:]}, Y),
         "expected as many inputs as targets",
     ),
-    "no rows": (lambda: (X[:0], Y[:0]), "one at least, got 0 and 0"),
+    "no rows": (lambda: (X[:0], Y[:0]), "one row at least, got 0 and 0"),
     "no fields": (lambda: ({}, Y), "expected as many inputs as targets"),
     "an empty dataset": (lambda: Pairs([]), "train=Pairs has no examples"),
     "a single number": (

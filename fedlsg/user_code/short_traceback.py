@@ -1,0 +1,56 @@
+"""An error that fedlsg explains reaches its caller without the frames inside of fedlsg.
+
+The message says what was expected, what was found and what to do; twenty frames above it hide the
+caller's own line. FEDLSG_TRACEBACK=full keeps them, and the errors behind.
+"""
+
+import os
+from collections.abc import Callable
+from dis import opname
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from fedlsg.user_code.failure import OWN, left_users_code
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+VARIABLE = "FEDLSG_TRACEBACK"
+FULL = "full"
+
+
+def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, whose errors by a ``raise`` of fedlsg have one frame of it.
+
+    What a user's code raises, and what fails without a word of fedlsg's, keeps all of its frames.
+    """
+
+    @wraps(function)
+    def shortened(*args: P.args, **given: P.kwargs) -> T:
+        __tracebackhide__ = True  # IPython and pytest show no frame of this one either
+        try:
+            return function(*args, **given)
+        except Exception as error:
+            if os.environ.get(VARIABLE) == FULL or not explained(error):
+                raise
+            raise error.with_traceback(None) from None  # FEDLSG_TRACEBACK=full shows all frames
+
+    return shortened
+
+
+def explained(error: BaseException) -> bool:
+    """Whether a ``raise`` of fedlsg made an error, with no frame of a user's code on its way."""
+    last = _innermost(error.__traceback__)
+    if last is None or left_users_code(error):
+        return False
+    code = last.tb_frame.f_code
+    return (
+        code.co_filename.startswith(OWN) and opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+    )
+
+
+def _innermost(step: TracebackType | None) -> TracebackType | None:
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step

@@ -1,0 +1,199 @@
+"""What to change in a run that has ended at the accuracy of guessing: the first cause that its
+public numbers support.
+
+Looked at in this order: whether the model learns public rows without clip and noise; how far noise
+moves a weight next to what data can; where the loss went; how many updates there were. Nothing here
+reads a training row, and noise is named only for a run that has some.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from fedlsg.config.units import unit_in
+from fedlsg.simulations.workloads.base.split import Chance, beats_chance
+from fedlsg.training.auto import FEWEST_UPDATES
+
+SWAMPED = 10.0
+"""Pulls below which runs were measured at the accuracy of guessing, or near it."""
+LOUD = 10.0
+"""A rho from which on noise hides a step, where the pull is not known."""
+DENSE = 1.0
+"""A rho from which on fewer values in a message may gain accuracy."""
+MOVED = 0.02
+"""A loss that changes by a smaller share between the two ends of a run stays where it is."""
+ENDS = 0.2
+"""The share of the rounds that is an end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Training on public rows without clip and noise: accuracy against guessing, the loss before
+    and after, updates.
+    """
+
+    learns: bool
+    before: float
+    after: float
+    updates: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """Public numbers of a run at the accuracy of guessing.
+
+    ``pull``: how far data move a weight at most, next to noise; None where it is not known.
+    ``losses``: of the test split, by round. ``ruled``: whether the learning rate is the rule's.
+    ``whole``: the unit is a client.
+    """
+
+    noise_multiplier: float
+    rho: float | None
+    pull: float | None = None
+    rounds: int
+    losses: Sequence[float] = ()
+    ruled: bool
+    clients: int
+    trust: str = "client"
+    whole: bool = False
+    trial: Trial | None = None
+
+    @property
+    def slope(self) -> float:
+        """The change of the loss from the first rounds to the last, as a share; 0 where it is not
+        known, inf where it is not finite.
+        """
+        some = max(1, round(ENDS * len(self.losses)))
+        return change(self.losses[:some], self.losses[-some:])
+
+    @property
+    def falls(self) -> bool:
+        """Whether the loss fell over the run, and was still falling in its last rounds."""
+        some = max(1, round(ENDS * len(self.losses)))
+        late = change(self.losses[-2 * some : -some], self.losses[-some:])
+        return self.slope < -MOVED and late < 0
+
+
+def change(before: Sequence[float], after: Sequence[float]) -> float:
+    """From one mean to another, as a share of the first; inf where the second is not finite."""
+    if not before or not after:
+        return 0.0
+    first, last = fmean(before), fmean(after)
+    if not math.isfinite(last):
+        return math.inf
+    return (last - first) / abs(first) if first and math.isfinite(first) else 0.0
+
+
+def less_noise(*, clients: int, trust: str, whole: bool = False, values: bool = False) -> str:
+    """What lowers the noise of a run next to its signal, of what this run has not yet.
+
+    ``whole``: the unit is a client. ``values``: whether fewer values in a message would help, too.
+    """
+    ways = ["a larger epsilon", "more clients" if whole else "more rows"]
+    if trust == "client" and clients > 1:
+        ways += ["trust=secure"] if whole else ["fewer clients", "trust=secure"]
+    if values:
+        ways.append("a method that sends fewer values (method=lsg, or a smaller rank)")
+    return f"{', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def hint(run: Ended) -> str:
+    """One sentence: the cause, with its numbers, and what to change first."""
+    noisy, trial = run.noise_multiplier > 0, run.trial
+    rate = "a smaller learning_rate" if run.ruled else "learning_rate=auto"
+    if trial is not None and not trial.learns:
+        without = "without clip and noise" if noisy else "on its own"
+        first = "look" if run.ruled else "give learning_rate=auto; if that does not help, look"
+        return (
+            f"{without} the model does not learn public rows either (loss {trial.before:.3g} to "
+            f"{trial.after:.3g} in {trial.updates} updates): {first} at the model, the loss, the "
+            "scale of the inputs (normalise=public) and the labels"
+        )
+    if noisy and _swamped(run):
+        ways = _less_noise(run, values=run.rho is not None and run.rho >= DENSE)
+        return f"{noise_words(run.pull, run.rho)}: give {ways}"
+    slope = run.slope
+    if slope > MOVED:
+        went = "was not finite at the end" if math.isinf(slope) else f"rose by {slope:.0%}"
+        return f"the loss {went}, so steps are too long: give {rate}"
+    if run.falls:
+        return (
+            f"the loss was still falling (by {-slope:.0%} over the run): give more than "
+            f"rounds={run.rounds}" + ("; the noise for the same epsilon follows" if noisy else "")
+        )
+    if run.rounds < FEWEST_UPDATES:
+        return f"{run.rounds} updates of the weights are few: give rounds={FEWEST_UPDATES} or more"
+    still = f"the loss did not move at the end of {run.rounds} rounds"
+    if not run.ruled:
+        return f"{still}: give {rate}"
+    if noisy:
+        return f"{still}: give {_less_noise(run)}, which lower the noise"
+    return (
+        f"{still}, and this run has no noise: look at the model, the loss, the scale of the "
+        "inputs (normalise=public) and the labels"
+    )
+
+
+def _less_noise(run: Ended, *, values: bool = False) -> str:
+    return less_noise(clients=run.clients, trust=run.trust, whole=run.whole, values=values)
+
+
+def _swamped(run: Ended) -> bool:
+    if run.pull is not None:
+        return run.pull < SWAMPED
+    return run.rho is not None and run.rho >= LOUD
+
+
+def noise_words(pull: float | None, rho: float | None) -> str:
+    """How much of the run is noise, in words: noise first, and data at their best."""
+    if pull is None:
+        return f"noise hides the updates: that of one step is {rho:.2g} times the clip norm"
+    if pull < 1:
+        return (
+            f"noise hides these rows: over the run it moves a weight {1 / pull:.2g} times as far "
+            "as all rows together can"
+        )
+    return (
+        f"noise is likely to hide these rows: even if all of their gradients agreed, they would "
+        f"move a weight only {pull:.2g} times as far as noise does, and runs learn from about "
+        f"{SWAMPED:g} times on"
+    )
+
+
+def guessing_line(
+    summary: Mapping[str, Any],
+    auto: str | None,
+    *,
+    losses: Sequence[float] = (),
+    pull: float | None = None,
+    trial: Trial | None = None,
+) -> str | None:
+    """What to change first where a run has ended at the accuracy of guessing; None for any other.
+
+    ``auto``: what the rule chose; ``losses``: of the test split, by round.
+    """
+    if not at_guessing(summary):
+        return None
+    ended = Ended(
+        noise_multiplier=float(summary["noise_multiplier"] or 0.0),
+        rho=summary.get("rho"),
+        pull=pull,
+        rounds=int(summary["rounds"]),
+        losses=losses,
+        ruled="learning_rate" in (auto or "").split(),
+        clients=int(summary["clients"]),
+        trust=str(summary.get("trust", "client")),
+        whole=unit_in(summary).whole,
+        trial=trial,
+    )
+    level = Chance(**summary["chance"]).level
+    return f"the accuracy is that of guessing ({level:.0%}): {hint(ended)}"
+
+
+def at_guessing(summary: Mapping[str, Any]) -> bool:
+    """Whether a finished run's accuracy is no better than guessing; False without classes."""
+    if summary["chance"] is None or summary["accuracy"] is None:
+        return False
+    return not beats_chance([summary["accuracy"]], Chance(**summary["chance"]))

@@ -1,0 +1,90 @@
+"""Whether a model learns at all: training on public rows without clip and noise, by the optimizer
+of the run.
+
+It answers what a run at the accuracy of guessing leaves open: noise, or something else. It reads
+the public test split alone, on a new model, so it costs no privacy.
+"""
+
+import time
+
+import torch
+from torch import nn
+
+from fedlsg.gradients import trainable
+from fedlsg.randomness import own_draws
+from fedlsg.simulations.planning.hints import Trial
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.server.evaluate import evaluate
+from fedlsg.simulations.workloads import Split, to_device
+from fedlsg.simulations.workloads.base.split import beats_chance, chance_of
+from fedlsg.tensors import spaced
+from fedlsg.training.server_round import make_optimizer
+from fedlsg.user_code.objects import restored
+
+ROWS = 128
+"""Public rows that are trained on, at most."""
+LEAST, MOST = 40, 200
+"""Updates: as many as the run had, within these."""
+SECONDS = 3.0
+"""No update begins later."""
+SLOW = 0.5
+"""Seconds of one look at the rows: a model that takes longer is not tried."""
+
+
+def learn_public_rows(plan: Plan) -> Trial | None:
+    """Train a new model of a plan on public rows; None where targets are no classes, and for a slow
+    model or one that fails.
+
+    ``learns`` says whether its accuracy on the same rows is above guessing.
+    """
+    try:
+        return _learn(plan)
+    except Exception:  # a finished run does not fail for a sentence about it
+        return None
+
+
+def _learn(plan: Plan) -> Trial | None:
+    workload = plan.workload
+    if workload.num_classes is None:
+        return None
+    updates = min(max(plan.schedule.rounds, LEAST), MOST)
+    some = workload.test.pick(spaced(len(workload.test), ROWS))
+    with restored(workload.loss, workload.test.prepare, data=True), own_draws(plan.device):
+        model = plan.public_state().model.to(plan.device)
+        began = time.monotonic()
+        before = evaluate(model, some, loss=workload.loss, device=plan.device)
+        if time.monotonic() - began > SLOW:
+            return None
+        done = _train(plan, model, some, updates)
+        after = evaluate(model, some, loss=workload.loss, device=plan.device)
+    assert after.accuracy is not None
+    chance = chance_of({"test": some}, workload.num_classes)
+    return Trial(
+        learns=beats_chance([after.accuracy], chance),
+        before=before.loss,
+        after=after.loss,
+        updates=done,
+    )
+
+
+def _train(plan: Plan, model: nn.Module, some: Split, updates: int) -> int:
+    """Train on all rows in each update; returns how many there was time for."""
+    optimizer, scheduler = make_optimizer(
+        trainable(model),
+        plan.method.server,
+        updates=updates,
+        classifier=plan.workload.classifier or "",
+    )
+    inputs, targets = some.batch(torch.arange(len(some)))
+    given, wanted = to_device(inputs, plan.device), targets.to(plan.device)
+    began = time.monotonic()
+    model.train()
+    for done in range(updates):
+        if time.monotonic() - began > SECONDS:
+            return done
+        optimizer.zero_grad()
+        outputs = model(**given) if isinstance(given, dict) else model(given)
+        plan.workload.loss(outputs, wanted).mean().backward()
+        optimizer.step()
+        scheduler.step()
+    return updates
