@@ -9,6 +9,7 @@ resumable.
 
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -17,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from fedlsg.owner_only import make_file
@@ -97,7 +99,7 @@ class Worker:
         signals.allow(2 * PARTING_SECONDS)
         self.channel, theirs = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=serve, args=(theirs,))
-        with environment(SAFE_PATH, "1"):
+        with environment(SAFE_PATH, "1"), without_main():
             self.process.start()
         theirs.close()
 
@@ -138,6 +140,52 @@ class Worker:
                 end()
                 self.process.join(PARTING_SECONDS)
         self.process.close()
+
+
+class Here:
+    """In place of ``Worker``: cells run in this process, for objects of its own; ``submit`` returns
+    when the cell has ended.
+    """
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.channel, self._ended = CONTEXT.Pipe()
+        self._ray, self._shared = ExitStack(), Shared()
+
+    def submit(self, job: Job) -> None:
+        """Run a cell. An interruption ends the cell, where it can be resumed, and the grid."""
+        found = run_cell(job, self._ray, self._shared)
+        self._ended.send(found)
+
+    def outcome(self) -> Outcome:
+        """How the cell ended. Raises KeyboardInterrupt for one that was interrupted."""
+        found: Outcome = self.channel.recv()
+        if found.status == "interrupted":
+            raise KeyboardInterrupt
+        return found
+
+    def interrupt(self) -> None:
+        """No cell is running."""
+
+    def close(self) -> None:
+        """End what the cells shared."""
+        self.channel.close()
+        self._ended.close()
+        self._ray.close()
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that are started inside do not run the script of this one again: a cell needs
+    nothing of it, and a script without a guard would start another comparison.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The files of a comparison, all of the same results: results.csv, table.csv, table.md, plots/ and
-report.html.
+"""The files of a comparison, all of the same results: results.csv, table.csv, table.md, table.tex,
+plots/ and report.html.
 
 The page has the table, the figures, what failed, and what the numbers do and do not mean.
 """
@@ -27,6 +27,7 @@ from fedlsg.simulations.compare.comparison_table import (
     unfinished,
     variants,
 )
+from fedlsg.simulations.compare.latex_table import latex_table
 from fedlsg.simulations.compare.lines import PROBE, Line, lines
 from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.compare.plots import Charts, figures
@@ -101,7 +102,7 @@ class Comparison:
     @cached_property  # its results never change
     def table(self) -> pd.DataFrame:
         """Its runs as lines."""
-        return lines(self.results)
+        return lines(self.results, self.view.labels)
 
     @property
     def methods(self) -> list[Part]:
@@ -125,12 +126,15 @@ class Comparison:
             "results.csv": results_csv(self.results),
             "table.csv": table_csv(self.table),
             "table.md": markdown([*self.methods, *more, *left]),
+            "table.tex": latex_table(self.table),
         }
         return texts | ({"bytes.md": markdown(self.bytes)} if self.bytes else {})
 
 
 def write_tables(folder: Path, made: Comparison) -> None:
-    """results.csv, table.csv and table.md, and bytes.md on the bytes axis: milliseconds."""
+    """results.csv, table.csv, table.md and table.tex, and bytes.md on the bytes axis: milliseconds,
+    after the first time.
+    """
     for name, text in made.files.items():
         write_atomically(folder / name, text.encode())
 
@@ -177,7 +181,11 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
     first, *others = sentences(table)
     more = [Text(words=" ".join(others))] if others else []
     dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
-    rows = {"table.csv": "a row for each line of the table", "results.csv": "a row for each run"}
+    rows = {
+        "table.csv": "a row for each line of the table",
+        "table.tex": "the table for a paper, LaTeX with booktabs",
+        "results.csv": "a row for each run",
+    }
     return render(
         Page(
             kind="fedlsg compare",

@@ -5,6 +5,7 @@ that leads is the highest mean, no more: it is said whether its lead over the ne
 than its standard error, paired by seed.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -55,9 +56,18 @@ def varied_names(table: pd.DataFrame) -> list[str]:
 
 def table_csv(table: pd.DataFrame) -> str:
     """The aggregated table, shares in 0..1."""
+    return str(_filed(table).to_csv(index=False))
+
+
+def frame_of(table: pd.DataFrame) -> pd.DataFrame:
+    """The same as a frame: numbers are numbers, and those that are not known are NaN."""
+    filed = _filed(table)
+    return filed.where(filed.notna(), math.nan).reset_index(drop=True).infer_objects()
+
+
+def _filed(table: pd.DataFrame) -> pd.DataFrame:
     more = [name for name in varied_names(table) if name not in (*SETTINGS, *OWN)]
-    columns = ["label", "method", *SETTINGS, *more, *FILED]
-    return str(table[columns].to_csv(index=False))
+    return table[["label", "method", *SETTINGS, *more, *FILED]]
 
 
 def columns_of(table: pd.DataFrame) -> list[Column]:
@@ -66,8 +76,8 @@ def columns_of(table: pd.DataFrame) -> list[Column]:
     best: Literal["most", "least"] = "most" if table.more_is_better.all() else "least"
     return [
         Column("method", "label"),
-        Column("r", "rank", lambda rank: f"{rank or '--'}"),
-        Column("p", "sparsity", "g", optional=6),
+        Column("rank", "rank", lambda rank: f"{rank or '--'}"),
+        Column("sparsity", "sparsity", "g", optional=6),
         *(Column(name, name, value_words) for name in varied_names(table) if name not in OWN),
         Column("epsilon", "epsilon_max", words=_epsilon),
         Column("outside", "epsilon_outside", words=_outside),
@@ -88,11 +98,7 @@ def columns_of(table: pd.DataFrame) -> list[Column]:
 def comparison_table(table: pd.DataFrame) -> Table:
     """One row a line, in groups of one epsilon target, without columns that say nothing."""
     rows = list(table.itertuples())
-    columns = [
-        one for one in columns_of(table) if {*map(one.shown, rows)} != {DULL.get(str(one.value))}
-    ]
-    if not any(map(_differs_outside, rows)):
-        columns = [one for one in columns if one.value != "epsilon_outside"]
+    columns = informative(columns_of(table), rows)
     if not set(varied_names(table)) - OWN:
         columns = [
             replace(one, optional=one.optional * (one.optional <= CROWDED)) for one in columns
@@ -103,12 +109,21 @@ def comparison_table(table: pd.DataFrame) -> Table:
         rows,
         style=_style,
         colour=lambda line: colours[line.name][0],
-        group=lambda line: (
-            "no epsilon target"
-            if line.epsilon_target is None
-            else f"epsilon {line.epsilon_target:g}"
-        ),
+        group=epsilon_group,
     )
+
+
+def informative(columns: Iterable[Column], rows: Sequence[Line]) -> list[Column]:
+    """The columns that say something of these lines."""
+    there = [one for one in columns if {*map(one.shown, rows)} != {DULL.get(str(one.value))}]
+    outside = any(map(_differs_outside, rows))
+    return [one for one in there if outside or one.value != "epsilon_outside"]
+
+
+def epsilon_group(line: Line) -> str:
+    """The heading of the rows that a line is among."""
+    target = line.epsilon_target
+    return "no epsilon target" if target is None else f"epsilon {target:g}"
 
 
 def _style(line: Line) -> RowKind:

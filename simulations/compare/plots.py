@@ -274,9 +274,9 @@ def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
         epsilon = "no epsilon target" if target is None else f"epsilon {target:g}"
         series = [_curve(line, looks[line.name], timed=timed) for line in groups[target]]
         chart = Chart(
-            title=f"{measured(table)}; {epsilon}",
-            x=Axis(label="simulated seconds" if timed else "round", whole=not timed),
-            y=_scores(table),
+            title=f"Learning curves, {epsilon}",
+            x=Axis(label="simulated time, s" if timed else "round", whole=not timed),
+            y=_scores(table, measured(table)),
             series=tuple(chain.from_iterable(series)),
             height=320,
         )

@@ -70,6 +70,8 @@ CAPTION = (
 ALL_SHOWN = 20
 """Clients up to which the table has a row for each; of more it has the ends and the quantiles."""
 ENDS = 5
+NAMED = 40
+"""Letters of the names of all classes up to which a heading has them."""
 QUANTILES = {
     "smallest": 0.0,
     "5 %": 0.05,
@@ -190,7 +192,7 @@ def table(balance: Balance, *, counted: bool) -> Table:
         return Line(
             name=printable(name_in(_row(balance, at))),
             values={name: column[at] for name, column in values.items()},
-            top=f"{top[at]}: ",
+            top=f"{class_name(balance, int(top[at]))}: ",
             ok="--" if balance.delta is None else "yes" if holds[at] else "NO",
             group=group,
             counts=" ".join(f"{count:>{width}}" for count in balance.counts[at]),
@@ -231,7 +233,7 @@ def table(balance: Balance, *, counted: bool) -> Table:
         ),
         column("distance", ".2f"),
         Column("delta ok", "ok"),
-        *([Column("examples by class", "counts")] if counted else []),
+        *([Column(_counted(balance), "counts")] if counted else []),
     ]
     return make_table(
         columns,
@@ -240,6 +242,12 @@ def table(balance: Balance, *, counted: bool) -> Table:
         style=lambda one: one.style,
         group=lambda one: one.group,
     )
+
+
+def _counted(balance: Balance) -> str:
+    """The heading of the examples of every class, with the names of few."""
+    names = ", ".join(class_name(balance, label) for label in range(len(balance.classes)))
+    return f"examples by class ({names})" if 0 < len(names) <= NAMED else "examples by class"
 
 
 def conclusions(balance: Balance) -> list[Said]:
@@ -302,10 +310,15 @@ def rows_of(balance: Balance) -> list[dict[str, Any]]:
             **({"persons": int(balance.sizes[client])} if balance.counted != ROWS else {}),
             **{name: f"{column[client]:.6g}" for name, column in columns.items()},
             "delta_below_1_over_n": None if balance.delta is None else str(holds[client]).lower(),
-            **{f"class_{label}": count for label, count in enumerate(counts)},
+            **{f"class_{class_name(balance, label)}": count for label, count in enumerate(counts)},
         }
         for client, counts in enumerate(balance.counts.tolist())
     ]
+
+
+def class_name(balance: Balance, label: int) -> str:
+    """What the data call a class: a folder's name, a label; else its number."""
+    return printable(balance.classes[label]) if label < len(balance.classes) else f"{label}"
 
 
 def _row(balance: Balance, client: int) -> dict[str, Any]:
@@ -321,7 +334,8 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
     by_total = np.argsort(-balance.counts.sum(0), kind="stable")
     own = np.sort(by_total[: len(COLOURS) - (classes > len(COLOURS))])
     rest = [("other classes", np.setdiff1d(by_total, own))] if classes > len(COLOURS) else []
-    parts = [(f"class {label}", np.array([label])) for label in own] + rest
+    word = "" if balance.classes else "class "
+    parts = [(f"{word}{class_name(balance, label)}", np.array([label])) for label in own] + rest
     if clients <= BARS:
         ticks = (
             spaced(

@@ -38,6 +38,13 @@ a { color: var(--link); }
 .tiles strong { display: block; font-size: 1.6rem; line-height: 1.3; font-variant-numeric: tabular-nums; }
 .tiles .bad strong { color: var(--alarm); }
 .tiles .note { display: block; }
+.meters { list-style: none; padding: 0; margin: 1.2rem 0; max-width: 50rem; display: grid; gap: .8rem; }
+.meters li { display: grid; grid-template-columns: 1fr auto; gap: .1rem 1rem; align-items: baseline; }
+.meters .name { font-weight: 600; }
+.meters .note { text-align: right; }
+.meters progress { grid-column: 1 / -1; grid-row: 2; width: 100%; height: .7rem; accent-color: var(--link); }
+.spark { display: block; width: 96px; height: 22px; }
+.spark path { fill: none; stroke: var(--link); stroke-width: 1.6; stroke-linejoin: round; }
 .note, figcaption, .files { color: var(--dim); font-size: .9rem; }
 .verdict { font-weight: 600; }
 nav ul, .files, .keys { list-style: none; padding: 0; margin: .8rem 0; display: flex; flex-wrap: wrap;
@@ -120,14 +127,20 @@ figcaption { margin-top: .5rem; }
 .panels { display: grid; gap: 1rem 1.2rem; }
 .two { grid-template-columns: 1fr 1fr; }
 .two > :first-child:nth-last-child(odd) { grid-column: 1 / -1; }
+.one { max-width: 46rem; }
 .three { grid-template-columns: repeat(auto-fit, minmax(min(100%, 23rem), 1fr)); }
-.panel { min-width: 0; }
+.panel { min-width: 0; display: grid; grid-template-rows: subgrid; grid-row: span 3; row-gap: 0; }
+.panel > * { min-width: 0; }
+.panel > .title { grid-row: 1; }
+.panel > .keys { grid-row: 2; }
+.panel > .canvas, .panel > .still { grid-row: 3; }
 .panel .title { display: flex; flex-wrap: wrap; justify-content: space-between; align-items: center; gap: .2rem .8rem;
   font-weight: 600; margin: 0 0 .3rem; max-width: none; }
-.controls { display: flex; gap: .25rem; font-weight: 400; }
-.controls button { border: 1px solid var(--bar); background: var(--paper); border-radius: .3rem; padding: 0 .5rem;
+.controls { display: flex; gap: .1rem; font-weight: 400; margin-right: -.5rem; }
+.controls button { border: 1px solid transparent; background: none; color: var(--dim); border-radius: .3rem; padding: 0 .5rem;
   font-size: .8rem; line-height: 1.6; min-width: 1.8rem; min-height: 1.5rem; cursor: pointer; }
-.controls [aria-pressed=true] { background: var(--link); color: var(--paper); border-color: var(--link); }
+.controls button:hover { border-color: var(--bar); color: inherit; }
+.controls [aria-pressed=true], .controls [aria-pressed=true]:hover { background: var(--link); color: var(--paper); border-color: var(--link); }
 .canvas { position: relative; overflow: hidden; }
 .canvas canvas:focus-visible { outline-offset: -3px; }
 .still { display: block; width: min(100%, 50rem); height: auto; overflow: visible; }
@@ -176,6 +189,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   img { max-width: none; }
   .gallery img { width: clamp(160px, 43vw, var(--side)); }
   .tiles { grid-template-columns: 1fr 1fr; gap: .5rem; }
+  .tiles li:last-child:nth-child(odd) { grid-column: 1 / -1; }
   .tiles li { padding: .5rem .7rem .6rem; }
   .tiles strong { font-size: 1.25rem; }
   dl { grid-template-columns: 1fr; }

@@ -166,7 +166,7 @@ def simulate(
     given["unit"] = _unit_name(unit, workload)
     if isinstance(callbacks, str):
         given["callbacks"], callbacks = callbacks, ()
-    given["workload"], given["method"] = workload_name(workload), _method_name(method)
+    given["workload"], given["method"] = workload_name(workload), method_name(method)
     if twice := given.keys() & others.keys():
         raise ValueError(f"{', '.join(sorted(twice))}: given twice")
     chosen = {name: value for name, value in (given | others).items() if value is not None}
@@ -251,7 +251,11 @@ def workload_name(workload: Any) -> str:
     return name or MODEL
 
 
-def _method_name(method: Any) -> str:
+def method_name(method: Any) -> str:
+    """The name that settings have for a recipe; a function is found under its own by this process.
+
+    Raises ValueError for what is neither.
+    """
     if isinstance(method, str):
         return method
     if not callable(method):
