@@ -6,7 +6,7 @@ The page has the table, the figures, what failed, and what the numbers do and do
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -179,7 +179,7 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
     """The page of a comparison, with its figures."""
     results, table, view = made.results, made.table, made.view
     first, *others = sentences(table)
-    more = [Text(words=" ".join(others))] if others else []
+    more = [Text(words=words) for words in others]
     dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
     rows = {
         "table.csv": "a row for each line of the table",
@@ -198,7 +198,7 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
                 ("All methods", [*more, *made.methods]),
                 ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),
                 ("Accuracy against bytes", made.bytes),
-                epsilon_section(results),
+                replace(epsilon_section(results), folded=True),
                 ("Not in the means", facts_if_any(unfinished(results))),
                 made_section(
                     [run for run in results if run.done],
@@ -256,11 +256,19 @@ def _at_target(line: Line) -> str:
 
 
 def advice(table: pd.DataFrame) -> list[str]:
-    """What would make the comparison more useful: the private linear probe."""
+    """What would make the comparison more useful: the private linear probe, a run without
+    privacy.
+    """
     methods = set(table.method[table.private.eq(True)])
-    if not methods or PROBE in methods:
-        return []
-    return [
-        "The private linear probe is missing. A private method is useful only if it is better: add "
-        f"{PROBE} to the methods."
-    ]
+    found = []
+    if methods and PROBE not in methods:
+        found.append(
+            "The private linear probe is missing. A private method is useful only if it is better: "
+            f"add {PROBE} to the methods."
+        )
+    if methods and not table.private.eq(False).any():
+        found.append(
+            "No method without privacy is among them, so what privacy costs is not known: add sgd "
+            "to the methods."
+        )
+    return found

@@ -1,8 +1,8 @@
 """The lines of a comparison as a table, for pages, terminals, CSV and Markdown; and in sentences.
 
 The sentences name the best mean and the fewest bytes at each epsilon, and what is not sure. A mean
-that leads is the highest mean, no more: it is said whether its lead over the next one is larger
-than its standard error, paired by seed.
+that leads is the highest mean, no more: its lead over the next one is said with its standard error,
+paired by seed, and whether it may be chance.
 """
 
 import math
@@ -218,8 +218,6 @@ def _state(run: Result) -> str:
 
 GROUPS = 3
 """Epsilons that the sentences name, the largest ones."""
-ERRORS = 2.0
-"""A lead that is smaller than so many standard errors is called unsure."""
 HELD_OUT = "No epsilon covers these accuracies: they were computed from private rows without noise."
 OF = {
     "server": ", for weights at a trusted server",
@@ -231,8 +229,8 @@ RIVALS = ["task", "epsilon_target", "unit", "trust", "delta"]
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """On the finished private lines, the largest epsilon first; then on the best without
-    privacy.
+    """On the finished private lines, the largest epsilon first; then on the best without privacy,
+    and what privacy costs next to it.
     """
     done = table[table.n > 0]
     if done.empty:
@@ -240,17 +238,38 @@ def sentences(table: pd.DataFrame) -> list[str]:
     private = done.private.eq(True)
     groups = done[private].groupby(RIVALS, dropna=False, sort=False)
     several = done[["task", "delta"]].nunique() > 1
-    said = [_group(list(own.itertuples()), *several) for _, own in groups][-GROUPS:][::-1]
+    shown = [list(own.itertuples()) for _, own in groups][-GROUPS:][::-1]
+    said = [words for own in shown for words in _group(own, *several)]
     if not private.all():
         best = min(done[~private].itertuples(), key=attrgetter("deficit"))
         without = "Without privacy" if private.any() else "No run is private"
-        said.append(f"{without}: {best.name}, {_percent(best)}.")
+        said.append(f"{without}: {best.name}, {_percent(best)}{_price(best, done[private])}.")
     if any(run.held_out for run in runs_of(done) if run.done):
         said[0] += f" {HELD_OUT}"
     return said
 
 
-def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> str:
+def _price(free: Line, private: pd.DataFrame) -> str:
+    """How far the best private line at the largest epsilon is behind the best one without privacy;
+    empty where nothing of the same task has an epsilon target.
+    """
+    same = [
+        line
+        for line in private.itertuples()
+        if line.task == free.task and line.epsilon_target is not None
+    ]
+    if not same or free.by_loss:
+        return ""
+    most = max(line.epsilon_target for line in same)
+    best = min((line for line in same if line.epsilon_target == most), key=attrgetter("deficit"))
+    points = 100 * (free.mean - best.mean)
+    behind = "behind" if points >= 0 else "ahead of"
+    return (
+        f"; at epsilon {best.epsilon_target:g}, {best.name} is {abs(points):.1f} points {behind} it"
+    )
+
+
+def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> list[str]:
     """Sentences on lines of one epsilon, the best first; with what differs between the groups."""
     best, target = own[0], own[0].epsilon_target
     spent = epsilon_words(max(line.epsilon_max for line in own))
@@ -259,14 +278,14 @@ def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> str:
     at += f", at {best.level}" if best.level else ""
     at += OF.get(best.trust, "") + (f" on {best.task[0]}" if tasks else "")
     if all(line.beats_chance is False for line in own):
-        return f"{at} no method is better than guessing."
+        return [f"{at} no method is better than guessing."]
     end = "highest" if best.more_is_better else "lowest"
     what = f"{end} mean {'loss' if best.by_loss else 'accuracy'}"
-    text = f"{at}, {best.name} has the {what}, {_result(best)}{_doubt(*own[:2])}."
+    text = [f"{at}, {best.name} has the {what}, {_result(best, _lead(*own[:2]))}."]
     sent = [line for line in own if line.saved_ratio and line.method != PROBE]
     fewest = max(sent, key=attrgetter("saved_ratio"), default=best)
     if fewest.method != best.method:
-        text += f" {fewest.name} sends the fewest bytes: {_result(fewest)}."
+        text.append(f"{at}, {fewest.name} sends the fewest bytes: {_result(fewest)}.")
     return text
 
 
@@ -274,20 +293,41 @@ def _percent(line: Line) -> str:
     return score_words(line) + ("" if line.by_loss else " %")
 
 
-def _result(line: Line) -> str:
-    """The score, and how the bytes compare."""
-    return ", ".join(filter(None, (_percent(line), fewer_bytes(line.saved_ratio))))
+def _result(line: Line, lead: str = "") -> str:
+    """The score, its lead, and how the bytes compare where they are not those of dense updates."""
+    fewer = fewer_bytes(line.saved_ratio)
+    words = (_percent(line) + lead, "" if " as many " in fewer else fewer)
+    return ", ".join(filter(None, words))
 
 
-def _doubt(best: Line, second: Line = None) -> str:
-    """Why the lead over the next line may be chance, paired by seed.
-
-    Empty if it is larger than its error, or nothing is next.
+def _lead(best: Line, second: Line = None) -> str:
+    """The lead over the next line, with its standard error, paired by seed, and whether it may be
+    chance; empty if nothing is next.
     """
     if second is None:
         return ""
     leads = (pd.Series(dict(best.scores)) - pd.Series(dict(second.scores))).dropna()
+    if leads.empty:
+        return f" (no seed in common with {second.name}, so the lead may be chance)"
+    scale, unit = (1, "") if best.by_loss else (100, " points")
+    lead, error = scale * abs(float(leads.mean())), scale * float(leads.sem())
+    beyond = f"{_number(lead)}{unit} {'above' if best.more_is_better else 'below'} {second.name}"
     if len(leads) < 2:
-        return f" (one seed in common with {second.name}, so the lead may be chance)"
-    unsure = abs(leads.mean()) < ERRORS * leads.sem()
-    return f" (its lead over {second.name} is within {ERRORS:g} standard errors)" if unsure else ""
+        return f", {beyond} (one seed, so the lead may be chance)"
+    paired = f"standard error {_number(error)}, paired over {len(leads)} seeds"
+    unsure = "" if lead >= quantile(len(leads)) * error else "; the lead may be chance"
+    return f", {beyond} ({paired}{unsure})"
+
+
+def quantile(seeds: int) -> float:
+    """Standard errors that a difference over so many seeds needs to be no chance, at 95 %: of
+    Student's t, which is 12.7 for two seeds, 4.3 for three and 2 for many.
+    """
+    from scipy.stats import t  # half a second that a start need not wait for
+
+    return float(t.ppf(0.975, seeds - 1))
+
+
+def _number(value: float) -> str:
+    """A difference: points with one decimal, small losses with three digits."""
+    return f"{value:.1f}" if value >= 0.095 else f"{value:.2g}"

@@ -27,7 +27,7 @@ a { color: var(--link); }
 .badge.good::before { content: "✓ "; }
 .badge.bad::before { content: "✗ "; }
 .badge.limited::before { content: "◐ "; }
-.tiles { list-style: none; display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem;
+.tiles { list-style: none; display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 13rem), 24rem)); gap: .8rem;
   padding: 0; margin: 1.2rem 0; }
 .tiles li { background: var(--panel); padding: .7rem 1rem .8rem; border-radius: .5rem; border-top: 4px solid var(--bar);
   overflow-wrap: anywhere; }
@@ -69,7 +69,7 @@ th:last-child, td:last-child { padding-right: .3rem; }
 thead th { font-weight: 600; border-bottom: 2px solid var(--bar); }
 .left, .group th { text-align: left; }
 td.left { white-space: normal; min-width: 6rem; }
-td.left:last-child { min-width: 15rem; }
+td.left:last-child:not(.curve) { min-width: 15rem; }
 tr.group th { border-bottom: 0; padding-top: 1rem; font-weight: 600; }
 tr.reference > * { background: var(--panel); }
 tr.own > * { font-weight: 600; }
@@ -169,6 +169,11 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   details dl { grid-template-columns: 11.5rem 1fr 11.5rem 1fr; font-size: .95rem; max-width: none; }
   details dd { padding-right: 1rem; }
 }
+@media (min-width: 70rem) { /* single charts next to each other */
+  section:has(> figure.chart > .one ~ *) { display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.6rem; }
+  section:has(> figure.chart > .one ~ *) > * { grid-column: 1 / -1; min-width: 0; }
+  section > figure.chart:has(> .one) { grid-column: auto; }
+}
 @media (max-width: 60rem) { .cards { font-size: .85rem; } .cards th, .cards td { padding-right: .5rem; min-width: 0; } }
 @media (max-width: 40rem) {
   header { padding-top: 1.4rem; }
@@ -177,7 +182,9 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .headline { font-size: 1.1rem; }
   .one { --words: 1.15; }
   .two, .three { grid-template-columns: 1fr; }
-  .cards, .cards tbody, .cards tbody tr, .cards tbody th, .cards td, .cards caption { display: block; }
+  .cards, .cards tbody, .cards tbody th, .cards caption { display: block; }
+  .cards tbody tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.4rem; }
+  .cards tbody th, .cards td.left { grid-column: 1 / -1; }
   .cards thead tr { display: flex; flex-wrap: wrap; }
   .cards thead th { border: 0; padding: .1rem .8rem .1rem 0; }
   .cards tbody tr { border-bottom: 2px solid var(--bar); padding: .4rem 0; }

@@ -246,7 +246,7 @@ PARTS = {
 {% endif %}
 {% endfor %}
 {% if part.spark %}
-<td class="left"{% if row.spark %} data-v="{{ row.spark[-1] }}"{% endif %} data-label="{{ part.spark }}">
+<td class="left curve"{% if row.spark %} data-v="{{ row.spark[-1] }}"{% endif %} data-label="{{ part.spark }}">
 {%- if row.spark | length > 1 %}<svg class="spark" viewBox="0 0 96 22" role="img"
  aria-label="{{ "from %.3g to %.3g" | format(row.spark[0], row.spark[-1]) }}"><path d="{{ spark(row.spark) }}"/></svg>
 {%- else %}--{% endif %}</td>
