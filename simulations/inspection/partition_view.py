@@ -5,7 +5,7 @@ For simulations only: in a federation nobody sees these counts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,10 @@ STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"
 
 def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
     """partition.html; ``data`` are the bytes of partition.csv, ``drawn`` are its charts."""
-    counted = balance.counts.shape[1] <= ALL_SHOWN
     lines = tuple(
-        Text(words=line, style=STYLES.get(style, "plain")) for line, style in conclusions(balance)
+        Text(words=line, style=STYLES.get(style, "plain"))
+        for line, style in conclusions(balance)
+        if line not in extremes(balance)
     )
     return render(
         Page(
@@ -131,9 +132,9 @@ def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
             headline=headline(balance),
             warnings=(WARNING,),
             sections=sections(
-                ("What follows", lines),
                 ("Clients and classes", [interactive(drawn, CAPTION, columns=1)]),
-                ("Every client", [table(balance, counted=counted)]),
+                ("What follows", lines),
+                ("Every client", [replace(table(balance, counted=False), title="")]),
                 data_section(download("partition.csv", data, "a row for each client")),
             ),
         )
@@ -254,18 +255,13 @@ def conclusions(balance: Balance) -> list[Said]:
     """Lines with their style: the rate, the extremes, whether delta holds, clients with nearly no
     examples.
     """
-    sizes, rates, apart = balance.sizes, balance.rates, balance.distances
-    smallest, largest = sizes.argmin(), sizes.argmax()
+    rates = balance.rates
     rate = f"{rates.min():.4g} to {rates.max():.4g}" if np.ptp(rates) else f"{rates[0]:.4g}"
-    who = [client_words(_row(balance, int(at))) for at in (smallest, largest)]
     plain = (
         *([balance.dealt] if balance.dealt else []),
         f"q = {rate}; the server divides every sum by the expected batch of a client, "
         f"{balance.expected_batch:.1f}",
-        f"smallest: {who[0]} with {sizes[smallest]:,} {balance.counted}; largest: {who[1]} with "
-        f"{sizes[largest]:,}",
-        f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest "
-        f"{apart.max():.2f}",
+        *extremes(balance),
     )
     lines = [*((line, None) for line in plain), _about_delta(balance)]
     if idle := int((balance.batches < 1).sum()):
@@ -275,6 +271,19 @@ def conclusions(balance: Balance) -> list[Said]:
         )
         lines.append((raised, "yellow"))
     return lines
+
+
+def extremes(balance: Balance) -> tuple[str, str]:
+    """The sizes and class mixes at the ends, which a page shows in its figure and its headline."""
+    sizes, apart = balance.sizes, balance.distances
+    smallest, largest = sizes.argmin(), sizes.argmax()
+    who = [client_words(_row(balance, int(at))) for at in (smallest, largest)]
+    return (
+        f"smallest: {who[0]} with {sizes[smallest]:,} {balance.counted}; largest: {who[1]} with "
+        f"{sizes[largest]:,}",
+        f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest "
+        f"{apart.max():.2f}",
+    )
 
 
 def _about_delta(balance: Balance) -> Said:
@@ -348,7 +357,9 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
             else ()
         )
         values, x = balance.counts, Axis(label="client", ticks=ticks, low=-0.6, high=clients - 0.4)
-        return (_stacked("examples of each client, by class", values, range(clients), x, parts),)
+        return (
+            _stacked("What each client holds", values, range(clients), x, parts, Axis(label=ROWS)),
+        )
     order = np.lexsort((-balance.shares.max(1), balance.shares.argmax(1)))
     groups = np.array_split(order, BARS)
     values = 100 * np.stack([balance.shares[group].mean(0) for group in groups])
@@ -363,17 +374,17 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
     mean = level(float(sizes.mean()), "mean", BLACK)
     return (
         _stacked(
-            "what the clients hold, % of their examples",
+            "What the clients hold",
             values,
             places,
             x,
             parts,
-            Axis(high=100.0, unit="%"),
+            Axis(label="% of their examples", high=100.0, unit="%"),
         ),
         Chart(
-            title="examples of each client",
+            title="Size of each client",
             x=Axis(label="clients, the largest first"),
-            y=Axis(low=0),
+            y=Axis(label=ROWS, low=0),
             series=(sized, mean),
             height=240,
         ),

@@ -69,7 +69,7 @@ class Curve(NamedTuple):
 
 def course(result: Result) -> Charts:
     """All charts of a run; none before its first round."""
-    return (*quality(result), *costs(result), *clients(result.rows))
+    return (*quality(result), *costs(result), *clients(result))
 
 
 def curves(result: Result, against: Result | None = None) -> list[Curve]:
@@ -107,7 +107,7 @@ def accuracy_curve(result: Result, against: Result | None = None) -> Curve:
 
 def quality(result: Result, against: Result | None = None) -> Charts:
     """A chart of each measured quantity round by round; ``against``: a run without privacy."""
-    x, found = round_axis(result.rows), []
+    x, found = round_axis(result), []
     for curve in curves(result, against):
         line = thinned(Series(x=curve.rounds, y=curve.values))
         title = f"{_title(curve)} round by round"
@@ -177,10 +177,11 @@ def _title(curve: Curve) -> str:
     return "Loss" if curve.name == "test loss" else "Accuracy" if curve.percent else curve.name
 
 
-def clients(rows: Rows) -> Charts:
+def clients(result: Result) -> Charts:
     """Selected, replied and rejected clients; nothing where all selected ones replied in every
     round, or counts may not be seen.
     """
+    rows = result.rows
     if not rows or not all(row.counted for row in rows):
         return ()
     timed = SIMULATED if any(row.simulated for row in rows) else ()
@@ -208,11 +209,16 @@ def clients(rows: Rows) -> Charts:
     ]
     y = Axis(label="clients", low=0, whole=True)
     title = "Clients in each round"
-    return (Chart(title=title, x=round_axis(rows), y=y, series=lines, height=HEIGHT),)
+    return (Chart(title=title, x=round_axis(result), y=y, series=lines, height=HEIGHT),)
 
 
-def round_axis(rows: Rows) -> Axis:
-    """Rounds across; a single one is in the middle."""
+def round_axis(result: Result) -> Axis:
+    """Rounds across: a single one is in the middle, and one that goes on sees how far it is to
+    go.
+    """
+    rows, planned = result.rows, result.settings.get("rounds")
+    if result.status == "running" and isinstance(planned, int) and planned > 1:
+        return replace(ROUND, low=0.0, high=float(planned))
     if len(rows) != 1:
         return ROUND
     return replace(ROUND, low=rows[0].round - 1.0, high=rows[0].round + 1.0)

@@ -39,10 +39,11 @@ from fedlsg.simulations.report.page import (
 from fedlsg.simulations.report.run_charts import clients, costs, quality
 from fedlsg.simulations.report.template import render
 from fedlsg.simulations.report.tiles import (
+    budget_meter,
     cost_tiles,
     privacy_badge,
     privacy_tiles,
-    progress_meters,
+    progress_meter,
     quality_tiles,
 )
 from fedlsg.simulations.report.what_helps import NOTHING, hints
@@ -111,7 +112,7 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
         note="This command runs the same settings again:",
     )
     rejected = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
-    progress = progress_meters(result)
+    progress = progress_meter(result)
     return render(
         Page(
             kind="fedlsg run",
@@ -128,13 +129,20 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
                 ("What would help?", _help(result, against)),
                 ("Rejected payloads", [Facts(rows=rejected)] if rejected else []),
                 replace(epsilon_section([result]), folded=True),
-                made_section([result] if result.done else [], again),
+                _made(result, again),
                 settings_section(result, settings),
                 _data(result),
             ),
         ),
         follow=follow,
     )
+
+
+def _made(result: Result, again: Code) -> Section:
+    """What a finished run ran on, and the command that repeats it."""
+    if result.done:
+        return made_section([result], again)
+    return Section(title="How it was made", parts=(again,) if again.text else ())
 
 
 def _figure(charts: Sequence[Chart], caption: str) -> list[Part]:
@@ -146,7 +154,9 @@ def _figure(charts: Sequence[Chart], caption: str) -> list[Part]:
 def _privacy(result: Result) -> list[Part]:
     """For whom and against whom, with how much noise; what rho means, where there is noise."""
     cards, said = privacy_tiles(result), list[Part]()
-    if result.done and not result.private:
+    if budget := budget_meter(result):
+        said = [budget]
+    elif result.done and not result.private:
         said = [Text(words=f"{privacy_line(result.summary)}.", style="warning")]
     elif result.done and result.summary["trust"] != "client":
         said = [Text(words=f"{privacy_line(result.summary)}.".capitalize())]
@@ -210,7 +220,7 @@ def works(result: Result) -> str:
 
 def _cost(result: Result) -> list[Part]:
     """Bytes, time, and the score against privacy and bytes; who took part, where not all did."""
-    spent, who = costs(result), clients(result.rows)
+    spent, who = costs(result), clients(result)
     timed = TIMED if any(row.simulated for row in result.rows) else ""
     return [
         *_cards(cost_tiles(result)),

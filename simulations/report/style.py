@@ -27,7 +27,8 @@ a { color: var(--link); }
 .badge.good::before { content: "✓ "; }
 .badge.bad::before { content: "✗ "; }
 .badge.limited::before { content: "◐ "; }
-.tiles { list-style: none; display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 13rem), 24rem)); gap: .8rem;
+.tiles { list-style: none; display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 13rem), 1fr)); gap: .8rem;
+  max-width: calc(var(--cards) * 25rem);
   padding: 0; margin: 1.2rem 0; }
 .tiles li { background: var(--panel); padding: .7rem 1rem .8rem; border-radius: .5rem; border-top: 4px solid var(--bar);
   overflow-wrap: anywhere; }
@@ -39,8 +40,8 @@ a { color: var(--link); }
 .tiles .bad strong { color: var(--alarm); }
 .tiles .note { display: block; }
 .meters { list-style: none; padding: 0; margin: 1.2rem 0; max-width: 50rem; display: grid; gap: .8rem; }
-.meters li { display: grid; grid-template-columns: 1fr auto; gap: .1rem 1rem; align-items: baseline; }
-.meters .name { font-weight: 600; }
+.meters li { display: grid; grid-template-columns: auto 1fr; gap: .1rem 1rem; align-items: baseline; }
+.meters .name { font-weight: 600; white-space: nowrap; }
 .meters .note { text-align: right; }
 .meters progress { grid-column: 1 / -1; grid-row: 2; width: 100%; height: .7rem; accent-color: var(--link); }
 .spark { display: block; width: 96px; height: 22px; }
@@ -184,7 +185,8 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .two, .three { grid-template-columns: 1fr; }
   .cards, .cards tbody, .cards tbody th, .cards caption { display: block; }
   .cards tbody tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.4rem; }
-  .cards tbody th, .cards td.left { grid-column: 1 / -1; }
+  .cards tbody th, .cards td.long { grid-column: 1 / -1; }
+  .cards .spark { float: right; }
   .cards thead tr { display: flex; flex-wrap: wrap; }
   .cards thead th { border: 0; padding: .1rem .8rem .1rem 0; }
   .cards tbody tr { border-bottom: 2px solid var(--bar); padding: .4rem 0; }

@@ -49,6 +49,7 @@ def render(page: Page, follow: str = "") -> str:
         listed=SECTIONS,
         target=target,
         spark=spark_path,
+        half=HALF,
         scripts=run,
         policy=policy(run, asks=bool(follow)),
     )
@@ -104,6 +105,8 @@ def scripts(*, drawn: bool) -> tuple[str, ...]:
     return tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files)
 
 
+HALF = 15
+"""Letters of a cell that leave room for its name in half of a card on a phone."""
 SPARK = (96, 22)
 """CSS pixels of a small curve."""
 
@@ -238,8 +241,9 @@ PARTS = {
 {%- if row.ticked %} checked{% endif %}> {% endif %}{{ cell }}</th>
 {% else %}
 {% set at = loop.index0 %}
-<td{% if part.chosen %} class="left pick-{{ at }}"{% elif at in part.left %} class="left"
-{%- elif at in row.best %} class="best"{% endif %}
+<td{% if part.chosen %} class="left pick-{{ at }}"{% else %} class="
+{%- if at in part.left %}left{% elif at in row.best %}best{% endif %}
+{%- if cell | length > half %} long{% endif %}"{% endif %}
 {%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
 {%- if part.columns | length > 3 %} data-label="{{ part.columns[at] }}"{% endif %}>
 {%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
@@ -257,7 +261,7 @@ PARTS = {
 {% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
 
 """,
-    "tiles": """<ul class="tiles">
+    "tiles": """<ul class="tiles" style="--cards: {{ part.tiles | length }}">
 {% for tile in part.tiles %}
 <li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
 <strong>{{ tile.value }}</strong>

@@ -164,6 +164,8 @@ def _spent_so_far(result: Result) -> list[Tile]:
     last, settings = result.rows[-1], result.settings
     if not math.isfinite(last.epsilon_max) or settings.get("reproducible"):
         return []
+    if budget_meter(result):
+        return []
     delta, trust = settings.get("delta"), settings.get("trust", "client")
     note = f"largest client, at delta {delta}, trust={trust}"
     return [Tile(name="epsilon so far", value=epsilon_words(last.epsilon_max), note=note)]
@@ -201,20 +203,26 @@ def cost_tiles(result: Result) -> list[Tile]:
     return tiles
 
 
-def progress_meters(result: Result) -> Meters | None:
-    """How far a run is that has not ended, with the time left, and what of its budget is spent."""
+def progress_meter(result: Result) -> Meters | None:
+    """How far a run is that has not ended, with the time left."""
     planned, rows = result.settings.get("rounds"), result.rows
     if result.done or not isinstance(planned, int) or planned < 1:
         return None
     done = rows[-1].round if rows else 0
-    meters = [
-        Meter(name="rounds", share=done / planned, words=_rounds_words(result, done, planned))
-    ]
-    budget, spent = result.epsilon_target, result.epsilon_max
-    if budget and spent is not None and math.isfinite(spent):
-        words = f"epsilon {epsilon_words(spent)} of {budget:g}"
-        meters.append(Meter(name="privacy budget", share=min(spent / budget, 1.0), words=words))
-    return Meters(meters=tuple(meters))
+    words = _rounds_words(result, done, planned)
+    return Meters(meters=(Meter(name="rounds", share=done / planned, words=words),))
+
+
+def budget_meter(result: Result) -> Meters | None:
+    """What is spent of the budget of a run that has not ended."""
+    budget, spent, settings = result.epsilon_target, result.epsilon_max, result.settings
+    if result.done or not budget or spent is None or not math.isfinite(spent):
+        return None
+    if settings.get("reproducible"):
+        return None
+    words = f"epsilon {epsilon_words(spent)} of {budget:g}, at delta {settings.get('delta')}"
+    meter = Meter(name="privacy budget", share=min(spent / budget, 1.0), words=words)
+    return Meters(meters=(meter,))
 
 
 def _rounds_words(result: Result, done: int, planned: int) -> str:
