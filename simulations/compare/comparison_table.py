@@ -85,13 +85,13 @@ def columns_of(table: pd.DataFrame) -> list[Column]:
         Column("trust", "trust"),
         Column("rho", "rho", lambda rho: f"{rho:.2f}" if rho else "--", optional=4),
         Column(score, "mean", words=_score, best=best),
-        Column("s.e.", "standard_error", lambda share: f"{100 * share:.1f}", optional=1),
+        Column("s.e.", "standard_error", lambda share: f"{100 * share:.1f}", optional=2),
         Column("n", "n", words=_seeds),
         Column("over probe", "over_linear_probe", lambda share: f"{100 * share:+.1f}", optional=7),
         Column("uplink", "uplink_bytes_per_client_round", human_bytes, optional=5, best="least"),
         Column("saved", "saved_ratio", "{:.1f}x".format, optional=3, best="most"),
         Column("transfer, s", "transfer_seconds", ".3g", best="least"),
-        Column("training, s", "training_seconds", ".3g", optional=2),
+        Column("training, s", "training_seconds", ".3g", optional=1),
     ]
 
 

@@ -110,13 +110,17 @@ def compare(
     **settings: Any,
 ) -> Compared:
     """Run methods x epsilons x ranks x sparsities x varied settings x seeds, as ``fedlsg compare``
-    does; returns the results.
+    does; a notebook shows the winner, the table and the figure of what it returns.
 
         fedlsg.compare("digits", ["lsg", "dpsgd"], epsilons=[1, 3], seeds=3).frame
 
+    Its ``frame`` is a frame of pandas with a row for each line of the table and the columns of
+    table.csv; ``runs`` has a row for each run, ``latex`` is the table for a paper, ``plot(name)`` a
+    figure of ``plots/``, ``folder`` holds all of it.
+
     workload, settings: as in ``fedlsg.simulate``, for all runs. A ``fedlsg.Workload``, or a recipe
-        as a function, runs in this process, one run at a time; what has a name, as
-        ``"mine.py:workload"``, in others.
+        as a function, runs in this process, one run at a time, and ``fedlsg.epsilon_of_data``
+        counts all of them; what has a name, as ``"mine.py:workload"``, runs in others.
     methods: names, or settings of their own by a label each: ``{"lsg": {"rank": 8}, "bottom":
         {"method": "lsg", "direction": "bottom"}}``. ``"all"``: every recipe.
     seeds: how many from 0, or a list. vary: any other setting and its values.

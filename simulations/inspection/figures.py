@@ -59,7 +59,7 @@ MARKS = {
 OTHER_MARK = (BLUE, "P")
 CHOICES = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
 OTHER_CHOICE = (GREEN, "o")
-SPARSITY = Axis(label="sparsity: share of the units that is frozen")
+SPARSITY = Axis(label="sparsity p: share that is frozen")
 Charts = tuple[Chart, ...]
 
 

@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 from torch import nn
 
 import fedlsg
+from fedlsg.privacy.data_record import SpentTogetherWarning
+from fedlsg.simulations.compare import cell_worker
 from fedlsg.simulations.storage.manifest import NAME
 from tests.simulations.support.runs import SMALL
 
@@ -58,6 +61,31 @@ def test_objects_of_this_process_are_compared_here_and_go_on(tmp_path):
     again = call()
     assert again.frame.equals(made.frame)
     assert [(run / "summary.json").stat().st_mtime_ns for run in runs] == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", [False, True])
+def test_runs_of_a_comparison_are_on_the_record_of_their_rows(tmp_path, planted, monkeypatch):
+    """Two runs of one mechanism on the same rows: more than each, and no more than their sum.
+    Control: off the record they would have spent nothing.
+    """
+    if planted:
+        whole = cell_worker.run_cell
+        unrecorded = lambda job, ray, shared, recorded: whole(job, ray, shared)  # noqa: E731
+        monkeypatch.setattr(cell_worker, "run_cell", unrecorded)
+    own = workload()
+    settings = {name: value for name, value in TINY.items() if name != "reproducible"}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        made = fedlsg.compare(
+            own, ["dpsgd"], epsilons=[2.0], seeds=2, out=tmp_path / "grid", quiet=True, **settings
+        )
+    one = float(made.frame.epsilon_max[0])
+    spent = fedlsg.epsilon_of_data(own.train)
+    assert (one < spent <= 2 * one) == (not planted)
+    assert any(issubclass(w.category, SpentTogetherWarning) for w in heard) == (not planted)
+    assert planted or spent > 0
+    assert not planted or spent == 0
 
 
 SCRIPT = """
