@@ -314,9 +314,9 @@ def _lead(best: Line, second: Line = None) -> str:
     beyond = f"{_number(lead)}{unit} {'above' if best.more_is_better else 'below'} {second.name}"
     if len(leads) < 2:
         return f", {beyond} (one seed, so the lead may be chance)"
-    paired = f"standard error {_number(error)}, paired over {len(leads)} seeds"
     unsure = "" if lead >= quantile(len(leads)) * error else "; the lead may be chance"
-    return f", {beyond} ({paired}{unsure})"
+    paired = f"paired over {len(leads)} seeds{unsure}"
+    return f", {beyond} with a standard error of {_number(error)} ({paired})"
 
 
 def quantile(seeds: int) -> float:

@@ -230,7 +230,8 @@ def accuracy_by_total_bytes(table: pd.DataFrame) -> Charts:
             sent["x"] = list(map(bytes_of, panel.lines))
             series = [_mark(line, looks, filled=line.private) for line in sent.itertuples()]
             x = Axis(label=f"bytes {ways}, all clients, whole run", unit="bytes", log=True)
-            charts.append(_accuracy(panel.title, x, [*fronts(sent), *series], panel.lines, 340))
+            title = f"{panel.title}, bytes {ways}"
+            charts.append(_accuracy(title, x, [*fronts(sent), *series], panel.lines, 340))
     return tuple(charts)
 
 

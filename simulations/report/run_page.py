@@ -156,10 +156,9 @@ def _privacy(result: Result) -> list[Part]:
     cards, said = privacy_tiles(result), list[Part]()
     if budget := budget_meter(result):
         said = [budget]
-    elif result.done and not result.private:
-        said = [Text(words=f"{privacy_line(result.summary)}.", style="warning")]
-    elif result.done and result.summary["trust"] != "client":
-        said = [Text(words=f"{privacy_line(result.summary)}.".capitalize())]
+    elif result.private and result.summary["trust"] != "client":
+        line = privacy_line(result.summary)
+        said = [Text(words=f"{line[:1].upper()}{line[1:]}.")]
         said += facts_if_any(_chosen(result, ("readers",)))
     rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
     return [*_cards(cards), *said, *rho]

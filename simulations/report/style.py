@@ -184,9 +184,10 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .one { --words: 1.15; }
   .two, .three { grid-template-columns: 1fr; }
   .cards, .cards tbody, .cards tbody th, .cards caption { display: block; }
-  .cards tbody tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.4rem; }
+  .cards tbody tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.1rem; }
   .cards tbody th, .cards td.long { grid-column: 1 / -1; }
   .cards .spark { float: right; }
+  .cards .best::after { content: "★"; }
   .cards thead tr { display: flex; flex-wrap: wrap; }
   .cards thead th { border: 0; padding: .1rem .8rem .1rem 0; }
   .cards tbody tr { border-bottom: 2px solid var(--bar); padding: .4rem 0; }

@@ -20,7 +20,7 @@ PART = 4
 """The end of a curve is one part in so many, as is the stretch before it."""
 CLEAR = 2.0
 """Standard errors of a difference between two stretches that count as a change."""
-SMALL = 0.05
+SMALL = 0.1
 """A change of less than this share of the value is none."""
 UNSPENT = 0.9
 """A run that spent less than this share of its budget has some left."""

@@ -71,6 +71,12 @@
           const first = (value) => value / 10 ** Math.floor(Math.log10(value) + 1e-9);
           const few = one.ticks.filter(({ value }) => keep.some((digit) => Math.abs(first(value) - digit) < 1e-6));
           if (few.length > 1) one.ticks = few;
+          else { // less than a decade: even steps
+            const rough = (one.max - one.min) / (name === "x" ? 4 : 6), power = 10 ** Math.floor(Math.log10(rough));
+            const step = [1, 2, 5, 10].map((digit) => digit * power).find((wide) => wide >= rough * 0.999);
+            const from = Math.ceil(one.min / step - 1e-9), to = Math.floor(one.max / step + 1e-9);
+            one.ticks = Array.from({ length: to - from + 1 }, (_, at) => ({ value: (from + at) * step }));
+          }
         }
       },
     };

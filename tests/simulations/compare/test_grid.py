@@ -249,11 +249,11 @@ def test_a_clear_lead_and_an_unclear_one():
     clear = said(runs("dpsgd", 0.90, 0.92, 0.94), runs("lsg", 0.80, 0.81, 0.82))[0]
     assert clear == (
         "At epsilon 3, dpsgd has the highest mean accuracy, 92.0 ± 2.0 %, 11.0 points above lsg "
-        "(standard error 0.6, paired over 3 seeds), with 4.0x fewer uplink bytes than dense "
-        "updates."
+        "with a standard error of 0.6 (paired over 3 seeds), with 4.0x fewer uplink bytes than "
+        "dense updates."
     )
     unclear = said(runs("dpsgd", 0.80, 0.95, 0.90), runs("lsg", 0.90, 0.80, 0.92))[0]
-    assert "1.0 points above lsg (standard error 7.4, paired over 3 seeds; the lead may" in unclear
+    assert "with a standard error of 7.4 (paired over 3 seeds; the lead may be chance)" in unclear
     alone = said(runs("dpsgd", 0.9), runs("lsg", 0.8))[0]
     assert "10.0 points above lsg (one seed, so the lead may be chance)" in alone
 
@@ -261,7 +261,7 @@ def test_a_clear_lead_and_an_unclear_one():
 def test_two_seeds_show_little():
     """Leads of 10 and 12 points are 11 standard errors, and two seeds need 12.7."""
     two = said(runs("dpsgd", 0.90, 0.93), runs("lsg", 0.80, 0.81))[0]
-    assert "(standard error 1.0, paired over 2 seeds; the lead may be chance)" in two
+    assert "standard error of 1.0 (paired over 2 seeds; the lead may be chance)" in two
     assert quantile(2) == pytest.approx(12.706, abs=1e-3)  # a table of Student's t
     assert quantile(3) == pytest.approx(4.303, abs=1e-3)
 
