@@ -112,7 +112,8 @@ def compare(
     """Run methods x epsilons x ranks x sparsities x varied settings x seeds, as ``fedlsg compare``
     does; a notebook shows the winner, the table and the figure of what it returns.
 
-        fedlsg.compare("digits", ["lsg", "dpsgd"], epsilons=[1, 3], seeds=3).frame
+        made = fedlsg.compare("digits", ["lsg", "dpsgd"], epsilons=[1, 3], seeds=3)
+        made.frame
 
     Its ``frame`` is a frame of pandas with a row for each line of the table and the columns of
     table.csv; ``runs`` has a row for each run, ``latex`` is the table for a paper, ``plot(name)`` a

@@ -87,11 +87,11 @@ def client_charts(rows: Rows, chance: float | None = None) -> tuple[Chart, ...]:
         return ()
     if tested[0].get("accuracy") is None:
         losses = [row["loss"] for row in tested]
-        return (_chart("Each client", tested, losses, Axis(label="test loss", low=0)),)
+        return (_chart("Loss of each client", tested, losses, Axis(label="test loss", low=0)),)
     shares = [100 * row["accuracy"] for row in tested]
     level = () if chance is None else (guessing(100 * chance),)
     y = Axis(label="test accuracy, %", unit="%", low=0, high=100)
-    return (_chart("Each client", tested, shares, y, level),)
+    return (_chart("Accuracy of each client", tested, shares, y, level),)
 
 
 def _chart(

@@ -213,8 +213,9 @@ PARTS = {
 {% endfor %}
 </dl>
 """,
-    "table": """<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
- class="{% if part.chosen %}chosen{% else %}data{% if part.wide %} cards{% endif %}{% endif %}">
+    "table": """{% set wide = part.wide %}
+<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
+ class="{% if part.chosen %}chosen{% else %}data{% if wide %} cards{% endif %}{% endif %}">
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
 {% if part.chosen %}
 <style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
@@ -245,7 +246,7 @@ PARTS = {
 {%- if at in part.left %}left{% elif at in row.best %}best{% endif %}
 {%- if cell | length > half %} long{% endif %}"{% endif %}
 {%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
-{%- if part.columns | length > 3 %} data-label="{{ part.columns[at] }}"{% endif %}>
+{%- if wide %} data-label="{{ part.columns[at] }}"{% endif %}>
 {%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
 {% endif %}
 {% endfor %}
