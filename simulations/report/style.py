@@ -69,7 +69,8 @@ th, td { padding: .34rem .9rem .34rem 0; vertical-align: top; white-space: nowra
 th:last-child, td:last-child { padding-right: .3rem; }
 thead th { font-weight: 600; border-bottom: 2px solid var(--bar); }
 .left, .group th { text-align: left; }
-td.left { white-space: normal; min-width: 6rem; }
+td.left { min-width: 3rem; }
+td.left.long { white-space: normal; }
 td.left:last-child:not(.curve) { min-width: 15rem; }
 tr.group th { border-bottom: 0; padding-top: 1rem; font-weight: 600; }
 tr.reference > * { background: var(--panel); }
@@ -187,7 +188,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .cards tbody tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.1rem; }
   .cards tbody th, .cards td.long { grid-column: 1 / -1; }
   .cards .spark { float: right; }
-  .cards .best::after { content: "★"; }
+  .cards .best::after { content: none; }
   .cards thead tr { display: flex; flex-wrap: wrap; }
   .cards thead th { border: 0; padding: .1rem .8rem .1rem 0; }
   .cards tbody tr { border-bottom: 2px solid var(--bar); padding: .4rem 0; }
@@ -198,6 +199,8 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .data th, td.left:last-child { white-space: normal; min-width: 0; }
   img { max-width: none; }
   .gallery img { width: clamp(160px, 43vw, var(--side)); }
+  .meters li { grid-template-columns: 1fr; }
+  .meters .note { grid-row: 3; text-align: left; }
   .tiles { grid-template-columns: 1fr 1fr; gap: .5rem; }
   .tiles li:last-child:nth-child(odd) { grid-column: 1 / -1; }
   .tiles li { padding: .5rem .7rem .6rem; }

@@ -105,7 +105,7 @@ def scripts(*, drawn: bool) -> tuple[str, ...]:
     return tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files)
 
 
-HALF = 15
+HALF = 16
 """Letters of a cell that leave room for its name in half of a card on a phone."""
 SPARK = (96, 22)
 """CSS pixels of a small curve."""
