@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedlsg.payload import pack, unpack
     from fedlsg.privacy import Mechanism
     from fedlsg.privacy.data_record import epsilon_of_data
+    from fedlsg.simulations.compare.in_python import compare
     from fedlsg.simulations.run.finished import Run, load_run
     from fedlsg.simulations.run.simulate import simulate
     from fedlsg.simulations.server.callbacks import Callback, StopRun
@@ -70,6 +71,7 @@ __all__ = [
     "Workload",
     "__version__",
     "calibrate_noise_multiplier",
+    "compare",
     "decompose",
     "epsilon",
     "epsilon_of_data",
@@ -89,6 +91,7 @@ _PLACES = {
     "calibrate_noise_multiplier": "fedlsg.accounting",
     "Callback": "fedlsg.simulations.server.callbacks",
     "Carrier": "fedlsg.carriers",
+    "compare": "fedlsg.simulations.compare.in_python",
     "decompose": "fedlsg.lowrank",
     "EarlyStopping": "fedlsg.simulations.server.named_callbacks",
     "epsilon": "fedlsg.accounting",

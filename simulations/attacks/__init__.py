@@ -53,7 +53,7 @@ from fedlsg.simulations.workloads.base import LoadedWorkload
 
 FEW = 4
 """More runs than these are not named in the first line of the page."""
-SHORT = {"rank": "r", "sparsity": "p", "noise_multiplier": "sigma"}
+SPELT = {"rank": "rank", "sparsity": "sparsity", "noise_multiplier": "sigma"}
 """Settings by which runs of one method are told apart, and what they are called."""
 
 
@@ -269,8 +269,8 @@ def label(record: Record, records: Sequence[Record]) -> str:
     """
     method = record.base.settings.method
     same = [other for other in records if other.base.settings.method == method]
-    known = {name: [_said(other, name) for other in same] for name in SHORT}
-    told = [name for name in SHORT if len(set(known[name])) > 1]
+    known = {name: [_said(other, name) for other in same] for name in SPELT}
+    told = [name for name in SPELT if len(set(known[name])) > 1]
     words = [", ".join([method, *(known[name][n] for name in told)]) for n in range(len(same))]
     mine = words[same.index(record)]
     return mine if words.count(mine) == 1 else f"{mine} ({record.run.path.name})"
@@ -282,7 +282,7 @@ def _said(record: Record, name: str) -> str:
     value = s.noise_multiplier if name == "noise_multiplier" else s.parameters.get(name)
     if name == "noise_multiplier" and not record.base.method.mechanism.adds_noise:
         return "no noise"
-    return f"{SHORT[name]} {value:.3g}" if isinstance(value, int | float) else f"no {SHORT[name]}"
+    return f"{SPELT[name]} {value:.3g}" if isinstance(value, int | float) else f"no {SPELT[name]}"
 
 
 def show(findings: Sequence[Findings], console: Console, *, paired: bool = False) -> None:

@@ -299,7 +299,7 @@ def sigma_words(one: Best) -> str:
 
 def sparsity_words(one: Best) -> str:
     """The sparsity in a few words; nothing for a method without one."""
-    return "" if one.sparsity is None else f", p {one.sparsity:g}"
+    return "" if one.sparsity is None else f", sparsity {one.sparsity:g}"
 
 
 def _lines(points: Sequence[Best], x: Number, name: Callable[[Best], tuple[str, str]]) -> Lines:
@@ -327,7 +327,7 @@ def curves(points: Sequence[Best]) -> tuple[Chart, ...]:
     if len(points) < 2:
         return ()
     over = [
-        ("sparsity p", sparsity_lines(points), _sparsity),
+        ("sparsity", sparsity_lines(points), _sparsity),
         ("sigma: noise over clip norm", sigma_lines(points), _sigma),
     ]
     return tuple(_chart(words, lines, x, points[0].unit) for words, lines, x in over if lines)

@@ -9,7 +9,7 @@ import click
 import typer
 import typer.core
 
-from fedlsg.simulations.cli.options import RayAddress, console, option, starting
+from fedlsg.simulations.cli.options import Label, RayAddress, console, option, starting
 from fedlsg.simulations.settings.settings import merge
 
 LINK = (
@@ -75,6 +75,7 @@ def compare(
         str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")
     ] = None,
     link: Annotated[str | None, option(help=LINK)] = None,
+    label: Label = None,
     out: Annotated[
         str | None, option(help="Folder; default runs/compare-WORKLOAD, runs/search-WORKLOAD.")
     ] = None,
@@ -117,7 +118,8 @@ def compare(
 
     engine = engine or (None if ray_address is None else "ray")
     use_cluster(ray_address, engine or "local")
-    view, limits = make_view(axis, link), Limits(jobs=jobs, budget_minutes=budget_minutes, yes=yes)
+    view = make_view(axis, link, label)
+    limits = Limits(jobs=jobs, budget_minutes=budget_minutes, yes=yes)
     made = make_grid(workload, axes, merge({"engine": engine, "data_dir": data_dir}, config), grid)
     if search:
         from fedlsg.simulations.compare.search import make_job, search_and_runs
@@ -146,6 +148,7 @@ def report(
         str | None, option(help="epsilon (default), or bytes: accuracy against all bytes.")
     ] = None,
     link: Annotated[str | None, option(help=LINK)] = None,
+    label: Label = None,
     against: Annotated[
         str | None,
         option(help="One RUN's page also names the accuracy of this one, without privacy."),
@@ -162,7 +165,7 @@ def report(
         from fedlsg.simulations.compare.bytes_axis import make_view
         from fedlsg.simulations.compare.compare_command import report_command
 
-    report_command(runs, out, console, make_view(axis, link), against)
+    report_command(runs, out, console, make_view(axis, link, label), against)
 
 
 COMPARE = "--compare"

@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from fedlsg.simulations.cli.options import (
     Choice,
+    Label,
     TrustCode,
     console,
     device_in,
@@ -355,6 +356,7 @@ def export(
             help="Of an interrupted run: write its last weights into RUN, for start_from=RUN.",
         ),
     ] = False,
+    label: Label = None,
 ) -> None:
     """Write the trained model as a folder that plain torch, or transformers, loads without fedlsg.
 
@@ -363,9 +365,12 @@ def export(
     *rest, directory = what
     if rest == ["figures"]:
         from fedlsg.simulations.cli.export import figures_command
+        from fedlsg.simulations.compare.bytes_axis import read_labels
 
-        figures_command(directory, out, console)
+        figures_command(directory, out, console, read_labels(label or ()))
         return
+    if label:
+        raise ValueError("--label belongs to fedlsg export figures: leave it out")
     if rest:
         raise ValueError(f"expected RUN, or figures and RUN, got {' '.join(what)}")
     if unfinished:

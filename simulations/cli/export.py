@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fedlsg.owner_only import make_parents
 from fedlsg.simulations.compare.collect import read_runs
-from fedlsg.simulations.compare.lines import lines
+from fedlsg.simulations.compare.lines import NO_LABELS, Labels, check_labels, lines
 from fedlsg.simulations.compare.plots import figures
 from fedlsg.simulations.models.encoder import save_pretrained
 from fedlsg.simulations.models.encoder_source import find_encoder, load_tokenizer
@@ -37,7 +37,7 @@ from fedlsg.simulations.report.figure import (
     use_style,
     wrap,
 )
-from fedlsg.simulations.report.run_page import course
+from fedlsg.simulations.report.run_charts import course
 from fedlsg.simulations.report.terminal import checked, print_line, print_whole
 from fedlsg.simulations.run.finished import checkpoint_model, left_model, without_adapters
 from fedlsg.simulations.server.summary import FinalModel
@@ -188,13 +188,15 @@ PAPER: Any = {
 KINDS = ("pdf", "svg", "png")
 
 
-def figures_command(directory: str, out: str | None, console: Console) -> None:
-    """Write each chart in each form. Raises ValueError for a folder that is no run and no
-    comparison.
+def figures_command(
+    directory: str, out: str | None, console: Console, labels: Labels = NO_LABELS
+) -> None:
+    """Write each chart in each form; ``labels``: see ``relabelled``. Raises ValueError for a folder
+    that is no run and no comparison.
     """
     path = Path(directory).expanduser().resolve()
     folder = Path(out or f"figures-{path.name}").expanduser().resolve()
-    charts = charts_of(path, console)
+    charts = charts_of(path, console, labels)
     if not charts:
         raise ValueError(f"{directory} has no finished round: there is nothing to draw")
     with writing_to(folder):
@@ -204,22 +206,18 @@ def figures_command(directory: str, out: str | None, console: Console) -> None:
     print_whole(f"{len(charts)} figures, each as {', '.join(KINDS)}, in {folder}", console)
 
 
-def charts_of(path: Path, console: Console) -> dict[str, Chart]:
+def charts_of(path: Path, console: Console, labels: Labels = NO_LABELS) -> dict[str, Chart]:
     """By file name: of a run its rounds, of a comparison all its figures but heat maps, which have
     a table.
     """
     results = read_runs([path], say=lambda line: print_line(line, console, "yellow"))
     if len(results) == 1:
         (run,) = results
-        found = (
-            {"": course(run.rows, None if run.chance is None else run.chance.level)}
-            if run.rows
-            else {}
-        )
+        found = {"": course(run)} if run.rows else {}
     else:
-        found = {
-            name: made for name, made in figures(lines(results)).items() if isinstance(made, tuple)
-        }
+        plain, table = lines(results), lines(results, labels)
+        check_labels(labels, (*plain.label, *plain.name))
+        found = {name: made for name, made in figures(table).items() if isinstance(made, tuple)}
     named: dict[str, Chart] = {}
     for group, charts in found.items():
         for chart in charts:

@@ -115,6 +115,13 @@ RayAddress = Annotated[
         help="Ray cluster to join, auto or HOST:PORT; default RAY_ADDRESS, else a Ray of its own."
     ),
 ]
+Label = Annotated[
+    list[str] | None,
+    option(
+        metavar="METHOD=NAME",
+        help="What tables and figures call a method, as 'lsg=LSG, rank 4'; repeatable.",
+    ),
+]
 Opens = Annotated[bool, option("--open", help="Open a page in the browser that follows the run.")]
 
 USUAL = {

@@ -105,8 +105,24 @@ def _epsilon(run: Listed) -> str:
     return epsilon_words(run.epsilon) + ("" if run.result.done else " so far")
 
 
+def _score(run: Listed) -> str:
+    """Accuracy, or the loss where there are no classes."""
+    if run.result.accuracy is not None or not (losses := course_of(run)):
+        return percent(run.result.accuracy)
+    return f"loss {losses[-1]:.3g}"
+
+
+def course_of(run: Listed) -> tuple[float, ...]:
+    """The accuracy round by round, or the loss where there are no classes."""
+    rows = run.result.rows
+    shares = [row.accuracy for row in rows if row.accuracy is not None]
+    found = shares or [row.loss for row in rows if row.loss is not None]
+    thin = max(1, len(found) // POINTS)
+    return tuple(found[::-thin][::-1])
+
+
 def _when(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d\N{NO-BREAK SPACE}%H:%M}"
 
 
 def _setting(name: str) -> Callable[[Listed], str]:
@@ -133,7 +149,7 @@ COLUMNS = (
         left=True,
         optional=3,
     ),
-    Column("accuracy", lambda run: run.result.accuracy, percent, "accuracy"),
+    Column("accuracy", lambda run: run.result.accuracy, key="accuracy", words=_score),
     Column("bytes", lambda run: run.bytes, human_bytes, "bytes", optional=6),
     Column("time", lambda run: run.seconds, duration, "seconds", optional=2),
     Column("began", lambda run: run.began, _when, "began", left=True, optional=1),
@@ -301,16 +317,19 @@ def _value(value: object) -> str:
 
 
 PAGE = "runs.html"
+POINTS = 60
+"""Points of a small curve, about."""
 NO_RUNS = "no runs in {}: start one with fedlsg run, or name another folder"
 TICKS = 100
 """So many runs of a page, the first ones, can be ticked."""
 COMPARED = (
-    "The runs whose boxes are ticked above, and every setting in which runs of this page differ."
+    "Tick two or more runs above: here are their facts, and every setting in which they differ."
 )
 WHAT = (
     "Epsilon is the largest over the clients of a run, against the readers named next to it. It "
     "covers that run only: it costs more privacy to choose the best of several runs. Bytes are "
-    "payloads, up and down."
+    "payloads, up and down. Course: accuracy, or loss, round by round, from its least to its "
+    "largest."
 )
 
 
@@ -358,8 +377,11 @@ def runs_page(
     """The list as a page; its ticked runs are side by side."""
     every = [*ticked, *(run for run in runs if run.path not in {one.path for one in ticked})]
     table, some = list_table(every), every[:TICKS]
-    rows = [replace(row, ticked=at < len(ticked)) for at, row in enumerate(table.rows[:TICKS])]
-    table = replace(table, rows=(*rows, *table.rows[TICKS:]))
+    rows = [
+        replace(row, spark=course_of(run), ticked=at < len(ticked) if at < TICKS else None)
+        for at, (row, run) in enumerate(zip(table.rows, every, strict=True))
+    ]
+    table = replace(table, rows=tuple(rows), spark="course")
     compared = replace(compare_table(some), chosen=True)
     return render(
         Page(

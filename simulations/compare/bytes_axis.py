@@ -6,12 +6,19 @@ epsilon are in every panel of their task, marked as NOT PRIVATE.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fedlsg.config.choices import choose
-from fedlsg.simulations.compare.lines import SAME, Line, marked, measured, score_words
+from fedlsg.simulations.compare.lines import (
+    SAME,
+    Labels,
+    Line,
+    marked,
+    measured,
+    score_words,
+)
 from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.report.page import Table
 from fedlsg.simulations.report.table import Column, make_table
@@ -27,11 +34,12 @@ class View:
 
     ``bytes`` adds accuracy against total bytes at equal epsilon; ``link`` adds seconds of transfer
     on it. ``left_out``: lines about methods and settings that are left out. ``notes``: how the
-    settings were chosen.
+    settings were chosen. ``labels``: what it calls methods, by their own labels.
     """
 
     bytes: bool = False
     link: Link | None = None
+    labels: Labels = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -39,11 +47,32 @@ class View:
 PLAIN = View()
 
 
-def make_view(axis: str | None, link: str | None) -> View:
-    """From the options ``--axis`` and ``--link``; raises ValueError naming the option."""
+def make_view(axis: str | None, link: str | None, labels: Iterable[str] | None = None) -> View:
+    """From the options ``--axis``, ``--link`` and ``--label``; raises ValueError naming the
+    option.
+    """
     if axis is not None:
         choose("--axis", axis, dict.fromkeys(AXES))
-    return View(bytes=axis == "bytes", link=None if link is None else parse_link(link))
+    return View(
+        bytes=axis == "bytes",
+        link=None if link is None else parse_link(link),
+        labels=read_labels(labels or ()),
+    )
+
+
+def read_labels(pairs: Iterable[str]) -> Labels:
+    """Names from texts such as ``lsg=LSG, rank 4``. Raises ValueError for another form, and for a
+    method that is named twice.
+    """
+    labels = dict[str, str]()
+    for pair in pairs:
+        key, _, name = (part.strip() for part in pair.partition("="))
+        if not key or not name:
+            raise ValueError(f"expected --label METHOD=NAME, got {pair!r}")
+        if key in labels or name in labels.values():
+            raise ValueError(f"--label {pair}: {key} or {name} is given twice, leave one out")
+        labels[key] = name
+    return labels
 
 
 class Panel(NamedTuple):

@@ -9,6 +9,7 @@ resumable.
 
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -17,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 from fedlsg.owner_only import make_file
@@ -97,7 +99,7 @@ class Worker:
         signals.allow(2 * PARTING_SECONDS)
         self.channel, theirs = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=serve, args=(theirs,))
-        with environment(SAFE_PATH, "1"):
+        with environment(SAFE_PATH, "1"), without_main():
             self.process.start()
         theirs.close()
 
@@ -140,6 +142,52 @@ class Worker:
         self.process.close()
 
 
+class Here:
+    """In place of ``Worker``: cells run in this process, for objects of its own; ``submit`` returns
+    when the cell has ended. What they spend on rows of this process is on its record.
+    """
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.channel, self._ended = CONTEXT.Pipe()
+        self._ray, self._shared = ExitStack(), Shared()
+
+    def submit(self, job: Job) -> None:
+        """Run a cell. An interruption ends the cell, where it can be resumed, and the grid."""
+        found = run_cell(job, self._ray, self._shared, recorded=True)
+        self._ended.send(found)
+
+    def outcome(self) -> Outcome:
+        """How the cell ended. Raises KeyboardInterrupt for one that was interrupted."""
+        found: Outcome = self.channel.recv()
+        if found.status == "interrupted":
+            raise KeyboardInterrupt
+        return found
+
+    def interrupt(self) -> None:
+        """No cell is running."""
+
+    def close(self) -> None:
+        """End what the cells shared."""
+        self.channel.close()
+        self._ended.close()
+        self._ray.close()
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that are started inside do not run the script of this one again: a cell needs
+    nothing of it, and a script without a guard would start another comparison.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 @contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
     """Processes that are started inside have this variable."""
@@ -173,12 +221,12 @@ def serve(channel: "connection.Connection[Any, Any]") -> None:
         return
 
 
-def run_cell(job: Job, ray: ExitStack, shared: Shared) -> Outcome:
+def run_cell(job: Job, ray: ExitStack, shared: Shared, *, recorded: bool = False) -> Outcome:
     """Run or resume one cell as ``fedlsg run`` or ``fedlsg resume`` would; what it prints goes to
     its log.
 
     ``ray``: there Ray stays for the next cell of this process, with its workers. ``shared`` is done
-    first.
+    first. ``recorded``: as in ``run_command``.
     Guarantee: raises nothing but SystemExit; whatever went wrong is the outcome's one-line reason.
     """
     log = Path(job.log)
@@ -192,7 +240,7 @@ def run_cell(job: Job, ray: ExitStack, shared: Shared) -> Outcome:
             shared.prepare(job.given)
             began = time.monotonic()
             with without_exit():
-                _run(job, file, shared.data)
+                _run(job, file, shared.data, recorded=recorded)
         except KeyboardInterrupt:
             return Outcome(status="interrupted", seconds=time.monotonic() - began)
         except Exception as error:
@@ -207,7 +255,9 @@ def run_cell(job: Job, ray: ExitStack, shared: Shared) -> Outcome:
     return Outcome(status="done", seconds=time.monotonic() - began)
 
 
-def _run(job: Job, log: IO[str], loaded: "LoadedWorkload | None") -> None:
+def _run(
+    job: Job, log: IO[str], loaded: "LoadedWorkload | None", *, recorded: bool = False
+) -> None:
     from rich.console import Console
 
     from fedlsg.simulations.run.commands import resume_command, run_command
@@ -218,12 +268,12 @@ def _run(job: Job, log: IO[str], loaded: "LoadedWorkload | None") -> None:
     console = Console(file=log, width=120, force_terminal=False, color_system=None)
     directory = RunDir(Path(job.path))
     if not directory.config.exists():
-        run_command(job.given, job.path, console, loaded=loaded)
+        run_command(job.given, job.path, console, loaded=loaded, recorded=recorded)
         return
     open_run(directory.path, (SETTINGS,), console.print)  # before it is written anew
     directory.write_config(replace(directory.read_config(), **_movable(job.given)))
     accept(directory, [SETTINGS], closed=False)
-    resume_command(job.path, console, job.given)
+    resume_command(job.path, console, job.given, recorded=recorded)
 
 
 def _movable(given: dict[str, Any]) -> dict[str, Any]:

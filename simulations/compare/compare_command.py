@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.console import Console
 from fedlsg import strategies, user_code
 from fedlsg.simulations import workloads
 from fedlsg.simulations.compare.bytes_axis import PLAIN, View
-from fedlsg.simulations.compare.cell_worker import Outcome
+from fedlsg.simulations.compare.cell_worker import Outcome, Worker
 from fedlsg.simulations.compare.cells import Cell, Grid, dropped_lines, grouped
 from fedlsg.simulations.compare.collect import cell_result, read_runs
 from fedlsg.simulations.compare.comparison_files import Comparison, Output, write_page, write_tables
@@ -31,6 +31,7 @@ from fedlsg.simulations.compare.grid_file import (
     words,
 )
 from fedlsg.simulations.compare.grid_progress import GridDisplay
+from fedlsg.simulations.compare.lines import check_labels, lines
 from fedlsg.simulations.compare.runner import (
     Folder,
     Limits,
@@ -62,6 +63,17 @@ def make_grid(
     Raises ValueError naming the option, or the key of the file.
     """
     base = {} if file is None else read_toml(file, "grid file")
+    return grid_of(base, workload, axes, pairs, file or "")
+
+
+def grid_of(
+    base: Mapping[str, Any],
+    workload: str | None,
+    axes: Mapping[str, Any],
+    pairs: Mapping[str, Any],
+    file: str = "",
+) -> Grid:
+    """The grid of the keys of a grid file, with the options of ``make_grid`` in their place."""
     listed, said = base.get("methods", {}), base.get("settings", {})
     if (
         not isinstance(said, dict)
@@ -69,8 +81,8 @@ def make_grid(
         or not all(isinstance(own, dict) for own in listed.values())
     ):
         raise ValueError(f"{file}: expected [settings] and [methods.NAME] as tables")
-    every = strategies.names() if axes["methods"] == "all" else ()
-    names = tuple(every or words(axes["methods"])) or tuple(listed)
+    every = strategies.names() if axes.get("methods") == "all" else ()
+    names = tuple(every or words(axes.get("methods"))) or tuple(listed)
     for name in filter(user_code.is_reference, names):
         method = user_code.absolute(name)
         user_code.permit(method)
@@ -81,13 +93,13 @@ def make_grid(
     given: dict[str, Any] = {
         name: numbers(f"--{name}", axes[name], kind)
         for name, kind in KINDS.items()
-        if axes[name] is not None
+        if axes.get(name) is not None
     }
-    if axes["seeds"] is not None:
+    if axes.get("seeds") is not None:
         given["seeds"] = axes["seeds"]
     if workload is not None:
         given["workload"] = user_code.absolute(workload)
-    if axes["vary"]:
+    if axes.get("vary"):
         given["vary"] = dict(base.get("vary", {})) | read_varied(axes["vary"])
     methods = {
         name: {
@@ -99,7 +111,7 @@ def make_grid(
         for name in names
     }
     said = said | common
-    table = base | given | {"settings": said, "methods": methods}
+    table = dict(base) | given | {"settings": said, "methods": methods}
     for part in (table, said, *methods.values(), *_each(table.get("vary"))):
         permit_code(part)  # the user named the file as well
     grid = from_toml(table)
@@ -123,12 +135,28 @@ def compare_command(
 ) -> int:
     """Run or resume a grid; returns the exit status: 1 where a cell failed.
 
-    Where it takes more than an hour, a terminal is asked whether to go on.
+    Where it takes more than an hour, a terminal is asked whether to go on. Raises as ``run_grid``.
+    """
+    _, made = run_grid(grid, out, limits, console, view)
+    return int(any(result.status == "failed" for result in made.results))
 
-    Raises ValueError before anything runs if a cell cannot run, or was run in this folder with
-    other settings.
+
+def run_grid(
+    grid: Grid,
+    out: str | None,
+    limits: Limits,
+    console: Console,
+    view: View = PLAIN,
+    *,
+    new_worker: Callable[[], Any] = Worker,
+) -> tuple[Path, Comparison]:
+    """Run or resume a grid in the folder ``out``; returns the folder and what is in it now.
+
+    ``new_worker``: as in ``run_cells``. Raises ValueError before anything runs if a cell cannot
+    run, or was run in this folder with other settings.
     """
     path = Path(out or f"runs/compare-{user_code.short(grid.workload)}").expanduser().resolve()
+    check_labels(view.labels, (entry.label for entry in grid.entries))
     grid, refused = accepted(grid)
     dropped = (*left_out(refused), *dropped_lines(grid.dropped()))
     view = replace(view, left_out=dropped, notes=grid.notes)
@@ -144,7 +172,8 @@ def compare_command(
             check_same_settings(folder, cells)
             write_atomically(path / "grid.toml", text.encode())
         with exclusive(RunDir(path)):
-            return _run(cells, folder, text, limits, ray, console, view)
+            made = _run(cells, folder, text, limits, ray, console, view, new_worker)
+    return path, made
 
 
 def accepted(grid: Grid) -> tuple[Grid, dict[str, str]]:
@@ -173,7 +202,8 @@ def _run(
     ray: Ray,
     console: Console,
     view: View,
-) -> int:
+    new_worker: Callable[[], Any],
+) -> Comparison:
     workload = user_code.shown(str(cells[0].given["workload"]))
     title = f"{workload}: {len({cell.label for cell in cells})} methods compared"
 
@@ -214,6 +244,7 @@ def _run(
                 started=display.started,
                 running=display.running,
                 ended=ended,
+                new_worker=new_worker,
             )
     except (KeyboardInterrupt, SystemExit):
         console.print("the same command continues this grid", markup=False)
@@ -221,7 +252,7 @@ def _run(
     finally:
         finished = output.update(ended=True)
     show(finished, folder.path, console)
-    return int(any(result.status == "failed" for result in finished.results))
+    return finished
 
 
 CELLS_LEFT = "cells are left; the same command continues"
@@ -274,6 +305,8 @@ def report_command(
         made = Comparison(
             title=f"{len(results)} runs compared", results=results, command=_command(), view=view
         )
+        plain = lines(results)
+        check_labels(view.labels, (*plain.label, *plain.name))
         with writing_to(folder):
             write_tables(folder, made)
             write_page(folder, made)

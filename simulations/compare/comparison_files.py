@@ -1,12 +1,12 @@
-"""The files of a comparison, all of the same results: results.csv, table.csv, table.md, plots/ and
-report.html.
+"""The files of a comparison, all of the same results: results.csv, table.csv, table.md, table.tex,
+plots/ and report.html.
 
 The page has the table, the figures, what failed, and what the numbers do and do not mean.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from fedlsg.simulations.compare.comparison_table import (
     unfinished,
     variants,
 )
+from fedlsg.simulations.compare.latex_table import latex_table
 from fedlsg.simulations.compare.lines import PROBE, Line, lines
 from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.compare.plots import Charts, figures
@@ -101,7 +102,7 @@ class Comparison:
     @cached_property  # its results never change
     def table(self) -> pd.DataFrame:
         """Its runs as lines."""
-        return lines(self.results)
+        return lines(self.results, self.view.labels)
 
     @property
     def methods(self) -> list[Part]:
@@ -125,12 +126,15 @@ class Comparison:
             "results.csv": results_csv(self.results),
             "table.csv": table_csv(self.table),
             "table.md": markdown([*self.methods, *more, *left]),
+            "table.tex": latex_table(self.table),
         }
         return texts | ({"bytes.md": markdown(self.bytes)} if self.bytes else {})
 
 
 def write_tables(folder: Path, made: Comparison) -> None:
-    """results.csv, table.csv and table.md, and bytes.md on the bytes axis: milliseconds."""
+    """results.csv, table.csv, table.md and table.tex, and bytes.md on the bytes axis: milliseconds,
+    after the first time.
+    """
     for name, text in made.files.items():
         write_atomically(folder / name, text.encode())
 
@@ -175,9 +179,13 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
     """The page of a comparison, with its figures."""
     results, table, view = made.results, made.table, made.view
     first, *others = sentences(table)
-    more = [Text(words=" ".join(others))] if others else []
+    more = [Text(words=words) for words in others]
     dropped = [f"{line[0].upper()}{line[1:]}." for line in view.left_out]
-    rows = {"table.csv": "a row for each line of the table", "results.csv": "a row for each run"}
+    rows = {
+        "table.csv": "a row for each line of the table",
+        "table.tex": "the table for a paper, LaTeX with booktabs",
+        "results.csv": "a row for each run",
+    }
     return render(
         Page(
             kind="fedlsg compare",
@@ -190,7 +198,7 @@ def page(made: Comparison, drawn: "Mapping[str, Charts | Figure]") -> str:
                 ("All methods", [*more, *made.methods]),
                 ("Figures", [_figure(name, one, table) for name, one in drawn.items()]),
                 ("Accuracy against bytes", made.bytes),
-                epsilon_section(results),
+                replace(epsilon_section(results), folded=True),
                 ("Not in the means", facts_if_any(unfinished(results))),
                 made_section(
                     [run for run in results if run.done],
@@ -248,11 +256,19 @@ def _at_target(line: Line) -> str:
 
 
 def advice(table: pd.DataFrame) -> list[str]:
-    """What would make the comparison more useful: the private linear probe."""
+    """What would make the comparison more useful: the private linear probe, a run without
+    privacy.
+    """
     methods = set(table.method[table.private.eq(True)])
-    if not methods or PROBE in methods:
-        return []
-    return [
-        "The private linear probe is missing. A private method is useful only if it is better: add "
-        f"{PROBE} to the methods."
-    ]
+    found = []
+    if methods and PROBE not in methods:
+        found.append(
+            "The private linear probe is missing. A private method is useful only if it is better: "
+            f"add {PROBE} to the methods."
+        )
+    if methods and not table.private.eq(False).any():
+        found.append(
+            "No method without privacy is among them, so what privacy costs is not known: add sgd "
+            "to the methods."
+        )
+    return found

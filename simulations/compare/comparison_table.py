@@ -1,10 +1,11 @@
 """The lines of a comparison as a table, for pages, terminals, CSV and Markdown; and in sentences.
 
 The sentences name the best mean and the fewest bytes at each epsilon, and what is not sure. A mean
-that leads is the highest mean, no more: it is said whether its lead over the next one is larger
-than its standard error, paired by seed.
+that leads is the highest mean, no more: its lead over the next one is said with its standard error,
+paired by seed, and whether it may be chance.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -55,9 +56,18 @@ def varied_names(table: pd.DataFrame) -> list[str]:
 
 def table_csv(table: pd.DataFrame) -> str:
     """The aggregated table, shares in 0..1."""
+    return str(_filed(table).to_csv(index=False))
+
+
+def frame_of(table: pd.DataFrame) -> pd.DataFrame:
+    """The same as a frame: numbers are numbers, and those that are not known are NaN."""
+    filed = _filed(table)
+    return filed.where(filed.notna(), math.nan).reset_index(drop=True).infer_objects()
+
+
+def _filed(table: pd.DataFrame) -> pd.DataFrame:
     more = [name for name in varied_names(table) if name not in (*SETTINGS, *OWN)]
-    columns = ["label", "method", *SETTINGS, *more, *FILED]
-    return str(table[columns].to_csv(index=False))
+    return table[["label", "method", *SETTINGS, *more, *FILED]]
 
 
 def columns_of(table: pd.DataFrame) -> list[Column]:
@@ -66,8 +76,8 @@ def columns_of(table: pd.DataFrame) -> list[Column]:
     best: Literal["most", "least"] = "most" if table.more_is_better.all() else "least"
     return [
         Column("method", "label"),
-        Column("r", "rank", lambda rank: f"{rank or '--'}"),
-        Column("p", "sparsity", "g", optional=6),
+        Column("rank", "rank", lambda rank: f"{rank or '--'}"),
+        Column("sparsity", "sparsity", "g", optional=6),
         *(Column(name, name, value_words) for name in varied_names(table) if name not in OWN),
         Column("epsilon", "epsilon_max", words=_epsilon),
         Column("outside", "epsilon_outside", words=_outside),
@@ -75,24 +85,20 @@ def columns_of(table: pd.DataFrame) -> list[Column]:
         Column("trust", "trust"),
         Column("rho", "rho", lambda rho: f"{rho:.2f}" if rho else "--", optional=4),
         Column(score, "mean", words=_score, best=best),
-        Column("s.e.", "standard_error", lambda share: f"{100 * share:.1f}", optional=1),
+        Column("s.e.", "standard_error", lambda share: f"{100 * share:.1f}", optional=2),
         Column("n", "n", words=_seeds),
         Column("over probe", "over_linear_probe", lambda share: f"{100 * share:+.1f}", optional=7),
         Column("uplink", "uplink_bytes_per_client_round", human_bytes, optional=5, best="least"),
         Column("saved", "saved_ratio", "{:.1f}x".format, optional=3, best="most"),
         Column("transfer, s", "transfer_seconds", ".3g", best="least"),
-        Column("training, s", "training_seconds", ".3g", optional=2),
+        Column("training, s", "training_seconds", ".3g", optional=1),
     ]
 
 
 def comparison_table(table: pd.DataFrame) -> Table:
     """One row a line, in groups of one epsilon target, without columns that say nothing."""
     rows = list(table.itertuples())
-    columns = [
-        one for one in columns_of(table) if {*map(one.shown, rows)} != {DULL.get(str(one.value))}
-    ]
-    if not any(map(_differs_outside, rows)):
-        columns = [one for one in columns if one.value != "epsilon_outside"]
+    columns = informative(columns_of(table), rows)
     if not set(varied_names(table)) - OWN:
         columns = [
             replace(one, optional=one.optional * (one.optional <= CROWDED)) for one in columns
@@ -103,12 +109,21 @@ def comparison_table(table: pd.DataFrame) -> Table:
         rows,
         style=_style,
         colour=lambda line: colours[line.name][0],
-        group=lambda line: (
-            "no epsilon target"
-            if line.epsilon_target is None
-            else f"epsilon {line.epsilon_target:g}"
-        ),
+        group=epsilon_group,
     )
+
+
+def informative(columns: Iterable[Column], rows: Sequence[Line]) -> list[Column]:
+    """The columns that say something of these lines."""
+    there = [one for one in columns if {*map(one.shown, rows)} != {DULL.get(str(one.value))}]
+    outside = any(map(_differs_outside, rows))
+    return [one for one in there if outside or one.value != "epsilon_outside"]
+
+
+def epsilon_group(line: Line) -> str:
+    """The heading of the rows that a line is among."""
+    target = line.epsilon_target
+    return "no epsilon target" if target is None else f"epsilon {target:g}"
 
 
 def _style(line: Line) -> RowKind:
@@ -203,8 +218,6 @@ def _state(run: Result) -> str:
 
 GROUPS = 3
 """Epsilons that the sentences name, the largest ones."""
-ERRORS = 2.0
-"""A lead that is smaller than so many standard errors is called unsure."""
 HELD_OUT = "No epsilon covers these accuracies: they were computed from private rows without noise."
 OF = {
     "server": ", for weights at a trusted server",
@@ -216,8 +229,8 @@ RIVALS = ["task", "epsilon_target", "unit", "trust", "delta"]
 
 
 def sentences(table: pd.DataFrame) -> list[str]:
-    """On the finished private lines, the largest epsilon first; then on the best without
-    privacy.
+    """On the finished private lines, the largest epsilon first; then on the best without privacy,
+    and what privacy costs next to it.
     """
     done = table[table.n > 0]
     if done.empty:
@@ -225,17 +238,38 @@ def sentences(table: pd.DataFrame) -> list[str]:
     private = done.private.eq(True)
     groups = done[private].groupby(RIVALS, dropna=False, sort=False)
     several = done[["task", "delta"]].nunique() > 1
-    said = [_group(list(own.itertuples()), *several) for _, own in groups][-GROUPS:][::-1]
+    shown = [list(own.itertuples()) for _, own in groups][-GROUPS:][::-1]
+    said = [words for own in shown for words in _group(own, *several)]
     if not private.all():
         best = min(done[~private].itertuples(), key=attrgetter("deficit"))
         without = "Without privacy" if private.any() else "No run is private"
-        said.append(f"{without}: {best.name}, {_percent(best)}.")
+        said.append(f"{without}: {best.name}, {_percent(best)}{_price(best, done[private])}.")
     if any(run.held_out for run in runs_of(done) if run.done):
         said[0] += f" {HELD_OUT}"
     return said
 
 
-def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> str:
+def _price(free: Line, private: pd.DataFrame) -> str:
+    """How far the best private line at the largest epsilon is behind the best one without privacy;
+    empty where nothing of the same task has an epsilon target.
+    """
+    same = [
+        line
+        for line in private.itertuples()
+        if line.task == free.task and line.epsilon_target is not None
+    ]
+    if not same or free.by_loss:
+        return ""
+    most = max(line.epsilon_target for line in same)
+    best = min((line for line in same if line.epsilon_target == most), key=attrgetter("deficit"))
+    points = 100 * (free.mean - best.mean)
+    behind = "behind" if points >= 0 else "ahead of"
+    return (
+        f"; at epsilon {best.epsilon_target:g}, {best.name} is {abs(points):.1f} points {behind} it"
+    )
+
+
+def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> list[str]:
     """Sentences on lines of one epsilon, the best first; with what differs between the groups."""
     best, target = own[0], own[0].epsilon_target
     spent = epsilon_words(max(line.epsilon_max for line in own))
@@ -244,14 +278,14 @@ def _group(own: Sequence[Line], tasks: bool, deltas: bool) -> str:
     at += f", at {best.level}" if best.level else ""
     at += OF.get(best.trust, "") + (f" on {best.task[0]}" if tasks else "")
     if all(line.beats_chance is False for line in own):
-        return f"{at} no method is better than guessing."
+        return [f"{at} no method is better than guessing."]
     end = "highest" if best.more_is_better else "lowest"
     what = f"{end} mean {'loss' if best.by_loss else 'accuracy'}"
-    text = f"{at}, {best.name} has the {what}, {_result(best)}{_doubt(*own[:2])}."
+    text = [f"{at}, {best.name} has the {what}, {_result(best, _lead(*own[:2]))}."]
     sent = [line for line in own if line.saved_ratio and line.method != PROBE]
     fewest = max(sent, key=attrgetter("saved_ratio"), default=best)
     if fewest.method != best.method:
-        text += f" {fewest.name} sends the fewest bytes: {_result(fewest)}."
+        text.append(f"{at}, {fewest.name} sends the fewest bytes: {_result(fewest)}.")
     return text
 
 
@@ -259,20 +293,41 @@ def _percent(line: Line) -> str:
     return score_words(line) + ("" if line.by_loss else " %")
 
 
-def _result(line: Line) -> str:
-    """The score, and how the bytes compare."""
-    return ", ".join(filter(None, (_percent(line), fewer_bytes(line.saved_ratio))))
+def _result(line: Line, lead: str = "") -> str:
+    """The score, its lead, and how the bytes compare where they are not those of dense updates."""
+    fewer = fewer_bytes(line.saved_ratio)
+    words = (_percent(line) + lead, "" if " as many " in fewer else fewer)
+    return ", ".join(filter(None, words))
 
 
-def _doubt(best: Line, second: Line = None) -> str:
-    """Why the lead over the next line may be chance, paired by seed.
-
-    Empty if it is larger than its error, or nothing is next.
+def _lead(best: Line, second: Line = None) -> str:
+    """The lead over the next line, with its standard error, paired by seed, and whether it may be
+    chance; empty if nothing is next.
     """
     if second is None:
         return ""
     leads = (pd.Series(dict(best.scores)) - pd.Series(dict(second.scores))).dropna()
+    if leads.empty:
+        return f" (no seed in common with {second.name}, so the lead may be chance)"
+    scale, unit = (1, "") if best.by_loss else (100, " points")
+    lead, error = scale * abs(float(leads.mean())), scale * float(leads.sem())
+    beyond = f"{_number(lead)}{unit} {'above' if best.more_is_better else 'below'} {second.name}"
     if len(leads) < 2:
-        return f" (one seed in common with {second.name}, so the lead may be chance)"
-    unsure = abs(leads.mean()) < ERRORS * leads.sem()
-    return f" (its lead over {second.name} is within {ERRORS:g} standard errors)" if unsure else ""
+        return f", {beyond} (one seed, so the lead may be chance)"
+    unsure = "" if lead >= quantile(len(leads)) * error else "; the lead may be chance"
+    paired = f"paired over {len(leads)} seeds{unsure}"
+    return f", {beyond} with a standard error of {_number(error)} ({paired})"
+
+
+def quantile(seeds: int) -> float:
+    """Standard errors that a difference over so many seeds needs to be no chance, at 95 %: of
+    Student's t, which is 12.7 for two seeds, 4.3 for three and 2 for many.
+    """
+    from scipy.stats import t  # half a second that a start need not wait for
+
+    return float(t.ppf(0.975, seeds - 1))
+
+
+def _number(value: float) -> str:
+    """A difference: points with one decimal, small losses with three digits."""
+    return f"{value:.1f}" if value >= 0.095 else f"{value:.2g}"

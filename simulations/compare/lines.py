@@ -7,6 +7,7 @@ line are of its finished runs. A number that one of these runs lacks is None.
 
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fedlsg.config.directions import higher_is_better
@@ -18,8 +19,8 @@ from fedlsg.simulations.storage.results import Result
 from fedlsg.simulations.workloads.base.split import beats_chance, standard_error
 
 PROBE = "linear-probe"
-SHORT = {"rank": "r", "sparsity": "p"}
-"""Settings that the name of a line has under a letter."""
+NAMING = ("rank", "sparsity")
+"""Settings that the name of a line has, also where they are not varied."""
 NAMELESS = (("rank", None), ("rank", 0), ("sparsity", None))
 """Values that the name of a line leaves out."""
 SAME = 0.01
@@ -40,12 +41,15 @@ NUMBERS = [
 ]
 Line = Any
 """A row of the table, of ``itertuples``."""
+Labels = Mapping[str, str]
+"""What figures and tables call a method, by its label or by the whole name of its line."""
+NO_LABELS: Labels = MappingProxyType({})
 
 
-def lines(results: Iterable[Result]) -> pd.DataFrame:
+def lines(results: Iterable[Result], labels: Labels = NO_LABELS) -> pd.DataFrame:
     """A row for each line: epsilon targets ascending, no target last, then the best mean first.
 
-    It has the columns of table.csv, shares in 0..1, and:
+    labels: see ``relabelled``. It has the columns of table.csv, shares in 0..1, and:
         runs: all its runs               run: one of them, a finished one if there is one
         varied: the settings that its comparison varies      settings: those of its name
         level: what its epsilon protects, if that is not one example
@@ -94,7 +98,40 @@ def lines(results: Iterable[Result]) -> pd.DataFrame:
     table["over_linear_probe"] = _over_probe(table)
     table = table.sort_values(["epsilon_target", "deficit", "name"])
     table = table.astype(object).where(table.notna(), None)
-    return table.assign(**_guesses(table))
+    return relabelled(table.assign(**_guesses(table)), labels)
+
+
+def relabelled(table: pd.DataFrame, labels: Labels) -> pd.DataFrame:
+    """The lines under the names that a user gives them, by their labels or their whole names.
+
+    A given name replaces the settings in a line's name, too; of several lines with one label it is
+    followed by the settings in which they differ.
+    """
+    variants = table.settings.groupby(table.label).agg(list)
+    names, short = [], []
+    for line in table.itertuples():
+        differing = {
+            name: value
+            for name, value in line.settings.items()
+            if any(other.get(name) != value for other in variants[line.label])
+        }
+        given = labels.get(line.label)
+        usual = line.name if given is None else called(given, differing)
+        names.append(labels.get(line.name, usual))
+        short.append(labels.get(line.name, line.label if given is None else given))
+    return table.assign(name=names, label=short) if labels else table
+
+
+def check_labels(labels: Labels, known: Iterable[str]) -> None:
+    """Raise ValueError for a name that is given to nothing ``known``, labels or whole names of
+    lines, and for one that another of them has.
+    """
+    there = [*dict.fromkeys(known)]
+    for key, name in labels.items():
+        if not any(key == one or key.startswith(f"{one} (") for one in there):
+            raise ValueError(f"--label {key}: nothing is called that; known: {', '.join(there)}")
+        if name != key and name in there:
+            raise ValueError(f"--label {key}={name}: another method is called {name}")
 
 
 def more_is_better(by_loss: bool) -> bool:
@@ -111,7 +148,7 @@ def _row(run: Result) -> dict[str, Any]:
         "run": run,
         "group": repr(run.group or run.name),
         "varied": dict(run.varied),
-        "settings": {name: settings.get(name) for name in SHORT} | dict(run.varied),
+        "settings": {name: settings.get(name) for name in NAMING} | dict(run.varied),
         "task": tuple(map(settings.get, TASK)),
         "epsilon_target": math.nan if target is None else target,
         "trust": str(settings.get("trust") or "client"),
@@ -151,7 +188,7 @@ def _guesses(table: pd.DataFrame) -> dict[str, list[Any]]:
 def called(label: str, settings: Mapping[str, Any], level: str = "") -> str:
     """A label with settings and what epsilon protects, for legends."""
     words = [
-        f"{SHORT.get(name, name)} {value_words(value)}"
+        f"{name} {value_words(value)}"
         for name, value in settings.items()
         if (name, value) not in NAMELESS
     ]

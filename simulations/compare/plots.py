@@ -162,7 +162,11 @@ def _accuracy(
 
 def _scores(table: Iterable[Line], label: str = "") -> Axis:
     """An axis of the scores of these lines."""
-    return Axis(label=label, unit="" if any(line.by_loss for line in table) else "%")
+    lines = list(table)
+    if any(line.by_loss for line in lines):
+        return Axis(label=label)
+    most = max((line.height for line in lines if line.mean is not None), default=0.0)
+    return Axis(label=label, unit="%", high=100.0 if most > 80 else None)  # else it ends at 120 %
 
 
 def _dots(table: Sequence[Line], looks: Looks) -> Charts:
@@ -226,7 +230,8 @@ def accuracy_by_total_bytes(table: pd.DataFrame) -> Charts:
             sent["x"] = list(map(bytes_of, panel.lines))
             series = [_mark(line, looks, filled=line.private) for line in sent.itertuples()]
             x = Axis(label=f"bytes {ways}, all clients, whole run", unit="bytes", log=True)
-            charts.append(_accuracy(panel.title, x, [*fronts(sent), *series], panel.lines, 340))
+            title = f"{panel.title}, bytes {ways}"
+            charts.append(_accuracy(title, x, [*fronts(sent), *series], panel.lines, 340))
     return tuple(charts)
 
 
@@ -264,19 +269,24 @@ def pareto(sent: pd.DataFrame) -> pd.DataFrame:
 def learning_curves(table: Sequence[Line], looks: Looks) -> Charts:
     """Accuracy after each round: mean over seeds, band from the worst to the best seed.
 
-    A chart for each epsilon. Where every run has a simulated clock, the rounds are at their mean
-    simulated time.
+    A chart for each epsilon, in which lines without privacy are dashed, for reference. Where every
+    run has a simulated clock, the rounds are at their mean simulated time.
     """
     runs = [run for line in table for run in line.runs if run.done]
     timed = all(row.simulated for run in runs for row in run.rows)
-    groups, charts = grouped(table, attrgetter("epsilon_target")), []
+    private = [line for line in table if line.private]
+    groups, charts = grouped(private or table, attrgetter("epsilon_target")), []
+    free = [line for line in table if private and not line.private]
     for target in sorted(groups, key=lambda target: target or math.inf):
         epsilon = "no epsilon target" if target is None else f"epsilon {target:g}"
         series = [_curve(line, looks[line.name], timed=timed) for line in groups[target]]
+        series += [
+            _curve(line, looks[line.name]._replace(dashes="--"), timed=timed)[:1] for line in free
+        ]
         chart = Chart(
-            title=f"{measured(table)}; {epsilon}",
-            x=Axis(label="simulated seconds" if timed else "round", whole=not timed),
-            y=_scores(table),
+            title=f"Learning curves, {epsilon}",
+            x=Axis(label="simulated time, s" if timed else "round", whole=not timed),
+            y=_scores(table, measured(table)),
             series=tuple(chain.from_iterable(series)),
             height=320,
         )
@@ -294,7 +304,7 @@ def _curve(line: Line, look: Look, *, timed: bool) -> list[Series]:
     middle, low, high = (tested.agg(of)[whole] for of in ("mean", "min", "max"))
     scale = 1 if line.by_loss else 100
     mean = Series(
-        name=line.name,
+        name=marked(line),
         x=middle.x.tolist(),
         y=(scale * middle.y).tolist(),
         colour=look.colour,

@@ -59,7 +59,7 @@ MARKS = {
 OTHER_MARK = (BLUE, "P")
 CHOICES = {"top": (RED, "^"), "bottom": (BLUE, "v"), "random": (GREY, "x")}
 OTHER_CHOICE = (GREEN, "o")
-SPARSITY = Axis(label="sparsity p")
+SPARSITY = Axis(label="sparsity p: share that is frozen")
 Charts = tuple[Chart, ...]
 
 
@@ -131,7 +131,7 @@ def residuals(rows: Sequence[ResidualRow]) -> Charts:
         ]
         ranks = sorted({row.rank for row in own})
         x = Axis(
-            label="rank r",
+            label="rank",
             log=True,
             ticks=spaced([(float(rank), f"{rank}") for rank in ranks], log=True),
         )
@@ -174,10 +174,8 @@ def clips(found: Inspection) -> Charts:
     if mechanism.clips and mechanism.clip != "per-block":  # which has a limit for each block
         series.append(level(clip_norm, f"clip norm C = {clip_norm:g}", BLACK, upright=True))
     x = Axis(label="norm of an example's gradient", log=True)
-    y = Axis(low=0.0, high=1.0)
-    norms = Chart(
-        title="share of examples with a smaller norm", x=x, y=y, series=series, height=300
-    )
+    y = Axis(label="share of examples with a smaller norm", low=0.0, high=1.0)
+    norms = Chart(title="Norms of single examples", x=x, y=y, series=series, height=300)
     if not mechanism.clips:
         return (norms,)
     choices = dict.fromkeys(row.choice for row in rows if row.choice != "all")
@@ -194,7 +192,11 @@ def clips(found: Inspection) -> Charts:
         for choice in choices
     ]
     return norms, Chart(
-        title="share of examples clipped", x=SPARSITY, y=y, series=lines, height=300
+        title="Examples that are clipped",
+        x=SPARSITY,
+        y=Axis(label="share of examples clipped", low=0.0, high=1.0),
+        series=lines,
+        height=300,
     )
 
 
@@ -239,7 +241,7 @@ def kept_energy(rows: KeptRows) -> Charts:
                 )
                 for kind in kinds_of(rows)
             ]
-            title = f"{form}, r = {rank}, round {round_}"
+            title = f"{form}, rank {rank}, round {round_}"
             charts.append(
                 Chart(title=title, x=x, y=y, series=series, height=110 + 26 * len(layers))
             )
@@ -264,10 +266,10 @@ def ratios(found: Sparsified) -> Charts:
             name="1 / sqrt(1 - p)", x=fine.tolist(), y=(1 / law).tolist(), colour=GREY, dashes=":"
         ),
     )
-    said = (("length of the noise, ratio", noise), ("length of the clipped mean, ratio", clipped))
+    said = (("Length of the noise", noise), ("Length of the clipped mean", clipped))
     measured = found.measured
     return tuple(
-        Chart(title=words, x=SPARSITY, y=Axis(low=0.0), series=series, height=300)
+        Chart(title=words, x=SPARSITY, y=Axis(label="ratio", low=0.0), series=series, height=300)
         for (words, series), there in zip(said, measured, strict=True)
         if there
     )
@@ -296,7 +298,7 @@ def planes(found: Sequence[Deviations]) -> Charts:
             for name in ("first", "second")
         )
         points = _points(one.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
-        title = f"mask of p = {one.sparsity:g}" if one.sparsity else "no mask"
+        title = f"mask of sparsity {one.sparsity:g}" if one.sparsity else "no mask"
         charts.append(Chart(title=title, x=x, y=y, series=(points,), height=360))
     return tuple(charts)
 
@@ -318,7 +320,8 @@ def mask_counts(found: Counts) -> Charts:
         ),
     )
     x = Axis(label=f"how often a coordinate was frozen, of {found.masks} masks", whole=True)
-    return (Chart(title="share of the coordinates", x=x, series=series, height=300),)
+    y = Axis(label="share of the coordinates")
+    return (Chart(title="How often coordinates were frozen", x=x, y=y, series=series, height=300),)
 
 
 @use_style
@@ -373,4 +376,4 @@ def tiled(matrix: Tensor) -> Tensor:
 def _mask(row: ClipRow) -> str:
     if row.sparsity == 0:
         return "nothing frozen"
-    return f"the run's mask: {row.choice}, p = {row.sparsity:g}"
+    return f"the run's mask: {row.choice}, sparsity {row.sparsity:g}"

@@ -45,7 +45,8 @@ WARNING = (
     "epsilon covers these numbers and pictures, not even that of the run. They must not leave the "
     "simulation."
 )
-FACTORS = "Clip factors of the first examples (1: not clipped)"
+FACTORS = "Clip factors of the first examples"
+SHARES = "Share of each parameter in the squared length of an example's gradient."
 PRINTED = 21
 """Examples whose clip factors are shown, as many as in Ito et al. 2024, Listing 1."""
 
@@ -313,14 +314,12 @@ def page(
             headline=headline(found),
             warnings=(WARNING,),
             sections=sections(
-                ("What was asked", [*costs, facts_of(asked(found)), *kept]),
+                ("In short", [*costs, *kept]),
                 ("Random masks", masked),
                 ("Figures", pictures),
                 *([Section(title=FACTORS, parts=tuple(factors), folded=True)] if factors else []),
-                (
-                    "Share of each parameter in the squared length of an example",
-                    [share_table(found)],
-                ),
+                ("Share of each parameter", [Text(words=SHARES, style="note"), share_table(found)]),
+                ("What was asked", [facts_of(asked(found))]),
                 data_section(*data),
             ),
         )

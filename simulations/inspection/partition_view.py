@@ -5,7 +5,7 @@ For simulations only: in a federation nobody sees these counts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ CAPTION = (
 ALL_SHOWN = 20
 """Clients up to which the table has a row for each; of more it has the ends and the quantiles."""
 ENDS = 5
+NAMED = 40
+"""Letters of the names of all classes up to which a heading has them."""
 QUANTILES = {
     "smallest": 0.0,
     "5 %": 0.05,
@@ -117,9 +119,10 @@ STYLES: dict[str | None, TextKind] = {"bold red": "warning", "yellow": "warning"
 
 def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
     """partition.html; ``data`` are the bytes of partition.csv, ``drawn`` are its charts."""
-    counted = balance.counts.shape[1] <= ALL_SHOWN
     lines = tuple(
-        Text(words=line, style=STYLES.get(style, "plain")) for line, style in conclusions(balance)
+        Text(words=line, style=STYLES.get(style, "plain"))
+        for line, style in conclusions(balance)
+        if line not in extremes(balance)
     )
     return render(
         Page(
@@ -129,9 +132,9 @@ def page(balance: Balance, data: bytes, drawn: Sequence[Chart]) -> str:
             headline=headline(balance),
             warnings=(WARNING,),
             sections=sections(
-                ("What follows", lines),
                 ("Clients and classes", [interactive(drawn, CAPTION, columns=1)]),
-                ("Every client", [table(balance, counted=counted)]),
+                ("What follows", lines),
+                ("Every client", [replace(table(balance, counted=False), title="")]),
                 data_section(download("partition.csv", data, "a row for each client")),
             ),
         )
@@ -190,7 +193,7 @@ def table(balance: Balance, *, counted: bool) -> Table:
         return Line(
             name=printable(name_in(_row(balance, at))),
             values={name: column[at] for name, column in values.items()},
-            top=f"{top[at]}: ",
+            top=f"{class_name(balance, int(top[at]))}: ",
             ok="--" if balance.delta is None else "yes" if holds[at] else "NO",
             group=group,
             counts=" ".join(f"{count:>{width}}" for count in balance.counts[at]),
@@ -231,7 +234,7 @@ def table(balance: Balance, *, counted: bool) -> Table:
         ),
         column("distance", ".2f"),
         Column("delta ok", "ok"),
-        *([Column("examples by class", "counts")] if counted else []),
+        *([Column(_counted(balance), "counts")] if counted else []),
     ]
     return make_table(
         columns,
@@ -242,22 +245,23 @@ def table(balance: Balance, *, counted: bool) -> Table:
     )
 
 
+def _counted(balance: Balance) -> str:
+    """The heading of the examples of every class, with the names of few."""
+    names = ", ".join(class_name(balance, label) for label in range(len(balance.classes)))
+    return f"examples by class ({names})" if 0 < len(names) <= NAMED else "examples by class"
+
+
 def conclusions(balance: Balance) -> list[Said]:
     """Lines with their style: the rate, the extremes, whether delta holds, clients with nearly no
     examples.
     """
-    sizes, rates, apart = balance.sizes, balance.rates, balance.distances
-    smallest, largest = sizes.argmin(), sizes.argmax()
+    rates = balance.rates
     rate = f"{rates.min():.4g} to {rates.max():.4g}" if np.ptp(rates) else f"{rates[0]:.4g}"
-    who = [client_words(_row(balance, int(at))) for at in (smallest, largest)]
     plain = (
         *([balance.dealt] if balance.dealt else []),
         f"q = {rate}; the server divides every sum by the expected batch of a client, "
         f"{balance.expected_batch:.1f}",
-        f"smallest: {who[0]} with {sizes[smallest]:,} {balance.counted}; largest: {who[1]} with "
-        f"{sizes[largest]:,}",
-        f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest "
-        f"{apart.max():.2f}",
+        *extremes(balance),
     )
     lines = [*((line, None) for line in plain), _about_delta(balance)]
     if idle := int((balance.batches < 1).sum()):
@@ -267,6 +271,19 @@ def conclusions(balance: Balance) -> list[Said]:
         )
         lines.append((raised, "yellow"))
     return lines
+
+
+def extremes(balance: Balance) -> tuple[str, str]:
+    """The sizes and class mixes at the ends, which a page shows in its figure and its headline."""
+    sizes, apart = balance.sizes, balance.distances
+    smallest, largest = sizes.argmin(), sizes.argmax()
+    who = [client_words(_row(balance, int(at))) for at in (smallest, largest)]
+    return (
+        f"smallest: {who[0]} with {sizes[smallest]:,} {balance.counted}; largest: {who[1]} with "
+        f"{sizes[largest]:,}",
+        f"distance to the class mix of all (total variation): mean {apart.mean():.2f}, largest "
+        f"{apart.max():.2f}",
+    )
 
 
 def _about_delta(balance: Balance) -> Said:
@@ -302,10 +319,15 @@ def rows_of(balance: Balance) -> list[dict[str, Any]]:
             **({"persons": int(balance.sizes[client])} if balance.counted != ROWS else {}),
             **{name: f"{column[client]:.6g}" for name, column in columns.items()},
             "delta_below_1_over_n": None if balance.delta is None else str(holds[client]).lower(),
-            **{f"class_{label}": count for label, count in enumerate(counts)},
+            **{f"class_{class_name(balance, label)}": count for label, count in enumerate(counts)},
         }
         for client, counts in enumerate(balance.counts.tolist())
     ]
+
+
+def class_name(balance: Balance, label: int) -> str:
+    """What the data call a class: a folder's name, a label; else its number."""
+    return printable(balance.classes[label]) if label < len(balance.classes) else f"{label}"
 
 
 def _row(balance: Balance, client: int) -> dict[str, Any]:
@@ -321,7 +343,8 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
     by_total = np.argsort(-balance.counts.sum(0), kind="stable")
     own = np.sort(by_total[: len(COLOURS) - (classes > len(COLOURS))])
     rest = [("other classes", np.setdiff1d(by_total, own))] if classes > len(COLOURS) else []
-    parts = [(f"class {label}", np.array([label])) for label in own] + rest
+    word = "" if balance.classes else "class "
+    parts = [(f"{word}{class_name(balance, label)}", np.array([label])) for label in own] + rest
     if clients <= BARS:
         ticks = (
             spaced(
@@ -334,7 +357,9 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
             else ()
         )
         values, x = balance.counts, Axis(label="client", ticks=ticks, low=-0.6, high=clients - 0.4)
-        return (_stacked("examples of each client, by class", values, range(clients), x, parts),)
+        return (
+            _stacked("What each client holds", values, range(clients), x, parts, Axis(label=ROWS)),
+        )
     order = np.lexsort((-balance.shares.max(1), balance.shares.argmax(1)))
     groups = np.array_split(order, BARS)
     values = 100 * np.stack([balance.shares[group].mean(0) for group in groups])
@@ -349,17 +374,17 @@ def charts(balance: Balance) -> tuple[Chart, ...]:
     mean = level(float(sizes.mean()), "mean", BLACK)
     return (
         _stacked(
-            "what the clients hold, % of their examples",
+            "What the clients hold",
             values,
             places,
             x,
             parts,
-            Axis(high=100.0, unit="%"),
+            Axis(label="% of their examples", high=100.0, unit="%"),
         ),
         Chart(
-            title="examples of each client",
+            title="Size of each client",
             x=Axis(label="clients, the largest first"),
-            y=Axis(low=0),
+            y=Axis(label=ROWS, low=0),
             series=(sized, mean),
             height=240,
         ),

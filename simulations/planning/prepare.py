@@ -466,7 +466,8 @@ class Balance:
     rates: (clients,) float64, q of each client.
     expected_batch: q times the mean size; the server divides by it.
     delta: None if the method claims no epsilon. deltas: of each client, where they have their own.
-    names: what the data call the clients, if they do. dealt: how values were dealt to them.
+    names: what the data call the clients, if they do. classes: the same of the classes. dealt: how
+    values were dealt to them.
     """
 
     title: str
@@ -477,6 +478,7 @@ class Balance:
     delta: float | None
     deltas: np.ndarray | None = None
     names: tuple[str, ...] | None = None
+    classes: tuple[str, ...] = ()
     dealt: str = ""
     counted: str = "examples"
 
@@ -527,5 +529,6 @@ def measure(base: Base) -> Balance:
         if s.client_deltas is not None
         else None,
         names=base.names,
+        classes=tuple(base.workload.data.get("classes", ())),
         dealt=dealt(base),
     )

@@ -18,7 +18,9 @@ Unit = Literal["", "bytes", "%"]
 Values = Sequence[float | None]
 
 GUESSING = "guessing"
-"""The reference of every figure: the last entry of its legend."""
+PREDICT_THE_MEAN = "predicting the mean"
+REFERENCES = (GUESSING, PREDICT_THE_MEAN)
+"""What every model has to be better than: the last entry of a legend."""
 DESCRIBED = 12
 """Series of a chart that its words describe."""
 LETTERS = 60
@@ -65,8 +67,8 @@ class Series:
     up at ``x``.
 
     low, high: ends of error bars, or of a band around ``y``. left, right: ends of error bars
-    across. Bars of one chart
-    are stacked. line: whether points are joined. words: what a reader of a point is told next to
+    across. Bars of one chart are stacked. direct: a reference has its name on its line, not in the
+    legend. line: whether points are joined. words: what a reader of a point is told next to
     its numbers. An empty name is not in the legend.
     """
 
@@ -85,6 +87,7 @@ class Series:
     line: bool = True
     steps: bool = False
     words: tuple[str, ...] = ()
+    direct: bool = False
 
     @property
     def points(self) -> list[Point]:
@@ -181,17 +184,28 @@ OUTLINES = {
 
 def guessing(at: float, *, upright: bool = False) -> Series:
     """The line at the accuracy or rate of guessing."""
-    return level(at, GUESSING, GREY, ":", upright=upright)
+    return level(at, GUESSING, GREY, ":", upright=upright, direct=True)
 
 
 def level(
-    at: float, name: str, colour: str, dashes: str = "--", *, upright: bool = False
+    at: float,
+    name: str,
+    colour: str,
+    dashes: str = "--",
+    *,
+    upright: bool = False,
+    direct: bool = False,
 ) -> Series:
-    """A line across the whole chart, or up."""
+    """A line across the whole chart, or up; ``direct``: with its name on it."""
     kind: Kind = "upright" if upright else "level"
-    x: Values = (at,) if upright else ()
     return Series(
-        name=name, kind=kind, x=x, y=() if upright else (at,), colour=colour, dashes=dashes
+        name=name,
+        kind=kind,
+        x=(at,) if upright else (),
+        y=() if upright else (at,),
+        colour=colour,
+        dashes=dashes,
+        direct=direct,
     )
 
 
@@ -218,15 +232,16 @@ def keys(charts: Iterable[Chart]) -> tuple[Series, ...]:
     reference last.
     """
     found: dict[str, Series] = {}
-    for one in (one for chart in charts for one in chart.series if one.name):
+    for one in (one for chart in charts for one in chart.series if one.name and not one.direct):
         found.setdefault(one.name, one)
-    return tuple(sorted(found.values(), key=lambda one: one.name == GUESSING))
+    return tuple(sorted(found.values(), key=lambda one: one.name in REFERENCES))
 
 
 def share_names(charts: Sequence[Chart]) -> bool:
     """Whether charts have one legend: some name is in two of them."""
     names = [
-        {one.name for one in chart.series if one.name and one.name != GUESSING} for chart in charts
+        {one.name for one in chart.series if one.name and one.name not in REFERENCES}
+        for chart in charts
     ]
     return len(charts) > 1 and len(set().union(*names)) < sum(map(len, names))
 

@@ -81,19 +81,17 @@ def client_parts(rows: Rows, chance: float | None) -> list[Part]:
 
 
 def client_charts(rows: Rows, chance: float | None = None) -> tuple[Chart, ...]:
-    """Accuracy and loss of each client that has test rows, in the order of the rows."""
+    """Accuracy of each client that has test rows, or its loss, in the order of the rows."""
     tested = [row for row in rows if row.get("loss") is not None]
     if not tested:
         return ()
-    charts = [
-        _chart("test loss of each client", tested, [row["loss"] for row in tested], Axis(low=0))
-    ]
-    if tested[0].get("accuracy") is not None:
-        shares = [100 * row["accuracy"] for row in tested]
-        level = () if chance is None else (guessing(100 * chance),)
-        title = "test accuracy of each client, %"
-        charts.insert(0, _chart(title, tested, shares, Axis(unit="%", low=0, high=100), level))
-    return tuple(charts)
+    if tested[0].get("accuracy") is None:
+        losses = [row["loss"] for row in tested]
+        return (_chart("Loss of each client", tested, losses, Axis(label="test loss", low=0)),)
+    shares = [100 * row["accuracy"] for row in tested]
+    level = () if chance is None else (guessing(100 * chance),)
+    y = Axis(label="test accuracy, %", unit="%", low=0, high=100)
+    return (_chart("Accuracy of each client", tested, shares, y, level),)
 
 
 def _chart(

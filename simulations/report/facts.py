@@ -119,16 +119,10 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
     if not done:
         return {"runs": "none finished"}
     versions = {name: of(name, "versions") for name in done[-1].summary.get("versions", {})}
-    levels = {run.chance for run in done if run.chance is not None}
     return {
         "workload": f"{of('workload')}, model {of('model')}",
         "federation": f"{of('clients')} clients, {of('rounds')} rounds",
-        "test split": "; ".join(
-            f"{c.test_examples:.0f} examples, {c.num_classes} classes, the largest class has "
-            f"{100 * c.majority_share:.1f} %; guessing reaches {100 * c.level:.1f} %"
-            for c in levels
-        )
-        or UNKNOWN,
+        **_test_split(done),
         "hardware": f"{of('processor', 'hardware')}, {of('cores', 'hardware')} cores, device "
         f"{of('device')}",
         "threads": f"{_join_different(run.settings.get('threads', 1) for run in done)} in each "
@@ -138,6 +132,17 @@ def facts(done: Sequence[Result]) -> dict[str, str]:
         **_time(done),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
+
+
+def _test_split(done: Sequence[Result]) -> dict[str, str]:
+    """The test splits of runs with classes."""
+    levels = {run.chance for run in done if run.chance is not None}
+    said = "; ".join(
+        f"{c.test_examples:.0f} examples, {c.num_classes} classes, the largest class has "
+        f"{100 * c.majority_share:.1f} %; guessing reaches {100 * c.level:.1f} %"
+        for c in levels
+    )
+    return {"test split": said} if said else {}
 
 
 def _time(done: Sequence[Result]) -> dict[str, str]:

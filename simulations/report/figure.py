@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from fedlsg.extras import of_extra
 from fedlsg.simulations.report.chart import (
-    GUESSING,
+    REFERENCES,
     Chart,
     Point,
     Series,
@@ -143,7 +143,7 @@ def legend_entries(panels: "Iterable[Axes]") -> dict[str, Any]:
         for axes in panels
         for h, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    return dict(sorted(found.items(), key=lambda item: item[0] == GUESSING))
+    return dict(sorted(found.items(), key=lambda item: item[0] in REFERENCES))
 
 
 def draw_chart(axes: "Axes", chart: Chart) -> None:

@@ -97,6 +97,8 @@ class Row:
     """Of the cells, by which a page sorts them; empty: by the words."""
     best: frozenset[int] = frozenset()
     """Positions of cells that are the best of their column."""
+    spark: tuple[float, ...] = ()
+    """A small curve at its end, where the table has room for one (``Table.spark``)."""
     ticked: bool | None = None
     """Whether its box is ticked; None: it has none. The columns of a ``chosen`` table follow these
     boxes.
@@ -113,6 +115,7 @@ class Table(Part):
     optional: positions of columns that a narrow terminal leaves out, in this order; a page has them
     all.
     chosen: a page shows only columns whose row of the table before has a ticked box.
+    spark: the heading of the small curves of its rows, which pages alone show; empty: none.
     """
 
     columns: tuple[str, ...]
@@ -122,6 +125,17 @@ class Table(Part):
     left: tuple[int, ...] = (0,)
     optional: tuple[int, ...] = ()
     chosen: bool = False
+    spark: str = ""
+
+    @property
+    def wide(self) -> bool:
+        """Whether a phone shows a row as a card: the table is wider than it."""
+        cells = ([row.cells[at] for row in self.rows] for at in range(len(self.columns)))
+        longest = (
+            max(map(len, (f"{name} ↕", *own)))
+            for name, own in zip(self.columns, cells, strict=True)
+        )
+        return len(self.columns) > 2 and sum(longest) + 2 * len(self.columns) > PHONE
 
     @property
     def markdown(self) -> str:
@@ -133,6 +147,10 @@ class Table(Part):
         head, *rows = (f"| {line} |" for line in lines)
         title = [f"## {self.title}\n"] if self.title else []
         return "\n".join([*title, head, "|" + "---|" * len(self.columns), *rows]) + "\n"
+
+
+PHONE = 50
+"""Letters of a table that are next to each other on a phone."""
 
 
 def cell_text(text: str) -> str:
@@ -197,6 +215,22 @@ class Tiles(Part):
     """The numbers that a page is about, next to each other and larger than the rest."""
 
     tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meter:
+    """How much of something is done or spent: ``share`` of it in 0..1, and in words."""
+
+    name: str
+    share: float
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meters(Part):
+    """Bars of what goes on, each with its name and its words."""
+
+    meters: tuple[Meter, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,18 @@
-"""report.html of one run, written at its end: what it reached and cost, its rounds as charts, and
-every setting.
+"""report.html of one run, written at its end. It answers four questions, in this order: is it
+private, does it work, what did it cost, what would help; then how it was made, and every setting.
 """
 
 import logging
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from math import ceil
 from typing import Any
 
 from fedlsg import strategies
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.advice import RHO_MEANING
-from fedlsg.simulations.report.chart import Axis, Chart, Series, guessing
+from fedlsg.simulations.report.chart import GUESSING, PREDICT_THE_MEAN, REFERENCES, Chart
 from fedlsg.simulations.report.client_table import client_parts
-from fedlsg.simulations.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE, RED
 from fedlsg.simulations.report.facts import (
     epsilon_section,
     made_section,
@@ -31,15 +28,26 @@ from fedlsg.simulations.report.page import (
     Part,
     Section,
     Text,
+    Tile,
+    Tiles,
     data_section,
     download,
-    facts_of,
+    facts_if_any,
     json_text,
     sections,
 )
+from fedlsg.simulations.report.run_charts import clients, costs, quality
 from fedlsg.simulations.report.template import render
-from fedlsg.simulations.report.tiles import privacy_badge, run_tiles
-from fedlsg.simulations.report.words import duration, outcome, percent, privacy_line, run_headline
+from fedlsg.simulations.report.tiles import (
+    budget_meter,
+    cost_tiles,
+    privacy_badge,
+    privacy_tiles,
+    progress_meter,
+    quality_tiles,
+)
+from fedlsg.simulations.report.what_helps import NOTHING, hints
+from fedlsg.simulations.report.words import outcome, privacy_line, run_headline
 from fedlsg.simulations.settings.settings import (
     FOLDERS,
     MAY_NAME_FILES,
@@ -49,9 +57,8 @@ from fedlsg.simulations.settings.settings import (
 )
 from fedlsg.simulations.storage.atomic_files import write_atomically
 from fedlsg.simulations.storage.results import Result, as_csv, read_run
-from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
-from fedlsg.simulations.workloads.base.split import beats_chance
+from fedlsg.simulations.workloads.base.split import STANDARD_ERRORS, standard_error
 from fedlsg.user_code import is_reference, shown
 
 log = logging.getLogger(__name__)
@@ -60,27 +67,21 @@ PLACES = frozenset({*FOLDERS, "public_rows"})
 """Settings that name, or may name, folders of this machine."""
 NAME_FILES = (*MAY_NAME_FILES, "pretrained", "start_from", "features", "callbacks", "availability")
 """Settings of which a page shows the name of a file, without its folder."""
-NOISE = frozenset({"noise", "readers", "features", "carriers"})
-"""Facts about the noise and what it is added to."""
-SAID_GUESSING = "; the dotted line is the accuracy of guessing"
-CAPTION = (
-    "One point a round. Test accuracy: the share of test examples that the model classifies "
-    f"correctly{SAID_GUESSING}. Epsilon: the privacy that is spent; it grows with every round, and "
-    "smaller is more private. Payload bytes: what all clients sent (uplink) and received "
-    "(downlink) up to then."
+EACH = "One point a round."
+SHARE = "Accuracy is the share of test examples that the model classifies correctly."
+DOTTED = "The dotted line is {}."
+SPENT = (
+    "The same points for what they took: further left is more private, or cheaper. Bytes are "
+    "payloads of all clients up to then."
 )
-TIMED_CAPTION = (
+WHO = "How many clients were selected, how many replied, and how many replies the server rejected."
+TIMED = (
     " Dropped out: clients that left before they trained. Late: clients that trained and were "
-    "charged, and whose values came too late. The simulated clock shows {} at the last round."
+    "charged, and whose values came too late."
 )
-SAID_CLIENTS = (
-    " Clients: how many were selected, how many replied, and how many replies the server rejected."
-)
-COUNTS = CAPTION[CAPTION.index(" Payload bytes:") :]
-LOSS_CAPTION = CAPTION.replace(
-    f"Test accuracy: the share of test examples that the model classifies correctly{SAID_GUESSING}",
-    "Test loss: smaller is better",
-)
+COST = ("values sent", "transfer", "empty rounds", "simulated time", "selected clients")
+MADE_OF = ("features", "carriers")
+"""Facts of ``outcome`` by the question that they answer; the others are cards."""
 
 
 def write_run_page(run: RunDir) -> None:
@@ -97,7 +98,7 @@ def write_run_page(run: RunDir) -> None:
 
 
 def run_page(result: Result, *, against: Result | None = None, follow: str = "") -> str:
-    """The page of one run, finished or not. ``against``: as in ``run_tiles``; ``follow``: as in
+    """The page of one run, finished or not. ``against``: a run without privacy; ``follow``: as in
     ``render``.
     """
     settings = {
@@ -110,9 +111,8 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
         text=command(result) if _is_named(result) else "",
         note="This command runs the same settings again:",
     )
-    facts, by_client = _outcome(result), result.summary.get("by_client", [])
-    chance = None if result.chance is None else result.chance.level
     rejected = tuple((f"round {row.round}", row.reasons) for row in result.rows if row.reasons)
+    progress = progress_meter(result)
     return render(
         Page(
             kind="fedlsg run",
@@ -122,14 +122,14 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
             badge=privacy_badge(result),
             warnings=tuple(_warnings(result)),
             sections=sections(
-                ("", [tiles] if (tiles := run_tiles(result, against)) else []),
-                ("Round by round", _rounds(result)),
-                ("Each client", client_parts(by_client, chance)),
-                ("What the noise costs", _noise(result, facts)),
-                ("In words", [facts_of({k: v for k, v in facts.items() if k not in NOISE})]),
+                ("", [progress] if progress else []),
+                ("Is it private?", _privacy(result)),
+                ("Does it work?", _quality(result, against)),
+                ("What did it cost?", _cost(result)),
+                ("What would help?", _help(result, against)),
                 ("Rejected payloads", [Facts(rows=rejected)] if rejected else []),
-                epsilon_section([result]),
-                made_section([result] if result.done else [], again),
+                replace(epsilon_section([result]), folded=True),
+                _made(result, again),
                 settings_section(result, settings),
                 _data(result),
             ),
@@ -138,26 +138,115 @@ def run_page(result: Result, *, against: Result | None = None, follow: str = "")
     )
 
 
-def _rounds(result: Result) -> list[Part]:
-    """The figure, if there is a round."""
-    if not result.rows:
-        return []
+def _made(result: Result, again: Code) -> Section:
+    """What a finished run ran on, and the command that repeats it."""
+    if result.done:
+        return made_section([result], again)
+    return Section(title="How it was made", parts=(again,) if again.text else ())
+
+
+def _figure(charts: Sequence[Chart], caption: str) -> list[Part]:
+    """The figure, if there is a chart; three in a row where two would leave one alone."""
+    columns = 3 if len(charts) in (3, 5) else 2
+    return [interactive(charts, caption, columns=columns)] if charts else []
+
+
+def _privacy(result: Result) -> list[Part]:
+    """For whom and against whom, with how much noise; what rho means, where there is noise."""
+    cards, said = privacy_tiles(result), list[Part]()
+    if budget := budget_meter(result):
+        said = [budget]
+    elif result.private and result.summary["trust"] != "client":
+        line = privacy_line(result.summary)
+        said = [Text(words=f"{line[:1].upper()}{line[1:]}.")]
+        said += facts_if_any(_chosen(result, ("readers",)))
+    rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
+    return [*_cards(cards), *said, *rho]
+
+
+def _cards(cards: Sequence[Tile]) -> list[Part]:
+    return [Tiles(tiles=tuple(cards))] if cards else []
+
+
+def _quality(result: Result, against: Result | None) -> list[Part]:
+    """What was measured, against guessing or predicting the mean; round by round, and of each
+    client.
+    """
+    drawn, verdict = quality(result, against), works(result)
+    words = [EACH, *([SHARE] if result.accuracy is not None else []), *_references(drawn)]
     chance = None if result.chance is None else result.chance.level
-    drawn = course(result.rows, chance)
-    caption, last = LOSS_CAPTION if result.accuracy is None else CAPTION, result.rows[-1].simulated
-    caption = caption if result.rows[-1].counted else caption.removesuffix(COUNTS)
-    caption += SAID_CLIENTS if any(chart.title.startswith("clients") for chart in drawn) else ""
-    caption += "" if last is None else TIMED_CAPTION.format(duration(last.simulated_clock))
     return [
-        interactive(drawn, caption if chance is not None else caption.replace(SAID_GUESSING, ""))
+        *_cards(quality_tiles(result, against)),
+        *([Text(words=verdict, style="verdict")] if verdict else []),
+        *facts_if_any(_chosen(result, MADE_OF)),
+        *_figure(drawn, " ".join(words)),
+        *client_parts(result.summary.get("by_client", []), chance),
     ]
 
 
-def _noise(result: Result, facts: Mapping[str, str]) -> list[Part]:
-    """How much noise there is, who reads what it hides, and what rho means."""
-    noise = {name: words for name, words in facts.items() if name in NOISE}
-    rho = [Text(words=RHO_MEANING, style="note")] if result.summary.get("rho") else []
-    return [*([facts_of(noise)] if noise else []), *rho]
+def _references(drawn: Sequence[Chart]) -> list[str]:
+    """What the dotted line of some charts is."""
+    names = dict.fromkeys(
+        one.name for chart in drawn for one in chart.series if one.name in REFERENCES
+    )
+    said = {
+        GUESSING: "the accuracy of guessing",
+        PREDICT_THE_MEAN: "what predicting the mean of the test targets reaches",
+    }
+    return [DOTTED.format(" and ".join(said[name] for name in names))] if names else []
+
+
+def works(result: Result) -> str:
+    """Whether a finished run is better than guessing, or than predicting the mean; empty where the
+    headline says it, and where it is not known.
+    """
+    if not result.done:
+        return ""
+    if result.accuracy is not None and result.chance is not None:
+        over = result.accuracy - result.chance.level
+        errors = over / standard_error([result.accuracy], result.chance)
+        if errors <= STANDARD_ERRORS:
+            return ""
+        return f"Better than guessing by {100 * over:.1f} points, {errors:.0f} standard errors."
+    mean = result.summary.get("predict_the_mean")
+    if mean is None:
+        return ""
+    share = 1 - float(result.summary["loss"]) / mean["loss"] if mean["loss"] else 0.0
+    if share <= 0:
+        return "Not better than predicting the mean: the model has learned nothing of use."
+    return f"The loss is {100 * share:.0f} % below that of predicting the mean."
+
+
+def _cost(result: Result) -> list[Part]:
+    """Bytes, time, and the score against privacy and bytes; who took part, where not all did."""
+    spent, who = costs(result), clients(result)
+    timed = TIMED if any(row.simulated for row in result.rows) else ""
+    return [
+        *_cards(cost_tiles(result)),
+        *_figure(spent, SPENT),
+        *_figure(who, WHO + timed),
+        *facts_if_any(_chosen(result, COST)),
+    ]
+
+
+def _help(result: Result, against: Result | None) -> list[Part]:
+    """Hints; that there is none, of a finished run."""
+    if not result.done:
+        return []
+    found = hints(result, against=against is not None)
+    return [Facts(rows=tuple(found))] if found else [Text(words=NOTHING)]
+
+
+def _chosen(result: Result, names: Iterable[str]) -> dict[str, str]:
+    """These facts of a finished run; the transfer on one link if the reader named one."""
+    if not result.done:
+        return {}
+    words = outcome(result.summary)
+    if said := values_line(result.summary):
+        words["values sent"] = said
+    if result.transfer is not None:
+        words["transfer"] = f"{result.transfer:.3g} s on {result.link}"
+    return {name: words[name] for name in names if name in words}
 
 
 def _data(result: Result) -> Section:
@@ -171,19 +260,6 @@ def _data(result: Result) -> Section:
         content = as_csv(rows, otherwise="client").encode()
         files.append(download("clients.csv", content, "a row for each client, the worst first"))
     return data_section(*files)
-
-
-def _outcome(result: Result) -> dict[str, str]:
-    """The words of a finished run; on one link if the reader named one."""
-    if not result.done:
-        return {"test accuracy so far": percent(result.accuracy), "rounds": str(len(result.rows))}
-    words = outcome(result.summary)
-    words |= {"values sent": said} if (said := values_line(result.summary)) else {}
-    return (
-        words
-        if result.transfer is None
-        else words | {"transfer": f"{result.transfer:.3g} s on {result.link}"}
-    )
 
 
 def command(result: Result) -> str:
@@ -223,142 +299,7 @@ def _warnings(result: Result) -> list[str]:
             f"{result.status}: "
             f"{result.reason or 'this run is not finished; continue it with fedlsg resume'}"
         )
-    elif result.done and not result.private:
-        found.append(privacy_line(result.summary))
-    measured = [] if result.accuracy is None else [result.accuracy]
-    if (
-        result.done
-        and measured
-        and result.chance is not None
-        and not beats_chance(measured, result.chance)
-    ):
-        found.append("The accuracy is not better than guessing by three standard errors.")
     found += row_warnings([result])
     if result.done and result.reason:
         found.append(f"stopped early: {result.reason}")
     return found
-
-
-Rows = Sequence[Row]
-"""Rounds in their order."""
-ROUND = Axis(label="round", whole=True)
-CLIENTS = (
-    ("asked", "selected", GREY, "-"),
-    ("answered", "replied", GREEN, "--"),
-    ("rejected", "rejected", RED, ":"),
-)
-SIMULATED = (("dropped", "dropped out", ORANGE, "-."), ("late", "late", BLUE, "-."))
-"""Columns of rounds.csv, and how the legend names them; the second ones in runs with a simulated
-clock.
-"""
-MOST = 600
-"""Points of a line, about: more cannot be told apart, and a page of very many rounds would be
-large.
-"""
-
-
-def course(rows: Rows, chance: float | None) -> tuple[Chart, ...]:
-    """``chance``: the accuracy of guessing. Without bytes and clients where counts may not be
-    seen.
-    """
-    found = [_tested(rows, chance), _epsilon(rows)]
-    if all(row.counted for row in rows):
-        found += [_bytes(rows), *_clients(rows)]
-    if len(rows) == 1:
-        alone = replace(ROUND, low=rows[0].round - 1.0, high=rows[0].round + 1.0)
-        found = [replace(chart, x=alone) for chart in found]
-    return tuple(found)
-
-
-def _tested(rows: Rows, chance: float | None) -> Chart:
-    """Accuracy; the loss where targets are no classes."""
-    measured = {row.round: 100 * row.accuracy for row in rows if row.accuracy is not None}
-    losses = {} if measured else {row.round: row.loss for row in rows if row.loss is not None}
-    line = thinned(Series(x=list(measured or losses), y=list((measured or losses).values())))
-    series = [line] if chance is None else [line, guessing(100 * chance)]
-    if losses:
-        return Chart(title="test loss", x=ROUND, series=series, height=300)
-    top = 100.0 if max(measured.values(), default=0.0) > 80 else None  # else the axis ends at 120 %
-    return Chart(
-        title="test accuracy, %", x=ROUND, y=Axis(unit="%", high=top), series=series, height=300
-    )
-
-
-def _epsilon(rows: Rows) -> Chart:
-    """What the largest client spent, and the median one where it spent less."""
-    largest, median = [row.epsilon_max for row in rows], [row.epsilon_median for row in rows]
-    lines = [("largest client", RED, "-", largest)]
-    lines += [] if median == largest else [("median client", BLACK, "--", median)]
-    return Chart(
-        title="epsilon so far",
-        x=ROUND,
-        note="no finite epsilon",
-        height=300,
-        series=[_line(rows, *one) for one in lines],
-    )
-
-
-def _bytes(rows: Rows) -> Chart:
-    lines = []
-    for name, colour, dashes in (("uplink", BLUE, "-"), ("downlink", ORANGE, "--")):
-        sums = list(accumulate(getattr(row, f"{name}_bytes") for row in rows))
-        lines.append(_line(rows, name, colour, dashes, sums))
-    return Chart(
-        title="payload bytes so far, all clients",
-        x=ROUND,
-        y=Axis(unit="bytes", low=0),
-        series=lines,
-        height=300,
-    )
-
-
-def _clients(rows: Rows) -> list[Chart]:
-    """Nothing where all selected clients replied in every round."""
-    timed = SIMULATED if any(row.simulated for row in rows) else ()
-    counts = {
-        name: [len(str(row.columns.get(name, "")).split()) for row in rows]
-        for name, *_ in (*CLIENTS, *timed)
-    }
-    if (
-        len(set(counts["asked"])) < 2
-        and counts["asked"] == counts["answered"]
-        and not any(counts["rejected"])
-    ):
-        return []
-    lines = [
-        _line(rows, label, colour, dashes, counts[name])
-        for name, label, colour, dashes in (*CLIENTS, *timed)
-    ]
-    return [
-        Chart(
-            title="clients in each round",
-            x=ROUND,
-            y=Axis(low=0, whole=True),
-            series=lines,
-            height=300,
-        )
-    ]
-
-
-def _line(rows: Rows, name: str, colour: str, dashes: str, values: Iterable[float]) -> Series:
-    return thinned(
-        Series(
-            name=name, x=[row.round for row in rows], y=list(values), colour=colour, dashes=dashes
-        )
-    )
-
-
-def thinned(line: Series) -> Series:
-    """A line of many points with the lowest and the highest of each stretch, so that no peak is
-    lost, and both ends.
-    """
-    x, y = line.x, [0.0 if value is None else value for value in line.y]
-    if len(x) <= MOST:
-        return line
-    size, kept = ceil(2 * len(x) / MOST), {0, len(x) - 1}
-    for start in range(0, len(x), size):
-        stretch = range(start, min(start + size, len(x)))
-        kept |= {min(stretch, key=y.__getitem__), max(stretch, key=y.__getitem__)}
-    return replace(
-        line, x=[x[place] for place in sorted(kept)], y=[y[place] for place in sorted(kept)]
-    )

@@ -188,9 +188,17 @@ def _series(chart: Chart, x: Scale, y: Scale) -> Iterator[str]:
         if one.kind == "level":
             for at in filter(y.takes, one.y):
                 yield _path(f"M0 {y.at(at)}H{x.size}", one.colour, 1.6, one.dashed)
+                if one.direct:
+                    above = y.at(at) - GAP
+                    up = above if above > TEXT else y.at(at) + TEXT + 1
+                    yield _words(one.name, x.size - GAP, up, "end")
         elif one.kind == "upright":
             for at in filter(x.takes, one.x):
                 yield _path(f"M{x.at(at)} 0V{y.size}", one.colour, 1.6, one.dashed)
+                if one.direct:
+                    right = x.at(at) < x.size / 2
+                    aside = x.at(at) + (GAP if right else -GAP)
+                    yield _words(one.name, aside, TEXT, "start" if right else "end")
         elif one.kind == "band":
             across = [p for p in points if x.takes(p.x)]
             lower = [(x.at(p.x), y.at(p.low)) for p in across if y.takes(p.low)]

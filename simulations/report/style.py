@@ -27,7 +27,8 @@ a { color: var(--link); }
 .badge.good::before { content: "✓ "; }
 .badge.bad::before { content: "✗ "; }
 .badge.limited::before { content: "◐ "; }
-.tiles { list-style: none; display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem;
+.tiles { list-style: none; display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 13rem), 1fr)); gap: .8rem;
+  max-width: calc(var(--cards) * 25rem);
   padding: 0; margin: 1.2rem 0; }
 .tiles li { background: var(--panel); padding: .7rem 1rem .8rem; border-radius: .5rem; border-top: 4px solid var(--bar);
   overflow-wrap: anywhere; }
@@ -38,6 +39,13 @@ a { color: var(--link); }
 .tiles strong { display: block; font-size: 1.6rem; line-height: 1.3; font-variant-numeric: tabular-nums; }
 .tiles .bad strong { color: var(--alarm); }
 .tiles .note { display: block; }
+.meters { list-style: none; padding: 0; margin: 1.2rem 0; max-width: 50rem; display: grid; gap: .8rem; }
+.meters li { display: grid; grid-template-columns: auto 1fr; gap: .1rem 1rem; align-items: baseline; }
+.meters .name { font-weight: 600; white-space: nowrap; }
+.meters .note { text-align: right; }
+.meters progress { grid-column: 1 / -1; grid-row: 2; width: 100%; height: .7rem; accent-color: var(--link); }
+.spark { display: block; width: 96px; height: 22px; }
+.spark path { fill: none; stroke: var(--link); stroke-width: 1.6; stroke-linejoin: round; }
 .note, figcaption, .files { color: var(--dim); font-size: .9rem; }
 .verdict { font-weight: 600; }
 nav ul, .files, .keys { list-style: none; padding: 0; margin: .8rem 0; display: flex; flex-wrap: wrap;
@@ -61,8 +69,9 @@ th, td { padding: .34rem .9rem .34rem 0; vertical-align: top; white-space: nowra
 th:last-child, td:last-child { padding-right: .3rem; }
 thead th { font-weight: 600; border-bottom: 2px solid var(--bar); }
 .left, .group th { text-align: left; }
-td.left { white-space: normal; min-width: 6rem; }
-td.left:last-child { min-width: 15rem; }
+td.left { min-width: 3rem; }
+td.left.long { white-space: normal; }
+td.left:last-child:not(.curve) { min-width: 15rem; }
 tr.group th { border-bottom: 0; padding-top: 1rem; font-weight: 600; }
 tr.reference > * { background: var(--panel); }
 tr.own > * { font-weight: 600; }
@@ -120,14 +129,20 @@ figcaption { margin-top: .5rem; }
 .panels { display: grid; gap: 1rem 1.2rem; }
 .two { grid-template-columns: 1fr 1fr; }
 .two > :first-child:nth-last-child(odd) { grid-column: 1 / -1; }
+.one { max-width: 46rem; }
 .three { grid-template-columns: repeat(auto-fit, minmax(min(100%, 23rem), 1fr)); }
-.panel { min-width: 0; }
+.panel { min-width: 0; display: grid; grid-template-rows: subgrid; grid-row: span 3; row-gap: 0; }
+.panel > * { min-width: 0; }
+.panel > .title { grid-row: 1; }
+.panel > .keys { grid-row: 2; }
+.panel > .canvas, .panel > .still { grid-row: 3; }
 .panel .title { display: flex; flex-wrap: wrap; justify-content: space-between; align-items: center; gap: .2rem .8rem;
   font-weight: 600; margin: 0 0 .3rem; max-width: none; }
-.controls { display: flex; gap: .25rem; font-weight: 400; }
-.controls button { border: 1px solid var(--bar); background: var(--paper); border-radius: .3rem; padding: 0 .5rem;
+.controls { display: flex; gap: .1rem; font-weight: 400; margin-right: -.5rem; }
+.controls button { border: 1px solid transparent; background: none; color: var(--dim); border-radius: .3rem; padding: 0 .5rem;
   font-size: .8rem; line-height: 1.6; min-width: 1.8rem; min-height: 1.5rem; cursor: pointer; }
-.controls [aria-pressed=true] { background: var(--link); color: var(--paper); border-color: var(--link); }
+.controls button:hover { border-color: var(--bar); color: inherit; }
+.controls [aria-pressed=true], .controls [aria-pressed=true]:hover { background: var(--link); color: var(--paper); border-color: var(--link); }
 .canvas { position: relative; overflow: hidden; }
 .canvas canvas:focus-visible { outline-offset: -3px; }
 .still { display: block; width: min(100%, 50rem); height: auto; overflow: visible; }
@@ -156,6 +171,11 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   details dl { grid-template-columns: 11.5rem 1fr 11.5rem 1fr; font-size: .95rem; max-width: none; }
   details dd { padding-right: 1rem; }
 }
+@media (min-width: 70rem) { /* single charts next to each other */
+  section:has(> figure.chart > .one ~ *) { display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.6rem; }
+  section:has(> figure.chart > .one ~ *) > * { grid-column: 1 / -1; min-width: 0; }
+  section > figure.chart:has(> .one) { grid-column: auto; }
+}
 @media (max-width: 60rem) { .cards { font-size: .85rem; } .cards th, .cards td { padding-right: .5rem; min-width: 0; } }
 @media (max-width: 40rem) {
   header { padding-top: 1.4rem; }
@@ -164,7 +184,11 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .headline { font-size: 1.1rem; }
   .one { --words: 1.15; }
   .two, .three { grid-template-columns: 1fr; }
-  .cards, .cards tbody, .cards tbody tr, .cards tbody th, .cards td, .cards caption { display: block; }
+  .cards, .cards tbody, .cards tbody th, .cards caption { display: block; }
+  .cards tbody tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 1.1rem; }
+  .cards tbody th, .cards td.long { grid-column: 1 / -1; }
+  .cards .spark { float: right; }
+  .cards .best::after { content: none; }
   .cards thead tr { display: flex; flex-wrap: wrap; }
   .cards thead th { border: 0; padding: .1rem .8rem .1rem 0; }
   .cards tbody tr { border-bottom: 2px solid var(--bar); padding: .4rem 0; }
@@ -175,7 +199,10 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
   .data th, td.left:last-child { white-space: normal; min-width: 0; }
   img { max-width: none; }
   .gallery img { width: clamp(160px, 43vw, var(--side)); }
+  .meters li { grid-template-columns: 1fr; }
+  .meters .note { grid-row: 3; text-align: left; }
   .tiles { grid-template-columns: 1fr 1fr; gap: .5rem; }
+  .tiles li:last-child:nth-child(odd) { grid-column: 1 / -1; }
   .tiles li { padding: .5rem .7rem .6rem; }
   .tiles strong { font-size: 1.25rem; }
   dl { grid-template-columns: 1fr; }

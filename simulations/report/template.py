@@ -9,11 +9,11 @@ scroll by keyboard.
 import base64
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from fedlsg.simulations.report.page import Download, Drawing, Page, Part
+from fedlsg.simulations.report.page import Download, Drawing, Page, Part, Table
 from fedlsg.simulations.report.style import CSS
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ KINDS = {
     ".csv": "text/csv",
     ".json": "application/json",
     ".md": "text/markdown",
+    ".tex": "application/x-tex",
     ".toml": "application/toml",
 }
 ASSETS = Path(__file__).parent / "assets"
@@ -47,6 +48,8 @@ def render(page: Page, follow: str = "") -> str:
         css=CSS,
         listed=SECTIONS,
         target=target,
+        spark=spark_path,
+        half=HALF,
         scripts=run,
         policy=policy(run, asks=bool(follow)),
     )
@@ -100,6 +103,24 @@ def scripts(*, drawn: bool) -> tuple[str, ...]:
     if not all(file.exists() for file in files):
         return ()
     return tuple(file.read_text().split("//# sourceMappingURL")[0] for file in files)
+
+
+HALF = 16
+"""Letters of a cell that leave room for its name in half of a card on a phone."""
+SPARK = (96, 22)
+"""CSS pixels of a small curve."""
+
+
+def spark_path(values: Sequence[float]) -> str:
+    """A small curve from its least value to its largest, as SVG has paths."""
+    low, high = min(values), max(values)
+    wide, tall = (size - 4 for size in SPARK)
+    apart, reach = wide / max(len(values) - 1, 1), (high - low) or 1.0
+    places = (
+        f"{2 + at * apart:.1f} {2 + tall * (1 - (value - low) / reach):.1f}"
+        for at, value in enumerate(values)
+    )
+    return "M" + "L".join(places)
 
 
 def target(file: Download) -> str:
@@ -192,8 +213,9 @@ PARTS = {
 {% endfor %}
 </dl>
 """,
-    "table": """<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
- class="{% if part.chosen %}chosen{% else %}data{% if part.columns | length > 3 %} cards{% endif %}{% endif %}">
+    "table": """{% set wide = part.wide %}
+<div class="scroll" role="group" tabindex="0" aria-label="{{ part.title or title or "table" }}"><table
+ class="{% if part.chosen %}chosen{% else %}data{% if wide %} cards{% endif %}{% endif %}">
 {% if part.title %}<caption>{{ part.title }}</caption>{% endif %}
 {% if part.chosen %}
 <style>{% for name in part.columns[1:] %}main:not(:has(#tick-{{ loop.index }}:checked)) .pick-{{ loop.index }},
@@ -202,12 +224,12 @@ PARTS = {
 <thead><tr>{% for name in part.columns %}<th scope="col" class="{% if loop.index0 in part.left %}left{% endif %}
 {%- if part.chosen %} pick-{{ loop.index0 }}{% endif %}">
 {{- name }}</th>
-{%- endfor %}</tr></thead>
+{%- endfor %}{% if part.spark %}<th scope="col" class="left">{{ part.spark }}</th>{% endif %}</tr></thead>
 <tbody>
 {% for row in part.rows %}
 {% if row.group and (loop.first or row.group != part.rows[loop.index0 - 1].group) %}
 {% if not loop.first %}</tbody><tbody>{% endif %}
-<tr class="group"><th scope="rowgroup" colspan="{{ part.columns | length }}">{{ row.group }}</th></tr>
+<tr class="group"><th scope="rowgroup" colspan="{{ part.columns | length + (1 if part.spark else 0) }}">{{ row.group }}</th></tr>
 {% endif %}
 <tr{% if row.style %} class="{{ row.style }}"{% endif %}>
 {% set row_at = loop.index %}
@@ -220,24 +242,39 @@ PARTS = {
 {%- if row.ticked %} checked{% endif %}> {% endif %}{{ cell }}</th>
 {% else %}
 {% set at = loop.index0 %}
-<td{% if part.chosen %} class="left pick-{{ at }}"{% elif at in part.left %} class="left"
-{%- elif at in row.best %} class="best"{% endif %}
+<td{% if part.chosen %} class="left pick-{{ at }}"{% else %} class="
+{%- if at in part.left %}left{% elif at in row.best %}best{% endif %}
+{%- if cell | length > half %} long{% endif %}"{% endif %}
 {%- if row.values and row.values[at] is not none %} data-v="{{ row.values[at] }}"{% endif %}
-{%- if part.columns | length > 3 %} data-label="{{ part.columns[at] }}"{% endif %}>
+{%- if wide %} data-label="{{ part.columns[at] }}"{% endif %}>
 {%- if at in row.best %}<span class="hidden">best: </span>{% endif %}{{ cell }}</td>
 {% endif %}
 {% endfor %}
+{% if part.spark %}
+<td class="left curve"{% if row.spark %} data-v="{{ row.spark[-1] }}"{% endif %} data-label="{{ part.spark }}">
+{%- if row.spark | length > 1 %}<svg class="spark" viewBox="0 0 96 22" role="img"
+ aria-label="{{ "from %.3g to %.3g" | format(row.spark[0], row.spark[-1]) }}"><path d="{{ spark(row.spark) }}"/></svg>
+{%- else %}--{% endif %}</td>
+{% endif %}
 </tr>
 {% endfor %}
 </tbody></table></div>
 {% if part.note %}<p class="note">{{ part.note }}</p>{% endif %}
 
 """,
-    "tiles": """<ul class="tiles">
+    "tiles": """<ul class="tiles" style="--cards: {{ part.tiles | length }}">
 {% for tile in part.tiles %}
 <li{% if tile.style %} class="{{ tile.style }}"{% endif %}><span class="name">{{ tile.name }}</span>
 <strong>{{ tile.value }}</strong>
 {% if tile.note %}<span class="note">{{ tile.note | replace(" %", "\u00a0%") }}</span>{% endif %}</li>
+{% endfor %}
+</ul>
+""",
+    "meters": """<ul class="meters">
+{% for meter in part.meters %}
+<li><span class="name">{{ meter.name }}</span>
+<progress max="1" value="{{ meter.share }}" aria-label="{{ meter.name }}"></progress>
+<span class="note">{{ meter.words }}</span></li>
 {% endfor %}
 </ul>
 """,
@@ -338,9 +375,30 @@ def notebook_cell(rows: Iterable[tuple[str, str]], image: tuple[str, str, int] |
     from markupsafe import Markup
 
     facts = Markup("").join(Markup("<tr><th>{}</th><td>{}</td></tr>").format(*row) for row in rows)
-    shown = (
-        Markup('<img src="{}" alt="{}" style="width: {}px; max-width: 100%">').format(*image)
-        if image
-        else ""
-    )
-    return str(Markup("<table>{}</table>{}").format(facts, shown))
+    return str(Markup("<table>{}</table>{}").format(facts, _notebook_image(image)))
+
+
+def _notebook_image(image: tuple[str, str, int] | None) -> str:
+    from markupsafe import Markup
+
+    shown = Markup('<img src="{}" alt="{}" style="width: {}px; max-width: 100%">')
+    return shown.format(*image) if image else Markup("")
+
+
+def notebook_table(words: Iterable[str], table: Table, image: tuple[str, str, int] | None) -> str:
+    """Sentences, a table, and an image as in ``notebook_cell``, for the cell of a notebook. Text
+    stays text.
+    """
+    from markupsafe import Markup
+
+    said = Markup("").join(Markup("<p>{}</p>").format(one) for one in words)
+    heads = Markup("").join(Markup("<th>{}</th>").format(name) for name in table.columns)
+    rows = Markup("")
+    for row in table.rows:
+        cells = Markup("").join(
+            Markup("<td><b>{}</b></td>" if at in row.best else "<td>{}</td>").format(cell)
+            for at, cell in enumerate(row.cells)
+        )
+        rows += Markup("<tr>{}</tr>").format(cells)
+    shown = Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(heads, rows)
+    return str(said + shown + _notebook_image(image))

@@ -1,25 +1,33 @@
-"""The numbers at the top of a run's page: how accurate, how private and for whom, how many bytes,
-how long.
+"""The numbers of a run's page as cards: how private and for whom, how accurate, how many bytes, how
+long; and how far a run is that goes on.
 """
 
 import math
+from collections.abc import Iterable
 
+from fedlsg.config.directions import higher_is_better
 from fedlsg.config.units import unit_in
-from fedlsg.simulations.report.page import Badge, Tile, Tiles
+from fedlsg.simulations.report.chart import PREDICT_THE_MEAN
+from fedlsg.simulations.report.page import Badge, Meter, Meters, Tile
 from fedlsg.simulations.report.words import (
     NOT_PRIVATE,
     SHARED,
     against_dense,
+    client_words,
     duration,
     epsilon_words,
     human_bytes,
+    of_whom,
     percent,
     readers_line,
     strongest,
+    wire_words,
 )
 from fedlsg.simulations.storage.results import Result, Summary
 
 OUTSIDE = "private only for the outside"
+RECENT = 10
+"""The time left follows from so many rounds, the last ones."""
 WAYS = {"sent by clients": "uplink", "sent to clients": "downlink"}
 
 
@@ -42,19 +50,6 @@ def privacy_badge(result: Result) -> tuple[str, Badge]:
     return ("private", "good")
 
 
-def run_tiles(result: Result, against: Result | None = None) -> Tiles | None:
-    """None before anything is known. ``against``: a run without privacy, whose accuracy is named,
-    too.
-    """
-    known = (
-        [*_spent(result), *_sent(result.summary), *_took(result.summary)]
-        if result.done
-        else _so_far(result)
-    )
-    tiles = [*_tested(result, against), *known]
-    return Tiles(tiles=tuple(tiles)) if tiles else None
-
-
 def check_against(result: Result, against: Result) -> None:
     """Raise ValueError for a run that cannot say what privacy costs ``result``."""
     for name in ("workload", "model", "unit"):
@@ -75,32 +70,59 @@ def check_against(result: Result, against: Result) -> None:
         )
 
 
-def _tested(result: Result, against: Result | None) -> list[Tile]:
-    """Accuracy against guessing, and without privacy where that is known; the loss where there are
-    no classes.
+def quality_tiles(result: Result, against: Result | None = None) -> list[Tile]:
+    """What was measured on the test split, next to guessing or predicting the mean; of accuracy
+    also ``against``, a run without privacy.
     """
-    said = "on held-out training rows" if result.held_out else "on the test split"
-    if result.accuracy is None:
-        found = result.summary.get("loss")
-        return (
-            []
-            if found is None
-            else [Tile(name="test loss", value=f"{float(found):.3g}", note="smaller is better")]
+    rows = "on held-out training rows" if result.held_out else "on the test split"
+    so_far, found = "" if result.done else " so far", []
+    if result.accuracy is not None:
+        note = (
+            rows if result.chance is None else f"{rows}; guessing: {percent(result.chance.level)}"
         )
-    chance = "" if result.chance is None else f"; guessing: {percent(result.chance.level)}"
-    chance += (
-        ""
-        if against is None
-        else f"; without privacy: {percent(float(against.accuracy or 0))} ({against.name})"
-    )
-    name = "accuracy" if result.held_out else "test accuracy"
-    name += "" if result.done else " so far"
-    return [Tile(name=name, value=percent(result.accuracy), note=f"{said}{chance}")]
+        if against is not None:
+            without = percent(float(against.accuracy or 0))
+            note += f"; without privacy: {without} ({against.name})"
+        name = "accuracy" if result.held_out else "test accuracy"
+        found.append(Tile(name=f"{name}{so_far}", value=percent(result.accuracy), note=note))
+    mean = result.summary.get("predict_the_mean", {})
+    loss = result.summary.get("loss", _last(row.loss for row in result.rows))
+    if loss is not None:
+        note = _beside("smaller is better", mean.get("loss"))
+        found.append(Tile(name=f"test loss{so_far}", value=f"{float(loss):.4g}", note=note))
+    measured = result.summary.get("metrics") or (result.rows[-1].metrics if result.rows else {})
+    for name, value in measured.items():
+        if value is not None:
+            note = _beside(direction(name), mean.get("metrics", {}).get(name))
+            found.append(Tile(name=f"{name}{so_far}", value=f"{float(value):.4g}", note=note))
+    if said := result.summary.get("accuracy_by_client"):
+        who = [client_words(row) for row in result.summary.get("by_client", ())[:1]]
+        note = "; ".join([*who, f"mean of the clients: {percent(said['mean'])}"])
+        found.append(Tile(name="worst client", value=percent(said["worst"]), note=note))
+    return found
 
 
-def _spent(result: Result) -> list[Tile]:
-    """Epsilon, delta, and who reads."""
-    summary = result.summary
+def _last(values: Iterable[float | None]) -> float | None:
+    return next((value for value in reversed([*values]) if value is not None), None)
+
+
+def _beside(words: str, mean: float | None) -> str:
+    """A note, with what predicting the mean reaches."""
+    known = "" if mean is None else f"{PREDICT_THE_MEAN}: {round(mean, 6) + 0.0:.4g}"
+    return "; ".join(filter(None, (words, known)))
+
+
+def direction(name: str) -> str:
+    """Which values of a metric are better, where its name says so."""
+    found = higher_is_better(name)
+    return "" if found is None else "larger is better" if found else "smaller is better"
+
+
+def privacy_tiles(result: Result) -> list[Tile]:
+    """Epsilon, delta, who reads, and the noise; of an unfinished run what is spent so far."""
+    summary, settings = result.summary, result.settings
+    if not result.done:
+        return _spent_so_far(result)
     if not result.private:
         why = (
             "the noise can be repeated"
@@ -108,38 +130,45 @@ def _spent(result: Result) -> list[Tile]:
             else "no finite epsilon is claimed"
         )
         return [Tile(name="epsilon", value="none", note=why, style="bad")]
-    style = privacy_badge(result)[1]
-    return [
+    spent = epsilon_words(float(summary["epsilon_max"]))
+    tiles = [
         Tile(
             name="epsilon",
-            value=epsilon_words(float(summary["epsilon_max"])),
-            style=style,
+            value=spent,
+            style=privacy_badge(result)[1],
             note=f"at delta {summary['delta']:g}, for {unit_in(summary).protects}; "
             f"{_reader(summary)}",
         )
     ]
+    median = epsilon_words(float(summary["epsilon_median"]))
+    if median != spent:
+        note = f"the largest of {summary['clients']} clients{of_whom(summary)} spent {spent}"
+        tiles.append(Tile(name="epsilon of the median client", value=median, note=note))
+    if summary.get("rho"):
+        note = f"rho, of one step; sigma {summary['noise_multiplier']:.4g}"
+        tiles.append(Tile(name="noise over clip norm", value=f"{summary['rho']:.3g}", note=note))
+    budget = settings.get("epsilon")
+    if budget is not None:
+        note = f"of epsilon {budget:g}, which was planned for {settings.get('rounds')} rounds"
+        share = float(summary["epsilon_max"]) / budget
+        tiles.append(
+            Tile(name="privacy budget", value=f"{100 * min(share, 1):.0f} % spent", note=note)
+        )
+    return tiles
 
 
-def _so_far(result: Result) -> list[Tile]:
-    """Epsilon and bytes after the last round of an unfinished run, which claims no privacy yet."""
+def _spent_so_far(result: Result) -> list[Tile]:
+    """Epsilon after the last round of an unfinished run, which claims no privacy yet."""
     if not result.rows:
         return []
     last, settings = result.rows[-1], result.settings
-    spent = (
-        f"largest client, at delta {settings.get('delta')}, trust={settings.get('trust', 'client')}"
-    )
-    claimed = math.isfinite(last.epsilon_max) and not settings.get("reproducible")
-    tiles = (
-        [Tile(name="epsilon so far", value=epsilon_words(last.epsilon_max), note=spent)]
-        if claimed
-        else []
-    )
-    for name, way in WAYS.items() if last.counted else ():
-        value = sum(getattr(row, f"{way}_bytes") for row in result.rows)
-        tiles.append(
-            Tile(name=f"{name} so far", value=human_bytes(value), note=f"until round {last.round}")
-        )
-    return tiles
+    if not math.isfinite(last.epsilon_max) or settings.get("reproducible"):
+        return []
+    if budget_meter(result):
+        return []
+    delta, trust = settings.get("delta"), settings.get("trust", "client")
+    note = f"largest client, at delta {delta}, trust={trust}"
+    return [Tile(name="epsilon so far", value=epsilon_words(last.epsilon_max), note=note)]
 
 
 def _reader(summary: Summary) -> str:
@@ -151,29 +180,55 @@ def _reader(summary: Summary) -> str:
     return readers_line(summary).partition("; ")[0].partition(" ")[2].partition(" ")[2]
 
 
-def _sent(summary: Summary) -> list[Tile]:
-    """Bytes up and down; nothing of a run whose server keeps them to itself."""
-    tiles = []
-    for name, way in WAYS.items():
+def cost_tiles(result: Result) -> list[Tile]:
+    """Bytes up and down, and the time with its largest parts; nothing of a run whose server keeps
+    them to itself.
+    """
+    summary, rows, tiles = result.summary, result.rows, list[Tile]()
+    for name, way in WAYS.items() if rows and all(row.counted for row in rows) else ():
         sent, dense = summary.get(f"{way}_bytes"), summary.get(f"{way}_bytes_dense")
         if sent is not None and dense is not None:
-            tiles.append(
-                Tile(name=name, value=human_bytes(sent), note=against_dense(float(dense), sent))
-            )
+            note = against_dense(float(dense), sent) + wire_words(summary, way)
+            tiles.append(Tile(name=name, value=human_bytes(sent), note=note))
+        elif not result.done:
+            count = sum(getattr(row, f"{way}_bytes") for row in rows)
+            note = f"until round {rows[-1].round}"
+            tiles.append(Tile(name=f"{name} so far", value=human_bytes(count), note=note))
+    if "wall_seconds" in summary:
+        parts = sorted(summary.get("seconds", {}).items(), key=lambda part: -part[1])
+        each = (f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.05)
+        shown = ", ".join(part.replace(" ", "\u00a0") for part in each)
+        note = shown or f"on {summary['device']}"
+        tiles.append(Tile(name="time", value=duration(summary["wall_seconds"]), note=note))
     return tiles
 
 
-def _took(summary: Summary) -> list[Tile]:
-    """The time, and the parts that took the most of it."""
-    if "wall_seconds" not in summary:
-        return []
-    parts = sorted(summary.get("seconds", {}).items(), key=lambda part: -part[1])
-    each = (f"{name} {duration(seconds)}" for name, seconds in parts if seconds >= 0.05)
-    shown = ", ".join(part.replace(" ", "\u00a0") for part in each)
-    return [
-        Tile(
-            name="time",
-            value=duration(summary["wall_seconds"]),
-            note=shown or f"on {summary['device']}",
-        )
-    ]
+def progress_meter(result: Result) -> Meters | None:
+    """How far a run is that has not ended, with the time left."""
+    planned, rows = result.settings.get("rounds"), result.rows
+    if result.done or not isinstance(planned, int) or planned < 1:
+        return None
+    done = rows[-1].round if rows else 0
+    words = _rounds_words(result, done, planned)
+    return Meters(meters=(Meter(name="rounds", share=done / planned, words=words),))
+
+
+def budget_meter(result: Result) -> Meters | None:
+    """What is spent of the budget of a run that has not ended."""
+    budget, spent, settings = result.epsilon_target, result.epsilon_max, result.settings
+    if result.done or not budget or spent is None or not math.isfinite(spent):
+        return None
+    if settings.get("reproducible"):
+        return None
+    words = f"epsilon {epsilon_words(spent)} of {budget:g}, at delta {settings.get('delta')}"
+    meter = Meter(name="privacy budget", share=min(spent / budget, 1.0), words=words)
+    return Meters(meters=(meter,))
+
+
+def _rounds_words(result: Result, done: int, planned: int) -> str:
+    """Rounds, and the time left at the pace of the last ones while the run goes on."""
+    words = f"{done} of {planned}"
+    recent = [row.seconds for row in result.rows[-RECENT:] if row.seconds]
+    if result.status != "running" or not recent:
+        return words
+    return f"{words}, about {duration((planned - done) * sum(recent) / len(recent))} left"

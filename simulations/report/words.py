@@ -51,7 +51,7 @@ def outcome(summary: Summary) -> dict[str, str]:
         "time": f"{duration(summary['wall_seconds'])} on {summary['device']}"
         if "wall_seconds" in summary
         else "",
-        **_simulated(summary),
+        **simulated_facts(summary),
     }
     return {name: words for name, words in facts.items() if words}
 
@@ -66,9 +66,9 @@ def _sent(summary: Summary) -> dict[str, str]:
     return {
         "uplink": f"{human_bytes(summary['uplink_bytes'])} of payload, "
         f"{against_dense(dense, summary['uplink_bytes'])} "
-        f"({human_bytes(dense)}){_wire(summary, 'uplink')}",
+        f"({human_bytes(dense)}){wire_words(summary, 'uplink')}",
         "downlink": f"{human_bytes(summary['downlink_bytes'])} of "
-        f"payload{_wire(summary, 'downlink')}",
+        f"payload{wire_words(summary, 'downlink')}",
     }
 
 
@@ -155,7 +155,7 @@ def features_line(summary: Summary) -> str:
     return f"{kind} (public, frozen), {said['values']:,} values an example"
 
 
-def _wire(summary: Summary, direction: str) -> str:
+def wire_words(summary: Summary, direction: str) -> str:
     """What the messages took with their framing; nothing for runs that did not count it."""
     count = summary.get(f"{direction}_bytes_wire")
     return "" if count is None else f"; {human_bytes(count)} on the wire"
@@ -207,7 +207,7 @@ def privacy_line(summary: Summary) -> str:
         of = f"{unit.level}: of {unit.protects}"
     else:
         of = (
-            f"largest of {summary['clients']} clients{_largest(summary)}, median "
+            f"largest of {summary['clients']} clients{of_whom(summary)}, median "
             f"{epsilon_words(float(summary['epsilon_median']))}"
         )
         of += unit.level and f", {unit.level}"
@@ -229,7 +229,7 @@ def privacy_line(summary: Summary) -> str:
     return line
 
 
-def _largest(summary: Summary) -> str:
+def of_whom(summary: Summary) -> str:
     """Whose epsilon is the largest, where the clients have names and others spent less."""
     worst = summary.get("accountant", {}).get("client")
     rows = [
@@ -293,7 +293,7 @@ def _participants(summary: Summary) -> int:
     return max(int(sums.get("colluders", 1)), 1)
 
 
-def _simulated(summary: Summary) -> dict[str, str]:
+def simulated_facts(summary: Summary) -> dict[str, str]:
     """What the simulated clock shows at the end, and what became of the selected clients; empty
     without one.
     """

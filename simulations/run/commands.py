@@ -57,8 +57,12 @@ from fedlsg.simulations.report.terminal import (
 from fedlsg.simulations.report.words import epsilon_words, features_line
 from fedlsg.simulations.report.words import named as named_in
 from fedlsg.simulations.run.live import following
+<<<<<<< HEAD
 from fedlsg.simulations.run.on_record import writer_of
 from fedlsg.simulations.run.public_trial import learn_public_rows
+=======
+from fedlsg.simulations.run.on_record import on_record, writer_of
+>>>>>>> w-54pages
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
 from fedlsg.simulations.server.named_callbacks import named
@@ -93,11 +97,13 @@ def run_command(
     opens: bool = False,
     loaded: LoadedWorkload | None = None,
     began: float | None = None,
+    recorded: bool = False,
 ) -> None:
     """``fedlsg run``: plan first, so that a wrong setting leaves nothing behind. ``opens``: a page
     follows the run.
 
-    ``loaded``: as in ``prepare``. ``began``: as in ``Plan``.
+    ``loaded``: as in ``prepare``. ``began``: as in ``Plan``. ``recorded``: this process goes on
+    after the run, with rows and weights of its user, so it keeps what was spent on them.
     """
     if given.get("run_dir") is not None:
         raise ValueError(
@@ -114,11 +120,13 @@ def run_command(
             callbacks=callbacks,
             began=began,
         )
-    writer_of(plan)  # refuses weights that were trained on rows
+    writer = writer_of(plan)  # refuses weights that were trained on rows
     with ExitStack() as stack:
         plan, directory = stack.enter_context(begun(plan, out, console))
         if opens:
             stack.enter_context(following(directory.path, console))
+        if recorded:
+            stack.enter_context(on_record(plan, directory, writer, console))
         execute(plan, directory, console, callbacks=callbacks)
 
 
@@ -175,16 +183,23 @@ def resume_command(
     opens: bool = False,
     further: Mapping[str, Any] = NOTHING,
     began: float | None = None,
+    recorded: bool = False,
 ) -> None:
     """``fedlsg resume``: the settings and the ledger of the directory, and its code as far as
-    ``allow_code`` allows. ``further``: as in ``continued``; ``began``: as in ``Plan``.
+    ``allow_code`` allows. ``further``: as in ``continued``; ``began``: as in ``Plan``;
+    ``recorded``: as in ``run_command``.
     """
     directory = RunDir.open(path)
     with going_on(directory, console):
         plan = continued(
             directory, console, named_code, trust_code=trust_code, further=further, began=began
         )
-        with following(directory.path, console) if opens else nullcontext():
+        with ExitStack() as stack:
+            if opens:
+                stack.enter_context(following(directory.path, console))
+            if recorded:
+                writer = writer_of(plan, goes_on=True)
+                stack.enter_context(on_record(plan, directory, writer, console))
             execute(plan, directory, console, callbacks=named(plan.settings.callbacks))
 
 

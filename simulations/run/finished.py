@@ -20,7 +20,7 @@ from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.planning.trust import READS, allow_code
 from fedlsg.simulations.report.figure import plot, png
-from fedlsg.simulations.report.run_page import course
+from fedlsg.simulations.report.run_charts import course
 from fedlsg.simulations.report.template import notebook_cell
 from fedlsg.simulations.report.terminal import shown
 from fedlsg.simulations.report.words import outcome
@@ -44,7 +44,7 @@ Table = list[dict[str, Any]]
 """One dict a row: ``pandas.DataFrame(table)`` reads it."""
 WIDTH = 680
 """Of the curves in a notebook, in CSS pixels."""
-PLOT = "Accuracy (or loss), epsilon, bytes and clients after each round"
+PLOT = "Accuracy (or loss) round by round, and against epsilon and bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,16 +160,15 @@ class Run:
         return model.eval()
 
     def plot(self) -> "Figure":
-        """Accuracy (or loss), epsilon, bytes and clients after each round, as a figure of
+        """Accuracy, loss and metrics round by round, and against epsilon and bytes, as a figure of
         matplotlib.
 
         A notebook's cell shows it, once; ``plot().savefig("run.pdf")`` or ``"run.svg"`` keeps it.
+        Raises ValueError before the first round that is evaluated.
         """
-        return shown(self._course())
-
-    def _course(self) -> "Figure":
-        result = read_run(self.directory)
-        return plot(course(result.rows, None if result.chance is None else result.chance.level))
+        if not (charts := course(read_run(self.directory))):
+            raise ValueError(f"{self.directory} has no evaluated round: there is nothing to draw")
+        return shown(plot(charts))
 
     @cached_property  # files of a finished run stay as they are
     def _rows(self) -> list[Row]:
@@ -190,7 +189,8 @@ class Run:
         return "\n".join(f"{name:14} {words}" for name, words in self._facts().items())
 
     def _repr_html_(self) -> str:
-        data = base64.b64encode(png(self._course())).decode() if self._rows else None
+        charts = course(read_run(self.directory))
+        data = base64.b64encode(png(charts)).decode() if charts else None
         image = None if data is None else (f"data:image/png;base64,{data}", PLOT, WIDTH)
         return notebook_cell(self._facts().items(), image)
 

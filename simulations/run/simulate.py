@@ -144,7 +144,7 @@ def simulate(
     for what in BELOW:
         if not isinstance(own_of_each := others.get(f"client_{what}s"), str | None):
             others |= setting_of(own_of_each, what)
-    given["method"] = _method_name(method)
+    given["method"] = method_name(method)
     _check_arguments(others, method)
     if workload is not None and isinstance(model, str):
         own["model"], given["model"] = None, model  # the name of one of the workload's
@@ -268,7 +268,11 @@ def workload_name(workload: Any) -> str:
     return name or MODEL
 
 
-def _method_name(method: Any) -> str:
+def method_name(method: Any) -> str:
+    """The name that settings have for a recipe; a function is found under its own by this process.
+
+    Raises ValueError for what is neither.
+    """
     if isinstance(method, str):
         return method
     if not callable(method):

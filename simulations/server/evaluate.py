@@ -9,7 +9,7 @@ epsilon covers.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -99,6 +99,11 @@ class Evaluation:
             return evaluate(
                 model, few, loss=self._workload.loss, classes=False, device=self._device
             ).loss
+
+    def of_mean(self) -> Score | None:
+        """What predicting the mean of the test targets reaches; None where it means nothing."""
+        with self._state.evaluated() as model:
+            return score_of_mean(model, self._workload, device=self._device)
 
     def state_dict(self) -> dict[str, Any] | None:
         """The last score in plain values, None before the first."""
@@ -245,6 +250,66 @@ def measure(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> floa
             f"metric {name!r} failed on outputs {tuple(outputs.shape)} and targets "
             f"{tuple(targets.shape)}: {type(error).__name__}: {error}"
         ) from error
+
+
+@torch.no_grad()
+def score_of_mean(model: nn.Module, workload: LoadedWorkload, *, device: str) -> Score | None:
+    """Loss and metrics of a model that gives every example the mean of the test targets, which are
+    public: what a regression has to be better than.
+
+    None for classes, and where outputs are no numbers of the form of the targets: what a mean is
+    then, is not known. A metric that a constant has no value of is left out.
+    """
+    if workload.num_classes is not None:
+        return None
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    found = [_of_mean(model, split, workload, device) for split in workload.tests.values()]
+    for module, mode in training.items():
+        module.training = mode
+    known = [one for one in found if one is not None and math.isfinite(one.loss)]
+    if len(known) < len(found):
+        return None
+    names = [name for name in workload.metrics if all(name in one.metrics for one in known)]
+    return Score(
+        accuracy=None,
+        loss=sum(one.loss for one in known) / len(known),
+        by_split={},
+        metrics={name: sum(one.metrics[name] for one in known) / len(known) for name in names},
+    )
+
+
+def _of_mean(model: nn.Module, split: Split, workload: LoadedWorkload, device: str) -> Score | None:
+    """Of one split; None where the loss is smaller a deviation of the targets off their mean: it
+    takes something else, such as logits.
+    """
+    inputs, _ = split.batch(torch.arange(min(FEW_ROWS, len(split))))
+    inputs, targets = to_device(inputs, device), split.labels
+    outputs = scores_of(model(**inputs) if isinstance(inputs, dict) else model(inputs))
+    if not targets.is_floating_point() or outputs[0].numel() != targets[0].numel():
+        return None
+    mean, deviation = targets.double().mean(0), targets.double().std(0, correction=0)
+
+    def constant(value: Tensor) -> Tensor:
+        row = value.to(targets.dtype).reshape(outputs.shape[1:])
+        return row.expand(len(targets), *row.shape).clone()  # losses and metrics may work in place
+
+    with restored(workload.loss):
+        try:
+            at_mean, *others = (
+                float(workload.loss(constant(value), targets.clone()).mean())
+                for value in (mean, mean - deviation, mean + deviation)
+            )
+        except Exception:  # a loss of the user's own may take other outputs
+            return None
+    if at_mean > min(others):
+        return None
+    metrics = dict[str, float]()
+    for name, metric in workload.metrics.items():
+        with suppress(ValueError):
+            value = measure(name, metric, constant(mean), targets.clone())
+            metrics |= {name: value} if math.isfinite(value) else {}
+    return Score(accuracy=None, loss=at_mean, by_split={}, metrics=metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

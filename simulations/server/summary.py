@@ -47,6 +47,7 @@ class Outcome:
     epsilon. by_reader: the largest epsilon against each reader for whom there is one. rho: noise
     over clip norm.
     sum_bits: of a value in secure sums. downlink: state of the downlink.
+    of_mean: what predicting the mean of the test targets reaches; None where that means nothing.
     by_client: accuracies on parts of the test split like the clients'. clients: the rows of
     clients.csv.
     totals: sums of bytes and messages. simulated: time of the simulated clock, and clients by what
@@ -62,6 +63,7 @@ class Outcome:
     by_reader: Mapping[str, float]
     rho: float | None
     sum_bits: int | None
+    of_mean: Score | None
     by_client: ByClient | None
     clients: Sequence[Record] = ()
     zero_weights: int
@@ -106,6 +108,7 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
             else {}
         ),
         **({"metrics": dict(o.score.metrics)} if o.score.metrics else {}),
+        **({} if o.of_mean is None else {"predict_the_mean": _constant(o.of_mean)}),
         **_privacy(plan, o),
         "codec": codec_summary(s, plan.method)
         | ({} if o.sum_bits is None else {"bits": o.sum_bits}),
@@ -127,6 +130,11 @@ def summarize(plan: Plan, o: Outcome) -> dict[str, Any]:
         "stopped": o.stopped,
         "diverged": o.diverged,
     }
+
+
+def _constant(of_mean: Score) -> dict[str, Any]:
+    """Loss and metrics of a model that predicts the mean of the test targets."""
+    return {"loss": of_mean.loss, **({"metrics": dict(of_mean.metrics)} if of_mean.metrics else {})}
 
 
 def _seconds(o: Outcome) -> dict[str, float]:

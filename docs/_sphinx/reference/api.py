@@ -15,7 +15,7 @@ from docs._sphinx.reference.markdown import docstring, page
 
 WIDTH = 100
 GROUPS = {
-    "Simulate": ("simulate", "Workload", "Higher", "Lower", "Run", "load_run"),
+    "Simulate": ("simulate", "Workload", "Higher", "Lower", "Run", "load_run", "compare"),
     "Callbacks": (
         "Callback",
         "StopRun",

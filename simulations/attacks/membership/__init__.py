@@ -250,8 +250,9 @@ def page(report: Report, lead: str, saved: Download) -> str:
             headline=verdict(report),
             badge=BADGES[grade_of(report)],
             sections=sections(
-                ("", [facts_of(facts(report)), interactive(curves(report), caption)]),
+                ("Members found", [interactive(curves(report), caption)]),
                 *((table.title, [replace(table, title="")]) for table in tables(report)),
+                ("What was attacked", [facts_of(facts(report))]),
                 (
                     "What the attacker is granted",
                     [facts_of(granted(report)), Text(words=limits, style="note")],
@@ -286,9 +287,13 @@ def curves(report: Report) -> tuple[Chart, ...]:
         series.append(Series(name=limit.name, x=across, y=bound, colour=BLACK, dashes=dashes))
     series.append(Series(name=GUESSING, x=across, y=across, colour=GREY, dashes=":"))
     axis = Axis(log=True, unit="%", low=100 * start)
-    x = replace(axis, label="false positive rate: non-members called members", high=100.0)
-    y = replace(axis, label="true positive rate: members found", high=130.0)
-    return (Chart(title="Members found", x=x, y=y, series=tuple(series), height=420),)
+    x = replace(axis, label="false positive rate: non-members called members, %", high=100.0)
+    y = replace(axis, label="true positive rate: members found, %", high=130.0)
+    return (
+        Chart(
+            title="Members found for the false alarms", x=x, y=y, series=tuple(series), height=420
+        ),
+    )
 
 
 def _shown(rates: np.ndarray) -> list[float]:

@@ -1,12 +1,13 @@
 """The files of a search: trials.csv (a row for each trial), search.json, report.html and plots/."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedlsg.simulations.compare.cells import is_number
 from fedlsg.simulations.compare.comparison_files import write_report
 from fedlsg.simulations.compare.comparison_table import unfinished
 from fedlsg.simulations.compare.lines import measured, shown
@@ -83,8 +84,11 @@ class Outcome(NamedTuple):
             return f"{label}: its values without a search ({usual}) are not among the trials."
         if best in untouched:
             return f"{label}: no trial is better than its values without a search."
-        more = f"{label}: the best trial is {shown(best, best.mean)}, without a search it is "
-        more += shown(best, untouched[0].mean)
+        unit = "" if best.by_loss else " %"
+        more = (
+            f"{label}: the best trial has {shown(best, best.mean)}{unit}, without a search it is "
+        )
+        more += f"{shown(best, untouched[0].mean)}{unit}"
         if not chance:
             return f"{more}."
         error = math.hypot(*(standard_error([t.mean], chance) for t in (best, untouched[0])))
@@ -221,7 +225,10 @@ def write(folder: Path, found: Found) -> None:
 
 
 def headline(found: Found) -> str:
-    """The best trial of each method."""
+    """What the search gained for each method; the best trials where that is not known."""
+    gains = [one.gain for one in found.outcomes if one.gain]
+    if found.finished and len(gains) == sum(bool(one.arm.space) for one in found.outcomes):
+        return " ".join(gains)
     words = []
     for one in found.outcomes:
         if one.best is not None:
@@ -249,16 +256,20 @@ def page(found: Found, made: Mapping[str, Charts]) -> str:
         for arm in job.arms
     }
     lead = f"{len(done)} of {job.planned} trials finished, on {job.rows.words}. {end}"
-    notes = (*found.notes, *job.notices)
+    said = headline(found)
+    notes = [note for note in (*found.notes, *job.notices) if note not in said]
     return render(
         Page(
             kind="fedlsg compare --search",
             title=job.title,
-            headline=headline(found),
+            headline=said,
             lead=lead,
             warnings=tuple(found.privacy[:2]) if job.rows.private else (),
             sections=sections(
-                ("", [table(found), *(Text(words=note) for note in notes)]),
+                (
+                    "The best trial of each method",
+                    [replace(table(found), title=""), *(Text(words=note) for note in notes)],
+                ),
                 ("Figures", [interactive(made[name], CAPTIONS[name], columns=3) for name in made]),
                 ("What is varied", [facts_of(varied)]),
                 ("What choosing costs in privacy", [Text(words=words) for words in found.privacy]),
@@ -278,8 +289,25 @@ def figures(found: Found) -> dict[str, Charts]:
     if not outcomes:
         return {}
     shapes, y = _looks(found.job.arms), Axis(label=_measured(found.trials))
-    settings = (_over(one, outcomes, shapes, y) for one in found.job.dimensions.values())
+    settings = (_over(one, outcomes, shapes, y) for one in _dimensions(outcomes))
     return {"history": (history(outcomes, shapes, y),), "settings": tuple(settings)}
+
+
+def _dimensions(outcomes: Sequence[Outcome]) -> Iterator[Dimension]:
+    """The settings that at least one method varies, each with the values of all methods."""
+    every = [one for outcome in outcomes for one in outcome.arm.space]
+    for name in dict.fromkeys(one.name for one in every):
+        same = [one for one in every if one.name == name]
+        lists = [one.values for one in same if isinstance(one, Choices)]
+        if len(lists) < len(same):
+            yield same[0]
+            continue
+        values = list(dict.fromkeys(value for own in lists for value in own))
+        yield Choices(name=name, values=tuple(sorted(values) if _numbers(values) else values))
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(map(is_number, values))
 
 
 def history(outcomes: Sequence[Outcome], shapes: Shapes, y: Axis) -> Chart:
@@ -292,7 +320,7 @@ def history(outcomes: Sequence[Outcome], shapes: Shapes, y: Axis) -> Chart:
         series.append(replace(marks, y=heights, marker="", line=True, steps=True, words=()))
         series.append(marks)
     x = Axis(label="trial", whole=True)
-    return Chart(title="The best so far", x=x, y=y, series=tuple(series), height=360)
+    return Chart(title="The best trial so far", x=x, y=y, series=tuple(series), height=360)
 
 
 def _over(dimension: Dimension, outcomes: Sequence[Outcome], shapes: Shapes, y: Axis) -> Chart:
@@ -308,7 +336,7 @@ def _over(dimension: Dimension, outcomes: Sequence[Outcome], shapes: Shapes, y: 
         if name in one.done[0].params:
             for trials, filled in ((one.done, False), ([one.best or one.done[0]], True)):
                 series.append(_marks(trials, place_of, shapes, filled=filled))
-    return Chart(title=name, x=x, y=y, series=tuple(series), height=320)
+    return Chart(title=f"Scores over {name}", x=x, y=y, series=tuple(series), height=360)
 
 
 def _marks(

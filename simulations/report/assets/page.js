@@ -61,7 +61,7 @@
         color: ink, maxRotation: 0, autoSkip: !named, autoSkipPadding: 14, maxTicksLimit: name === "x" ? 9 : 7,
         precision: axis.whole ? 0 : undefined,
         callback: (value) => named ? label((axis.ticks.find(([place]) => place === value) || [0, ""])[1], name === "x")
-          : says(value, axis),
+          : says(value, axis.unit === "%" ? { ...axis, unit: "" } : axis),
       },
       afterBuildTicks: (one) => {
         if (named) {
@@ -71,6 +71,12 @@
           const first = (value) => value / 10 ** Math.floor(Math.log10(value) + 1e-9);
           const few = one.ticks.filter(({ value }) => keep.some((digit) => Math.abs(first(value) - digit) < 1e-6));
           if (few.length > 1) one.ticks = few;
+          else { // less than a decade: even steps
+            const rough = (one.max - one.min) / (name === "x" ? 4 : 6), power = 10 ** Math.floor(Math.log10(rough));
+            const step = [1, 2, 5, 10].map((digit) => digit * power).find((wide) => wide >= rough * 0.999);
+            const from = Math.ceil(one.min / step - 1e-9), to = Math.floor(one.max / step + 1e-9);
+            one.ticks = Array.from({ length: to - from + 1 }, (_, at) => ({ value: (from + at) * step }));
+          }
         }
       },
     };
@@ -110,6 +116,44 @@
     };
   }
 
+  const bars = (chart) => chart.data.datasets.some((set) => set.given.kind === "bar");
+
+  // A line across, or up: below the lines of a chart, and on its bars, which would hide it.
+  function reference(chart, set) {
+    const { ctx, chartArea: area, scales: { x, y } } = chart, one = set.given, across = one.kind === "level";
+    const place = across ? y.getPixelForValue(one.y[0]) : x.getPixelForValue(one.x[0]);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(area.left, area.top, area.width, area.height);
+    ctx.clip();
+    ctx.strokeStyle = bars(chart) ? css("ink") : set.borderColor;
+    ctx.lineWidth = 1.5;
+    ctx.setLineDash(set.borderDash);
+    ctx.beginPath();
+    if (across) { ctx.moveTo(area.left, place); ctx.lineTo(area.right, place); } else { ctx.moveTo(place, area.top); ctx.lineTo(place, area.bottom); }
+    ctx.stroke();
+    ctx.restore();
+  }
+
+  // The name of a reference is on its line, on a halo of the ground: a legend would be read twice.
+  function named(chart, one) {
+    const { ctx, chartArea: area, scales: { x, y } } = chart, across = one.kind === "level";
+    const place = across ? y.getPixelForValue(one.y[0]) : x.getPixelForValue(one.x[0]);
+    if (across ? place < area.top - 1 || place > area.bottom + 1 : place < area.left - 1 || place > area.right + 1) return;
+    const left = !across && place < (area.left + area.right) / 2;
+    const at = across ? [area.right - 4, place - area.top > 20 ? place - 5 : place + 15] : [place + (left ? 5 : -5), area.top + 13];
+    ctx.save();
+    ctx.font = "12px system-ui, sans-serif";
+    ctx.textAlign = left ? "left" : "right";
+    ctx.lineWidth = 4;
+    ctx.lineJoin = "round";
+    ctx.strokeStyle = css("paper");
+    ctx.fillStyle = css("dim");
+    ctx.strokeText(one.name, ...at);
+    ctx.fillText(one.name, ...at);
+    ctx.restore();
+  }
+
   // Bands, error bars, lines across and a note: what the library has no kind for.
   const MORE = {
     id: "more",
@@ -125,12 +169,7 @@
         ctx.strokeStyle = set.borderColor;
         ctx.lineWidth = 1.5;
         if (one.kind === "level" || one.kind === "upright") {
-          const place = one.kind === "level" ? y.getPixelForValue(one.y[0]) : x.getPixelForValue(one.x[0]);
-          ctx.setLineDash(set.borderDash);
-          ctx.beginPath();
-          if (one.kind === "level") { ctx.moveTo(area.left, place); ctx.lineTo(area.right, place); }
-          else { ctx.moveTo(place, area.top); ctx.lineTo(place, area.bottom); }
-          ctx.stroke();
+          if (!bars(chart)) reference(chart, set);
         } else if (one.kind === "band") {
           ctx.setLineDash([]);
           ctx.fillStyle = set.borderColor + "2e";
@@ -159,7 +198,13 @@
       });
       ctx.restore();
     },
+    afterDatasetsDraw(chart) {
+      if (bars(chart)) chart.data.datasets.forEach((set, at) => {
+        if (["level", "upright"].includes(set.given.kind) && chart.isDatasetVisible(at)) reference(chart, set);
+      });
+    },
     afterDraw(chart) {
+      chart.data.datasets.forEach((set, at) => { if (set.given.direct && chart.isDatasetVisible(at)) named(chart, set.given); });
       if (!chart.given.note || chart.data.datasets.some((set) => set.data.length)) return;
       const { ctx, chartArea: area } = chart;
       ctx.save();
@@ -227,6 +272,7 @@
     spoken.textContent = [chart.given.x.label || "", says(places[state.at], chart.given.x), ...words].join("; ");
   }
 
+  if (typeof Chart !== "undefined") Object.assign(Chart.defaults.font, { family: 'system-ui, "Segoe UI", Roboto, sans-serif', size: 12 });
   const drawn = new Set();
 
   function panel(place, given, hidden) {

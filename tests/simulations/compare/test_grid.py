@@ -10,7 +10,7 @@ import pytest
 
 from fedlsg.simulations.cli.runs import listed
 from fedlsg.simulations.compare.compare_command import accepted
-from fedlsg.simulations.compare.comparison_table import sentences
+from fedlsg.simulations.compare.comparison_table import quantile, sentences
 from fedlsg.simulations.compare.grid_file import check_cells, parse_varied, read_varied
 from fedlsg.simulations.compare.lines import lines
 from fedlsg.simulations.storage.journal import EVENTS
@@ -245,16 +245,31 @@ def said(*groups: list[Result]) -> list[str]:
 
 
 def test_a_clear_lead_and_an_unclear_one():
-    clear = said(runs("dpsgd", 0.90, 0.91, 0.92), runs("lsg", 0.80, 0.81, 0.82))[0]
-    assert clear.startswith(
-        "At epsilon 3, dpsgd has the highest mean accuracy, 91.0 ± 1.0 %, with 4.0x fewer uplink"
+    """Leads of 10, 11 and 12 points: 11 ± 0.58; of -10, 15 and -2: 1 ± 7.37, by hand."""
+    clear = said(runs("dpsgd", 0.90, 0.92, 0.94), runs("lsg", 0.80, 0.81, 0.82))[0]
+    assert clear == (
+        "At epsilon 3, dpsgd has the highest mean accuracy, 92.0 ± 2.0 %, 11.0 points above lsg "
+        "with a standard error of 0.6 (paired over 3 seeds), with 4.0x fewer uplink bytes than "
+        "dense updates."
     )
-    assert "lead" not in clear
     unclear = said(runs("dpsgd", 0.80, 0.95, 0.90), runs("lsg", 0.90, 0.80, 0.92))[0]
-    assert "(its lead over lsg is within 2 standard errors)" in unclear
-    assert (
-        "(one seed in common with lsg, so the lead may be chance)"
-        in said(runs("dpsgd", 0.9), runs("lsg", 0.8))[0]
+    assert "with a standard error of 7.4 (paired over 3 seeds; the lead may be chance)" in unclear
+    alone = said(runs("dpsgd", 0.9), runs("lsg", 0.8))[0]
+    assert "10.0 points above lsg (one seed, so the lead may be chance)" in alone
+
+
+def test_two_seeds_show_little():
+    """Leads of 10 and 12 points are 11 standard errors, and two seeds need 12.7."""
+    two = said(runs("dpsgd", 0.90, 0.93), runs("lsg", 0.80, 0.81))[0]
+    assert "standard error of 1.0 (paired over 2 seeds; the lead may be chance)" in two
+    assert quantile(2) == pytest.approx(12.706, abs=1e-3)  # a table of Student's t
+    assert quantile(3) == pytest.approx(4.303, abs=1e-3)
+
+
+def test_what_privacy_costs_next_to_a_run_without():
+    public = runs("sgd", 0.97, epsilon=None)
+    assert said(runs("lsg", 0.9), runs("lsg", 0.8, epsilon=1.0), public)[-1] == (
+        "Without privacy: sgd, 97.0 %; at epsilon 3, lsg is 7.0 points behind it."
     )
 
 

@@ -2,6 +2,7 @@
 refused.
 """
 
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -13,7 +14,9 @@ from fedlsg.simulations.compare.collect import read_runs
 from fedlsg.simulations.compare.comparison_files import Comparison, page
 from fedlsg.simulations.compare.plots import figures
 from fedlsg.simulations.report.run_page import command, run_page
-from fedlsg.simulations.report.tiles import check_against, run_tiles
+from fedlsg.simulations.report.tiles import check_against, quality_tiles
+from fedlsg.simulations.storage.results import Result
+from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.compare_cases import result
 from tests.simulations.support.own_scripts import without_scripts
@@ -143,9 +146,8 @@ def test_the_command_of_a_run_makes_the_same_settings(small):
 
 def test_the_accuracy_without_privacy_is_named_where_a_run_has_it():
     private, dense = result(0.8), result(0.97, method="sgd", epsilon=None)
-    tiles = run_tiles(private, dense)
-    assert tiles is not None
-    assert f"without privacy: 97.00 % ({dense.name})" in tiles.tiles[0].note
+    first, *_ = quality_tiles(private, dense)
+    assert f"without privacy: 97.00 % ({dense.name})" in first.note
     check_against(private, dense)
     for other, why in (
         (private, "is private: give a run without privacy"),
@@ -157,3 +159,86 @@ def test_the_accuracy_without_privacy_is_named_where_a_run_has_it():
     ):
         with pytest.raises(ValueError, match=why):
             check_against(private, other)
+
+
+STORY = ["Is it private?", "Does it work?", "What did it cost?", "What would help?"]
+
+
+def titles(source: str) -> list[str]:
+    return re.findall(r"<h2[^>]*>([^<]*)</h2>", source)
+
+
+def drawn(source: str) -> list[str]:
+    """Titles of the charts."""
+    return re.findall(r'<p class="title">([^<]*)</p>', source)
+
+
+def test_the_page_of_a_run_asks_four_questions_in_their_order():
+    private = run_page(result(0.8))
+    assert titles(private)[:4] == STORY
+    assert drawn(private) == [
+        "Accuracy round by round",
+        "Loss round by round",
+        "Accuracy for the privacy spent",
+        "Accuracy for the bytes moved",
+    ]
+    public = run_page(result(0.97, method="sgd", epsilon=None))
+    assert "Accuracy for the privacy spent" not in drawn(
+        run_page(replace(result(0.97), rows=tuple(map(endless, result(0.97).rows))))
+    )
+    assert titles(public)[:4] == STORY
+
+
+def endless(row: Row) -> Row:
+    return replace(row, epsilon_max=math.inf)
+
+
+def test_nothing_is_said_twice():
+    """Each number of a card is in one card, and no list of facts repeats it."""
+    source = run_page(result(0.8123))
+    words = Page(source).words
+    names = re.findall(r'<(?:span class="name"|dt)>([^<]*)<', source.partition("<details>")[0])
+    assert len(set(names)) == len(names) > 5
+    assert words.count("81.23 %") == 1
+    assert words.count("4.0x smaller than dense updates") == 1
+
+
+def regression(loss: float, mean: float) -> Result:
+    """A run without classes, with a metric of its own."""
+    run = result(0.5)
+    rows = tuple(replace(one, accuracy=None, metrics={"mae": 0.4}) for one in run.rows)
+    summary = run.summary | {"accuracy": None, "chance": None, "loss": loss}
+    summary |= {
+        "metrics": {"mae": 0.4},
+        "predict_the_mean": {"loss": mean, "metrics": {"mae": 1.5}},
+    }
+    return replace(run, rows=rows, summary=summary)
+
+
+def test_a_regression_is_next_to_predicting_the_mean():
+    good = run_page(regression(loss=0.5, mean=2.0))
+    assert drawn(good)[:2] == ["Loss round by round", "mae round by round"]
+    assert "The loss is 75 % below that of predicting the mean." in good
+    assert "smaller is better; predicting the mean: 2" in good
+    assert "smaller is better; predicting the mean: 1.5" in good
+    assert "Not better than predicting the mean" not in good
+    assert "Not better than predicting the mean" in run_page(regression(loss=2.1, mean=2.0))
+
+
+def test_a_run_that_goes_on_says_how_far_it_is():
+    run = result(0.8, settings={"rounds": 10, "epsilon": 4.0})
+    rows = tuple(replace(one, seconds=3.0) for one in run.rows)
+    going = replace(run, summary={}, status="running", rows=rows)
+    words = Page(run_page(going)).words
+    assert "2 of 10, about 24.0 s left" in words  # eight rounds of three seconds
+    assert "epsilon 1.000 of 4, at delta 1e-05" in words
+    stopped = Page(run_page(replace(going, status="interrupted"))).words
+    assert "2 of 10" in stopped
+    assert "s left" not in stopped
+    assert "of 10, about" not in Page(run_page(run)).words, "a finished run has no bar"
+
+
+def test_without_privacy_there_is_no_budget_line():
+    free = result(0.8, method="sgd", epsilon=None)
+    going = replace(free, summary={}, status="running", rows=tuple(map(endless, free.rows)))
+    assert "privacy budget" not in Page(run_page(going)).words

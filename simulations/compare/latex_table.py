@@ -1,0 +1,79 @@
+"""The table of a comparison for a paper: LaTeX with booktabs, the best mean of an epsilon in bold.
+
+A paper needs the package booktabs, and reads the file with its command input.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedlsg.simulations.compare.comparison_table import columns_of, epsilon_group, informative
+from fedlsg.simulations.compare.lines import Line, shown
+from fedlsg.simulations.compare.pandas_library import pd
+from fedlsg.simulations.report.page import Row
+from fedlsg.simulations.report.table import Column, make_table
+
+PRINTED = frozenset(
+    {
+        "label",
+        "rank",
+        "sparsity",
+        "epsilon_max",
+        "epsilon_outside",
+        "unit",
+        "trust",
+        "mean",
+        "n",
+        "uplink_bytes_per_client_round",
+        "saved_ratio",
+    }
+)
+"""Columns of a comparison that a paper's table has as well, and those of varied settings."""
+HEADINGS = {"epsilon": "$\\varepsilon$", "n": "$n$"}
+ABOUT = (
+    "% Mean \\pm standard error over n seeds{}; the best mean of each epsilon is bold.\n"
+    "% Needs \\usepackage{{booktabs}}.\n"
+)
+
+
+def latex_table(table: pd.DataFrame) -> str:
+    """One ``tabular`` with a rule between the epsilons.
+
+    Guarantee: text stays text, whatever a name holds: pandas escapes each cell.
+    """
+    lines = list(table.itertuples())
+    varied = {name for line in lines for name in line.varied}
+    columns = [
+        replace(one, words=_mean) if one.value == "mean" else replace(one, best="")
+        for one in informative(columns_of(table), lines)
+        if one.value in PRINTED | varied
+    ]
+    rows = make_table(columns, lines, group=epsilon_group).rows
+    sd_alone = any(line.mean is not None and line.standard_error is None for line in lines)
+    about = ABOUT.format(", or \\pm standard deviation without a known test split" * sd_alone)
+    return about + _tabular(columns, rows)
+
+
+def _mean(line: Line) -> str:
+    """The mean with its standard error; where that is not known, with the deviation over seeds."""
+    if line.mean is None:
+        return "--"
+    error = line.sd if line.standard_error is None else line.standard_error
+    return shown(line, line.mean) + ("" if error is None else f" ± {shown(line, error)}")
+
+
+def _tabular(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    names = [column.name for column in columns]
+    cells = pd.DataFrame([row.cells for row in rows], columns=names)
+    bold = pd.DataFrame("", cells.index, names)
+    for at, row in enumerate(rows):
+        for place in row.best:
+            bold.iloc[at, place] = "textbf:--rwrap;"
+    style = cells.style.hide(axis="index").apply(lambda _: bold, axis=None).format(escape="latex")
+    style = style.format_index(lambda name: HEADINGS.get(name, name), escape="latex", axis=1)
+    text = style.to_latex(hrules=True, column_format="l" + "r" * (len(names) - 1))
+    head, _, body = text.replace("±", "$\\pm$").partition("\\midrule\n")
+    found = body.splitlines(keepends=True)
+    for at in reversed(range(1, len(rows))):
+        if rows[at].group != rows[at - 1].group:
+            found.insert(at, "\\midrule\n")
+    return "".join([head, "\\midrule\n", *found])

@@ -1,0 +1,112 @@
+"""Names that a user gives to methods, and the table for a paper."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from fedlsg.simulations.compare.bytes_axis import View, read_labels
+from fedlsg.simulations.compare.comparison_files import Comparison
+from fedlsg.simulations.compare.comparison_table import frame_of
+from fedlsg.simulations.compare.lines import check_labels, lines
+from fedlsg.simulations.compare.plots import figures
+from fedlsg.simulations.storage.results import Result
+from tests.simulations.support.compare_cases import result
+
+
+def of_rank(rank: int, score: float, **more: object) -> Result:
+    return result(score, settings={"rank": rank}, **more)  # type: ignore[arg-type]
+
+
+def names(results: list[Result], **labels: str) -> list[str]:
+    return list(lines(results, labels).name)
+
+
+def test_settings_in_a_name_are_spelled_out():
+    assert names([of_rank(4, 0.8)]) == ["lsg (rank 4)"]
+
+
+def test_a_given_name_stands_alone_where_it_is_clear():
+    runs = [of_rank(4, 0.8), result(0.7, method="dpsgd")]
+    assert names(runs, lsg="LSG, rank 4") == ["LSG, rank 4", "dpsgd"]
+    assert names(runs) == ["lsg (rank 4)", "dpsgd"]
+
+
+def test_several_lines_of_one_name_say_how_they_differ():
+    runs = [of_rank(4, 0.8), of_rank(8, 0.7)]
+    assert names(runs, lsg="LSG") == ["LSG (rank 4)", "LSG (rank 8)"]
+    assert names(runs, **{"lsg (rank 8)": "wide"}) == ["lsg (rank 4)", "wide"]
+
+
+def test_every_figure_and_table_has_the_given_name(tmp_path):
+    runs = [of_rank(4, 0.8), result(0.7, method="dpsgd"), of_rank(4, 0.9, epsilon=8.0)]
+    made = Comparison(title="t", results=runs, view=View(labels={"lsg": "LSG, rank 4"}))
+    files = made.files
+    for name in ("table.csv", "table.md", "table.tex"):
+        assert "LSG, rank 4" in files[name], name
+        assert "lsg (rank" not in files[name], name
+    assert "LSG" not in files["results.csv"], "runs keep their names"
+    series = {
+        one.name
+        for charts in figures(made.table).values()
+        for chart in charts
+        for one in chart.series
+    }
+    assert "LSG, rank 4" in series
+    assert not any(name.startswith("lsg") for name in series)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["lsg"], "expected --label METHOD=NAME, got 'lsg'"),
+        (["lsg="], "expected --label METHOD=NAME"),
+        (["=LSG"], "expected --label METHOD=NAME"),
+        (["lsg=A", "lsg=B"], "given twice"),
+        (["lsg=A", "dpsgd=A"], "given twice"),
+    ],
+)
+def test_a_wrong_label_is_refused(pairs, message):
+    with pytest.raises(ValueError, match=message):
+        read_labels(pairs)
+
+
+def test_a_name_for_nothing_and_a_name_of_another_are_refused():
+    check_labels({"lsg": "LSG", "lsg (rank 4)": "four"}, ["lsg", "dpsgd"])
+    with pytest.raises(ValueError, match="nothing is called that; known: lsg, dpsgd"):
+        check_labels({"lsgg": "LSG"}, ["lsg", "dpsgd"])
+    with pytest.raises(ValueError, match="another method is called dpsgd"):
+        check_labels({"lsg": "dpsgd"}, ["lsg", "dpsgd"])
+
+
+def tabular(results: list[Result]) -> str:
+    return Comparison(title="t", results=results).files["table.tex"]
+
+
+def test_the_table_of_a_paper_by_hand():
+    """Of one seed: sqrt(0.8 * 0.2 / 400) is 2.0 points, sqrt(0.7 * 0.3 / 400) is 2.3."""
+    text = tabular([result(0.8), result(0.7, method="dp_sgd%"), result(0.9, epsilon=8.0)])
+    rows = [line for line in text.splitlines() if line.endswith("\\\\")]
+    assert rows == [
+        "method & $\\varepsilon$ & accuracy, \\% & $n$ & uplink & saved \\\\",
+        "lsg & 2.999 & \\textbf{80.0 $\\pm$ 2.0} & 1 & 100 B & 4.0x \\\\",
+        "dp\\_sgd\\% & 2.999 & 70.0 $\\pm$ 2.3 & 1 & 100 B & 4.0x \\\\",
+        "lsg & 7.999 & 90.0 $\\pm$ 1.5 & 1 & 100 B & 4.0x \\\\",
+    ]
+    assert re.findall(r"\\(\w+rule)", text) == ["toprule", "midrule", "midrule", "bottomrule"]
+    assert text.count("&") == 5 * len(rows), "as many columns in each row"
+
+
+def test_the_best_is_bold_and_moves_with_the_scores():
+    """Control: the other way round, another row is bold."""
+    for best, other in (("lsg", "rs"), ("rs", "lsg")):
+        text = tabular([result(0.8, method=best), result(0.7, method=other)])
+        (bold,) = [line for line in text.splitlines() if "textbf" in line]
+        assert bold.startswith(best)
+
+
+def test_numbers_of_a_frame_are_numbers():
+    frame = frame_of(lines([result(0.8), replace(result(None, method="rgp"))]))
+    assert list(frame.label) == ["lsg", "rgp"]
+    assert frame.accuracy_mean.dtype == float
+    assert frame.accuracy_mean.isna().tolist() == [False, True]
