@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from fedlsg.simulations.planning.advice import guessing_line
+from fedlsg.simulations.planning.hints import guessing_line
 from fedlsg.simulations.report.run_charts import Curve, accuracy_curve, curves
 from fedlsg.simulations.report.words import epsilon_words, percent
 from fedlsg.simulations.storage.results import Result
@@ -74,7 +74,8 @@ def hints(result: Result, *, against: bool = False) -> list[Hint]:
 
 def _hints(result: Result, *, against: bool) -> Iterator[Hint]:
     loss = next((one for one in curves(result) if one.name == "test loss"), None)
-    if line := guessing_line(result.summary, result.settings.get("auto")):
+    losses = () if loss is None else loss.values
+    if line := guessing_line(result.summary, result.settings.get("auto"), losses=losses):
         yield "Away from guessing", f"{line[:1].upper()}{line[1:]}."
     else:  # the curve of a run that guesses says nothing
         yield from () if loss is None else _of_the_end(result, loss)

@@ -57,12 +57,8 @@ from fedlsg.simulations.report.terminal import (
 from fedlsg.simulations.report.words import epsilon_words, features_line
 from fedlsg.simulations.report.words import named as named_in
 from fedlsg.simulations.run.live import following
-<<<<<<< HEAD
-from fedlsg.simulations.run.on_record import writer_of
-from fedlsg.simulations.run.public_trial import learn_public_rows
-=======
 from fedlsg.simulations.run.on_record import on_record, writer_of
->>>>>>> w-54pages
+from fedlsg.simulations.run.public_trial import learn_public_rows
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
 from fedlsg.simulations.server.named_callbacks import named
