@@ -16,6 +16,7 @@ from fedlsg.simulations.compare.cell_worker import Here, Worker
 from fedlsg.simulations.compare.compare_command import grid_of, run_grid
 from fedlsg.simulations.compare.comparison_files import Comparison
 from fedlsg.simulations.compare.comparison_table import comparison_table, frame_of, sentences
+from fedlsg.simulations.compare.grid_file import words
 from fedlsg.simulations.compare.pandas_library import pd
 from fedlsg.simulations.compare.plots import figures
 from fedlsg.simulations.compare.runner import Limits
@@ -87,8 +88,8 @@ class Compared:
         done = any(result.done for result in self._made.results)
         data = base64.b64encode(png(self._figure())).decode() if done else None
         image = None if data is None else (f"data:image/png;base64,{data}", FIGURE, WIDTH)
-        words = sentences(self._made.table)
-        return notebook_table(words, comparison_table(self._made.table), image)
+        said = sentences(self._made.table)
+        return notebook_table(said, comparison_table(self._made.table), image)
 
 
 @alone()
@@ -139,7 +140,7 @@ def compare(
     here = not isinstance(workload, str)
     named = dict[str, dict[str, Any]]()
     variants = methods if isinstance(methods, Mapping) else {}
-    for method in methods if not isinstance(methods, str) else methods.split(","):
+    for method in words(methods) if isinstance(methods, str) else methods:
         own = dict(variants[method]) if isinstance(method, str) and method in variants else {}
         here = here or not isinstance(method, str) or callable(own.get("method"))
         if "method" in own:

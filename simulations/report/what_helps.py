@@ -80,8 +80,8 @@ def _hints(result: Result, *, against: bool) -> Iterator[Hint]:
     else:  # the curve of a run that guesses says nothing
         yield from () if loss is None else _of_the_end(result, loss)
         yield from _peak(result)
+        yield from _noise(result)
     yield from _budget(result)
-    yield from _noise(result)
     yield from _clients(result)
     if result.private and not against and result.accuracy is not None:
         yield (

@@ -51,7 +51,8 @@ USUAL = ["What privacy costs"]
         (run(rho=0.3), []),
         (run(accuracy_by_client={"mean": 0.8, "worst": 0.6}), ["The worst client"]),
         (run(accuracy_by_client={"mean": 0.8, "worst": 0.75}), []),
-        (run(FALLING, [0.1] * 40), ["Away from guessing"]),  # its curve says nothing
+        (run(FALLING, [0.1] * 40), ["Away from guessing"]),  # its curve says nothing more
+        (run(FALLING, [0.1] * 40, rho=20.0), ["Away from guessing"]),  # which names the noise
     ],
 )
 def test_a_hint_follows_from_its_numbers(made, first):
