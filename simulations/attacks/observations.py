@@ -21,10 +21,12 @@ from fedlsg.carriers.powersgd import decode
 from fedlsg.config.units import unit_named
 from fedlsg.frame import Frame
 from fedlsg.method import LocalTraining, aggregate
-from fedlsg.payload import Expected, PayloadError, keeps_memory, unpack
+from fedlsg.payload import Expected, PayloadError, unpack
 from fedlsg.privacy import Entry, RunLedger
+from fedlsg.simulations.planning.clients import poisson_rate
 from fedlsg.simulations.planning.continuity import check_own_code
-from fedlsg.simulations.planning.plan import Base, prepare
+from fedlsg.simulations.planning.prepare import prepare
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.report.words import REPRODUCIBLE
 from fedlsg.simulations.settings.any_run import Device, Settings
 from fedlsg.simulations.storage.atomic_files import load_array
@@ -33,6 +35,7 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import payload_files, read_frame, round_folder, sum_file
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
+from fedlsg.strategies.protocol.expectations import expected_of
 
 FPR = 0.01
 """False alarms at which membership in one batch is said."""
@@ -89,7 +92,7 @@ class Record:
                 f"{path}: {error}; the record is damaged, or other weights, settings or "
                 f"another device than {self.base.device} made it"
             ) from None
-        noise_std = self.base.codec.received_noise(plan.noise_std)
+        noise_std = self.base.uplink.codec.received_noise(plan.noise_std)
         return self._observed(plan, model, values, noise_std=noise_std, clients=(client,))
 
     def observed_sum(self, round: int) -> Observation:
@@ -166,24 +169,21 @@ class Record:
 
     def expected(self, plan: RoundPlan, client: int) -> Expected:
         """What the server expected of the client, without a bound on the norm."""
-        wire = plan.frame.wire
-        return Expected(
+        uplink = self.base.uplink
+        return expected_of(
+            plan.frame,
+            self.base.method,
             round=plan.round,
-            codec=self.base.codec,
-            index_mode=self.base.index_mode,
-            size=wire.size,
-            indices=wire.indices,
-            digest=plan.frame.digest,
-            blocks=wire.blocks,
-            dither=self.base.dither(client, plan),
-            most=self.base.method.compression.most(wire.size),
+            codec=uplink.codec,
+            index_mode=uplink.index_mode,
+            dither=uplink.dither(client, plan),
         )
 
     def model_of(self, round: int) -> nn.Module:
         """The public model that the clients of ``round`` started from. Raises ValueError for a
         damaged file.
         """
-        path, model = round_folder(self.run.path, round) / "weights.npy", self.base.build_model()
+        path, model = round_folder(self.run.path, round) / "weights.npy", self.base.initial.model()
         read_array(path, f"the weights of round {round}", partial(load_weights, model))
         return model
 
@@ -193,7 +193,7 @@ class Record:
 
     @cached_property  # a record is written once
     def _start(self) -> PublicState:
-        return self.base.public_state()
+        return self.base.initial.public()
 
     def _frame(self, state: PublicState, round: int) -> Frame:
         folder = round_folder(self.run.path, round)
@@ -239,12 +239,12 @@ class Record:
                 / common.clip_norm
                 * unit.examples
             )
-        rate = entry.sample_rate if unit.single else self.base.rate_of(entry.num_examples)
+        size, rate, local = entry.num_examples, entry.sample_rate, self.base.local
         if entry.batches:
-            rate = min(self.base.local.shuffled / entry.num_examples, 1.0)
-        return ClientTerms(
-            num_examples=entry.num_examples, sample_rate=rate, noise_multiplier=nominal
-        )
+            rate = min(local.shuffled / size, 1.0)
+        elif not unit.single:
+            rate = poisson_rate(self.base.settings, local, size)
+        return ClientTerms(num_examples=size, sample_rate=rate, noise_multiplier=nominal)
 
 
 def read_array(
@@ -307,11 +307,11 @@ def check_replayed(base: Base) -> None:
             "and no gradient leads from these back to pixels or words, which the attacks rebuild: "
             "attack a run on features=patches or without features, or use --membership"
         )
-    if base.augment is not None:
+    if base.rows.augment is not None:
         raise ValueError(
             "attacks replay a client without augmentation: record a run with -c augment=none"
         )
-    if keeps_memory(base.method, base.codec):
+    if base.uplink.keeps_memory:
         raise ValueError(
             f"attacks replay a client without memory, but {base.method.name!r} with codec "
             f"{base.settings.codec!r} sends what earlier rounds left out: attack method sgd with "

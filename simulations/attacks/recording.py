@@ -18,7 +18,9 @@ from fedlsg.simulations.attacks.observations import Recorded, check_replayed, re
 from fedlsg.simulations.compare.cells import dropped_lines, lacks
 from fedlsg.simulations.engines import local
 from fedlsg.simulations.planning.continuity import begin
-from fedlsg.simulations.planning.plan import Plan, count_blocks, make_plan
+from fedlsg.simulations.planning.disclosure import is_covered
+from fedlsg.simulations.planning.model_faults import count_blocks
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.report.progress import count_bar
@@ -342,7 +344,7 @@ def recorded(
     if not RunDir(directory).config.exists():
         words = f"recording {wanted['rounds']} rounds of {wanted['method']} in {directory}"
         print_line(words.replace(" 1 rounds", " 1 round"), console)
-        run = create(str(directory), plan.settings, private=not plan.covered)
+        run = create(str(directory), plan.settings, private=not is_covered(plan))
         plan = replace(plan, settings=replace(plan.settings, run_dir=str(run.path)))
         begin(plan, run)
         finish(plan, run, console)

@@ -192,7 +192,7 @@ def _identity(message: Message, context: Context, read: Read) -> RecordDict:
         return Deployed.of(context.node_config, read(message, context)).identity()
     settings, partition = read_simulated(message, context, read)
     base = process(settings).base
-    return identity(partition, base.size_of(partition) if partition < len(base.parts) else 0)
+    return identity(partition, base.rows.size_of(partition) if partition < len(base.parts) else 0)
 
 
 def _update(message: Message, context: Context, read: Read) -> RecordDict:

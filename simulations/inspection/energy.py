@@ -274,7 +274,7 @@ def probes_of(subject: Subject) -> list[ProbeSource]:
     base, own = subject.base, subject.base.method.carrier
     found = [probe_source(base.workload, name) for name in base.workload.synthetic]
     given = own.source is not None and own.source not in ("auto", *base.workload.synthetic)
-    return [*found, base.probe_source] if given else found
+    return [*found, base.initial.probe_source] if given else found
 
 
 def probe_moments(

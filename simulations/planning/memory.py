@@ -10,7 +10,7 @@ a test row.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,11 @@ from fedlsg.bounded import ram
 from fedlsg.carriers import layer_table
 from fedlsg.gradients.formulas.ghost import ghost_is_cheaper
 from fedlsg.randomness import own_draws
-from fedlsg.simulations.planning.run_base import Base
+from fedlsg.simulations.planning.run_base import Base, SomeBase
 from fedlsg.simulations.workloads.base.made_ahead import opens_files, processors
 from fedlsg.strategies.own_loop.row_checks import model_outputs
 from fedlsg.tensors import fields_of
 from fedlsg.user_code.objects import restored
-
-Some = TypeVar("Some", bound=Base)
 
 MOST_ON_CPU = 256
 """Examples of a microbatch on a processor, whose caches gain nothing from more."""
@@ -61,7 +59,7 @@ class Memory:
         return max(1, (self.budget - self.fixed) // max(1, self.each))
 
 
-def with_microbatch(base: Some) -> Some:
+def with_microbatch(base: SomeBase) -> SomeBase:
     """The base with the microbatch size that fits into memory, where the settings give none."""
     if base.settings.microbatch_size:
         return base
@@ -91,7 +89,7 @@ def microbatch_of(base: Base) -> int:
 
 def memory_of(base: Base) -> Memory:
     """What an example of the run takes, from one public row that passes the initial model."""
-    model = base.build_model().cpu()
+    model = base.initial.model().cpu()
     workload, carrier = base.workload, base.method.carrier
     values = {r.name: r.count * r.values for r in layer_table(model, carrier, workload.classifier)}
     sizes = {name: p.numel() for name, p in model.named_parameters()}

@@ -16,7 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedlsg.simulations.planning.plan import Plan, client_terms
+from fedlsg.simulations.planning.client_noise import client_terms
+from fedlsg.simulations.planning.plan import Plan
 from fedlsg.state import ClientTerms
 
 
@@ -37,10 +38,10 @@ class Choice:
 
 def choices(plan: Plan) -> list[Choice]:
     """The choices of a plan whose clients have budgets of their own; none for another plan."""
-    if not plan.own_budgets or not plan.method.mechanism.private:
+    if not plan.clients.own_budgets or not plan.method.mechanism.private:
         return []
-    epsilons = [epsilon for epsilon, _ in plan.budgets if epsilon is not None]
-    deltas = [delta for _, delta in plan.budgets if delta is not None]
+    epsilons = [epsilon for epsilon, _ in plan.clients.budgets if epsilon is not None]
+    deltas = [delta for _, delta in plan.clients.budgets if delta is not None]
     strictness = epsilons if min(epsilons) < max(epsilons) else deltas
     everyone = range(len(epsilons))
     others = [client for client in everyone if strictness[client] > min(strictness)]

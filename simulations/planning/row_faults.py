@@ -50,7 +50,7 @@ def check_rows(base: Base) -> None:
     splits = {name: split for name, split in splits.items() if not isinstance(split, NoRows)}
     for name, split in splits.items():
         check_split(split, name)
-    model, loss, known = base.build_model().cpu().eval(), base.workload.loss, False
+    model, loss, known = base.initial.model().cpu().eval(), base.workload.loss, False
     with restored(model, loss), own_draws("cpu"):
         for name, split in splits.items():
 

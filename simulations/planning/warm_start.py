@@ -19,7 +19,8 @@ from fedlsg.privacy import SERVER, Entry
 from fedlsg.privacy.ledger_entry import kind_of
 from fedlsg.privacy.totals import READERS, Totals
 from fedlsg.simulations.planning.before import Before, History, Kind, least_covered
-from fedlsg.simulations.planning.continuity import data_digest, digest_of_units
+from fedlsg.simulations.planning.continuity import digest_of_units
+from fedlsg.simulations.planning.data_digest import data_digest
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.storage.run_directory import RunDir
 
@@ -31,13 +32,13 @@ OTHERS = "if the data are others, give its folder as pretrained=, and fresh_data
 def before_start(base: Base) -> Before:
     """What the clients of a run were charged for by the one that it starts from."""
     found = _carried(base)
-    if base.draws_in_secret:
+    if base.unit.at_server:
         common = (_history(found[SERVER]),)
-        return Before(histories=dict.fromkeys(base.kinds, common))
+        return Before(histories=dict.fromkeys(base.clients.kinds, common))
     each = {client: _history(entries) for client, entries in _distinct(found).items()}
     kinds = {tuple(map(kind_of, found[client])): own for client, own in each.items()}
     by_kind: dict[Kind, set[History]] = {}
-    for client, kind in enumerate(base.kinds):
+    for client, kind in enumerate(base.clients.kinds):
         own = kinds[tuple(map(kind_of, found[client]))] if client in found else ()
         by_kind.setdefault(kind, set()).add(own)
     return Before(histories=least_covered(by_kind))
@@ -68,10 +69,10 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
     found = {client: entries for client, entries in every.items() if entries}
     _check_alike(found, base, where)
     name = charges.snapshot()[1][:NAME]
-    if base.draws_in_secret or not found:
+    if base.unit.at_server or not found:
         mine: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if found else {}
     elif _holds_the_same(saved, source, base):
-        mine = {client: client for client in found if client < len(base.sizes)}
+        mine = {client: client for client in found if client < len(base.clients.sizes)}
     elif base.unit.persons:
         raise ValueError(
             f"{where} has other data, or another partition or {base.unit.name} of them, and "
@@ -79,7 +80,7 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             f"same data and partition; {OTHERS}"
         )
     else:
-        mine = dict.fromkeys(range(len(base.sizes)), _one_that_covers(found, where))
+        mine = dict.fromkeys(range(len(base.clients.sizes)), _one_that_covers(found, where))
     return {
         client: [replace(entry, client=client, run=entry.run or name) for entry in found[earlier]]
         for client, earlier in mine.items()
@@ -97,7 +98,7 @@ def _check_alike(found: Mapping[int, Sequence[Entry]], base: Base, where: str) -
         )
     at_server = SERVER in found
     if any(entry.unit != base.unit.name for entry in entries) or (
-        entries and at_server != base.draws_in_secret
+        entries and at_server != base.unit.at_server
     ):
         raise ValueError(
             f"{where} protects another unit, or trusts another server: give its unit and trust; "

@@ -149,7 +149,7 @@ class Run:
         final = left_model(run) if ended else checkpoint_model(base, run)
         lora = final.facts["lora"]
         if lora is not None and not lora["merges"]:
-            model = base.build_model().cpu()
+            model = base.initial.model().cpu()
         else:
             model = build_model(base.workload, settings.model, settings.seed)
             final = final if lora is None else without_adapters(final)

@@ -45,7 +45,7 @@ def writer_of(plan: Plan, *, goes_on: bool = False) -> Writer:
     where there is a record of these next to the file and names tell rows apart; else by their
     digests.
     """
-    s, model = plan.settings, plan.build_model()
+    s, model = plan.settings, plan.initial.model()
     fresh = goes_on or s.fresh_data or s.start_from is not None or _told_apart(plan)
     writer = Writer(fresh_data=fresh)
     learn_weights()

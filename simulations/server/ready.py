@@ -26,8 +26,10 @@ from fedlsg.privacy import SERVER, verify_extends
 from fedlsg.randomness import own_draws
 from fedlsg.simulations import workloads
 from fedlsg.simulations.client.rehearsal import rehearse
+from fedlsg.simulations.planning.client_noise import NO_NOISE, Noise
 from fedlsg.simulations.planning.continuity import settle
-from fedlsg.simulations.planning.plan import NO_NOISE, Base, Noise, Plan, Spent, make_plan
+from fedlsg.simulations.planning.plan import Plan, Spent, make_plan
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.planning.warm_start import before_start
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.evaluate import evaluate, has_one_number, score, scores_of
@@ -93,7 +95,7 @@ def check_evaluation(base: Base) -> tuple[str, ...]:
     All that an evaluation needs is found before round 1: rows that the model cannot take, a loss
     that is not finite, metrics that fail, fewer outputs than classes.
     """
-    workload, model = base.workload, base.build_model()
+    workload, model = base.workload, base.initial.model()
     own = workloads.own(base.settings.workload)
     with restored(workload.loss, dict(workload.metrics)), own_draws(base.device):
         for name, split in workload.tests.items():

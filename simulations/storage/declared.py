@@ -12,7 +12,8 @@ secret    what a client never sends: rows, batches, memories without noise, keys
           owner only, and never to be published. In a shared or published copy of a run, leave it
           out
 
-A file is public or secret in every run. In some runs public files are private: see ``Base.closed``.
+A file is public or secret in every run. In some runs public files are private: see
+``planning.disclosure``.
 
 What of a run may be seen outside the server is one list for each trust mode (``RELEASED``), for
 everybody who shows anything: callbacks and loggers, rounds.csv, summary.json, TensorBoard's events,
@@ -289,7 +290,7 @@ def find(name: str, among: tuple[Declared, ...] | None = None) -> Declared | Non
 
 def class_of(name: str, declared: Declared, closed: Collection[str]) -> Class:
     """Of a file in a run; ``closed``: the run's folders that no epsilon covers, see
-    ``Base.closed``.
+    ``planning.disclosure``.
     """
     if declared.secret:
         return "secret"
@@ -406,4 +407,4 @@ AT_SERVER = Released(
 RELEASED: Mapping[str, Released] = MappingProxyType(
     {"client": EVERYTHING, "secure": EVERYTHING, "aggregate": EVERYTHING, "server": AT_SERVER}
 )
-"""By trust. Where nothing is private, nobody is drawn in secret: see ``Base.released``."""
+"""By trust. Where nothing is private, nobody is drawn in secret: see ``planning.disclosure``."""

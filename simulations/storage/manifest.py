@@ -83,9 +83,9 @@ def parts_of(run: RunDir) -> tuple[Part, Part]:
 
 
 class Manifest:
-    """Keeps both parts in step with a run. ``closed``: folders of the run that no epsilon covers,
-    ``Base.closed``. ``one_round``: payloads of the last round alone are claimed to be there, for
-    older ones are deleted.
+    """Keeps both parts in step with a run. ``closed``: folders of the run that no epsilon covers
+    (``planning.disclosure``). ``one_round``: payloads of the last round alone are claimed to be
+    there, for older ones are deleted.
     """
 
     def __init__(self, run: RunDir, closed: Collection[str], *, one_round: bool = False) -> None:

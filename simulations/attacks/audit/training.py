@@ -27,7 +27,8 @@ from fedlsg.randomness import SecretStream, public_generator, reproducible_strea
 from fedlsg.simulations.attacks.audit import Audited
 from fedlsg.simulations.attacks.observations import Record, open_record
 from fedlsg.simulations.inspection import run_in_scratch
-from fedlsg.simulations.planning.plan import Base, Plan
+from fedlsg.simulations.planning.plan import Plan
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.report.progress import count_bar
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.summary import refuse_diverged
@@ -263,12 +264,12 @@ def check(plan: Plan) -> None:
     if (
         not plan.method.carrier.adds_up
         or plan.method.prune.reads_data
-        or not plan.codec.known_noise
+        or not plan.uplink.codec.known_noise
     ):
         raise ValueError(
             f"mode training does not read {s.codec} payloads of method {s.method}: use --mode unit"
         )
-    if plan.augment is not None:
+    if plan.rows.augment is not None:
         raise ValueError("mode training replays clients without augmentation: give -c augment=none")
 
 

@@ -103,7 +103,7 @@ def on_model(directory: RunDir, plan: Plan, seed: int) -> dict[str, Scored]:
         with state.evaluated() as model:
             return np.concatenate([of(model, w, *place, plan.device) for place in places])
 
-    state = plan.server_state()
+    state = plan.initial.server()
     before = [
         read(of, places)
         for of in (confidences, features)

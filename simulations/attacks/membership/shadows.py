@@ -144,7 +144,7 @@ def before_training(
 ) -> PublicRows:
     """What the public model before private training says of candidates and of public rows."""
     test = plan.workload.test
-    with plan.server_state().evaluated() as model:
+    with plan.initial.server().evaluated() as model:
         return PublicRows(
             confidence=confidence,
             first=confidences(model, plan.workload, test, public, plan.device),
@@ -201,7 +201,7 @@ def on_half(plan: Plan, members: Bool[Tensor, " examples"]) -> Plan:
         parts=parts,
         local=replace(plan.local, expected_batch=plan.local.expected_batch / 2),
     )
-    terms = [replace(t, num_examples=half.size_of(k)) for k, t in enumerate(plan.terms)]
+    terms = [replace(t, num_examples=half.rows.size_of(k)) for k, t in enumerate(plan.terms)]
     return replace(half, terms=tuple(terms))
 
 
@@ -214,7 +214,7 @@ def trained(
     plan = replace(plan, stream=("membership", seed, number))
     with run_in_scratch(plan, lambda row: on_round(row.round)) as (directory, summary):
         refuse_diverged(summary)
-        state = plan.server_state()
+        state = plan.initial.server()
         state.load_state_dict(directory.load_checkpoint()["server"])
     with state.evaluated() as model:
         yield model

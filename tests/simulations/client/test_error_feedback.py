@@ -14,7 +14,7 @@ import fedlsg.simulations.client.train
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
 from fedlsg.simulations.client.train import expected_payload
-from fedlsg.simulations.planning.plan import Base
+from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.storage import last_payload
 from fedlsg.simulations.storage.last_payload import FeedbackBox
 from fedlsg.strategies.protocol.wire import Announcement

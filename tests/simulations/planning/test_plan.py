@@ -13,7 +13,8 @@ from rich.console import Console
 from fedlsg.accounting.certified import epsilon
 from fedlsg.accounting.events import Event
 from fedlsg.config.selection import UNIFORM
-from fedlsg.simulations.planning.plan import Plan, check_budget, make_plan
+from fedlsg.simulations.planning.client_noise import check_budget
+from fedlsg.simulations.planning.plan import Plan, make_plan
 from fedlsg.simulations.planning.start_weights import from_root
 from fedlsg.simulations.run.commands import run_command
 from fedlsg.simulations.settings.settings import from_mapping
@@ -82,7 +83,7 @@ def test_noise_covers_the_client_that_is_asked_most_often(tmp_path):
     expected = [UNIFORM.select(4, 2, round=r, seed=0) for r in range(1, 6)]
     assert asked == [" ".join(map(str, clients)) for clients in expected]
     counts = [sum(client in clients for clients in expected) for client in range(4)]
-    assert run.plan.steps == counts
+    assert run.plan.clients.steps == counts
     assert 5 / 2 < max(counts) < 5, "some client is asked more often than the mean, none always"
     spent = []
     for client in range(4):
