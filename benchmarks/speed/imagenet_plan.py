@@ -22,7 +22,7 @@ from PIL import Image
 
 from fedlsg.payload import DEFAULT_CODEC, pack
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.state import PublicState, mean_frame
 
 

@@ -424,7 +424,7 @@ def findings_of(found: Results) -> Findings:
         Update.of(scores, len(target.truth.rows))
         for target, scores in zip(found.targets, found.results, strict=True)
     ]
-    facts, more = kind.said(found)
+    facts, more = kind.describe(found)
     judged = judge(rows, updates)
     numbers = {
         "run": found.record.run.path.name,

@@ -205,7 +205,7 @@ class Images(Kind):
             lambda name, guess, took: scored(name, guess, truth, blind, prior, took, judge),
         )
 
-    def said(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
+    def describe(self, found: Results) -> tuple[dict[str, str], dict[str, Any]]:
         first, threat = found.targets[0], found.threat
         number = count(first.seen, self.prior, threat, first.truth.grant(threat))
         leak = classifier_leak(found.targets, self.prior, threat)

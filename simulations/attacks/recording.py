@@ -30,9 +30,9 @@ from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings import participation
 from fedlsg.simulations.settings.any_run import Device, Settings
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.rule_checker import all_refused, left_out, refusal
 from fedlsg.simulations.settings.settings import parse, values_of
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.run_directory import RunDir
 

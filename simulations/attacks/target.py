@@ -277,7 +277,7 @@ class Kind(ABC):
         """
 
     @abstractmethod
-    def said(self, found: "Results") -> tuple[dict[str, str], dict[str, Any]]:
+    def describe(self, found: "Results") -> tuple[dict[str, str], dict[str, Any]]:
         """What was attacked, by name: for people, and for attack.json."""
 
     @abstractmethod

@@ -33,8 +33,8 @@ from fedlsg.simulations.client.process_state import process
 from fedlsg.simulations.client.secure_sum import answer_stage
 from fedlsg.simulations.client.train import answer
 from fedlsg.simulations.client.virtual import SHARED, in_simulation
-from fedlsg.simulations.settings.published import from_run_config, unfolded
 from fedlsg.simulations.settings.settings import Settings, code_in
+from fedlsg.simulations.settings.with_preset import from_run_config, unfolded
 from fedlsg.simulations.storage.atomic_files import cause_of
 from fedlsg.strategies.protocol.proofs import OtherCodeError, check_same_code
 from fedlsg.strategies.protocol.stages import MASKED

@@ -23,8 +23,8 @@ from fedlsg.privacy import Entry, Ledger
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.trust import keep_code
 from fedlsg.simulations.run.simulate import workload_name
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.settings import as_config, permit_code
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import payload_files, round_folder, write_frame
 from fedlsg.simulations.workloads import Workload

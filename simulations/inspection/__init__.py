@@ -31,9 +31,9 @@ from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.any_run import Device
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.rule_checker import refuse_client_level
 from fedlsg.simulations.settings.settings import Settings
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.results import refuse_own_noise
 from fedlsg.simulations.storage.round_tables import Row
 from fedlsg.simulations.storage.run_directory import RunDir

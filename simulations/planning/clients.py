@@ -10,6 +10,8 @@ Symbols: N_k declared examples, q_k Poisson rate, B = q mean(N) the expected bat
                                 like any other under one batch_size
     examples    B / (q_k mean(N))     by its examples N_k, whatever its rate
     clients     B / (q_k N_k)         like any other, whatever its size
+    own         1 / sigma_k^2         under budgets of their own (``own_weights``): of all weighted
+                                      means this one has the least noise
 The server multiplies values that have their noise already: it is post-processing, and no epsilon
 changes.
 """
@@ -18,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, median_low
 
 from fedlsg.config.selection import selection_of
 from fedlsg.config.units import Unit
@@ -33,6 +35,10 @@ from fedlsg.simulations.settings.participation import participation_of
 
 SAME = 1e-9
 """Relative difference from 1 at which a weight is 1."""
+CAP = 16.0
+"""A client counts at most so many times as much as the median one. In a deployment a node says what
+its epsilon is, and one that named a huge epsilon would otherwise be the whole federation.
+"""
 
 
 def poisson_rate(s: Resolved, local: LocalTraining, num_examples: int) -> float:
@@ -189,3 +195,19 @@ def client_weights(clients: Clients, mechanism: Mechanism) -> dict[int, float]:
             "weighting out, or take trust=client"
         )
     return weights
+
+
+def own_weights(sigmas: Sequence[float], batches: Sequence[float]) -> list[float]:
+    """w_k of each client: proportional to 1 / sigma_k^2, ``CAP`` times the median at most: of an
+    even number of clients the lower one of the two in the middle, as a liar may be the other.
+
+    ``batches``: q_k N_k. Their weighted mean is their mean, so the server's divisor stays as it is.
+    Clients of one sigma all have exactly 1.
+    """
+    precisions = [sigma**-2.0 for sigma in sigmas]
+    most = CAP * median_low(precisions)
+    kept = [min(precision, most) for precision in precisions]
+    if max(kept) == min(kept):
+        return [1.0] * len(kept)
+    scale = math.fsum(batches) / math.fsum(w * b for w, b in zip(kept, batches, strict=True))
+    return [weight * scale for weight in kept]

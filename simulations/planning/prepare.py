@@ -26,10 +26,10 @@ from fedlsg.simulations.planning.training_rows import OwnData, OwnPart
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.own_epsilons import has_deltas, read_own, text_of
 from fedlsg.simulations.settings.participation import unit_of
-from fedlsg.simulations.settings.published import from_run_config
 from fedlsg.simulations.settings.resolve import build_method, fill, resolved
 from fedlsg.simulations.settings.rule_checker import check, check_given, check_method, idle
 from fedlsg.simulations.settings.settings import AUTO, Settings, as_config
+from fedlsg.simulations.settings.with_preset import from_run_config
 from fedlsg.simulations.workloads import LoadedWorkload, Options, Progress, public_rows, silent
 from fedlsg.simulations.workloads.base import normalised
 from fedlsg.simulations.workloads.base.made_ahead import workers_of

@@ -65,11 +65,12 @@ from fedlsg.simulations.run.public_trial import learn_public_rows
 from fedlsg.simulations.server.callbacks import Callback
 from fedlsg.simulations.server.deployment import refuse_deployed_run
 from fedlsg.simulations.server.named_callbacks import named
-from fedlsg.simulations.server.ready import ready_plan, restore
+from fedlsg.simulations.server.ready import ready_plan
+from fedlsg.simulations.server.restore import restore
 from fedlsg.simulations.server.summary import refuse_diverged
 from fedlsg.simulations.settings.automatic import method_line, rule_line
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.settings import Settings, names_given
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.atomic_files import resumable
 from fedlsg.simulations.storage.lock import create, exclusive
 from fedlsg.simulations.storage.results import read_clients, refuse_own_noise

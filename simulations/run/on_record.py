@@ -24,7 +24,7 @@ from fedlsg.simulations.planning.start_weights import rows_behind, starts_of
 from fedlsg.simulations.planning.warm_start import started_from
 from fedlsg.simulations.report.terminal import print_line
 from fedlsg.simulations.report.words import epsilon_words
-from fedlsg.simulations.server.named_callbacks import FOLDER
+from fedlsg.simulations.server.best_round import FOLDER
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import read_model
 from fedlsg.user_code import DATA

@@ -33,8 +33,8 @@ from fedlsg.simulations.run.first_step import FirstStep, first_step, first_step_
 from fedlsg.simulations.run.message_trial import Trial, time_step, try_rounds
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.settings import names_given
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.state import mean_frame
 from fedlsg.user_code import shown
 

@@ -26,7 +26,6 @@ from fedlsg.simulations.server.callbacks import Callback, as_callbacks
 from fedlsg.simulations.server.named_callbacks import named
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.settings.own_epsilons import BELOW, setting_of
-from fedlsg.simulations.settings.published import first_look, resolve
 from fedlsg.simulations.settings.settings import (
     check_arguments,
     check_names_of,
@@ -35,6 +34,7 @@ from fedlsg.simulations.settings.settings import (
     permit_code,
     values_of,
 )
+from fedlsg.simulations.settings.with_preset import first_look, resolve
 from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.workloads import Workload
 from fedlsg.simulations.workloads.user_workload import MODEL, make

@@ -23,7 +23,7 @@ from fedlsg.simulations.planning.disclosure import closed_folders, released_of
 from fedlsg.simulations.planning.plan import Plan
 from fedlsg.simulations.server.client_rows import client_rows
 from fedlsg.simulations.server.evaluate import ByClient, ClientScores, Evaluation, Score
-from fedlsg.simulations.server.ready import restore
+from fedlsg.simulations.server.restore import restore
 from fedlsg.simulations.server.spent import RunTotals, Spent
 from fedlsg.simulations.server.summary import Outcome
 from fedlsg.simulations.settings.any_run import Resolved

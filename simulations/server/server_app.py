@@ -37,9 +37,9 @@ from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.server.recorder import OnRound, Recorder, make_downlink
 from fedlsg.simulations.server.summary import FinalModel, Outcome, explain, final_model, summarize
 from fedlsg.simulations.settings.participation import adaptive_clip
-from fedlsg.simulations.settings.published import from_run_config, unfolded
 from fedlsg.simulations.settings.rule_checker import check_given
 from fedlsg.simulations.settings.settings import Settings, permit_code, values_of
+from fedlsg.simulations.settings.with_preset import from_run_config, unfolded
 from fedlsg.simulations.storage.atomic_files import resumable, write_atomically
 from fedlsg.simulations.storage.lock import create, exclusive
 from fedlsg.simulations.storage.results import as_csv

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedlsg.attacks.audit.coverage import counted
 from fedlsg.attacks.audit.noise_checks import Check
 from fedlsg.attacks.audit.plants import planted
-from fedlsg.attacks.audit.training_mode import Payload, look, payload_checks, scored
+from fedlsg.attacks.audit.training_mode import Payload, canary_scores, examine, payload_checks
 from fedlsg.attacks.audit.verdict import Verdict, judge
 from fedlsg.attacks.observation import ThreatModel
 from fedlsg.randomness import SecretStream, public_generator, reproducible_stream, secret_stream
@@ -284,7 +284,7 @@ def scores_of(
             payloads, std = payloads_of(record, client, inserted, tick)
             rounds += payloads
             if payloads:
-                scores.append(scored(payloads, std, record.base.local.sample_rate))
+                scores.append(canary_scores(payloads, std, record.base.local.sample_rate))
                 included.append(inserted.included[inserted.clients == client])
     return Found(
         scores=torch.cat(scores).numpy(),
@@ -308,7 +308,7 @@ def payloads_of(
     for round in sorted(record.payloads):
         if client in record.payloads[round]:
             observation = record.observation(round, client).to(record.base.device)
-            payloads.append(look(observation, train.batch(canaries), rest, included))
+            payloads.append(examine(observation, train.batch(canaries), rest, included))
             std = observation.noise_std
             tick()
     return payloads, std

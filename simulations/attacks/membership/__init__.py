@@ -77,9 +77,9 @@ from fedlsg.simulations.report.terminal import (
 from fedlsg.simulations.report.words import duration
 from fedlsg.simulations.server.ready import ready_plan
 from fedlsg.simulations.settings.any_run import Device
-from fedlsg.simulations.settings.published import resolve
 from fedlsg.simulations.settings.rule_checker import refuse_groups, refuse_shuffled
 from fedlsg.simulations.settings.settings import Settings, names_given
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.examined import STATE
 from fedlsg.simulations.storage.run_directory import RunDir
 

@@ -23,7 +23,7 @@ import fedlsg.strategies.protocol.sums as server_noise
 from fedlsg.simulations.report.run_page import run_page
 from fedlsg.simulations.run.commands import execute
 from fedlsg.simulations.server.callbacks import Callback
-from fedlsg.simulations.server.named_callbacks import metrics_of, names_of, results_of
+from fedlsg.simulations.server.loggers import metrics_of, names_of, results_of
 from fedlsg.simulations.storage.declared import AT_SERVER, EVERYTHING, RELEASED, Released
 from fedlsg.simulations.storage.journal import EVENTS as FILE
 from fedlsg.simulations.storage.results import read_run, results_csv

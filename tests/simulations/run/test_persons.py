@@ -19,7 +19,7 @@ from fedlsg.simulations.planning.continuity import fingerprint
 from fedlsg.simulations.planning.plan import make_plan
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.training_rows import OwnData
-from fedlsg.simulations.settings.published import resolve
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.workloads import give
 from tests.simulations.support.own import QUICK, TEST, TRAIN, build, quick, workload
 

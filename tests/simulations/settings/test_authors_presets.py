@@ -13,7 +13,8 @@ from fedlsg.gradients import trainable
 from fedlsg.simulations.engines import local
 from fedlsg.simulations.planning.disclosure import is_covered
 from fedlsg.simulations.planning.plan import Plan, make_plan
-from fedlsg.simulations.settings.published import find, presets, resolve
+from fedlsg.simulations.settings.published import find, presets
+from fedlsg.simulations.settings.with_preset import resolve
 from fedlsg.simulations.storage.lock import create
 from fedlsg.simulations.storage.run_directory import RunDir
 from tests.simulations.support.made_images import encode, pixels_of, write_shard
