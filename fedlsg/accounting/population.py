@@ -125,9 +125,14 @@ def _raised_spread(
         delta = smaller_delta(delta, log_ratio)
     except AccountingError:
         return Spread(largest=math.inf, median=math.inf, worst=0)
-    found = _spread(merged, delta, accountants, [1] * len(merged) if counts is None else counts)
-    largest, median = raised(found.largest, log_ratio), raised(found.median, log_ratio)
-    return Spread(largest=largest, median=median, worst=found.worst)
+    spread_of_all = _spread(
+        merged, delta, accountants, [1] * len(merged) if counts is None else counts
+    )
+    largest, median = (
+        raised(spread_of_all.largest, log_ratio),
+        raised(spread_of_all.median, log_ratio),
+    )
+    return Spread(largest=largest, median=median, worst=spread_of_all.worst)
 
 
 def _spread(

@@ -82,16 +82,18 @@ def match_text(
             "the targets are no classes, which a search could try: grant them, labels='known'"
         )
     sought = Tokens(observation, knowledge, prior.to(observation.values.device), attack, words)
-    found = search(observation, attack, partial(sought.minimum, generator), sought.split, progress)
-    tokens, labels = found.point
+    minimum = search(
+        observation, attack, partial(sought.minimum, generator), sought.split, progress
+    )
+    tokens, labels = minimum.point
     note = (
-        f"{attack.compare} {attack.distance}, {found.restarts} restart(s), {sought.tried} replays"
+        f"{attack.compare} {attack.distance}, {minimum.restarts} restart(s), {sought.tried} replays"
     )
     return Guess(
         inputs=tokens.cpu(),
         labels=labels.cpu(),
-        objective=found.objective,
-        unexplained=found.unexplained,
+        objective=minimum.objective,
+        unexplained=minimum.unexplained,
         note=note,
     )
 

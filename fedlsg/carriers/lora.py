@@ -240,14 +240,14 @@ def merge(tensors: Mapping[str, Tensor], paths: Collection[str], scale: float) -
     layer is linear in its weight: a weight-standardised convolution is not. Raises KeyError for a
     path that the tensors lack.
     """
-    found = dict(tensors)
+    merged = dict(tensors)
     for path in paths:
-        found[path + BASE] = effective_weight(path, tensors, tensors, scale)
+        merged[path + BASE] = effective_weight(path, tensors, tensors, scale)
         for factor in (DOWN, CORE, UP):
-            found.pop(path + factor, None)
-    places = {name: name.rpartition(".base.") for name in found}
+            merged.pop(path + factor, None)
+    places = {name: name.rpartition(".base.") for name in merged}
     return {
-        f"{path}.{own}" if path in paths else name: found[name]
+        f"{path}.{own}" if path in paths else name: merged[name]
         for name, (path, _, own) in places.items()
     }
 

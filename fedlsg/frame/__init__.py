@@ -199,12 +199,12 @@ class Frame:
         """
         if self.kept == self.size:
             return _all_positions(self.size)
-        found = torch.empty(self.kept, dtype=torch.int64)
+        indices = torch.empty(self.kept, dtype=torch.int64)
         starts = itertools.accumulate((block.size for block in self.blocks), initial=0)
-        parts = found.split([block.kept for block in self.blocks])
+        parts = indices.split([block.kept for block in self.blocks])
         for block, start, part in zip(self.blocks, starts, parts, strict=False):
             torch.add(block.keep.positions(block.shape), start, out=part)
-        return found
+        return indices
 
     def indices_on(self, device: torch.device) -> Int[Tensor, " kept"]:
         """``indices`` on a device, copied there once."""
@@ -337,10 +337,10 @@ _POSITIONS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 def _all_positions(size: int) -> Int[Tensor, " size"]:
     """0 to size - 1, twice as long in memory as float32 values: once a process, while in use."""
-    found = _POSITIONS.get(size)
-    if found is None or found._version:
-        found = _POSITIONS[size] = torch.arange(size)
-    return found
+    positions = _POSITIONS.get(size)
+    if positions is None or positions._version:
+        positions = _POSITIONS[size] = torch.arange(size)
+    return positions
 
 
 def _sent(c: Coordinates, G: Tensor) -> tuple[Tensor, ...]:

@@ -240,13 +240,13 @@ def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tenso
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for place, S in enumerate(squares):
         alike.setdefault((S.shape, S.dtype, S.device), []).append(place)
-    found: dict[int, Tensor] = {}
+    inverses: dict[int, Tensor] = {}
     for places in alike.values():
         many = torch.stack([squares[place] for place in places])
         # LAPACK has no half precision
         made, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)
-        found |= zip(places, made.to(many.dtype).unbind(), strict=True)
-    return [found[place] for place in range(len(squares))]
+        inverses |= zip(places, made.to(many.dtype).unbind(), strict=True)
+    return [inverses[place] for place in range(len(squares))]
 
 
 def bias_lost(bias: Float[Tensor, " m"], A: Float[Tensor, "m r"]) -> Float[Tensor, ""]:

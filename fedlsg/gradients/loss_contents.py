@@ -143,12 +143,12 @@ def follow(loss: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
 
 def first_numbers(value: Any) -> Tensor | None:
     """The first floating-point tensor in a model's outputs, if there is one."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     map_tensors(
-        lambda t: found.append(t) if t.is_floating_point() else None,
+        lambda t: tensors.append(t) if t.is_floating_point() else None,
         getattr(value, "logits", value),
     )
-    return found[0] if found else None
+    return tensors[0] if tensors else None
 
 
 def fits(t: Tensor, like: Tensor, *, strict: bool) -> bool:
@@ -183,11 +183,11 @@ def untrained_leaves(losses: Tensor, model: nn.Module, original: nn.Module) -> s
         for key, p in others.items()
         if isinstance(p, nn.Parameter)
     }
-    if not (found := list((shapes | names).values())):
+    if not (leaves := list((shapes | names).values())):
         return None  # inputs of which the model takes a derivative
     return (
         f"the losses depend on trainable parameters that the model has not registered "
-        f"({few(found)}), as of layers in a python list, a dict or a global variable, and no "
+        f"({few(leaves)}), as of layers in a python list, a dict or a global variable, and no "
         "private step trains them: hold layers in nn.ModuleList or nn.ModuleDict, and parameters "
         "in nn.ParameterList, or freeze them with requires_grad_(False)"
     )

@@ -200,10 +200,10 @@ class PerExampleLoss:
                 "end the loss with .unflatten(0, (len(targets), -1))"
             )
         if not isinstance(losses, Tensor):
-            found = type(losses).__name__
+            returned = type(losses).__name__
             return (
-                f"{found}: give a tensor; one number averages over the batch (reduction='none' in "
-                "torch's losses)"
+                f"{returned}: give a tensor; one number averages over the batch (reduction='none' "
+                "in torch's losses)"
             )
         return (
             f"shape {tuple(losses.shape)}: the loss averages over the batch; return the loss of "

@@ -356,8 +356,8 @@ class Uses:
         self.reads[name] += 1
         axis = axis_of_read(self.step, name, self.reads[name], ids)
         if axis is None:
-            found: Tensor = self.wrap(func(*args, **kwargs), mine)
-            return found
+            rows: Tensor = self.wrap(func(*args, **kwargs), mine)
+            return rows
         layer = SimpleNamespace(weight=plain(W))
         y = F.embedding(ids, layer.weight, padding)
         padding = padding if padding is None or padding >= 0 else padding + len(W)

@@ -270,12 +270,14 @@ def keep_chosen(block: Block, choose: Choose, public: Public) -> Keep:
     kept: Any = call(choose, block, public=public)
     where = f"mask by {name_of(choose)} for the {block.part} block of {block.parameter}"
     if not isinstance(kept, Tensor) or kept.dtype != torch.bool or tuple(kept.shape) != block.shape:
-        found = (
+        returned = (
             f"{kept.dtype} of shape {tuple(kept.shape)}"
             if isinstance(kept, Tensor)
             else type(kept).__name__
         )
-        raise ValueError(f"{where}: expected a boolean tensor of shape {block.shape}, got {found}")
+        raise ValueError(
+            f"{where}: expected a boolean tensor of shape {block.shape}, got {returned}"
+        )
     if not bool(kept.any()):
         raise ValueError(f"{where}: expected one coordinate at least that is kept, got none")
     if bool(kept.all()):

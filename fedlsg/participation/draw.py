@@ -81,12 +81,12 @@ def read_trace(path: Path, clients: int) -> Trace:
             f"{path}: expected the first line client,from,to, got "
             f"{','.join(lines[0]) if lines else ''!r}"
         )
-    found: dict[int, list[tuple[float, float]]] = {}
+    by_client: dict[int, list[tuple[float, float]]] = {}
     for number, line in enumerate(lines[1:], 2):
         if line:
             client, start, end = _parse(line, clients, f"{path}, line {number}")
-            found.setdefault(client, []).append((start, end))
-    intervals = {client: _merge(own) for client, own in sorted(found.items())}
+            by_client.setdefault(client, []).append((start, end))
+    intervals = {client: _merge(own) for client, own in sorted(by_client.items())}
     return Trace(intervals=intervals, digest=hashlib.sha256(data).hexdigest())
 
 
@@ -191,8 +191,8 @@ class Participation:
             times += [time for time in self.availability.arrivals if time > now]
         start, there = now, self._there(round, now)
         for time in times:
-            if len(found := self._there(round, time)) >= self.least:
-                start, there = time, found
+            if len(available := self._there(round, time)) >= self.least:
+                start, there = time, available
                 break
         return start, self.selection.select(
             self.clients, self.selected, round=round, seed=self.seed, available=there

@@ -85,7 +85,7 @@ def clipped_sums(
         return _sums_of_slots(
             gradients, norms, mechanism, [len(run) for run in runs], slot
         ).unbind()
-    found = []
+    sums = []
     for run in runs:
         own = [
             b.part(run.start, run.stop)
@@ -93,14 +93,14 @@ def clipped_sums(
             else b[run.start : run.stop]
             for b in gradients
         ]
-        found.append(
+        sums.append(
             _clipped_sum(own, norms[:, run.start : run.stop], mechanism, wide=len(run) > NARROW_SUM)
             if run
             else torch.zeros(
                 sum(math.prod(b.shape[1:]) for b in own), dtype=narrow, device=norms.device
             )
         )
-    return found
+    return sums
 
 
 def _sums_of_slots(

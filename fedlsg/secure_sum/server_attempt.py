@@ -106,10 +106,10 @@ def _revealed(
         for point in (None, *sorted(some)[: threshold if len(some) > threshold else 0]):
             others = {other: share for other, share in some.items() if other != point}
             if announced[owner].gave(
-                found := combine(others, threshold, of), what, terms.digest, owner
+                secret := combine(others, threshold, of), what, terms.digest, owner
             ):
                 wrong |= set() if point is None else {point}
-                return found
+                return secret
     if len(shares) == threshold:
         raise SecureSumError(f"{of}: its shares, or that of a holder, are wrong")
     raise WrongSharesError(what, owner)
@@ -167,7 +167,9 @@ class Server:
         )
         tables = {
             client: {
-                other: found.keys for other, found in self._announced.items() if other != client
+                other: announced.keys
+                for other, announced in self._announced.items()
+                if other != client
             }
             for client in self._announced
         }
@@ -322,11 +324,11 @@ class Server:
             if client in left:
                 left.remove(client)
                 try:
-                    found = read(client, message)
+                    body = read(client, message)
                 except SecureSumError as error:
                     self.refused[client] = str(error)
                 else:
-                    yield client, found
+                    yield client, body
             elif client in self.terms.points:
                 self.refused.setdefault(
                     client, "a message that was not expected: a second one, or after a dropout"

@@ -174,11 +174,11 @@ def gains(steps: int, momentum: float, pull: float = 0.0) -> list[float]:
     """
     if not pull:
         return [(1 - momentum**k) / (1 - momentum) for k in range(1, steps + 1)]
-    found, velocity = [1.0], 1.0
-    while len(found) < steps:
-        velocity = momentum * velocity - pull * found[-1]
-        found.append(found[-1] + velocity)
-    return found
+    factors, velocity = [1.0], 1.0
+    while len(factors) < steps:
+        velocity = momentum * velocity - pull * factors[-1]
+        factors.append(factors[-1] + velocity)
+    return factors
 
 
 def accumulated_noise(noise_std: float, steps: int, momentum: float, pull: float = 0.0) -> float:

@@ -36,7 +36,7 @@ WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 @cache  # of installed torch: for a process
 def classes() -> Mapping[str, type[Optimizer]]:
     """The classes that need a gradient and a learning rate only, by the name that a user gives."""
-    found: dict[str, type[Optimizer]] = {
+    by_name: dict[str, type[Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adam": torch.optim.Adam,
         "Yogi": Yogi,
@@ -48,8 +48,8 @@ def classes() -> Mapping[str, type[Optimizer]]:
         # LBFGS: the loss, again and again
         asks = closure is not None and closure.default is inspect.Parameter.empty
         if "lr" in inspect.signature(one).parameters and not asks:
-            found[name] = one
-    return found
+            by_name[name] = one
+    return by_name
 
 
 def names() -> tuple[str, ...]:
@@ -62,10 +62,10 @@ def find_name(name: str) -> str:
     """The name as files write it; capital letters do not matter. Raises ValueError with the known
     names.
     """
-    found = {known.lower(): known for known in names()}
-    if name.lower() in found:
-        return found[name.lower()]
-    near = did_you_mean(name.lower(), found)
+    spellings = {known.lower(): known for known in names()}
+    if name.lower() in spellings:
+        return spellings[name.lower()]
+    near = did_you_mean(name.lower(), spellings)
     raise ValueError(f"unknown optimizer {name!r}{near}; expected one of {', '.join(names())}")
 
 
@@ -77,10 +77,10 @@ def read_options(name: str, text: str) -> dict[str, Any]:
     another type.
     """
     known = options_of(name)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         option, sign, value = (part.strip() for part in pair.partition("="))
-        if not sign or option in found:
+        if not sign or option in values:
             raise ValueError(
                 f"optimizer_options={text!r}: expected NAME=VALUE, NAME=VALUE, each once, got "
                 f"{pair!r}"
@@ -90,8 +90,8 @@ def read_options(name: str, text: str) -> dict[str, Any]:
                 f"optimizer_options: optimizer {name!r} has no option "
                 f"{option!r}{did_you_mean(option, known)}; it has {', '.join(known)}"
             )
-        found[option] = known[option].parse(option, value)
-    return found
+        values[option] = known[option].parse(option, value)
+    return values
 
 
 def build(

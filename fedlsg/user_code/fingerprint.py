@@ -153,10 +153,10 @@ class _Walk:
 
     def hooks(self, space: Any, names: tuple[str, ...]) -> tuple[Hashable, ...]:
         """Hooks by kind and key. No key is given twice in a process."""
-        found = [(name, key, hook) for name in names for key, hook in (space[name] or {}).items()]
-        found = [one for one in found if not isinstance(one[2], Watching)]
-        self.held += [hook for _, _, hook in found]
-        return tuple([(name, key, id(hook)) for name, key, hook in found])
+        hooks = [(name, key, hook) for name in names for key, hook in (space[name] or {}).items()]
+        hooks = [one for one in hooks if not isinstance(one[2], Watching)]
+        self.held += [hook for _, _, hook in hooks]
+        return tuple([(name, key, id(hook)) for name, key, hook in hooks])
 
     def values(self, named: Iterable[tuple[str, object]]) -> None:
         """What an object keeps: numbers and words by value, everything else by identity."""

@@ -307,8 +307,8 @@ def _content(cell: CellType) -> Any:
 
 
 def _attributes(thing: Any) -> dict[str, Any] | None:
-    found = getattr(thing, "__dict__", None)  # None with slots
-    return found if isinstance(found, dict) else None
+    attributes = getattr(thing, "__dict__", None)  # None with slots
+    return attributes if isinstance(attributes, dict) else None
 
 
 def state_of(thing: Any) -> Callable[[], object] | None:

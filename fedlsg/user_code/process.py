@@ -76,8 +76,8 @@ def own_operators() -> list[Any]:
     """The operators that code of users defined by ``torch.library.custom_op``."""
     known = OPDEFS.valuerefs()
     if _operators[0] != known:
-        found = [reference() for reference in known]
-        _operators[:] = [known, [op for op in found if op is not None and _is_own(op._init_fn)]]
+        operators = [reference() for reference in known]
+        _operators[:] = [known, [op for op in operators if op is not None and _is_own(op._init_fn)]]
     return _operators[1]
 
 
@@ -98,8 +98,8 @@ def own_kernels() -> list[str]:
     if _kernels[0] != len(torch.library._impls):
         own = filter(None, map(_own_kernel, torch.library._impls))
         _kernels[:] = [len(torch.library._impls), sorted(own)]
-    found: list[str] = _kernels[1]
-    return found
+    kernels: list[str] = _kernels[1]
+    return kernels
 
 
 _kernels: list[Any] = [0, []]

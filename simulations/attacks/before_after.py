@@ -105,7 +105,7 @@ def before_after_command(
             kind, before, threat, same, lambda share, text: tick(0.5 + share / 2, text)
         )
     sides = dict(zip(names, (first, last), strict=True))
-    found = [replace(findings_of(side), label=name) for name, side in sides.items()]
+    findings = [replace(findings_of(side), label=name) for name, side in sides.items()]
     read = {name: read_each(side) for name, side in sides.items()}
     verdicts = {name: [one.verdict for some in each for one in some] for name, each in read.items()}
     told = Pair(
@@ -132,19 +132,19 @@ def before_after_command(
         given=words_of_each(given),
         against=words_of_each(against),
     )
-    files = write(folder, found, threat, question=question, lead=lead, pair=told)
-    show(found, console, paired=True)
+    files = write(folder, findings, threat, question=question, lead=lead, pair=told)
+    show(findings, console, paired=True)
     print_line(told.headline, console, "bold")
     print_written(folder, files, console)
 
 
 def without_zero(against: Mapping[str, Any]) -> dict[str, Any]:
     """A sigma of 0 as what it means, a run that clips and adds no noise."""
-    found = dict(against)
-    if str(found.get("noise_multiplier")) in ("0", "0.0"):
-        del found["noise_multiplier"]
-        found |= of_sigma(0.0)
-    return found
+    settings = dict(against)
+    if str(settings.get("noise_multiplier")) in ("0", "0.0"):
+        del settings["noise_multiplier"]
+        settings |= of_sigma(0.0)
+    return settings
 
 
 def check_alike(before: Record, after: Record, against: Mapping[str, Any]) -> None:

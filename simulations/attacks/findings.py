@@ -293,7 +293,7 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
         return Judged(grade="no attack", words=words)
     best, verdicts = rows[0], [verdict for one in updates for verdict in one.verdicts]
     of = f"of {len(verdicts)} {best.things if len(verdicts) > 1 else best.thing}"
-    found = (
+    strongest = (
         f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) "
         f"{best.result}{best.reach}"
     )
@@ -301,15 +301,15 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
     if leaks:
         among = min(one.among for one in updates if one.among)
         nearest = f"nearest to its own original of {among:,}"
-        words = f"{LEAK} {best.things}: {' and '.join(leaks)}, {nearest}; {found}"
+        words = f"{LEAK} {best.things}: {' and '.join(leaks)}, {nearest}; {strongest}"
         return Judged(grade="leak", words=words)
     if "undecided" in verdicts:
-        words = f"undecided, {undecided_words(updates, best.thing)}: {found}"
+        words = f"undecided, {undecided_words(updates, best.thing)}: {strongest}"
         return Judged(grade="undecided", words=words)
     if best.gain is not None and best.gain.low > 0:
-        words = f"none {of} recognised, slightly better than a blind guess on average: {found}"
+        words = f"none {of} recognised, slightly better than a blind guess on average: {strongest}"
         return Judged(grade="better", words=words)
-    words = f"{best.nothing}: {found}. Other attacks may do better"
+    words = f"{best.nothing}: {strongest}. Other attacks may do better"
     return Judged(grade="nothing", words=words)
 
 

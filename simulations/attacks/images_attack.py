@@ -135,10 +135,10 @@ def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> lis
     if observation.noise_std == 0 and _starts_linear(observation):
         found.append("first-layer" if known.examples == 1 else "relu-batch")
     deep = sum(isinstance(module, nn.Conv2d) for module in observation.model.modules()) >= DEEP
-    found.append("smooth-relu" if deep and observation.noise_std == 0 else "inverting-gradients")
-    found.append("map" if observation.noise_std else "dlg")
-    found += [name + NAIVE for name in found if naive and name + NAIVE in IMAGE_ATTACKS]
-    return [IMAGE_ATTACKS[name] for name in found]
+    names.append("smooth-relu" if deep and observation.noise_std == 0 else "inverting-gradients")
+    names.append("map" if observation.noise_std else "dlg")
+    names += [name + NAIVE for name in names if naive and name + NAIVE in IMAGE_ATTACKS]
+    return [IMAGE_ATTACKS[name] for name in names]
 
 
 def _starts_linear(observation: Observation) -> bool:

@@ -333,13 +333,13 @@ class ClassifierLeak:
     def facts(self) -> dict[str, str]:
         """Labels and features in words, by name."""
         labels = f"{self.labels} of {self.examples} read from the classifier's gradient alone"
-        found = {"labels": f"{labels} (drawn at random: {self.by_chance:.1f})"}
+        lines = {"labels": f"{labels} (drawn at random: {self.by_chance:.1f})"}
         if self.features is not None:
-            found["classifier input"] = (
+            lines["classifier input"] = (
                 f"cosine {self.features:.3f} to the true one, for single examples (blind guess: "
                 f"{self.cosine_of_expected:.3f})"
             )
-        return found
+        return lines
 
 
 def classifier_leak(
@@ -355,16 +355,16 @@ def classifier_leak(
         known = Knowledge(examples=target.truth.grant(threat).examples)
         try:
             labels = labels_of(observation, prior, known)
-            found = features(observation, prior, known).inputs if known.examples == 1 else None
+            recovered = features(observation, prior, known).inputs if known.examples == 1 else None
         except DoesNotApply:
             return None
         right += overlap(labels, target.truth.labels)
         chance += drawn_right(target, len(labels))
         examples += size
-        if found is not None:
+        if recovered is not None:
             assert isinstance(target.truth.inputs, Tensor)
             true = classifier_input(observation, target.truth.inputs)
-            cosines.append(cosine(found, true))
+            cosines.append(cosine(recovered, true))
             blinds.append(cosine(classifier_input(observation, prior.expected(1, labels)), true))
     if not examples:
         return None

@@ -248,16 +248,16 @@ class Record:
 
 
 def read_array(
-    path: Path, what: str, use: Callable[[Tensor], object] = lambda found: None
+    path: Path, what: str, use: Callable[[Tensor], object] = lambda array: None
 ) -> Tensor:
     """An array of a record, which ``use`` may refuse, too. Raises ValueError naming the file for a
     damaged one.
     """
     try:
-        use(found := torch.from_numpy(load_array(path)))
+        use(array := torch.from_numpy(load_array(path)))
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise ValueError(f"{path}: cannot read {what}: {error}") from None
-    return found
+    return array
 
 
 def summed(observations: list[Observation]) -> Observation:

@@ -137,13 +137,13 @@ def lacking(methods: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str,
     no method has.
     """
     known = parse(given)
-    found = [(method, name) for name in known for method in methods if lacks(method, name, known)]
+    pairs = [(method, name) for name in known for method in methods if lacks(method, name, known)]
     for name in known:
-        if all((method, name) in found for method in methods):
+        if all((method, name) in pairs for method in methods):
             raise ValueError(
                 f"none of the methods {', '.join(methods)} has a setting {name}: leave it out"
             )
-    return found
+    return pairs
 
 
 def record_like(
@@ -214,24 +214,24 @@ def over(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     next to an epsilon, and what a given method or mechanism lacks. Clients that add no noise share
     none: their updates are summed as they are.
     """
-    found = {**before, **given}
+    settings = {**before, **given}
     if "epsilon" in given:
-        found.pop("noise_multiplier", None)
-    silent = is_silent(found.get("mechanism"))
+        settings.pop("noise_multiplier", None)
+    silent = is_silent(settings.get("mechanism"))
     if "method" in given and "mechanism" not in given:
         silent = is_silent(strategies.default_mechanism(given["method"]))
         if silent:  # such as sgd
-            found.pop("mechanism", None)
+            settings.pop("mechanism", None)
     if silent and "trust" in before.keys() - given.keys():
-        found["trust"] = "client"
-    if found.get("trust") != "secure" and "colluders" not in given:
-        found.pop("colluders", None)
+        settings["trust"] = "client"
+    if settings.get("trust") != "secure" and "colluders" not in given:
+        settings.pop("colluders", None)
     if not {"method", "mechanism"} & given.keys():
-        return found
-    known = parse(found)
+        return settings
+    known = parse(settings)
     return {
         name: value
-        for name, value in found.items()
+        for name, value in settings.items()
         if name in given or not lacks(known["method"], name, known)
     }
 
@@ -287,8 +287,8 @@ def record_pair(
 def epsilon_of_run(path: str) -> float | None:
     """Epsilon that the summary of a run reports; None where it has none."""
     run = RunDir.open(path)
-    found = run.read_summary()["epsilon_max"] if run.summary.exists() else None
-    return found if isinstance(found, float) and math.isfinite(found) else None
+    epsilon = run.read_summary()["epsilon_max"] if run.summary.exists() else None
+    return epsilon if isinstance(epsilon, float) and math.isfinite(epsilon) else None
 
 
 def one_round(before: Mapping[str, Any], examples: int) -> dict[str, Any]:
@@ -310,10 +310,10 @@ def planned(
     with console.status("loading data") as status:
         plan = make_plan(resolve({**given, "device": device}), progress=status.update)
     refuse_client_unit(plan.settings)
-    found = {name: value for name, value in values_of(plan.settings).items() if name not in OWN}
+    settings = {name: value for name, value in values_of(plan.settings).items() if name not in OWN}
     if plan.method.mechanism.adds_noise:
-        found["noise_multiplier"] = min(terms.noise_multiplier for terms in plan.terms)
-    return found, plan.settings.epsilon
+        settings["noise_multiplier"] = min(terms.noise_multiplier for terms in plan.terms)
+    return settings, plan.settings.epsilon
 
 
 def words_of(given: Mapping[str, Any]) -> str:

@@ -153,18 +153,18 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
             (number, -1): sum(n for (of, _), n in sizes.items() if of == number)
             for number in rounds
         }
-    found: list[Target] = []
+    targets: list[Target] = []
     for number, client in chosen_places(sizes, options):
         observation = (
             record.pick(number, threat)[0] if whole else record.observation(number, client)
         )
-        found.append(Target(seen=observation, truth=truth_of(record, observation)))
-    if not found and options.batches is None:
+        targets.append(Target(seen=observation, truth=truth_of(record, observation)))
+    if not targets and options.batches is None:
         raise ValueError(
             "every recorded update is of an empty batch: record a run with more rounds, or with "
             "--record"
         )
-    if not found:
+    if not targets:
         assert options.batches is not None
         wanted, there = (
             " or ".join(map(str, options.batches)),
@@ -175,7 +175,7 @@ def pick(record: Record, threat: ThreatModel, options: Options) -> list[Target]:
             f"{'sums' if whole else 'updates'} of {there}: choose --batch among them"
             + ("" if whole else f", or record a run with -c batch_size={options.batches[0]}")
         )
-    return found
+    return targets
 
 
 def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> list[tuple[int, int]]:

@@ -66,7 +66,7 @@ def read(folder: Path) -> list[Seen]:
     """Every client of every round. Raises ValueError for a damaged file, or a sum of clients that
     are not all here.
     """
-    found = []
+    updates = []
     for place in sorted(folder.glob("round-*")):
         arrays = {path.stem: load_arrays(path, WHOLE) for path in sorted(place.glob("*.npz"))}
         whole = arrays.pop("sum", None)
@@ -85,7 +85,7 @@ def read(folder: Path) -> list[Seen]:
             if not float(update.norm()):
                 continue
             client = int(name.removeprefix("client-"))
-            found.append(
+            updates.append(
                 Seen(
                     round=int(place.name.removeprefix("round-")),
                     client=client,
@@ -93,11 +93,11 @@ def read(folder: Path) -> list[Seen]:
                     reach=float(update.norm()) / noise,
                 )
             )
-    if not found:
+    if not updates:
         raise ValueError(
             f"{folder} holds no update that moves a weight: record a run of more rounds"
         )
-    return found
+    return updates
 
 
 def attack_whole_updates(path: str, console: Console, *, out: str | None) -> None:
@@ -105,15 +105,19 @@ def attack_whole_updates(path: str, console: Console, *, out: str | None) -> Non
     source = Path(path).expanduser().resolve()
     folder, seen = Path(out or source).expanduser().resolve(), read(source)
     question = {"runs": [] if folder == source else [str(source)], "updates": "whole"}
-    found, allowed = measured(seen)
-    table, words, badge = table_of(seen), verdict(found, allowed), outcome(found, allowed)
+    measurements, allowed = measured(seen)
+    table, words, badge = (
+        table_of(seen),
+        verdict(measurements, allowed),
+        outcome(measurements, allowed),
+    )
     stem = file_stem(folder, "attack", question)
     data = json_text(
         {
             KEY: question,
             "verdict": words,
             "false_alarms": FPR,
-            "recognised": asdict(found),
+            "recognised": asdict(measurements),
             "closed_form": allowed,
             "updates": [asdict(one) for one in seen],
         }

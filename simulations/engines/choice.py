@@ -80,7 +80,7 @@ def multiplications(plan: Plan) -> float:
     """Multiplications by weights in one forward pass of an example, the mean of a few public
     rows.
     """
-    found = [0.0]
+    total = [0.0]
 
     def count(layer: nn.Module, _: object, result: object) -> None:
         first = (
@@ -94,7 +94,7 @@ def multiplications(plan: Plan) -> float:
             of_gates = isinstance(layer, nn.RNNBase | nn.MultiheadAttention)
             each = first.numel() / len(rows)
             wide = [first.shape[-1] if of_gates else len(w) for w in weights]
-            found[0] += sum(
+            total[0] += sum(
                 w.numel() * max(1.0, each / n) for w, n in zip(weights, wide, strict=True)
             )
 
@@ -104,7 +104,7 @@ def multiplications(plan: Plan) -> float:
         layer.register_forward_hook(count)
     with restored(plan.workload.models, data=True), own_draws(plan.device):
         model_outputs(model, to_device(test.batch(rows)[0], plan.device))
-    return found[0]
+    return total[0]
 
 
 def _with(plan: Plan, engine: Literal["ray", "local"]) -> Plan:

@@ -254,8 +254,8 @@ def batch_gradient(subject: Subject, rows: Rows) -> Weights:
         losses = subject.base.local.precision.losses(
             outputs, subject.base.workload.loss, targets, targets
         )
-        found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-        for name, dW in zip(parameters, found, strict=True):
+        gradients = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+        for name, dW in zip(parameters, gradients, strict=True):
             if dW is not None:
                 total[name] += dW / (len(rows) * subject.copies)
     return total

@@ -290,11 +290,11 @@ def layer_rows(subject: Subject, gradients: Weights) -> list[LayerRow]:
     """
     treated = dict.fromkeys(subject.layers, "dense") | {subject.classifier: "classifier"}
     treated |= dict.fromkeys(subject.state.public.carried, "carried")
-    found = []
+    layers = []
     for name in subject.layers:
         dW = gradients[name]
         m, n = flatten_kernel(dW).shape
-        found.append(
+        layers.append(
             LayerRow(
                 layer=name,
                 treated=treated[name],
@@ -304,7 +304,7 @@ def layer_rows(subject: Subject, gradients: Weights) -> list[LayerRow]:
                 weight_norm=float(subject.weights[name].norm()),
             )
         )
-    return found
+    return layers
 
 
 def residual_rows(

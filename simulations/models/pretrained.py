@@ -80,11 +80,11 @@ def facts_of(source: str) -> Mapping[str, Any]:
     folder = folder if folder.is_dir() else folder.parent
     for name in FACTS:
         try:
-            found = bounded.read_json(folder / name)
+            facts = bounded.read_json(folder / name)
         except (OSError, ValueError):
             continue
-        if isinstance(found, Mapping) and "fedlsg" in found:
-            return found
+        if isinstance(facts, Mapping) and "fedlsg" in facts:
+            return facts
     return {}
 
 
@@ -187,10 +187,10 @@ def check_fit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], source:
             name for name, t in given.items() if name in wanted and not torch.isfinite(t).all()
         ],
     }
-    found = [f"{kind}: {_shorten(names)}" for kind, names in problems.items() if names]
-    if found:
+    misfits = [f"{kind}: {_shorten(names)}" for kind, names in problems.items() if names]
+    if misfits:
         raise ValueError(
-            f"{source} does not fit the model ({'; '.join(found)}); choose the --model it was "
+            f"{source} does not fit the model ({'; '.join(misfits)}); choose the --model it was "
             "trained as"
         )
 

@@ -53,11 +53,11 @@ def read_before(
     if at_server:
         common = (history(SERVER),)
         return Before(rounds=rounds, histories=dict.fromkeys(kinds, common))
-    found: dict[Kind, set[History]] = {}
+    by_kind: dict[Kind, set[History]] = {}
     for client in ledger.clients():
         if client < len(kinds):
-            found.setdefault(kinds[client], set()).add(history(client))
-    return Before(rounds=rounds, histories=least_covered(found))
+            by_kind.setdefault(kinds[client], set()).add(history(client))
+    return Before(rounds=rounds, histories=least_covered(by_kind))
 
 
 def least_covered(

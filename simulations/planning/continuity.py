@@ -147,10 +147,10 @@ def settings_further(settings: Settings, changes: Mapping[str, Any], done: int) 
         raise ValueError(
             f"rounds={rounds} counts all rounds, and {done} are finished: give more than {done}"
         )
-    found = replace(settings, **changes)
-    if found.epsilon is None or "noise_multiplier" in changes:
-        return found
-    return replace(found, noise_multiplier=None)
+    changed = replace(settings, **changes)
+    if changed.epsilon is None or "noise_multiplier" in changes:
+        return changed
+    return replace(changed, noise_multiplier=None)
 
 
 def go_further(plan: Plan, run: RunDir, saved: Mapping[str, Any]) -> None:
@@ -179,8 +179,8 @@ def settle(run: RunDir, saved: Mapping[str, Any]) -> None:
         return
     given, names = run.read_raw_config(), planned["was"].keys()
     if {name: given.get(name) for name in names} == planned["was"]:
-        found = given | {name: planned["settings"].get(name) for name in names}
-        run.write_raw_config({name: value for name, value in found.items() if value is not None})
+        config = given | {name: planned["settings"].get(name) for name in names}
+        run.write_raw_config({name: value for name, value in config.items() if value is not None})
     run.summary.unlink(missing_ok=True)
 
 

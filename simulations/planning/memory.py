@@ -122,18 +122,18 @@ def budget_of(base: Base) -> int:
 @contextmanager
 def _outputs(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The output of each layer with parameters of its own, by its path."""
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     hooks = [
         module.register_forward_hook(
             lambda _module, _args, output, path=path: (
-                found.__setitem__(path, output.detach()) if isinstance(output, Tensor) else None
+                outputs.__setitem__(path, output.detach()) if isinstance(output, Tensor) else None
             )
         )
         for path, module in model.named_modules()
         if any(True for _ in module.parameters(recurse=False))
     ]
     try:
-        yield found
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()

@@ -143,10 +143,10 @@ def check_personal(base: Base, names: Iterable[str], carried: Collection[str]) -
     if not base.method.personal:
         return
     workload = base.workload
-    found = personal_names(
+    personal = personal_names(
         names, base.method.personal, find_classifier(base.initial.model(), workload.classifier)
     )
-    if inside := [name for name in found if name in carried]:
+    if inside := [name for name in personal if name in carried]:
         raise ValueError(
             f"personal={base.method.personal!r} names {', '.join(inside)}, which method "
             f"{base.method.name!r} trains in carriers: name parameters that stay dense, such as "

@@ -63,9 +63,9 @@ def choices(plan: Plan) -> list[Choice]:
             noise=noise_of_mean([terms[client] for client in clients]),
         )
 
-    found = [common("everyone at the smallest", everyone)]
+    offered = [common("everyone at the smallest", everyone)]
     if others:
-        found.append(common("the strictest left out", others))
+        offered.append(common("the strictest left out", others))
     own = Choice(
         name="each its own",
         clients=len(epsilons),
@@ -75,7 +75,7 @@ def choices(plan: Plan) -> list[Choice]:
         most_delta=max(deltas),
         noise=noise_of_mean(plan.terms),
     )
-    return [*found, own]
+    return [*offered, own]
 
 
 def noise_of_mean(terms: Sequence[ClientTerms]) -> float:

@@ -52,10 +52,10 @@ def check_clients(base: Base) -> None:
 def _parts_by_column(workload: LoadedWorkload, column: str, clients: int) -> Parts:
     """Rows of the test split for each client by a column, -1 where no client has the value."""
     if column not in workload.test_columns:
-        found = ", ".join(workload.test_columns) or "none but inputs and targets"
+        columns = ", ".join(workload.test_columns) or "none but inputs and targets"
         raise ValueError(
             f"partition={column} makes the clients, and test has no column {column!r} (it has: "
-            f"{found}): give test that column, or leave the setting out"
+            f"{columns}): give test that column, or leave the setting out"
         )
     parts = parts_by_value(workload, column, clients, workload.test_columns[column])
     if not sum(parts.sizes):

@@ -104,8 +104,8 @@ def check_split(split: Split, what: str) -> None:
 
 def _stored(split: Split, rows: Tensor) -> Any:
     """Stored rows as tensors; nothing of rows that are stored as something else."""
-    found = split.inputs[rows.numpy()]
-    named = found.items() if isinstance(found, Mapping) else [("", found)]
+    stored = split.inputs[rows.numpy()]
+    named = stored.items() if isinstance(stored, Mapping) else [("", stored)]
     tensors = {
         str(name): torch.as_tensor(value)
         for name, value in named

@@ -117,29 +117,29 @@ def from_root(settings: Settings) -> Settings:
     is not here.
     Not for a deployed client: what it finds at a name of the server's would be known by it.
     """
-    found = values_of(settings)
-    weights, features = (str(found.get(name, RANDOM)) for name in ("pretrained", "features"))
-    start = str(found.get("start_from", ""))
+    values = values_of(settings)
+    weights, features = (str(values.get(name, RANDOM)) for name in ("pretrained", "features"))
+    start = str(values.get("start_from", ""))
     if start and _holds_weights(Path(start).expanduser()):
-        found["start_from"] = str(Path(start).expanduser().resolve())
+        values["start_from"] = str(Path(start).expanduser().resolve())
     if weights != RANDOM and _holds_weights(Path(weights).expanduser()):
-        found["pretrained"] = str(Path(weights).expanduser().resolve())
+        values["pretrained"] = str(Path(weights).expanduser().resolve())
     if features not in (RANDOM, SCATTERING) and written(features) is not None:
-        found["features"] = str(Path(features).expanduser().resolve())
+        values["features"] = str(Path(features).expanduser().resolve())
     for name in ("source", "public_rows"):
-        value = str(found.get(name, ""))
+        value = str(values.get(name, ""))
         path = value.removeprefix(DATA)
         if path not in ("", value, *workloads.names()) and Path(path).expanduser().exists():
-            found[name] = f"{DATA}{Path(path).expanduser().resolve()}"
-    own = workloads.own(str(found.get("workload", "")))
+            values[name] = f"{DATA}{Path(path).expanduser().resolve()}"
+    own = workloads.own(str(values.get("workload", "")))
     if own is not None and own.has_relative_paths:
-        found["data_root"] = str(Path(str(found.get("data_root") or ".")).expanduser().resolve())
-    trace = Path(str(found.get("availability", ""))).expanduser()
+        values["data_root"] = str(Path(str(values.get("data_root") or ".")).expanduser().resolve())
+    trace = Path(str(values.get("availability", ""))).expanduser()
     if trace.is_file():
-        found["availability"] = str(trace.resolve())
-    if found.get("callbacks"):
-        found["callbacks"] = callbacks_with(found["callbacks"], user_code.absolute)
-    return from_values(found)
+        values["availability"] = str(trace.resolve())
+    if values.get("callbacks"):
+        values["callbacks"] = callbacks_with(values["callbacks"], user_code.absolute)
+    return from_values(values)
 
 
 def _holds_weights(place: Path) -> bool:

@@ -31,15 +31,15 @@ OTHERS = "if the data are others, give its folder as pretrained=, and fresh_data
 
 def before_start(base: Base) -> Before:
     """What the clients of a run were charged for by the one that it starts from."""
-    found = _carried(base)
+    carried = _carried(base)
     if base.unit.at_server:
-        common = (_history(found[SERVER]),)
+        common = (_history(carried[SERVER]),)
         return Before(histories=dict.fromkeys(base.clients.kinds, common))
-    each = {client: _history(entries) for client, entries in _distinct(found).items()}
-    kinds = {tuple(map(kind_of, found[client])): own for client, own in each.items()}
+    each = {client: _history(entries) for client, entries in _distinct(carried).items()}
+    kinds = {tuple(map(kind_of, carried[client])): own for client, own in each.items()}
     by_kind: dict[Kind, set[History]] = {}
     for client, kind in enumerate(base.clients.kinds):
-        own = kinds[tuple(map(kind_of, found[client]))] if client in found else ()
+        own = kinds[tuple(map(kind_of, carried[client]))] if client in carried else ()
         by_kind.setdefault(kind, set()).add(own)
     return Before(histories=least_covered(by_kind))
 
@@ -66,13 +66,13 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             "ledgers count every run"
         )
     every = {c: charges.of(c).entries for c in (*charges.clients(), SERVER)}
-    found = {client: entries for client, entries in every.items() if entries}
-    _check_alike(found, base, where)
+    charged = {client: entries for client, entries in every.items() if entries}
+    _check_alike(charged, base, where)
     name = charges.snapshot()[1][:NAME]
-    if base.unit.at_server or not found:
-        mine: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if found else {}
+    if base.unit.at_server or not charged:
+        mine: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if charged else {}
     elif _holds_the_same(saved, source, base):
-        mine = {client: client for client in found if client < len(base.clients.sizes)}
+        mine = {client: client for client in charged if client < len(base.clients.sizes)}
     elif base.unit.persons:
         raise ValueError(
             f"{where} has other data, or another partition or {base.unit.name} of them, and "
@@ -80,9 +80,9 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             f"same data and partition; {OTHERS}"
         )
     else:
-        mine = dict.fromkeys(range(len(base.clients.sizes)), _one_that_covers(found, where))
+        mine = dict.fromkeys(range(len(base.clients.sizes)), _one_that_covers(charged, where))
     return {
-        client: [replace(entry, client=client, run=entry.run or name) for entry in found[earlier]]
+        client: [replace(entry, client=client, run=entry.run or name) for entry in charged[earlier]]
         for client, earlier in mine.items()
     }
 

@@ -150,10 +150,10 @@ def following_html(page: str, version: str, words: str) -> bytes:
 
 def _mark(path: Path) -> str:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return "0"
-    return f"{found.st_mtime_ns:x}.{found.st_size:x}"
+    return f"{status.st_mtime_ns:x}.{status.st_size:x}"
 
 
 HOST = "127.0.0.1"

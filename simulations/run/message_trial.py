@@ -71,7 +71,7 @@ class Trial:
 
 def try_rounds(plan: Plan) -> Trial:
     """The trial of a plan. Raises RuntimeError, with the reason, where a client of it fails."""
-    small, found = _small(plan), list[tuple[int, Sequence[Sent]]]()
+    small, rounds = _small(plan), list[tuple[int, Sequence[Sent]]]()
     with TemporaryDirectory(prefix="fedlsg-plan-") as folder, _untouched(plan), task_identity():
         run = RunDir(Path(folder))
         small = replace(small, settings=replace(small.settings, run_dir=folder))
@@ -88,7 +88,7 @@ def try_rounds(plan: Plan) -> Trial:
             whole = strategy.exchange.report  # a trusted server's own report has no clients
             if why := whole.reasons:
                 raise RuntimeError(f"a round on public rows failed: client {why}")
-            found.append((report.round, list(whole.sent)))
+            rounds.append((report.round, list(whole.sent)))
 
         strategy = FedLSG(
             state,
@@ -108,7 +108,7 @@ def try_rounds(plan: Plan) -> Trial:
                 )
                 seconds = clock() - began
         grid.end()
-    return Trial(rounds=found, clients=len(small.terms), seconds=seconds)
+    return Trial(rounds=rounds, clients=len(small.terms), seconds=seconds)
 
 
 def time_step(plan: Plan) -> tuple[float, int, int | None]:

@@ -246,15 +246,15 @@ def worst(plan: Plan) -> tuple[float, float]:
     """
     if not plan.method.mechanism.private or plan.settings.reproducible:
         return math.inf, max(terms.noise_multiplier for terms in plan.terms)
-    blocks, found = count_blocks(plan), dict[tuple[Event, ...], float]()
+    blocks, multipliers = count_blocks(plan), dict[tuple[Event, ...], float]()
     for terms, steps in set(zip(plan.terms, plan.clients.steps, strict=True)):
         first, *pruning = events_of(plan, terms, blocks)
         counted = plan.clients.accounted_steps(terms.num_examples, steps)
         training = [replace(first, steps=counted)] if steps else []
-        found[(*training, *pruning)] = terms.noise_multiplier
-    population = sorted(found, key=repr)
+        multipliers[(*training, *pruning)] = terms.noise_multiplier
+    population = sorted(multipliers, key=repr)
     spent = spread(population, delta=plan.settings.delta)
-    return spent.largest, found[population[spent.worst]]
+    return spent.largest, multipliers[population[spent.worst]]
 
 
 def _cost(plan: Plan, trial: Trial) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         else f"; in its first {_bytes(sizes['down_first'])}"
     )
     noise = f"sigma {facts['noise_multiplier']:.4g}{_rho(facts['rho'])}"
-    found = {
+    lines = {
         "workload": f"{facts['workload']}, model {facts['model']}",
         "method": f"{facts['method']}, unit {facts['unit']}, trust {facts['trust']}",
         "federation": f"{facts['clients_per_round']} of {facts['clients']} clients a round, "
@@ -357,7 +357,7 @@ def _words(facts: Mapping[str, Any]) -> dict[str, str]:
         f"{human_bytes(microbatch['gradients'])} of gradients, of "
         f"{human_bytes(microbatch['budget'])}",
     }
-    return {name: words for name, words in found.items() if words}
+    return {name: words for name, words in lines.items() if words}
 
 
 def _choice(choice: Mapping[str, Any]) -> str:

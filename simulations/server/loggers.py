@@ -59,10 +59,10 @@ def names_of(settings: Columns) -> dict[str, Any]:
 
 def results_of(summary: Columns) -> dict[str, float]:
     """The finite numbers of the results."""
-    found = {f"final/{name}": summary.get(name) for name in RESULTS}
+    values = {f"final/{name}": summary.get(name) for name in RESULTS}
     return {
         name: float(value)
-        for name, value in found.items()
+        for name, value in values.items()
         if value is not None and math.isfinite(value)
     }
 

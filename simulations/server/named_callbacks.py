@@ -56,7 +56,7 @@ def _own(name: str, found: Any, given: tuple[str, ...]) -> Callback:
 
 def _parameters(name: str, of: Callable[..., Callback], given: tuple[str, ...]) -> dict[str, Any]:
     known = declared(of.__init__, without=("self",))  # the hints of a class are those of its fields
-    found = {}
+    values = {}
     for part in given:
         key, equals, value = part.partition("=")
         key = key.replace("-", "_")
@@ -64,5 +64,5 @@ def _parameters(name: str, of: Callable[..., Callback], given: tuple[str, ...]) 
             raise ValueError(f"callbacks: expected {part!r} of {name} as parameter=value")
         if key not in known:
             raise unknown(f"parameter of {name}", key, known)
-        found[key] = known[key].parse(value)
-    return found
+        values[key] = known[key].parse(value)
+    return values

@@ -81,10 +81,10 @@ def check_evaluation(base: Base) -> tuple[str, ...]:
     with restored(workload.loss, dict(workload.metrics)), own_draws(base.device):
         for name, split in workload.tests.items():
             try:
-                found = evaluate(
+                loss = evaluate(
                     model, split, loss=workload.loss, classes=False, device=base.device
                 ).loss
-                failure = None if math.isfinite(found) else f"its loss is {found}"
+                failure = None if math.isfinite(loss) else f"its loss is {loss}"
             except Exception as error:
                 failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             if failure is not None:
@@ -107,10 +107,12 @@ def _where(model: nn.Module, split: Split, base: Base) -> str:
     for row in range(len(split)):
         try:
             one = split.pick(torch.tensor([row]))
-            found = evaluate(model, one, loss=base.workload.loss, classes=False, device=base.device)
+            evaluation = evaluate(
+                model, one, loss=base.workload.loss, classes=False, device=base.device
+            )
         except Exception:
             return f" row {row}"
-        if not math.isfinite(found.loss):
+        if not math.isfinite(evaluation.loss):
             return f" row {row}"
     return ""
 
@@ -132,12 +134,12 @@ def _check_outputs(model: nn.Module, split: Split, base: Base, given: int | None
             "accuracy needs one score for each class: give the model outputs (examples, classes), "
             "first where it returns several"
         )
-    found = outputs[0].numel()
-    enough = classes <= 2 if found == 1 else found >= classes
-    if not enough or (given is not None and found != given and not (found == 1 and given == 2)):
+    number = outputs[0].numel()
+    enough = classes <= 2 if number == 1 else number >= classes
+    if not enough or (given is not None and number != given and not (number == 1 and given == 2)):
         source = "num_classes" if given is not None else "the largest target of test is one less"
         raise ValueError(
-            f"the model gives {found} number{'s' * (found > 1)} for each example, and there are "
+            f"the model gives {number} number{'s' * (number > 1)} for each example, and there are "
             f"{classes} classes ({source}): "
             "give the model as many outputs as classes, or targets that are no classes as floats"
         )

@@ -62,11 +62,11 @@ def restore(run: RunDir) -> Restored:
     Raises ValueError, naming the file, if a damaged file cannot be replaced; no file is changed
     then.
     """
-    found = examine(run)
+    examined = examine(run)
     state, note = run.resume_point()
     settle(run, state)
     _check_complete(run, state["plan"]["settings"])
-    notes = [*found.notes, *([] if note is None else [note])]
+    notes = [*examined.notes, *([] if note is None else [note])]
     verify_extends(state["ledgers"], run.ledgers)
     ledger = run.charges
     for client in [*ledger.clients(), SERVER]:
@@ -79,13 +79,13 @@ def restore(run: RunDir) -> Restored:
     boxes = [FeedbackBox(folder, int(folder.name.rpartition("-")[2])) for folder in folders]
     for box in boxes:
         box.check()
-    found.refuse(run, RESUMED)
-    if found.changed.pop(SETTINGS, None):
+    examined.refuse(run, RESUMED)
+    if examined.changed.pop(SETTINGS, None):
         notes.append(
             f"{run.config} changed since the run: its settings are compared with those of the "
             "checkpoint"
         )
-    notes += [*_damaged_files(run), *found.left(run, use="as it is")]
+    notes += [*_damaged_files(run), *examined.left(run, use="as it is")]
     if note is not None:
         _go_back(run, boxes, int(state["server"]["round"]))
     if _is_damaged(run.read_summary):

@@ -67,16 +67,16 @@ class Spent:
         """Read the ledgers of all clients that were charged; clients with equal entries are
         composed once.
         """
-        self._events, known, found = {}, dict[Hashable, History](), list[int]()
+        self._events, known, charged = {}, dict[Hashable, History](), list[int]()
         for client in self._ledger.clients():
             if client < self._clients:
                 entries = tuple(map(kind_of, self._ledger.of(client).entries))
                 if entries not in known:
                     known[entries] = _events(self._ledger.of(client))
                 self._events[client] = known[entries]
-                found.append(client)
+                charged.append(client)
         self._counts = Counter(self._events.values())
-        return found
+        return charged
 
     def update(self, selected: Iterable[int], rejected: Iterable[int]) -> None:
         """Read the ledgers that a round may have changed.
@@ -155,15 +155,15 @@ class Spent:
             else [self._ledger.of(client) for client in self._each()]
         )
         known: dict[tuple[tuple[Event, ...], ...], float] = {}
-        found: dict[str, float] = {}
+        epsilons: dict[str, float] = {}
         for reader in READERS:
             if self._server is not None and reader in WITH_SERVER:
                 continue
             events = tuple(dict.fromkeys(ledger.events(reader) for ledger in claims)) or ((),)
             if events not in known:
                 known[events] = spread(events, delta=self._delta).largest
-            found[reader] = known[events]
-        return found
+            epsilons[reader] = known[events]
+        return epsilons
 
     def bounds(self, client: int) -> dict[str, Any]:
         """A client's epsilon by each accountant, whose is reported, who witnessed it, and the texts
@@ -205,10 +205,10 @@ class Spent:
             (events for events in counts if events is not None), key=first.__getitem__
         )
         compute = spread if certified else displayed
-        found = compute(
+        result = compute(
             population, delta=self._delta, counts=[counts[events] for events in population]
         )
-        return replace(found, worst=first[population[found.worst]])
+        return replace(result, worst=first[population[result.worst]])
 
     def _first(self, idle: bool) -> dict[History, int]:
         """The first client with each history; ``idle``: whether some were never charged."""

@@ -144,13 +144,13 @@ def speed_factors(clients: int, spread: float, *, seed: int) -> list[float]:
 
 def trace_digest(participation: Participation) -> str | None:
     """SHA-256 of the trace of a run, None without one: a resumed run must have the same."""
-    found = participation.availability
-    return found.digest if isinstance(found, Trace) else None
+    trace = participation.availability
+    return trace.digest if isinstance(trace, Trace) else None
 
 
 def _availability(s: Resolved, clients: int) -> float | Trace:
-    found = availability_of(s)
-    return found if isinstance(found, float) else read_trace(Path(found), clients)
+    share = availability_of(s)
+    return share if isinstance(share, float) else read_trace(Path(share), clients)
 
 
 def unit_of(s: Resolved, method: Method) -> Unit:

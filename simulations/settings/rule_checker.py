@@ -97,8 +97,8 @@ def facts_of(
     known["chosen_method"] = s.method == AUTO or "method" in (s.auto or "").split()
     known |= {"deployed": deployed, **unit_facts(s.unit)}
     if isinstance(s, Resolved):
-        found = availability_of(s)
-        known |= {"trace": isinstance(found, str), "away": found != 1.0}
+        availability = availability_of(s)
+        known |= {"trace": isinstance(availability, str), "away": availability != 1.0}
     else:
         known = {name: value for name, value in known.items() if value is not None}
     if workload is not None:
@@ -130,12 +130,12 @@ def codec_facts(s: Settings) -> Facts:
 
 def codec_lists() -> Facts:
     """Names of codecs for messages."""
-    found = all_codecs().values()
+    codecs = all_codecs().values()
     return {
-        "exact_codecs": "codec=" + " or ".join(codec.name for codec in found if codec.exact),
-        "down_codecs": ", ".join(codec.name for codec in found if codec.goes_down),
+        "exact_codecs": "codec=" + " or ".join(codec.name for codec in codecs if codec.exact),
+        "down_codecs": ", ".join(codec.name for codec in codecs if codec.goes_down),
         "down_floats": ", ".join(
-            codec.name for codec in found if codec.goes_down and not codec.grid_from_noise
+            codec.name for codec in codecs if codec.goes_down and not codec.grid_from_noise
         ),
     }
 

@@ -198,10 +198,10 @@ class Row:
         lengths.
         """
         lists = {name: len(text.split()) for name, text in self.columns.items() if name in COUNTED}
-        found = {
+        values = {
             name: value for name, value in self.columns.items() if name not in ("round", "reasons")
         } | lists
-        return {name: float(value) for name, value in found.items() if value is not None}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
     @property
     def line(self) -> str:

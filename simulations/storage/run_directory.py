@@ -166,14 +166,14 @@ class RunDir:
         """
         files = StepFiles(self.steps)
         versions = files.after(version)
-        found = []
+        steps = []
         if len(versions) > FAR and self.checkpoint.exists():
-            found.append((-1, self.checkpoint.read_bytes()))
+            steps.append((-1, self.checkpoint.read_bytes()))
             versions = versions[-FAR:]
         for own in versions:
             with suppress(OSError, ValueError):  # it is damaged
-                found.append((own, files.load(own)))
-        return found
+                steps.append((own, files.load(own)))
+        return steps
 
     def basis_after(self, round: int) -> list[tuple[int, bytes]]:
         """The carriers that the server probed last, with their round, if that is another one."""

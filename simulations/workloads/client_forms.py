@@ -371,7 +371,7 @@ def _memory_of(column: Any, size: int) -> np.ndarray:
     """The place in memory of each row of a column of pyarrow; of things in a list the things."""
     if isinstance(column, list):
         return origins_of(column, np.arange(size))
-    found = []
+    chunks = []
     for chunk in column.chunks:
         held = [buffer.address for buffer in chunk.buffers()[1:] if buffer is not None]
         held += [buffer.address for buffer in chunk.buffers()[:1] if buffer is not None]
@@ -380,8 +380,8 @@ def _memory_of(column: Any, size: int) -> np.ndarray:
         width = kind.bit_width // 8 if hasattr(kind, "bit_width") else 0
         offsets = np.arange(len(chunk)) + chunk.offset
         whole = np.full(len(chunk), start)  # a slice of numpy begins elsewhere, one of pyarrow not
-        found.append(mixed(whole + offsets * width, 0 if width else offsets))
-    return np.concatenate([np.zeros(0, np.uint64), *found])
+        chunks.append(mixed(whole + offsets * width, 0 if width else offsets))
+    return np.concatenate([np.zeros(0, np.uint64), *chunks])
 
 
 def _same_labels(bare: Sequence[Any]) -> list[tuple[int, int]]:
@@ -602,22 +602,22 @@ def _row_numbers(part: Any, label: str, data: Any) -> Tensor:
         fix = "data sets of clients are train=[...], one a client, without partition="
     else:
         try:
-            found = np.asarray(part)
+            numbers = np.asarray(part)
         except ValueError:  # lists of different lengths
-            found = np.asarray(None)
+            numbers = np.asarray(None)
             fix = "give one array a client, such as the second of each pair of KFold().split(...)"
-        if not found.size and found.ndim == 1:
+        if not numbers.size and numbers.ndim == 1:
             return torch.zeros(0, dtype=torch.int64)
-        if found.ndim == 1 and found.dtype.kind in "iu":
-            return torch.from_numpy(found.astype(np.int64))
-        got = f"{found.dtype} of shape {found.shape}"
+        if numbers.ndim == 1 and numbers.dtype.kind in "iu":
+            return torch.from_numpy(numbers.astype(np.int64))
+        got = f"{numbers.dtype} of shape {numbers.shape}"
         owners = "an owner for each row is one flat list, such as ['north', 'south', 'north']"
         fix = {
             "b": "give np.flatnonzero(mask)",
             "f": "give rows.astype(int)",
             "U": owners,
             "S": owners,
-        }.get(found.dtype.kind, fix)
+        }.get(numbers.dtype.kind, fix)
     raise ValueError(
         f"partition: expected lists of row numbers, got {got} for client {label}: {fix}"
     )
@@ -655,11 +655,11 @@ def _columns(opened: Any, rows: Rows) -> dict[str, Any]:
     import pyarrow as pa
 
     labels = {LABEL: rows.targets.numpy()} if rows.targets.ndim == 1 else {}
-    found: dict[str, Any] = {**labels, **rows.columns}
+    columns: dict[str, Any] = {**labels, **rows.columns}
     for name, column in opened.columns.items() if isinstance(opened, Table) else ():
         if isinstance(column, pa.ChunkedArray) and not pa.types.is_nested(column.type):
-            found[name] = column
-    return found
+            columns[name] = column
+    return columns
 
 
 def _dealt(partitioner: Any, columns: Mapping[str, Any], size: int) -> Parts:

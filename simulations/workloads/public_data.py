@@ -202,10 +202,10 @@ def _images(path: Path, wanted: Pixels, options: Options, say: Progress, given: 
     )
     data, labelled = _tensors(path) if path.suffix == ".pt" else (path, True)
     rows = read_rows(data, columns, given.partition("=")[0])
-    found = rows.inputs[np.arange(min(len(rows.targets), AT_ONCE))]
-    stored = find_pixels(found, rows.prepare)
+    first_rows = rows.inputs[np.arange(min(len(rows.targets), AT_ONCE))]
+    stored = find_pixels(first_rows, rows.prepare)
     if stored is None:
-        some = np.asarray(found)
+        some = np.asarray(first_rows)
         raise ValueError(
             f"{given} holds no images, which the run's workload has: expected rows of (channels, "
             f"height, width) or (height, width, channels), uint8 or float32, got {some.shape[1:]} "
@@ -221,17 +221,17 @@ def _tensors(path: Path) -> tuple[tuple[Any, Any], bool]:
     """
     try:
         bounded.check_stored(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip and pickle raise their own
         raise ValueError(
             f"cannot read {path}: expected a tensor, or a pair of inputs and targets, by torch.save"
         ) from error
-    if isinstance(found, Tensor):
-        return (found, torch.zeros(len(found), dtype=torch.int64)), False
-    if isinstance(found, tuple | list) and len(found) == 2:
-        return (found[0], found[1]), True
+    if isinstance(saved, Tensor):
+        return (saved, torch.zeros(len(saved), dtype=torch.int64)), False
+    if isinstance(saved, tuple | list) and len(saved) == 2:
+        return (saved[0], saved[1]), True
     raise ValueError(
-        f"{path} holds {type(found).__name__}: expected a tensor, or a pair of inputs and targets"
+        f"{path} holds {type(saved).__name__}: expected a tensor, or a pair of inputs and targets"
     )
 
 
@@ -252,10 +252,13 @@ def check_fits(inputs: Any, workload: LoadedWorkload, given: str) -> None:
     """Raise ValueError unless a row has the types and shapes of the workload's inputs; texts may
     have any length.
     """
-    found, wanted = forms(inputs), forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0])
-    if found != wanted:
+    offered, wanted = (
+        forms(inputs),
+        forms(workload.test.batch(torch.zeros(1, dtype=torch.int64))[0]),
+    )
+    if offered != wanted:
         raise ValueError(
-            f"{given} gives inputs {found}, and the model of {workload.name} takes {wanted}"
+            f"{given} gives inputs {offered}, and the model of {workload.name} takes {wanted}"
         )
 
 

@@ -53,9 +53,9 @@ def check_numbers(inputs: Batch, what: str, *, rows: Tensor | None = None, fix: 
         if len(bad):
             place = (~value[bad[0]].isfinite()).nonzero()[0].tolist() if value.ndim > 1 else []
             row = int(bad[0] if rows is None else rows[bad[0]])
-            found = float(value[bad[0]][tuple(place)])
+            number = float(value[bad[0]][tuple(place)])
             raise ValueError(
-                f"{called} have missing or infinite values: {found} in row {row}{_column(place)} "
+                f"{called} have missing or infinite values: {number} in row {row}{_column(place)} "
                 f"({len(bad)} such rows among the {len(value)} that were looked at together); {fix}"
             )
 

@@ -279,20 +279,20 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
             one = _tensor(array[:1].copy(), dtype, what)
             return one.expand(len(array), *one.shape[1:])
         array = np.require(array, requirements="W")  # torch warns of others
-        found = torch.as_tensor(
+        tensor = torch.as_tensor(
             array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{what}: expected numbers, got {type(value).__name__} ({error})"
         ) from None
-    return found.to(dtype) if found.dtype == torch.float64 else found
+    return tensor.to(dtype) if tensor.dtype == torch.float64 else tensor
 
 
 def _classes(targets: Inputs) -> Inputs:
     """Small integers as int64, which losses take as the numbers of classes."""
-    found: Inputs = each(targets, lambda t: t.long() if t.dtype in SMALL else t)
-    return found
+    classes: Inputs = each(targets, lambda t: t.long() if t.dtype in SMALL else t)
+    return classes
 
 
 def named(what: str, part: Inputs) -> list[tuple[str, Tensor]]:

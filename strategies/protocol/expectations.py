@@ -158,8 +158,8 @@ class Expectations:
         plan = common.for_client(terms)
         values = unpack(payload, self._expected(partition, plan, terms.num_examples))
         report.payloads[partition] = payload
-        found = decode(values, plan.frame)
-        return found if terms.weight == 1 else found * terms.weight
+        decoded = decode(values, plan.frame)
+        return decoded if terms.weight == 1 else decoded * terms.weight
 
     def paid(self, reply: Message, partition: int, common: RoundPlan, report: RoundReport) -> bytes:
         """The payload of a reply whose client was charged for it; its bytes are entered in the

@@ -350,7 +350,11 @@ def wait_for_nodes(grid: Grid, count: int) -> Sequence[int]:
     """
     deadline = time.monotonic() + CONNECT_SECONDS
     while (
-        len(nodes := found if isinstance(found := grid.get_node_ids(), range) else list(found))
+        len(
+            nodes := connected
+            if isinstance(connected := grid.get_node_ids(), range)
+            else list(connected)
+        )
         < count
     ):
         if time.monotonic() > deadline:

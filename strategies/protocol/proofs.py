@@ -259,7 +259,7 @@ class LedgerCopies:
         assert terms.keys() <= names
         differ = [name for name, value in terms.items() if getattr(entries[-1], name) != value]
         if differ:
-            found = ", ".join(
+            differences = ", ".join(
                 f"{name}={getattr(entries[-1], name)} (announced {terms[name]})" for name in differ
             )
-            raise LedgerError(f"client {client} charged round {round} with {found}")
+            raise LedgerError(f"client {client} charged round {round} with {differences}")

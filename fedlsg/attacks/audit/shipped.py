@@ -173,7 +173,7 @@ def ghost_layers(
     allowed = client_round.allows_ghost_clipping(frame) and setting.mechanism.clip == "joint"
     if stated.whole or setting.unit.persons or setting.local.multiplicity > 1 or not allowed:
         return {}
-    modules, found = dict(setting.model.named_modules()), {}
+    modules, layers = dict(setting.model.named_modules()), {}
     starts = [0, *torch.tensor([b.kept for b in frame.blocks]).cumsum(0).tolist()]
     for i, block in enumerate(frame.blocks):
         module = modules.get(block.parameter.removesuffix(".weight"))
@@ -184,8 +184,8 @@ def ghost_layers(
             way = torch.zeros(frame.kept)
             way[starts[i] : starts[i + 1]] = torch.outer(g / g.norm(), x / x.norm()).flatten()
             own = (x / x.norm() / positions).expand(positions, -1)
-            found[i] = GhostLayer(module=module, x=own, way=way)
-    return found
+            layers[i] = GhostLayer(module=module, x=own, way=way)
+    return layers
 
 
 def as_ghost(layer: GhostLayer, rows: Float[Tensor, "batch kept"]) -> GhostGradients:

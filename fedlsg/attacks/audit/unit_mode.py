@@ -118,7 +118,7 @@ def _record(
     counts = federations(setting, canaries)
     generator = public_generator(0 if seed is None else seed, "canaries")
     made = make_canaries(setting, max(counts), generator)
-    found, moved, included = [], [], []
+    recorded, moved, included = [], [], []
     for series, count in enumerate(counts):
         inside = stream_of(seed, "coins", series).bernoulli(count, 0.5)
         rows, clipped = made.gradients[:count], made.clipped[:count]
@@ -133,10 +133,10 @@ def _record(
             )
         )
         components = along(outputs, clipped)
-        found.append(score(setting, components, clipped))
+        recorded.append(score(setting, components, clipped))
         moved.append(components.mean(0) / (setting.stated.sample_rate * sum(setting.weights)))
         included.append(inside)
-    scores, moves, chosen = (torch.cat(parts).numpy() for parts in (found, moved, included))
+    scores, moves, chosen = (torch.cat(parts).numpy() for parts in (recorded, moved, included))
     units = alike_units(setting)
     one = make_canaries(setting, 1, generator)
     equal = one.gradients.expand(units, -1)

@@ -101,8 +101,8 @@ def input_of_linear(observation: Observation, prior: Prior) -> Guess:
         raise DoesNotApply(
             "L^T db is zero: nothing of the gradient reaches the carriers (LoRA's B may still be 0)"
         )
-    found = ratio(layer.right, v)
-    x = frozen_columns(layer, found.x, g)
+    guess = ratio(layer.right, v)
+    x = frozen_columns(layer, guess.x, g)
     if layer.right.noise_std > 0:
         x = clamp(x, prior)
     unknown = int(x.isnan().sum())
@@ -111,7 +111,7 @@ def input_of_linear(observation: Observation, prior: Prior) -> Guess:
         if unknown
         else "v^T right / |v|^2"
     )
-    return Guess(inputs=x.reshape(1, *prior.shape), objective=found.residual, note=note)
+    return Guess(inputs=x.reshape(1, *prior.shape), objective=guess.residual, note=note)
 
 
 def frozen_columns(layer: ReceivedLayer, x: Values, g: Float[Tensor, " m"]) -> Values:
@@ -177,17 +177,17 @@ def settle_scale(observation: Observation, guess: Guess, label: int) -> Guess:
 
     tried = itertools.product((1.0, -1.0), np.arange(-DECADES, DECADES + STEP / 2, STEP).tolist())
     _, sign, power = min((off(sign, power), sign, power) for sign, power in tried)
-    found = minimize_scalar(
+    best = minimize_scalar(
         lambda p: off(sign, p),
         bounds=(power - STEP, power + STEP),
         method="bounded",
         options={"xatol": 1e-12},
     )
-    inputs = _scaled(start, sign, float(found.x)).to(guess.inputs)
+    inputs = _scaled(start, sign, float(best.x)).to(guess.inputs)
     return Guess(
         inputs=inputs,
         labels=target,
-        objective=float(found.fun),
+        objective=float(best.fun),
         note="direction exact, scale from a replay",
     )
 
@@ -360,11 +360,11 @@ def features(observation: Observation, prior: Prior, known: Knowledge) -> Guess:
         )
     db = torch.where(layer.bias.kept, layer.bias.values, torch.nan)
     if known.examples == 1:
-        found = ratio(layer.right, db)
+        guess = ratio(layer.right, db)
         return Guess(
-            inputs=found.x.unsqueeze(0),
+            inputs=guess.x.unsqueeze(0),
             labels=labels,
-            objective=found.residual,
+            objective=guess.residual,
             note="dW^T db / |db|^2",
         )
     rows = [_row(layer.right, db, int(label)) for label in labels]

@@ -166,13 +166,13 @@ def received_first_layer(observation: Observation, size: int) -> ReceivedLayer:
 
 
 def _received(observation: Observation, key: tuple[str, str]) -> Received | None:
-    found = [b for b in observation.frame.blocks if (b.parameter, b.part) == key]
-    if not found:
+    blocks = [b for b in observation.frame.blocks if (b.parameter, b.part) == key]
+    if not blocks:
         return None
     values, kept = observation.blocks[key].double(), observation.kept[key]
     if values.ndim == 3:
         values, kept = values.flatten(1), kept.flatten(1)
-    return Received(values=values, kept=kept, noise_std=observation.noise_std / found[0].weight)
+    return Received(values=values, kept=kept, noise_std=observation.noise_std / blocks[0].weight)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,6 +211,6 @@ def direction(right: Received) -> tuple[Float[Tensor, " n"], float]:
     for _ in range(1 if right.all_or_none(0) else SWEEPS):
         v = ratio(right.mT, ratio(right, v).x).x
         v = v / v.nan_to_num(0.0).norm()
-    found = ratio(right, v)
-    x = torch.where(right.kept.any(0), found.x, torch.nan)
-    return x / x.nan_to_num(0.0).norm(), found.residual
+    fit = ratio(right, v)
+    x = torch.where(right.kept.any(0), fit.x, torch.nan)
+    return x / x.nan_to_num(0.0).norm(), fit.residual

@@ -236,8 +236,8 @@ def kind_of(module: nn.Module) -> Kind | None:
         return Kind(gradients=_registered[own], by_torch_func=_registered[own] is by_torch_func)
     if has_formulas(module):
         return None
-    if (found := BUILT_IN.get(own)) is not None and "forward" not in vars(module):
-        return found
+    if (kind := BUILT_IN.get(own)) is not None and "forward" not in vars(module):
+        return kind
     return _without_formula(module) if module._parameters or is_parametrized(module) else None
 
 

@@ -264,18 +264,18 @@ def _inputs(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     """The first inputs of all layers whose formulas take examples in other places, by path, call
     after call.
     """
-    found: dict[str, list[Tensor]] = {}
+    inputs: dict[str, list[Tensor]] = {}
     handles = []
     for path, module in model.named_modules():
         kind = kind_of(module)
         if has_formulas(module) or (kind is not None and kind.positions):
 
             def note(module: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                found.setdefault(path, []).append((args[0] if args else kwargs["input"]).detach())
+                inputs.setdefault(path, []).append((args[0] if args else kwargs["input"]).detach())
 
             handles.append(module.register_forward_pre_hook(note, with_kwargs=True))
     try:
-        yield found
+        yield inputs
     finally:
         for handle in handles:
             handle.remove()

@@ -132,8 +132,8 @@ class Subject:
         gradients: dict[str, Tensor | None] = dict.fromkeys(own)
         if losses.requires_grad:
             total = losses @ weights.to(losses)
-            found = torch.autograd.grad(total, list(own.values()), allow_unused=True)
-            gradients = dict(zip(own, found, strict=True))
+            parts = torch.autograd.grad(total, list(own.values()), allow_unused=True)
+            gradients = dict(zip(own, parts, strict=True))
         zeros = {name: torch.zeros_like(own[name]) for name, g in gradients.items() if g is None}
         dense = {name: g.to_dense() for name, g in gradients.items() if g is not None}
         return self.frame.project(zeros | dense)

@@ -177,7 +177,7 @@ def _recurrent(step: Pass, layer: CallLayer, x: Tensor, hx: Any = None) -> Any:
 
 def copied_places(prepared: Prepared) -> dict[str, list[Place]]:
     """Parameters that are copied for each example, with the modules that own them."""
-    places = {name: list(found) for name, found in prepared.ways.uses.items()}
+    places = {name: list(of_name) for name, of_name in prepared.ways.uses.items()}
     for call in prepared.calls:
         if type(call.module) not in CALLS:
             for inner, slot in call.slots.items():
@@ -190,7 +190,7 @@ def read_with(prepared: Prepared, places: Mapping[str, list[Place]]) -> set[str]
     """Other parameters of known layers of which one is copied: such a layer does not run on the
     batch.
     """
-    copied = {id(module) for found in places.values() for module, _ in found}
+    copied = {id(module) for of_name in places.values() for module, _ in of_name}
     known: list[Layer | CallLayer] = [*prepared.layers, *prepared.calls]
     layers = [layer for layer in known if id(layer.module) in copied]
     return {slot.block.parameter for layer in layers for slot in slots_of(layer)} - places.keys()
@@ -203,12 +203,12 @@ def own_copies(places: Mapping[str, list[Place]], batch: int) -> Iterator[dict[s
     """
     saved = [
         (module, name, module._parameters[name])
-        for found in places.values()
-        for module, name in found
+        for of_name in places.values()
+        for module, name in of_name
     ]
     copies = {}
-    for name, found in places.items():
-        p = found[0][0]._parameters[found[0][1]]
+    for name, of_name in places.items():
+        p = of_name[0][0]._parameters[of_name[0][1]]
         assert p is not None
         copies[name] = p.detach().expand(batch, *p.shape).requires_grad_()
     try:

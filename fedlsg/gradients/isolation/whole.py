@@ -28,5 +28,5 @@ def kept_of_whole(
         }
     for position, block in enumerate(frame.blocks):
         if block.parameter == c.name:
-            found = parts[block.part].reshape(count, *(block.shape or (1,)))
-            yield position, kept_values(found, block.keep)
+            values = parts[block.part].reshape(count, *(block.shape or (1,)))
+            yield position, kept_values(values, block.keep)

@@ -273,8 +273,8 @@ CAPTION = (
 def headline(verdict: Verdict) -> str:
     """The verdict, the claim and the best lower bound."""
     claim, best = verdict.claim, _best(verdict)
-    found = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
-    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {found}"
+    bound = f"the largest lower bound is {best:.3f}, at {100 * (1 - SIGNIFICANCE):g} % confidence"
+    claimed = f"the claim is epsilon {claim.epsilon:.3f} (delta {claim.delta:g}), and {bound}"
     if verdict.falsified:
         return f"Falsified by {', '.join(verdict.reasons)}: {claimed}."
     return f"Not falsified: {claimed}. That does not verify the claim."

@@ -184,13 +184,13 @@ def audit_training(
     """Run with canaries, score every payload, judge; also how many canaries there were, of which
     kind, and how often each path ran.
     """
-    found = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
+    scores = find(audited, console, canaries=canaries, kind=kind, plant=plant, seed=seed)
     with console.status("computing bounds"):
         return (
-            judge(found.scores, found.included, audited.claim, found.checks),
-            found.canaries,
-            found.kind,
-            found.paths,
+            judge(scores.scores, scores.included, audited.claim, scores.checks),
+            scores.canaries,
+            scores.kind,
+            scores.paths,
         )
 
 

@@ -142,14 +142,14 @@ def membership_command(
         models = train_all(plan, shadows=shadows, seed=seed, tick=tick)
     with console.status("attacking"):
         own = {} if run is None else scores_on_run(run, plan, seed)
-        found = attack(models, seed=seed, more=len(own))
+        successes = attack(models, seed=seed, more=len(own))
         report = Report(
             settings=plan.settings,
             models=models,
-            found=found,
+            found=successes,
             claim=None if claim is None else claim[0],
             limits=() if claim is None else claim[1],
-            own=own_attacks(own, attacks=len(found) + len(own), seed=seed),
+            own=own_attacks(own, attacks=len(successes) + len(own), seed=seed),
             seed=seed,
             seconds=time.monotonic() - began,
             test_examples=len(plan.workload.test),

@@ -98,7 +98,7 @@ def attack(models: Trained, *, seed: int, more: int = 0) -> list[Found]:
         scores = np.stack([one.score(answers(models, target)) for target in range(len(inside))])
         members, others = scores[0, inside[0]], scores[0, ~inside[0]]
         in_turn, (curve, *band), drawn = pooled(scores, inside, seed=seed, confidence=confidence)
-        found = Found(
+        outcome = Found(
             attack=one.name,
             success=threshold_on(members, others, seed).success,
             target=roc(members, others, confidence=confidence),
@@ -108,7 +108,7 @@ def attack(models: Trained, *, seed: int, more: int = 0) -> list[Found]:
             band=np.stack(band),
             drawn=drawn,
         )
-        findings.append(found)
+        findings.append(outcome)
     return findings
 
 

@@ -279,7 +279,7 @@ def _words(rows: Mapping[str, Roc]) -> str:
 def facts(report: Report) -> dict[str, str]:
     """How the models were made, their accuracy, and the claim, by name."""
     s = report.settings
-    found = {
+    lines = {
         "models": f"a target and {len(report.models.inside) - 1} shadows, each trained on a random "
         f"half of the {'clients' if unit_named(s.unit).whole else 'training set'}",
         "trains": f"{s.model} on {s.workload}, method {s.method}, {s.clients} clients, {s.rounds} "
@@ -287,10 +287,10 @@ def facts(report: Report) -> dict[str, str]:
         **_accuracy(report),
     }
     if report.claim is None:
-        return {**found, "epsilon": "none is claimed"}
+        return {**lines, "epsilon": "none is claimed"}
     claim = report.claim
     return {
-        **found,
+        **lines,
         "sigma": f"{claim.noise_multiplier:.4g} (effective)",
         "epsilon": f"{claim.epsilon:.3f} at delta {claim.delta:g}, by the planned schedule",
     }
@@ -306,15 +306,15 @@ def _accuracy(report: Report) -> dict[str, str]:
         if len(accuracy) > 1
         else ""
     )
-    found = {"test accuracy": f"mean {accuracy.mean():.1f} %{spread}"}
+    lines = {"test accuracy": f"mean {accuracy.mean():.1f} %{spread}"}
     if report.test_examples:
         share = float(accuracy.mean()) / 100
         error = 100 * np.sqrt(share * (1 - share) / report.test_examples)
-        found["test set"] = (
+        lines["test set"] = (
             f"{report.test_examples:,} examples: standard error {error:.1f} points, which all "
             "models share"
         )
-    return found
+    return lines
 
 
 def granted(report: Report) -> dict[str, str]:

@@ -124,8 +124,8 @@ def on_model(directory: RunDir, plan: Plan, seed: int) -> dict[str, Scored]:
             features_of_candidates=before[3],
         ),
     )
-    found = {one.name: one.score(answers) for one in membership_attacks() if usable(one, answers)}
-    return {name: (s[: len(members)], s[len(members) :]) for name, s in found.items()}
+    scores = {one.name: one.score(answers) for one in membership_attacks() if usable(one, answers)}
+    return {name: (s[: len(members)], s[len(members) :]) for name, s in scores.items()}
 
 
 def on_payloads(record: Record, seed: int) -> Scored:

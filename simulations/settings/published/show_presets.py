@@ -167,9 +167,9 @@ def as_json(listed: Iterable[Published]) -> str:
     none.
     """
     keys = ("name", "aliases", "paper", "where", "accuracy", "spread", "notes")
-    found = [
+    rows = [
         {key: getattr(preset, key) for key in keys}
         | {"batch": preset.batch, "epochs": preset.epochs, "settings": dict(preset.settings)}
         for preset in listed
     ]
-    return json.dumps(found, indent=2, ensure_ascii=False)
+    return json.dumps(rows, indent=2, ensure_ascii=False)

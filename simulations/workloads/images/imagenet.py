@@ -184,10 +184,10 @@ def _list(folder: Path) -> dict[str, list[str]]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(_expected(folder))
-    found, _ = list_images(folder, NAME)
-    if len(found) < 2:
+    by_class, _ = list_images(folder, NAME)
+    if len(by_class) < 2:
         raise FileNotFoundError(_expected(folder))
-    return found
+    return by_class
 
 
 def _expected(folder: Path) -> str:

@@ -103,13 +103,13 @@ class Rows:
         """What a run keeps of how rows were read: public, for it follows from names and from the
         public rows.
         """
-        found = {
+        facts = {
             "inputs": list(self.names),
             "targets": list(self.target_names),
             "classes": list(self.classes),
             "white": self.white,
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in facts.items() if value}
 
 
 def of_stored(stored: Any, targets: Tensor, columns: Columns, what: str, /, **more: Any) -> Rows:
@@ -157,7 +157,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.kind == "u" and value.dtype.itemsize > 1:
         value = value.astype(np.int64)
     try:
-        found = torch.as_tensor(value)
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         texts = isinstance(value, np.ndarray) and value.dtype.kind in "OUS"
         fix = "several targets of an example are columns of one tensor, which the loss takes apart"
@@ -166,10 +166,12 @@ def as_tensor(value: Any, what: str) -> Tensor:
         raise ValueError(
             f"{what}: expected an array or a tensor, got {type(value).__name__} ({error}); {fix}"
         ) from None
-    if found.ndim == 0:
+    if tensor.ndim == 0:
         raise ValueError(f"{what}: expected one row an example, got a single number")
     return (
-        found.float() if found.dtype == torch.float64 and not isinstance(value, Tensor) else found
+        tensor.float()
+        if tensor.dtype == torch.float64 and not isinstance(value, Tensor)
+        else tensor
     )
 
 
@@ -193,13 +195,13 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
                         "leave it out"
                     )
             value = np.array(things)
-        found = as_tensor(value, f"{what} targets").detach().cpu()
-        return found.long() if found.dtype in (
+        targets = as_tensor(value, f"{what} targets").detach().cpu()
+        return targets.long() if targets.dtype in (
             torch.uint8,
             torch.int8,
             torch.int16,
             torch.int32,
-        ) else found, ()
+        ) else targets, ()
     for row, one in enumerate(things):
         if not isinstance(one, str) or not one.strip():
             raise ValueError(
@@ -315,12 +317,12 @@ def check_targets(rows: Rows, loss: Any, what: str) -> None:
     """Raise ValueError for targets that are no numbers, or that a loss of torch for classes cannot
     take.
     """
-    found = rows.targets
-    if found.is_complex() or found.dtype == torch.bfloat16:
+    targets = rows.targets
+    if targets.is_complex() or targets.dtype == torch.bfloat16:
         raise ValueError(
-            f"{what} targets are {found.dtype}: give real numbers, float32 or integers"
+            f"{what} targets are {targets.dtype}: give real numbers, float32 or integers"
         )
-    if found.is_floating_point() and len(bad := not_finite(found)):
+    if targets.is_floating_point() and len(bad := not_finite(targets)):
         raise ValueError(
             f"{what} targets have missing or infinite values, the first in row {int(bad[0])}: fill "
             "them, or leave the rows out"
@@ -333,11 +335,11 @@ def check_targets(rows: Rows, loss: Any, what: str) -> None:
         )
     if (
         name in CLASSES
-        and (found.is_floating_point() or found.dtype == torch.bool)
-        and found.ndim == 1
+        and (targets.is_floating_point() or targets.dtype == torch.bool)
+        and targets.ndim == 1
     ):
         raise ValueError(
-            f"{what} targets are {found.dtype}, and {name} takes the number of each class: give "
+            f"{what} targets are {targets.dtype}, and {name} takes the number of each class: give "
             "integers, 0 to K - 1"
         )
     if name in CLASSES and found.ndim == 2 and found.shape[1] == 1:

@@ -231,20 +231,20 @@ def find_inputs(table: Table, columns: Columns) -> tuple[str, ...]:
             )
         return columns.inputs
     left = (*wanted, *columns.more, *table.indexes)
-    found = tuple(name for name in table.columns if name not in left)
-    if not found:
+    inputs = tuple(name for name in table.columns if name not in left)
+    if not inputs:
         raise ValueError(
             f"{table.what} has no column but {', '.join(map(repr, wanted))}: inputs= names those "
             "of the inputs"
         )
-    for name in found:
+    for name in inputs:
         if _numbers_rows(name, table.columns[name]):
             raise ValueError(
                 f"{table.what}: the column {name!r} numbers the rows, as an index does, and would "
                 "tell a row's place: leave it out of the data, or name all columns of the inputs "
                 "with inputs="
             )
-    return found
+    return inputs
 
 
 def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
@@ -255,9 +255,9 @@ def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
     """
     inputs = find_inputs(tables[0], columns)
     for table in tables[1:]:
-        found = find_inputs(table, columns)
-        for name in (*inputs, *found):
-            if (name in inputs) != (name in found):
+        input_names = find_inputs(table, columns)
+        for name in (*inputs, *input_names):
+            if (name in inputs) != (name in input_names):
                 here, there = (tables[0], table) if name in inputs else (table, tables[0])
                 raise ValueError(
                     f"{here.what} has the column {name!r}, which {there.what} has not (it has "

@@ -150,11 +150,11 @@ def check_same_rows(
     """
     for name in dict.fromkeys([*together, *(name for one in alone for name in one)]):
         whole = together.get(name)
-        found = [one[name] for one in alone if name in one]
-        shapes = {tuple(one.shape) for one in found}
+        values = [one[name] for one in alone if name in one]
+        shapes = {tuple(one.shape) for one in values}
         if (
             whole is None
-            or len(found) < len(alone)
+            or len(values) < len(alone)
             or whole.ndim == 0
             or shapes != {(1, *whole.shape[1:])}
         ):
@@ -163,7 +163,7 @@ def check_same_rows(
                 "for several"
             )
             raise ValueError(f"transform gave {what} {name} of shape {given}: {ONE_SHAPE}")
-        if columns := differing(torch.cat(found), whole[list(rows)]):
+        if columns := differing(torch.cat(values), whole[list(rows)]):
             raise ValueError(
                 f"transform gives other {what} {name} for a row alone than in a batch, which mixes "
                 "examples: make each row from itself alone, without statistics of the batch and "
@@ -232,8 +232,8 @@ def prefers_texts(
             return None
 
     with own_draws("cpu"):
-        found = shapes(*texts)
-        return found is not None and shapes(numbers) in (None, found)
+        shape = shapes(*texts)
+        return shape is not None and shapes(numbers) in (None, shape)
 
 
 def fields_of(inputs: Any) -> Iterator[tuple[str, Tensor]]:
@@ -307,5 +307,5 @@ def prepared(inputs: Stored, prepare: Callable[[Any], Inputs], places: Any) -> I
     """The model's inputs of some rows. Raises ValueError, with its error, for a transform that
     fails.
     """
-    found: Inputs = run_transform(prepare, inputs[np.asarray(places, dtype=np.int64)])
-    return found
+    inputs_of_rows: Inputs = run_transform(prepare, inputs[np.asarray(places, dtype=np.int64)])
+    return inputs_of_rows
