@@ -96,11 +96,11 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _check_numbers(value: object) -> None:
-    for one in value.values() if isinstance(value, Mapping) else value:  # type: ignore[attr-defined]
-        if isinstance(one, int) and abs(one) >= 10**MOST_DIGITS:
+    for item in value.values() if isinstance(value, Mapping) else value:  # type: ignore[attr-defined]
+        if isinstance(item, int) and abs(item) >= 10**MOST_DIGITS:
             raise ValueError(f"it has a number of more than {MOST_DIGITS} digits")
-        if isinstance(one, Mapping | list):
-            _check_numbers(one)
+        if isinstance(item, Mapping | list):
+            _check_numbers(item)
 
 
 def parse_array(content: bytes) -> "np.ndarray":

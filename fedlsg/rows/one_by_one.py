@@ -186,8 +186,8 @@ class OneByOne:
                 yield from self._workers.take(1)
             return
         with self._draws.making():
-            for one in asked:
-                yield self._keyed.row(*one)
+            for row in asked:
+                yield self._keyed.row(*row)
 
 
 def _bytes_of(part: Any) -> int:

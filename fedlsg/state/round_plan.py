@@ -139,7 +139,7 @@ class RoundPlan:
         """
         if not self.mechanism.is_plain:
             return fixed
-        own = sum(one.weight * self.for_client(one).local.batch for one in clients)
+        own = sum(terms.weight * self.for_client(terms).local.batch for terms in clients)
         return fixed if math.isclose(own, fixed, rel_tol=SAME) else own
 
     def at_clip_norm(self, clip_norm: float) -> "RoundPlan":
@@ -238,12 +238,12 @@ def plan_round(
             round=round, frame=frame, mechanism=method.mechanism, local=local, sums=sums, unit=unit
         )
     mechanism = pruning_mechanism(method.mechanism, method.prune)
-    one = replace(local.single(), shuffled=0)  # every example takes part
+    single_step = replace(local.single(), shuffled=0)  # every example takes part
     return RoundPlan(
         round=round,
         frame=frame,
         mechanism=mechanism,
-        local=one,
+        local=single_step,
         sums=sums,
         unit=EXAMPLE if unit.whole else unit,
     )
@@ -251,15 +251,15 @@ def plan_round(
 
 def different_terms(terms: Sequence[ClientTerms]) -> Collection[ClientTerms]:
     """Each of the terms once. Very many clients share the object of their size."""
-    return dict.fromkeys({id(one): one for one in terms}.values())
+    return dict.fromkeys({id(client): client for client in terms}.values())
 
 
 def sizes_of(terms: Sequence[ClientTerms]) -> list[int]:
     """Declared examples of each client."""
-    return [one.num_examples for one in terms]
+    return [client.num_examples for client in terms]
 
 
 def each(terms: Sequence[ClientTerms], value: Callable[[ClientTerms], float]) -> list[float]:
     """A value of each client's terms, computed once for clients that share an object."""
-    known = {key: value(one) for key, one in {id(one): one for one in terms}.items()}
-    return [known[id(one)] for one in terms]
+    known = {key: value(client) for key, client in {id(client): client for client in terms}.items()}
+    return [known[id(client)] for client in terms]

@@ -41,14 +41,17 @@ def classes() -> Mapping[str, type[Optimizer]]:
         "adam": torch.optim.Adam,
         "Yogi": Yogi,
     }
-    for name, one in vars(torch.optim).items():
-        if not (inspect.isclass(one) and issubclass(one, Optimizer)) or name in (*SHORT, *SPARSE):
+    for name, member in vars(torch.optim).items():
+        if not (inspect.isclass(member) and issubclass(member, Optimizer)) or name in (
+            *SHORT,
+            *SPARSE,
+        ):
             continue
-        closure = inspect.signature(one.step).parameters.get("closure")
+        closure = inspect.signature(member.step).parameters.get("closure")
         # LBFGS: the loss, again and again
         asks = closure is not None and closure.default is inspect.Parameter.empty
-        if "lr" in inspect.signature(one).parameters and not asks:
-            by_name[name] = one
+        if "lr" in inspect.signature(member).parameters and not asks:
+            by_name[name] = member
     return by_name
 
 

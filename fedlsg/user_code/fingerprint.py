@@ -265,7 +265,9 @@ class Followed:
         now = self.now()
         if now is self.checked:
             return ""
-        old, new = ({record[0]: record for record in one.structure} for one in (self.checked, now))
+        old, new = (
+            {record[0]: record for record in state.structure} for state in (self.checked, now)
+        )
         said = []
         for path, module in self._model.named_modules():
             name, first, second = (

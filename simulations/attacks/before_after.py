@@ -172,8 +172,10 @@ def places(record: Record) -> list[tuple[int, int]]:
 
 def equal_weights(before: Record, after: Record, number: int) -> bool:
     """Whether the public models of a round are equal, bit for bit."""
-    one, other = before.model_of(number).state_dict(), after.model_of(number).state_dict()
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    weights, other = before.model_of(number).state_dict(), after.model_of(number).state_dict()
+    return weights.keys() == other.keys() and all(
+        torch.equal(weights[name], other[name]) for name in weights
+    )
 
 
 def equal_rows(before: Record, after: Record, number: int, client: int) -> bool:
@@ -187,8 +189,8 @@ def equal_inputs(before: Record, after: Record, number: int, client: int) -> boo
     (one, labels), (other, others) = (r.workload.train.batch(rows) for r in (before, after))
     return (
         torch.equal(labels, others)
-        and flat(one).keys() == flat(other).keys()
-        and all(torch.equal(value, flat(other)[name]) for name, value in flat(one).items())
+        and flat(inputs).keys() == flat(other).keys()
+        and all(torch.equal(value, flat(other)[name]) for name, value in flat(inputs).items())
     )
 
 
@@ -201,7 +203,7 @@ def side_names(before: Record, after: Record, against: Mapping[str, Any]) -> tup
     """What distinguishes the sides, in words that always differ: noise or a clip, if one has none,
     else the named settings.
     """
-    first, last = (one.base.method.mechanism for one in (before, after))
+    first, last = (side.base.method.mechanism for side in (before, after))
     if first.adds_noise != last.adds_noise:
         return NOISES[first.adds_noise], NOISES[last.adds_noise]
     if first.clips != last.clips:

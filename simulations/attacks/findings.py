@@ -97,7 +97,7 @@ class Score:
     def numbers(self, *without: str) -> dict[str, Any]:
         """What attack.json says of it, ``without`` these fields."""
         own = {key: value for key, value in vars(self).items() if key not in without}
-        return {**own, "recognitions": [vars(one) for one in self.recognitions]}
+        return {**own, "recognitions": [vars(recognition) for recognition in self.recognitions]}
 
     @property
     def stuck(self) -> bool:
@@ -181,18 +181,20 @@ def common_figures(
     results: Sequence[Any], batch: int, *, score: float, blind: float, gains: Float[Tensor, " n"]
 ) -> dict[str, Any]:
     """What every ``Outcome`` has, of one attack's results."""
-    verdicts = [each.verdict for one in results for each in one.recognitions]
+    verdicts = [each.verdict for result in results for each in result.recognitions]
     return {
         "attack": results[0].attack,
         "batch": batch,
         "blind": blind,
         "mean_gain": score - blind,
         "gain": mean_interval(gains) if len(gains) >= FEWEST_OF_MEAN else None,
-        "seconds": statistics.fmean(one.seconds for one in results),
+        "seconds": statistics.fmean(result.seconds for result in results),
         "examples": batch * len(results),
         "recognised": sum(map(verdicts.count, LEAKS)),
         "recovered": verdicts.count("recovered"),
-        "unexplained": tuple(one.unexplained for one in results if one.unexplained is not None),
+        "unexplained": tuple(
+            result.unexplained for result in results if result.unexplained is not None
+        ),
     }
 
 
@@ -291,7 +293,7 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
     if not rows:
         words = f"{NO_ATTACK} to these updates, for the given reasons: that is no proof of privacy"
         return Judged(grade="no attack", words=words)
-    best, verdicts = rows[0], [verdict for one in updates for verdict in one.verdicts]
+    best, verdicts = rows[0], [verdict for update in updates for verdict in update.verdicts]
     of = f"of {len(verdicts)} {best.things if len(verdicts) > 1 else best.thing}"
     strongest = (
         f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) "
@@ -299,7 +301,7 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
     )
     leaks = [f"{count} {of} {verdict}" for verdict in LEAKS if (count := verdicts.count(verdict))]
     if leaks:
-        among = min(one.among for one in updates if one.among)
+        among = min(update.among for update in updates if update.among)
         nearest = f"nearest to its own original of {among:,}"
         words = f"{LEAK} {best.things}: {' and '.join(leaks)}, {nearest}; {strongest}"
         return Judged(grade="leak", words=words)
@@ -315,12 +317,12 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
 
 def undecided_words(updates: Sequence[Update], thing: str) -> str:
     """On which updates nothing can be said, why, and what to do. ``thing``: an example."""
-    left = [one.unexplained or 0.0 for one in updates if "undecided" in one.verdicts]
-    if close := sum(one.close for one in updates):
+    left = [update.unexplained or 0.0 for update in updates if "undecided" in update.verdicts]
+    if close := sum(update.close for update in updates):
         return (
-            f"{close} of {sum(len(one.verdicts) for one in updates)} nearer to the original than "
-            f"to any public {thing}, but no nearer than to a mixture of two: give more --seconds, "
-            "or other --attacks"
+            f"{close} of {sum(len(update.verdicts) for update in updates)} nearer to the original "
+            f"than to any public {thing}, but no nearer than to a mixture of two: give more "
+            "--seconds, or other --attacks"
         )
     if min(left) <= CONVERGED:
         return "too few public examples to recognise one by: use a test split of 2 or more a class"

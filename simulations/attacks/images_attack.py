@@ -228,7 +228,7 @@ class Images(Kind):
         }
 
     def numbers(self, target: Target, blind: Tensor, scores: Sequence[Scored]) -> dict[str, Any]:
-        return {"attacks": [one.numbers("images") for one in scores]}
+        return {"attacks": [score.numbers("images") for score in scores]}
 
     def compared(
         self, found: Results, sides: Mapping[str, Sequence[Sequence[Reading]]]

@@ -303,9 +303,9 @@ class Summary(Outcome):
     @classmethod
     def of(cls, results: Sequence[Scored], batch: int) -> "Summary":
         """Means over the images of one attack's results."""
-        gains = [gain for one in results for gain in one.gains]
+        gains = [gain for score in results for gain in score.gains]
         psnr, ssim, blind = (
-            statistics.fmean(value for one in results for value in getattr(one, name))
+            statistics.fmean(value for score in results for value in getattr(score, name))
             for name in ("psnr", "ssim", "blind")
         )
         common = common_figures(results, batch, score=psnr, blind=blind, gains=torch.tensor(gains))

@@ -267,9 +267,9 @@ def summed(observations: list[Observation]) -> Observation:
     first = observations[0]
     return replace(
         first,
-        values=aggregate([one.values for one in observations]).to(first.values),
-        noise_std=math.hypot(*(one.noise_std for one in observations)),
-        clients=tuple(client for one in observations for client in one.clients),
+        values=aggregate([observation.values for observation in observations]).to(first.values),
+        noise_std=math.hypot(*(observation.noise_std for observation in observations)),
+        clients=tuple(client for observation in observations for client in observation.clients),
     )
 
 
@@ -430,6 +430,8 @@ def epsilon_of(record: Record) -> str:
     except FileNotFoundError:
         charges, delta = record.run.charges, record.base.settings.delta
         spent = [charges.of(client).epsilon(delta) for client in charges.clients()]
-        return f"{max(one if isinstance(one, float) else one.upper for one in spent):.3f}"
+        return (
+            f"{max(events if isinstance(events, float) else events.upper for events in spent):.3f}"
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return "unknown (the run has no summary that can be read)"

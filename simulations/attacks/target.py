@@ -193,7 +193,7 @@ def chosen_places(sizes: Mapping[tuple[int, int], int], options: Options) -> lis
     return [
         place
         for batch in options.batches
-        for _, place in [one for one in by_size if one[0] == batch][
+        for _, place in [sized for sized in by_size if sized[0] == batch][
             : max(1, round(options.examples / batch))
         ]
     ]
@@ -346,14 +346,14 @@ def attack_each(
     for number, (target, own, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
         prior, blind, score = kind.task(target, own, examples)
         scores = []
-        for place, one in enumerate(attacks):
-            part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), one.name)
-            generator = public_generator(options.seed, "attack", number, one.name)
+        for place, attack in enumerate(attacks):
+            part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), attack.name)
+            generator = public_generator(options.seed, "attack", number, attack.name)
             try:
-                guess, took = attempt(one, target, own, prior, generator, options, part)
-                scores.append(score(one.name, guess, took))
+                guess, took = attempt(attack, target, own, prior, generator, options, part)
+                scores.append(score(attack.name, guess, took))
             except DoesNotApply as error:
-                refused[one.name] = str(error)
+                refused[attack.name] = str(error)
         results.append(tuple(scores))
         blinds.append(blind)
     tick(1.0, "done")

@@ -76,12 +76,12 @@ def read(folder: Path) -> list[Seen]:
                 "recorded their update: record a run of which no client drops out, with record= "
                 "for all, in a new folder"
             )
-        everybody = sum(one["update"] for one in arrays.values())
-        for name, one in arrays.items():
-            update = torch.from_numpy(one["update"])
-            noise = float((one if whole is None else whole)["noise_std"])
-            rest = 0.0 if whole is None else torch.from_numpy(everybody - one["update"])
-            seen = torch.from_numpy(one["payload"] if whole is None else whole["total"]) - rest
+        everybody = sum(array["update"] for array in arrays.values())
+        for name, array in arrays.items():
+            update = torch.from_numpy(array["update"])
+            noise = float((array if whole is None else whole)["noise_std"])
+            rest = 0.0 if whole is None else torch.from_numpy(everybody - array["update"])
+            seen = torch.from_numpy(array["payload"] if whole is None else whole["total"]) - rest
             if not float(update.norm()):
                 continue
             client = int(name.removeprefix("client-"))
@@ -119,7 +119,7 @@ def attack_whole_updates(path: str, console: Console, *, out: str | None) -> Non
             "false_alarms": FPR,
             "recognised": asdict(measurements),
             "closed_form": allowed,
-            "updates": [asdict(one) for one in seen],
+            "updates": [asdict(update) for update in seen],
         }
     )
     page = Page(
@@ -153,21 +153,21 @@ def measured(seen: list[Seen]) -> tuple[Rate, float]:
     closed form's.
     """
     threshold = float(ndtri(1 - FPR))
-    hits = sum(one.score > threshold for one in seen)
+    hits = sum(update.score > threshold for update in seen)
     return clopper_pearson(hits, len(seen)), float(
-        np.mean([closed_form_tpr(FPR, 1 / one.reach) for one in seen])
+        np.mean([closed_form_tpr(FPR, 1 / update.reach) for update in seen])
     )
 
 
 def table_of(seen: list[Seen]) -> Table:
     """A row for each round."""
-    rounds: Mapping[int, list[Seen]] = {one.round: [] for one in seen}
-    for one in seen:
-        rounds[one.round].append(one)
+    rounds: Mapping[int, list[Seen]] = {update.round: [] for update in seen}
+    for update in seen:
+        rounds[update.round].append(update)
     rows = []
     for round, of in rounds.items():
         rate, allowed = measured(of)
-        reach = sum(one.reach for one in of) / len(of)
+        reach = sum(update.reach for update in of) / len(of)
         rows.append(
             Row(
                 cells=(

@@ -291,14 +291,14 @@ def _measured(
 def planes(found: Sequence[Deviations]) -> Charts:
     """A chart for each rate, with equal scales in both directions."""
     charts = []
-    for one in found:
-        most = float(np.quantile(np.abs(one.plane), 0.995)) or 1.0
+    for plane in found:
+        most = float(np.quantile(np.abs(plane.plane), 0.995)) or 1.0
         x, y = (
             Axis(label=f"{name} random direction", low=-most, high=most)
             for name in ("first", "second")
         )
-        points = _points(one.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
-        title = f"mask of sparsity {one.sparsity:g}" if one.sparsity else "no mask"
+        points = _points(plane.plane.tolist(), colour=BLUE, marker="o", line=False, filled=False)
+        title = f"mask of sparsity {plane.sparsity:g}" if plane.sparsity else "no mask"
         charts.append(Chart(title=title, x=x, y=y, series=(points,), height=360))
     return tuple(charts)
 

@@ -146,12 +146,12 @@ def write(subject: Subject, found: Inspection, path: Path, layers: Sequence[str]
     """
     maps = [resolve_layer(subject, name) for name in layers] or spread(subject.layers, PANELS)
     made = figures(found, subject, maps)
-    files = {f"{name}.png": png(one) for name, one in made.items()}
+    files = {f"{name}.png": png(figure) for name, figure in made.items()}
     pictures = [
-        interactive(one, _caption(name, found), columns=3 if len(one) > 2 else 2)
-        if isinstance(one, tuple)
-        else photo(one, _caption(name, found))
-        for name, one in made.items()
+        interactive(figure, _caption(name, found), columns=3 if len(figure) > 2 else 2)
+        if isinstance(figure, tuple)
+        else photo(figure, _caption(name, found))
+        for name, figure in made.items()
     ]
     shown = ("carriers", "symmetry", "sparsified", *MASKED)
     files |= {f"{name}.csv": csv_of(rows).encode() for name, rows in rows_of(found).items()}
@@ -218,7 +218,7 @@ def first_factors(found: Inspection) -> dict[str, tuple[float, ...]]:
 def factor_words(found: Inspection) -> dict[str, str]:
     """The same in words."""
     return {
-        name: ", ".join(f"{one:.4f}" for one in factors)
+        name: ", ".join(f"{factor:.4f}" for factor in factors)
         for name, factors in first_factors(found).items()
     }
 

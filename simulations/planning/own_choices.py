@@ -80,5 +80,5 @@ def choices(plan: Plan) -> list[Choice]:
 
 def noise_of_mean(terms: Sequence[ClientTerms]) -> float:
     """Deviation of the noise on a coordinate of the weighted mean gradient, over the clip norm."""
-    batch = math.fsum(one.weight * one.sample_rate * one.num_examples for one in terms)
-    return math.hypot(*(one.weight * one.noise_multiplier for one in terms)) / batch
+    batch = math.fsum(client.weight * client.sample_rate * client.num_examples for client in terms)
+    return math.hypot(*(client.weight * client.noise_multiplier for client in terms)) / batch

@@ -102,7 +102,7 @@ def rows_behind(source: str, seen: frozenset[str] = frozenset()) -> set[str]:
     if "method" in facts:
         read.add(row_name(str(facts.get("workload")), options.get("dataset")))
     earlier = {str(options.get(setting)) for setting in ("pretrained", "features")} - {RANDOM}
-    return read.union(*(rows_behind(one, seen) for one in earlier - seen))
+    return read.union(*(rows_behind(source_before, seen) for source_before in earlier - seen))
 
 
 def row_name(workload: str, dataset: str | None) -> str:

@@ -255,7 +255,11 @@ def _other_files(before: Sequence[Mapping[str, str]], now: Sequence[Code]) -> li
     """Names of the files that changed, are new, or are gone."""
     pairs = zip(before, now, strict=False)
     return sorted(
-        {name for one, code in pairs for name, _ in one.items() ^ code.source.by_name.items()}
+        {
+            name
+            for setting, code in pairs
+            for name, _ in setting.items() ^ code.source.by_name.items()
+        }
     )
 
 

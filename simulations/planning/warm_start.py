@@ -119,7 +119,7 @@ def _one_that_covers(found: Mapping[int, Sequence[Entry]], where: str) -> int:
     for client, own in each.items():
         totals = {c: Totals().extended(entries) for c, entries in each.items()}
         if all(
-            front([one.events(reader) for one in totals.values()])
+            front([total.events(reader) for total in totals.values()])
             == front([Totals().extended(own).events(reader)])
             for reader in READERS
         ):

@@ -61,10 +61,12 @@ class Trial:
 
     def per_client(self, direction: str, round: int) -> Mapping[str, float]:
         """Mean bytes of all messages of a round to or from a client, by level."""
-        sent = [one for number, messages in self.rounds if number == round for one in messages]
-        some = [one for one in sent if one.direction == direction]
+        sent = [
+            message for number, messages in self.rounds if number == round for message in messages
+        ]
+        some = [message for message in sent if message.direction == direction]
         return {
-            level: sum(getattr(one, f"{level}_bytes") for one in some) / self.clients
+            level: sum(getattr(message, f"{level}_bytes") for message in some) / self.clients
             for level in ("values", "payload", "wire")
         }
 

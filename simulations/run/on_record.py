@@ -59,7 +59,7 @@ def _told_apart(plan: Plan) -> bool:
     names of built-in data do, a user may call the same rows by several.
     """
     behind = [rows_behind(source) for source in starts_of(plan.settings).values()]
-    names = {one.removeprefix(DATA).partition(" ")[0] for one in set().union(*behind)}
+    names = {rows.removeprefix(DATA).partition(" ")[0] for rows in set().union(*behind)}
     builtin = {*workloads.names()}
     return bool(behind) and all(behind) and {plan.settings.workload, *names} <= builtin
 

@@ -67,8 +67,8 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
     epsilon, noise_multiplier = worst(plan)
     public = plan.initial.server().public
     frame = mean_frame(public)
-    one = _message(plan, trial, frame.wire.kept)
-    down, up = _totals(plan, trial, one)
+    message = _message(plan, trial, frame.wire.kept)
+    down, up = _totals(plan, trial, message)
     return {
         "workload": shown(s.workload),
         "model": s.model,
@@ -81,10 +81,14 @@ def facts_of(plan: Plan, *, phones: int = PHONES, dropout: float = DROPOUT) -> d
         "rounds": plan.schedule.rounds,
         "local_steps": plan.local.steps,
         "values": {"dense": plan.initial.dense_parameters, "sent": frame.wire.kept},
-        "bytes": {"up": dict(one.up), "down_first": dict(one.first), "down": dict(one.later)},
+        "bytes": {
+            "up": dict(message.up),
+            "down_first": dict(message.first),
+            "down": dict(message.later),
+        },
         "uplink_bytes": up,
         "downlink_bytes": down,
-        "phones": _phones(plan, one, frame.kept, len(frame.blocks), phones, dropout),
+        "phones": _phones(plan, message, frame.kept, len(frame.blocks), phones, dropout),
         "isolation": plan.local.isolation,
         "own": isolation_line(plan, public),
         "private": plan.method.mechanism.private and not s.reproducible,

@@ -106,9 +106,9 @@ def _where(model: nn.Module, split: Split, base: Base) -> str:
     """ " row N", the first that fails alone; empty if none does."""
     for row in range(len(split)):
         try:
-            one = split.pick(torch.tensor([row]))
+            example = split.pick(torch.tensor([row]))
             evaluation = evaluate(
-                model, one, loss=base.workload.loss, classes=False, device=base.device
+                model, example, loss=base.workload.loss, classes=False, device=base.device
             )
         except Exception:
             return f" row {row}"

@@ -140,7 +140,7 @@ class Spent:
             known[events, delta] = (
                 math.inf if events is None else spread([events], delta=delta).largest
             )
-        return [known[one] for one in each]
+        return [known[epsilon] for epsilon in each]
 
     def by_reader(self) -> dict[str, float]:
         """The largest epsilon over all clients against each reader; one that is promised nothing is

@@ -80,7 +80,7 @@ def all_rules() -> list[Rule]:
         for codec in all_codecs().values()
         for name in codec.settings
     ]
-    return [*(rule for one in all_settings().values() for rule in one.rules), *own]
+    return [*(rule for setting in all_settings().values() for rule in setting.rules), *own]
 
 
 def facts_of(

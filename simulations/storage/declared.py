@@ -285,7 +285,10 @@ def find(name: str, among: tuple[Declared, ...] | None = None) -> Declared | Non
     """The declaration of a file by its path in the folder; None for one that is not fedlsg's,
     ``among`` or a run's.
     """
-    return next((one for one in among or (*RUN, *COMMANDS) if _matches(name, one.pattern)), None)
+    return next(
+        (declared for declared in among or (*RUN, *COMMANDS) if _matches(name, declared.pattern)),
+        None,
+    )
 
 
 def class_of(name: str, declared: Declared, closed: Collection[str]) -> Class:

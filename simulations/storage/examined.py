@@ -60,7 +60,7 @@ class Examined:
         wrong = {
             name: why
             for name, why in self.changed.items()
-            if any(fnmatchcase(name, one) for one in reads)
+            if any(fnmatchcase(name, pattern) for pattern in reads)
         }
         if wrong:
             own = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (

@@ -182,13 +182,13 @@ class Row:
     @property
     def columns(self) -> dict[str, Any]:
         """The row by column, as rounds.csv and callbacks have it."""
-        more = [vars(one) for one in (self.times, self.simulated) if one is not None]
+        more = [vars(part) for part in (self.times, self.simulated) if part is not None]
         own = {
             name: getattr(self, name) for name in FIELDS if self.only is None or name in self.only
         }
         return {
             **own,
-            **{name: value for one in more for name, value in one.items()},
+            **{name: value for part in more for name, value in part.items()},
             **self.metrics,
         }
 

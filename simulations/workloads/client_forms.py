@@ -60,15 +60,19 @@ def data_sets(data: Any, test: Any = None) -> tuple[tuple[str, ...] | None, list
         return distinct_names(list(data), "train"), list(data.values())
     if not isinstance(data, list | tuple) or not _all_data_sets(data):
         return None
-    if isinstance(data, tuple) and len(data) == 2 and any(isinstance(one, list) for one in data):
+    if (
+        isinstance(data, tuple)
+        and len(data) == 2
+        and any(isinstance(data_set, list) for data_set in data)
+    ):
         return None
-    frames = [one for one in data if hasattr(one, "iloc")]
+    frames = [data_set for data_set in data if hasattr(data_set, "iloc")]
     if len(data) == 2 and len(frames) == 2:  # else (inputs, targets)
         shared = set(frames[0].columns) & set(frames[1].columns)
         return (
             (None, list(data)) if shared and (isinstance(data, list) or LABEL in shared) else None
         )
-    pairs = [one for one in data if _is_pair(one)]
+    pairs = [data_set for data_set in data if _is_pair(data_set)]
     mixed = isinstance(data, list) and 0 < len(pairs) < len(data)  # a message names the two forms
     return (None, list(data)) if not pairs or mixed or _pairs_of_rows(pairs, test) else None
 
@@ -97,9 +101,9 @@ def _frames_of_groups(data: Any) -> Any:
 
 def _all_data_sets(data: Any) -> bool:
     """Whether all are data sets, one at least; ``[]`` is one without rows."""
-    empty = [isinstance(one, list | tuple) and not len(one) for one in data]
+    empty = [isinstance(data_set, list | tuple) and not len(data_set) for data_set in data]
     return not all(empty) and all(
-        none or _is_data_set(one) for none, one in zip(empty, data, strict=True)
+        none or _is_data_set(data_set) for none, data_set in zip(empty, data, strict=True)
     )
 
 
@@ -207,7 +211,7 @@ def open_clients(data: Any, what: str, test: Any = None) -> tuple[Any, Parts | N
             )
     bare = [unwrapped(item, call) for item, call in zip(items, called, strict=True)]
     opened = [open_data(item, call) for item, call in zip(bare, called, strict=True)]
-    sizes = [_size(one, call) for one, call in zip(opened, called, strict=True)]
+    sizes = [_size(rows, call) for rows, call in zip(opened, called, strict=True)]
     if what == "train":  # test, which is public, may have a row twice
         check_once(bare, opened, called)
     parts = Parts(np.repeat(np.arange(len(sizes)), sizes), len(sizes), names)
@@ -236,18 +240,18 @@ def _size(one: Any, called: str) -> int:
 
 def _joined(opened: Sequence[Any], called: Sequence[str], what: str) -> Any:
     """One data set with the rows of all, in order."""
-    kinds = dict.fromkeys(_kind(one) for one in opened)
+    kinds = dict.fromkeys(_kind(rows) for rows in opened)
     if len(kinds) > 1:
-        first = [_kind(one) for one in opened].index(list(kinds)[1])
+        first = [_kind(rows) for rows in opened].index(list(kinds)[1])
         raise ValueError(
             f"{called[0]} is a {_kind(opened[0])}, {called[first]} a {_kind(opened[first])}: give "
             "the data of all clients in one form"
         )
     if isinstance(opened[0], Table):
         table = Table.joined(opened, what)
-        if all(one.targets is None for one in opened):
+        if all(rows.targets is None for rows in opened):
             return table
-        targets = [array_of(one.targets, f"{what} targets") for one in opened]
+        targets = [array_of(rows.targets, f"{what} targets") for rows in opened]
         return replace(table, targets=_values_joined(targets, "targets", called))
     if _is_pair(opened[0]):
         return tuple(
@@ -388,9 +392,9 @@ def _same_labels(bare: Sequence[Any]) -> list[tuple[int, int]]:
     """The first two rows of frames with one label in the index and equal values, as numbers among
     all rows. Frames that number their rows from 0 are files of their own.
     """
-    if not all(hasattr(one, "iloc") and hasattr(one, "columns") for one in bare):
+    if not all(hasattr(labels, "iloc") and hasattr(labels, "columns") for labels in bare):
         return []
-    cut = [not np.array_equal(np.asarray(one.index), np.arange(len(one))) for one in bare]
+    cut = [not np.array_equal(np.asarray(labels.index), np.arange(len(labels))) for labels in bare]
     if not any(cut):
         return []
     seen: dict[Any, tuple[int, int, int]] = {}
@@ -491,7 +495,7 @@ def _numbered(partition: Any, data: Any, size: int) -> Parts:
 
 def _is_series_of_lists(partition: Any) -> bool:
     return hasattr(partition, "iloc") and any(
-        np.ndim(one) or isinstance(one, set) for one in partition.iloc[:1]
+        np.ndim(first) or isinstance(first, set) for first in partition.iloc[:1]
     )
 
 
@@ -511,7 +515,7 @@ def _owners(partition: Any) -> np.ndarray | None:
     if isinstance(partition, list | tuple | range):
         if not len(partition) or not all(map(_is_scalar, partition)):
             return None
-        numbers = all(isinstance(one, int | np.integer) for one in partition)
+        numbers = all(isinstance(part, int | np.integer) for part in partition)
         return np.array(partition, dtype=np.int64) if numbers else _named(partition)
     array = np.asarray(partition)
     if array.ndim != 1 or not all(map(_is_scalar, array[:1])):
@@ -525,12 +529,12 @@ def _owners(partition: Any) -> np.ndarray | None:
 def _named(owners: Sequence[Any]) -> np.ndarray:
     """Owners as a column: numbers as they are, and names, dates and other things as texts."""
     column = np.empty(len(owners), dtype=object)
-    for row, one in enumerate(owners):
-        missing = one is None or one != one
-        if isinstance(one, bytes):
-            column[row] = one.decode(errors="backslashreplace")
+    for row, owner in enumerate(owners):
+        missing = owner is None or owner != owner
+        if isinstance(owner, bytes):
+            column[row] = owner.decode(errors="backslashreplace")
         else:
-            column[row] = one if missing or isinstance(one, NUMBERS) else str(one)
+            column[row] = owner if missing or isinstance(owner, NUMBERS) else str(owner)
     return text_of(column)
 
 

@@ -175,7 +175,9 @@ def _by_path(
     given: str,
 ) -> PublicRows:
     if not path.exists():
-        known = ", ".join(one for one in workloads.names() if one not in (*ANYWHERE, workload.name))
+        known = ", ".join(
+            name for name in workloads.names() if name not in (*ANYWHERE, workload.name)
+        )
         raise ValueError(
             f"{given}: there is no such file or folder, and no data set of this name; known are "
             f"{known}"

@@ -207,16 +207,16 @@ def same_function(batch: Any, known: Any) -> bool:
         return True
     if type(batch) is not type(known):
         return False
-    one, other = batch.source, known.source
-    if one is other:
+    first, other = batch.source, known.source
+    if first is other:
         return True
     if (
-        not all(isinstance(function, FunctionType) for function in (one, other))
-        or one.__code__ != other.__code__
+        not all(isinstance(function, FunctionType) for function in (first, other))
+        or first.__code__ != other.__code__
     ):
         return False
     held = []
-    for function in (one, other):
+    for function in (first, other):
         cells = filled_cells(function)
         # a name that is not set yet may become anything
         if len(cells) < len(function.__closure__ or ()):

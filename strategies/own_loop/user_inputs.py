@@ -276,8 +276,8 @@ def _tensor(value: Any, dtype: torch.dtype, what: str) -> Tensor:
     try:
         array = np.asarray(value)
         if array.ndim and len(array) > 1 and not array.strides[0]:  # one row, which stays one
-            one = _tensor(array[:1].copy(), dtype, what)
-            return one.expand(len(array), *one.shape[1:])
+            first = _tensor(array[:1].copy(), dtype, what)
+            return first.expand(len(array), *first.shape[1:])
         array = np.require(array, requirements="W")  # torch warns of others
         tensor = torch.as_tensor(
             array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -79,7 +79,7 @@ def _items(record: Any) -> Mapping[str, Any]:
 
 def _size(value: Any) -> int:
     if isinstance(value, list):
-        return sum(_size(one) for one in value)
+        return sum(_size(item) for item in value)
     return len(value) if isinstance(value, str | bytes) else 8
 
 

@@ -113,7 +113,10 @@ class Roster:
         """The client that a node is, None while it is none."""
         if node in self._nodes:
             return self._nodes.index(node)
-        return next((partition for partition, one in self._node_of.items() if one == node), None)
+        return next(
+            (partition for partition, known_node in self._node_of.items() if known_node == node),
+            None,
+        )
 
     def returned(self, node: int) -> None:
         """The node has replied, or is here again."""

@@ -341,7 +341,7 @@ def play(setting: Setting, game: Round, seed: int | None, tick: Tick) -> Game:
             game.inject,
             0 if game.on_grid else None,
         )
-        chosen = [one.grid if game.on_grid else one.values for one in seen]
+        chosen = [played.grid if game.on_grid else played.values for played in seen]
         outputs = torch.stack([value for value in chosen if value is not None])
     moves = (outputs.double() @ game.directions.double().T) / (lengths * reach)
     return Game(
@@ -385,7 +385,7 @@ def counts_of(setting: Setting, seed: int | None, tick: Tick) -> Count | None:
 
     def counts(name: str, rows: Rows | Units, rounds: int) -> Float[np.ndarray, " rounds"]:
         seen = rounds_of(setting, rows, name, seed, rounds, tick)
-        moved = torch.tensor([one.clip_norm for one in seen], dtype=torch.float64)
+        moved = torch.tensor([played.clip_norm for played in seen], dtype=torch.float64)
         fraction = adaptive.quantile - (moved / setting.mechanism.clip_norm).log() / adaptive.rate
         return ((fraction - 0.5) * adaptive.expected_clients).numpy()
 

@@ -288,7 +288,7 @@ def label_counts(observation: Observation, prior: Prior, known: Knowledge) -> In
             replays.append(own)
             if observation.noise_std == 0 or prior.mean is None:
                 judges = [*judges, own]
-    candidates = [round_to(one.solve(), examples) for one in replays]
+    candidates = [round_to(equations.solve(), examples) for equations in replays]
     if db is not None:
         candidates.append(by_signs(db, examples))
     return nearest(candidates, judges)
@@ -307,7 +307,7 @@ def _equations(
     alone: Sequence[ReceivedLayer], layer: ReceivedLayer, *, bias_only: bool
 ) -> Equations:
     """What single examples of each class leave of the classifier, and what was received."""
-    of_class = torch.stack([_sent(one, bias_only) for one in alone], 1)
+    of_class = torch.stack([_sent(gradient, bias_only) for gradient in alone], 1)
     return Equations(of_class=of_class, received=_sent(layer, bias_only))
 
 

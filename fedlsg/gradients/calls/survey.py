@@ -144,7 +144,7 @@ def _axes(reads: list[list[Tensor]], *, flat: bool) -> Axes:
     """The axis in each read: of the runs over one example each, and of that over all; FLAT only if
     that is ``flat``.
     """
-    return tuple(_axis(one, many, flat=flat) for *one, many in zip(*reads, strict=False))
+    return tuple(_axis(of_one, many, flat=flat) for *of_one, many in zip(*reads, strict=False))
 
 
 def _axis(one: list[Tensor], many: Tensor, *, flat: bool) -> Axis:

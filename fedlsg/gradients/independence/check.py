@@ -361,8 +361,8 @@ class Check:
                 self.fail(now.around[key], message.format(f"input of its layer {key[0]}"))
             if key is not None:
                 number = now.forward[key].ndim == 0
-                one = " of shape (), one number for all examples," if number else ""
-                self.fail(key[0], message.format(f"output{one}"))
+                shape_words = " of shape (), one number for all examples," if number else ""
+                self.fail(key[0], message.format(f"output{shape_words}"))
         if not what.startswith("gradient"):
             self.fail(None if what == "loss" else "", message.format(what))
         for place, trace in alone.items():

@@ -268,19 +268,19 @@ def curves(report: Report) -> tuple[Chart, ...]:
     start = float(GRID[np.isfinite(report.found[0].curve)].min(initial=1.0))
     rates = GRID[start <= GRID]
     across = (100 * rates).tolist()
-    series, best = [], strongest({one.attack: one.in_turn for one in report.found})
-    for place, one in enumerate(report.found):
+    series, best = [], strongest({found.attack: found.in_turn for found in report.found})
+    for place, found in enumerate(report.found):
         line = Series(
-            name=one.attack,
+            name=found.attack,
             x=(100 * GRID).tolist(),
-            y=_shown(one.curve),
+            y=_shown(found.curve),
             colour=COLOURS[place % len(COLOURS)],
             dashes="-" if place < len(COLOURS) else "--",
         )
         series.append(line)
-        if one.attack == best:
-            low = np.maximum(one.band[0], one.curve / 100)  # zero has no logarithm
-            high = _shown(one.band[1])
+        if found.attack == best:
+            low = np.maximum(found.band[0], found.curve / 100)  # zero has no logarithm
+            high = _shown(found.band[1])
             series.append(replace(line, kind="band", dashes="-", low=_shown(low), high=high))
     for limit, dashes in zip(report.limits, ("--", "-."), strict=False):
         bound = [100 * limit.bound(float(rate)) for rate in rates]

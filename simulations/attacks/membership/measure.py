@@ -91,15 +91,15 @@ def attack(models: Trained, *, seed: int, more: int = 0) -> list[Found]:
     attacks of the same table, with which the intervals are simultaneous.
     """
     inside, findings = models.inside, []
-    attacks = [one for one in membership_attacks() if usable(one, answers(models, 0))]
+    attacks = [tried for tried in membership_attacks() if usable(tried, answers(models, 0))]
     rows = len(attacks) + more
     confidence = confidence_of_each(rows)
-    for one in attacks:
-        scores = np.stack([one.score(answers(models, target)) for target in range(len(inside))])
+    for tried in attacks:
+        scores = np.stack([tried.score(answers(models, target)) for target in range(len(inside))])
         members, others = scores[0, inside[0]], scores[0, ~inside[0]]
         in_turn, (curve, *band), drawn = pooled(scores, inside, seed=seed, confidence=confidence)
         outcome = Found(
-            attack=one.name,
+            attack=tried.name,
             success=threshold_on(members, others, seed).success,
             target=roc(members, others, confidence=confidence),
             sure=roc(members, others, confidence=sure_of_each(rows)),

@@ -124,7 +124,11 @@ def on_model(directory: RunDir, plan: Plan, seed: int) -> dict[str, Scored]:
             features_of_candidates=before[3],
         ),
     )
-    scores = {one.name: one.score(answers) for one in membership_attacks() if usable(one, answers)}
+    scores = {
+        attack.name: attack.score(answers)
+        for attack in membership_attacks()
+        if usable(attack, answers)
+    }
     return {name: (s[: len(members)], s[len(members) :]) for name, s in scores.items()}
 
 

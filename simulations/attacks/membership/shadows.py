@@ -237,7 +237,7 @@ def mean_of(
     if plan.person is not None:
         order, counts = plan.person.argsort(stable=True), plan.person.bincount()
         of_person = order.split(counts.tolist())
-        parts = [of_person[int(one)] for one in candidates]
+        parts = [of_person[int(candidate)] for candidate in candidates]
     elif plan.unit.whole:
         parts = [plan.parts[int(client)] for client in candidates]
     else:

@@ -138,8 +138,8 @@ def encode_rows(inputs: Inputs, encoder: Encoder) -> Tensor:
     count = len(next(iter(fields.values())))
 
     def example(row: int) -> Inputs:
-        one = {name: value[[row]] for name, value in fields.items()}
-        return one if isinstance(inputs, dict) else one[""]
+        example_fields = {name: value[[row]] for name, value in fields.items()}
+        return example_fields if isinstance(inputs, dict) else example_fields[""]
 
     blocks = [encoder.of([example(row) for row in rows]) for rows in _in_blocks(count)]
     return torch.cat(blocks).half().float()

@@ -186,12 +186,12 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
     things = (
         value.tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "OUS" else value
     )
-    if not (isinstance(things, list | tuple) and any(isinstance(one, str) for one in things)):
+    if not (isinstance(things, list | tuple) and any(isinstance(target, str) for target in things)):
         if isinstance(value, np.ndarray) and value.dtype.kind == "O":
-            for row, one in enumerate(things):
-                if not isinstance(one, numbers.Real):
+            for row, target in enumerate(things):
+                if not isinstance(target, numbers.Real):
                     raise ValueError(
-                        f"{what} targets have no number in row {row}, {one!r}: fill it in, or "
+                        f"{what} targets have no number in row {row}, {target!r}: fill it in, or "
                         "leave it out"
                     )
             value = np.array(things)
@@ -202,10 +202,11 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
             torch.int16,
             torch.int32,
         ) else targets, ()
-    for row, one in enumerate(things):
-        if not isinstance(one, str) or not one.strip():
+    for row, target in enumerate(things):
+        if not isinstance(target, str) or not target.strip():
             raise ValueError(
-                f"{what} targets are texts, and row {row} has a missing one ({one!r}): fill it in"
+                f"{what} targets are texts, and row {row} has a missing one ({target!r}): fill it "
+                "in"
             )
     known = columns.classes or (
         columns.like.classes if columns.like is not None else tuple(sorted(set(things)))
@@ -216,14 +217,16 @@ def as_targets(value: Any, columns: Columns, what: str) -> tuple[Tensor, tuple[s
             "- 1, or texts in both"
         )
     number = {name: place for place, name in enumerate(known)}
-    if unknown := next(((row, one) for row, one in enumerate(things) if one not in number), None):
-        row, one = unknown
+    if unknown := next(
+        ((row, target) for row, target in enumerate(things) if target not in number), None
+    ):
+        row, target = unknown
         whose = "classes=" if columns.classes else "test, which is public and says the classes"
         raise ValueError(
-            f"{what} has the class {one!r} in row {row}, which is none of {whose} "
+            f"{what} has the class {target!r} in row {row}, which is none of {whose} "
             f"({', '.join(known)}): correct it, or declare all with classes="
         )
-    return torch.tensor([number[one] for one in things]), known
+    return torch.tensor([number[target] for target in things]), known
 
 
 class Array:

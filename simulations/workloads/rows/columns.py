@@ -133,10 +133,10 @@ class Table:
         for table in tables[1:]:
             for name in {**first.columns, **table.columns}:
                 if name not in table.columns or name not in first.columns:
-                    one, other = (first, table) if name in first.columns else (table, first)
+                    holder, other = (first, table) if name in first.columns else (table, first)
                     raise ValueError(
-                        f"{one.what} has the column {name!r}, which {other.what} has not: give all "
-                        "clients the same columns"
+                        f"{holder.what} has the column {name!r}, which {other.what} has not: give "
+                        "all clients the same columns"
                     )
         columns = {name: _joined_column(name, tables) for name in first.columns}
         published = {name: first.published[name] for name in first.published}
@@ -267,7 +267,9 @@ def agreed(tables: Sequence[Table], columns: Columns) -> Columns:
     targets = columns.targets or (LABEL,)
     used = [*inputs, *(targets if len(targets) == 1 else ())]
     texts = [
-        one for one in used if any(one in table.columns and table.is_text(one) for table in tables)
+        column
+        for column in used
+        if any(column in table.columns and table.is_text(column) for table in tables)
     ]
     return replace(columns, inputs=inputs, texts=(*columns.texts, *texts))
 
@@ -292,7 +294,7 @@ def text_of(values: np.ndarray) -> np.ndarray:
     """
     return (
         values.astype(str)
-        if values.dtype.kind == "O" and all(isinstance(one, str) for one in values)
+        if values.dtype.kind == "O" and all(isinstance(value, str) for value in values)
         else values
     )
 
@@ -305,7 +307,9 @@ def _as_arrow(data: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:
         return data, published_of(data.schema)
     features = getattr(data, "features", None) or {}
     published = {
-        name: tuple(one.names) for name, one in features.items() if getattr(one, "names", None)
+        name: tuple(feature.names)
+        for name, feature in features.items()
+        if getattr(feature, "names", None)
     }
     # what a transform of its own makes of the rows
     if getattr(data, "format", {}).get("type") == "custom":
@@ -338,7 +342,7 @@ def _of_pandas(column: Any) -> Any:
         else column
     )
     if isinstance(things, list) and any(
-        hasattr(one, "shape") or hasattr(one, "convert") for one in things[:1]
+        hasattr(thing, "shape") or hasattr(thing, "convert") for thing in things[:1]
     ):
         return things
     try:
@@ -439,13 +443,13 @@ def _of_lists(column: Any, called: str) -> np.ndarray:
 
 def _of_things(things: list[Any], called: str) -> np.ndarray:
     """Numbers and arrays of one shape as one array, and other things as they are."""
-    if things and all(isinstance(one, bool | int | float | np.number) for one in things):
+    if things and all(isinstance(thing, bool | int | float | np.number) for thing in things):
         return np.asarray(things)
     if things and (isinstance(things[0], list | tuple) or hasattr(things[0], "shape")):
         try:
-            made = np.stack([np.asarray(one) for one in things])
+            made = np.stack([np.asarray(thing) for thing in things])
             lacking = made.dtype.kind == "O" and all(
-                one is None or isinstance(one, int | float) for one in made.flat
+                thing is None or isinstance(thing, int | float) for thing in made.flat
             )
             return made.astype(np.float64) if lacking else made  # None becomes NaN
         except (ValueError, TypeError):

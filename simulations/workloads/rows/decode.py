@@ -84,7 +84,7 @@ def decode(
                 )
                 _check_labels(labels_of_batch, num_classes, part.place)
                 pixels, shape = _decode_batch(
-                    [content_of(one) for one in batch[columns[0]]],
+                    [content_of(image) for image in batch[columns[0]]],
                     shape,
                     part.place,
                     first,
@@ -338,14 +338,15 @@ class OwnRows:
         return self.parquet(find_splits(path, ("train",))["train"] if whole else [path], cache)
 
     def _arrays(self, path: Path) -> Split:
-        one = self.test.inputs[np.array([0])]
-        if not isinstance(one, np.ndarray):
+        example = self.test.inputs[np.array([0])]
+        if not isinstance(example, np.ndarray):
             raise ValueError(f"workload {self.name} reads .parquet files, not {path}")
         inputs, labels = read_npz(path)
-        if inputs.dtype != one.dtype or inputs.shape[1:] != one.shape[1:]:
+        if inputs.dtype != example.dtype or inputs.shape[1:] != example.shape[1:]:
             raise ValueError(
-                f"expected inputs of {one.dtype} (N, {', '.join(map(str, one.shape[1:]))}) in "
-                f"{path}, got {inputs.dtype} {inputs.shape}"
+                f"expected inputs of {example.dtype} (N, "
+                f"{', '.join(map(str, example.shape[1:]))}) in {path}, got {inputs.dtype} "
+                f"{inputs.shape}"
             )
         if labels.dtype.kind not in "iu" or labels.shape != (len(inputs),):
             raise ValueError(

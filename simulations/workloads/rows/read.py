@@ -304,10 +304,15 @@ def _inputs(
     if len(arrays) == 1 and (
         isinstance(arrays[0][0], dict | bytes) or hasattr(arrays[0][0], "convert")
     ):
-        images = ((f"the image in row {row} of {what}", one) for row, one in enumerate(arrays[0]))
+        images = (
+            (f"the image in row {row} of {what}", row_array)
+            for row, row_array in enumerate(arrays[0])
+        )
         return stack(images, columns, what)
     for name, array in values.items():
-        lacking = [] if numbers else [row for row, one in enumerate(array) if one is None]
+        lacking = (
+            [] if numbers else [row for row, row_array in enumerate(array) if row_array is None]
+        )
         if lacking:
             raise ValueError(
                 f"{what}: column {name!r} has a missing value in row {lacking[0]}: fill it in, or "
@@ -331,11 +336,11 @@ def _several_kinds(values: Mapping[str, np.ndarray], numbers: Sequence[str], wha
 
 def _first_text(array: np.ndarray) -> str:
     """The first of some things that is no number, with its row."""
-    for row, one in enumerate(array):
+    for row, item in enumerate(array):
         try:
-            float(one)
+            float(item)
         except (TypeError, ValueError):
-            return f"row {row}: {one!r}"
+            return f"row {row}: {item!r}"
     return f"row 0: {array[0]!r}"
 
 

@@ -150,7 +150,8 @@ def test_a_noise_that_spends_the_budget_in_one_round_is_refused():
     hundred = Event(
         sample_rate=0.1, noise_multiplier=2.0, steps=100 * plan.local.steps, log_ratio=100.0
     )
-    check_budget([hundred], plan.clients)  # one round has a hundredth of Lambda: 2 of the budget of 8
+    # one round has a hundredth of Lambda: 2 of the budget of 8
+    check_budget([hundred], plan.clients)
     with pytest.raises(ValueError, match="one round costs epsilon"):
         check_budget([replace(hundred, log_ratio=401.0)], plan.clients)
 
