@@ -168,10 +168,10 @@ class ImagePool:
         known, unit = ~vectors.isnan(), F.normalize(vectors.nan_to_num(0.0))
         products = vectors.new_zeros(len(vectors), len(self.real) + self.pairs.shape[1])
         squares, distances = torch.zeros_like(products), torch.zeros_like(products)
-        for some, public in self.pixels():
-            products += unit[:, some] @ public.mT
-            squares += known[:, some].to(vectors) @ public.square().mT
-            for guess, distance in zip(vectors[:, some], distances, strict=True):
+        for rows, public in self.pixels():
+            products += unit[:, rows] @ public.mT
+            squares += known[:, rows].to(vectors) @ public.square().mT
+            for guess, distance in zip(vectors[:, rows], distances, strict=True):
                 distance += (public - guess).nan_to_num(0.0).square().sum(1)
         cosines = products / squares.sqrt().clamp(min=TINY)
         lengths = vectors.nan_to_num(0.0).norm(dim=1, keepdim=True).clamp(min=TINY)
@@ -190,9 +190,9 @@ class ImagePool:
         for guess in (guesses.to(self.blind) - self.blind).flatten(1):
             known, unit = ~guess.isnan(), F.normalize(guess.nan_to_num(0.0), dim=0)
             along, inner = guess.new_zeros(()), guess.new_zeros(())
-            for some, public in self.pixels(MIXED):
-                along = along + public @ unit[some]
-                seen = public[:, known[some]]
+            for rows, public in self.pixels(MIXED):
+                along = along + public @ unit[rows]
+                seen = public[:, known[rows]]
                 inner = inner + seen @ seen.mT
             squares = inner.diag()
             both = squares + squares.unsqueeze(1)
@@ -217,8 +217,8 @@ class ImagePool:
         """
         real, vectors = self.real, (originals.to(self.blind) - self.blind).flatten(1)
         apart = vectors.new_zeros(len(vectors), len(real))
-        for some, public in replace(self, pairs=NO_PAIRS).pixels():
-            for original, squares in zip(vectors[:, some], apart, strict=True):
+        for rows, public in replace(self, pairs=NO_PAIRS).pixels():
+            for original, squares in zip(vectors[:, rows], apart, strict=True):
                 squares += (public - original).square().sum(1)
         other = real[(apart > EQUAL * vectors.square().sum(1, keepdim=True)).all(0)]
         count, missing = len(real), least - len(other)

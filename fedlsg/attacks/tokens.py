@@ -197,15 +197,20 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
 
     Raises DoesNotApply if there is none: then their inputs are mixtures over the whole text.
     """
-    made: list[Tensor] = []
+    weights: list[Tensor] = []
     names: list[str] = []
     own = trainable(model)
 
     def remember(module: nn.Module, args: object, output: Tensor) -> None:
-        made.append(output)
+        weights.append(output)
 
     def look(name: str, args: tuple[Tensor, ...]) -> None:
-        if made and args and args[0].shape == made[0].shape and torch.equal(args[0], made[0]):
+        if (
+            weights
+            and args
+            and args[0].shape == weights[0].shape
+            and torch.equal(args[0], weights[0])
+        ):
             names.append(f"{name}.weight")
 
     handles = [model.get_submodule(embeddings).register_forward_hook(remember)]

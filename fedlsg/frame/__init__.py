@@ -286,12 +286,14 @@ class Frame:
 
         ``gradients``: one in the shape of every parameter of the frame.
         """
-        made = {
+        sent_parts = {
             (c.name, part): sent
             for c in self.coordinates
             for part, sent in zip(c.parts, _sent(c, gradients[c.name]), strict=True)
         }
-        flat = torch.cat([made[b.parameter, b.part].flatten() * b.weight for b in self.blocks])
+        flat = torch.cat(
+            [sent_parts[b.parameter, b.part].flatten() * b.weight for b in self.blocks]
+        )
         return flat if self.kept == self.size else flat[self.indices_on(flat.device)]
 
     def by_parameter(
@@ -300,9 +302,9 @@ class Frame:
         """Every parameter with those of its blocks in the order of its parts; ``tensors``: one for
         each block.
         """
-        of = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
+        of_block = dict(zip([(b.parameter, b.part) for b in self.blocks], tensors, strict=True))
         for c in self.coordinates:
-            sent = [of[c.name, part] for part in c.parts]
+            sent = [of_block[c.name, part] for part in c.parts]
             yield (
                 c,
                 c.form.average(sent, c.L, c.R)

@@ -89,12 +89,12 @@ class CallLayer:
 
 def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator[CallLayer]:
     """The layers of a model that are calls."""
-    of = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
+    slots_by_name = {slot.block.parameter: slot for slot in slots} if ways.calls else {}
     for path, names in ways.calls.items():
         module = model.get_submodule(path)
         kind = kind_of(module)
         assert kind is not None
-        own = {name.removeprefix(f"{path}."): of[name] for name in names}
+        own = {name.removeprefix(f"{path}."): slots_by_name[name] for name in names}
         yield CallLayer(path=path, module=module, kind=kind, slots=own)
 
 

@@ -159,16 +159,16 @@ def make_layers(
     model: nn.Module, frame: Frame, precision: Precision, ways: Ways, slots: Sequence[Slot]
 ) -> list[Layer]:
     """The layers without the shortcuts of a pass, which depend on the values of the weights."""
-    of: dict[str, list[Slot]] = {}
+    slots_of: dict[str, list[Slot]] = {}
     others = ways.others
     for slot in slots:
         if slot.block.parameter not in others:
-            of.setdefault(slot.block.parameter.rpartition(".")[0], []).append(slot)
+            slots_of.setdefault(slot.block.parameter.rpartition(".")[0], []).append(slot)
     coordinates = {c.name: c for c in frame.coordinates}
     layers = []
     for path, module in modules_of(model).items():
-        if path in of:
-            own = tuple(map(turn, of[path]) if is_turned(module) else of[path])
+        if path in slots_of:
+            own = tuple(map(turn, slots_of[path]) if is_turned(module) else slots_of[path])
             layers.append(make_layer(path, module, own, coordinates))
     return [in_bfloat16(layer) for layer in layers] if precision.mixed else layers
 
@@ -244,8 +244,8 @@ def inverse_of_each(squares: Sequence[Float[Tensor, "r r"]]) -> list[Float[Tenso
     for places in alike.values():
         many = torch.stack([squares[place] for place in places])
         # LAPACK has no half precision
-        made, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)
-        inverses |= zip(places, made.to(many.dtype).unbind(), strict=True)
+        inverted, _ = torch.linalg.inv_ex(many.float() if many.dtype.itemsize < 4 else many)
+        inverses |= zip(places, inverted.to(many.dtype).unbind(), strict=True)
     return [inverses[place] for place in range(len(squares))]
 
 

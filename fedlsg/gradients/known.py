@@ -141,7 +141,7 @@ def prepare(
     through_outputs(layers)
     hooked = {id(layer.module) for layer in layers}
     norms = [m for m in modules_of(model).values() if type(m) in NORMS and id(m) not in hooked]
-    made = Prepared(
+    prepared = Prepared(
         known=now,
         parameters=parameters,
         kind=kind,
@@ -152,5 +152,5 @@ def prepare(
         norms=norms,
     )
     if frame in _same_weights:
-        _same_weights[frame] = made
-    return made
+        _same_weights[frame] = prepared
+    return prepared

@@ -40,7 +40,7 @@ def replace_parameters(
     """Inside the context, the parameters at ``places`` are Unbatched; their gradients go to the
     frame's blocks.
     """
-    of = {slot.block.parameter: slot for slot in slots}
+    by_name = {slot.block.parameter: slot for slot in slots}
     saved = [
         (module, own, module._parameters[own])
         for of_name in places.values()
@@ -52,7 +52,7 @@ def replace_parameters(
         for name, of_name in places.items():
             p = of_name[0][0]._parameters[of_name[0][1]]
             assert p is not None
-            leaf = uses.source(p, name, to_slot(uses.step, of[name]))
+            leaf = uses.source(p, name, to_slot(uses.step, by_name[name]))
             for module, own in of_name:
                 module._parameters[own] = leaf  # type: ignore[assignment]
         yield

@@ -121,15 +121,15 @@ def _sums_of_slots(
         .expand(len(sizes), -1, -1)
     )
     total = torch.empty(len(counts), sum(sizes), dtype=factors.dtype, device=norms.device)
-    some = None if finite.all() else finite
+    finite_rows = None if finite.all() else finite
     with without_autocast(norms.device.type):
         for out, own, block in zip(total.split(sizes, 1), factors, gradients, strict=True):
             if isinstance(block, GhostGradients):
-                out.copy_(block.part(0, rows).weighted_sums(own, some))
+                out.copy_(block.part(0, rows).weighted_sums(own, finite_rows))
             else:
                 kept = block[:rows].reshape(len(counts), slot, -1)
-                if some is not None:
-                    kept = kept.masked_fill(~some.view(-1, slot, 1), 0.0)
+                if finite_rows is not None:
+                    kept = kept.masked_fill(~finite_rows.view(-1, slot, 1), 0.0)
                 out.copy_(torch.bmm(own.unsqueeze(1), kept).squeeze(1))
     return total
 

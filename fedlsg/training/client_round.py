@@ -279,10 +279,10 @@ def _sum_of_persons(x: StepInputs, persons: Persons) -> Update:
     device = next(iter(x.parameters.values())).device
     total = torch.zeros(x.frame.kept, dtype=torch.float64, device=device)
     with same_weights(x.frame):
-        for some in next_batch(x).split(size):
+        for microbatch in next_batch(x).split(size):
             each = [
                 _gradient_of_person(x, persons, rows, size)
-                for rows in persons.rows_of(some, x.draws.stream)
+                for rows in persons.rows_of(microbatch, x.draws.stream)
             ]
             if each:
                 stacked = [torch.stack(block) for block in zip(*each, strict=True)]

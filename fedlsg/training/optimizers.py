@@ -122,16 +122,16 @@ def build(
     if name == "sgd":
         given["momentum"] = momentum
     try:
-        made = _without_compiler(cls)
-        cls.__init__(made, groups, lr=lr, **given)
-        return made
+        optimizer = _without_compiler(cls)
+        cls.__init__(optimizer, groups, lr=lr, **given)
+        return optimizer
     except ValueError as error:
-        said = (
+        with_options = (
             f" with {', '.join(f'{key}={value}' for key, value in options.items())}"
             if options
             else ""
         )
-        raise ValueError(f"optimizer {name!r}{said}: {error}") from None
+        raise ValueError(f"optimizer {name!r}{with_options}: {error}") from None
 
 
 def _without_compiler(cls: type[Optimizer]) -> Optimizer:
@@ -141,13 +141,13 @@ def _without_compiler(cls: type[Optimizer]) -> Optimizer:
     The wrappers keep them away from a loop that is compiled, which no server update is, and each
     imports the compiler, which takes seconds.
     """
-    made: Optimizer = object.__new__(cls)
+    optimizer: Optimizer = object.__new__(cls)
     plain = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
     plain["step"] = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(cls.step)))
     for name, function in plain.items():
         # no cycle: it is freed with its last user
-        setattr(made, name, MethodType(function, proxy(made)))
-    return made
+        setattr(optimizer, name, MethodType(function, proxy(optimizer)))
+    return optimizer
 
 
 def check_options(name: str, **given: Any) -> None:

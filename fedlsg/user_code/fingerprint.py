@@ -268,7 +268,7 @@ class Followed:
         old, new = (
             {record[0]: record for record in state.structure} for state in (self.checked, now)
         )
-        said = []
+        changes = []
         for path, module in self._model.named_modules():
             name, first, second = (
                 f"{path or 'the model'} ({type(module).__name__})",
@@ -276,9 +276,9 @@ class Followed:
                 new[id(module)],
             )
             if first is None:
-                said.append(f"{name} is new")
+                changes.append(f"{name} is new")
             elif first != second:
                 pairs = zip(PARTS, first[1:], second[1:], strict=True)
                 parts = [part for part, old_part, new_part in pairs if old_part != new_part]
-                said.append(f"{' and '.join(parts)} of {name}")
-        return "; ".join(said) or "the loss, or what modules and their classes keep"
+                changes.append(f"{' and '.join(parts)} of {name}")
+        return "; ".join(changes) or "the loss, or what modules and their classes keep"

@@ -219,8 +219,8 @@ def _inside(thing: Any, packages: Packages, data: bool) -> list[Any]:
         return [*vars(thing).values(), *thing.__bases__, type(thing)]
     if isinstance(thing, Tensor):
         grad = thing.grad if thing.is_leaf else None
-        of = None if data else thing._base
-        return [*thing.__dict__.values(), *_hooks_of(thing).values(), grad, of]
+        base = None if data else thing._base
+        return [*thing.__dict__.values(), *_hooks_of(thing).values(), grad, base]
     if isinstance(thing, np.ndarray):
         whole = None if data else thing.base
         return [whole, *(_attributes(thing) or {}).values(), *_objects_in(thing)]

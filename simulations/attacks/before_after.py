@@ -167,7 +167,9 @@ def check_alike(before: Record, after: Record, against: Mapping[str, Any]) -> No
 
 def places(record: Record) -> list[tuple[int, int]]:
     """Round and client of each recorded payload."""
-    return sorted((number, client) for number, of in record.payloads.items() for client in of)
+    return sorted(
+        (number, client) for number, clients in record.payloads.items() for client in clients
+    )
 
 
 def equal_weights(before: Record, after: Record, number: int) -> bool:
@@ -247,9 +249,9 @@ def seen(name: str, side: Results) -> str:
     observed, epsilon = side.targets[0].seen, side.record.whole_epsilon
     noise = "without noise" if observed.mechanism.clips else "without noise and without a clip"
     if observed.mechanism.adds_noise:
-        of = "" if epsilon is None else f" of epsilon {epsilon:.3g} over the whole run,"
+        budget = "" if epsilon is None else f" of epsilon {epsilon:.3g} over the whole run,"
         where = "" if len(observed.clients) == 1 else " in the sum"
-        noise = f"with noise{of} of sigma {sigma_of(observed):.3g}{where}"
+        noise = f"with noise{budget} of sigma {sigma_of(observed):.3g}{where}"
     known = name in NOISES.values() or f"of {name.removeprefix('with ')} over" in noise
     return noise if known else f"{name}, {noise}"
 
@@ -265,10 +267,10 @@ def outcome(name: str, verdicts: Sequence[Verdict]) -> tuple[str, Badge]:
 
 def headline(original: str, verdicts: Mapping[str, Sequence[Verdict]]) -> str:
     """How many originals each side gives away."""
-    said = []
+    sentences = []
     for name, each in verdicts.items():
         open_ones = each.count("undecided")
         rest = f", {open_ones} undecided" if open_ones else ""
-        said.append(f"{name}, {sum(map(each.count, LEAKS))} of {len(each)}{rest}")
-    words = f"{original}s that the server recognises: {'; '.join(said)}."
+        sentences.append(f"{name}, {sum(map(each.count, LEAKS))} of {len(each)}{rest}")
+    words = f"{original}s that the server recognises: {'; '.join(sentences)}."
     return words[:1].upper() + words[1:]

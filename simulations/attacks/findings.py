@@ -294,12 +294,14 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
         words = f"{NO_ATTACK} to these updates, for the given reasons: that is no proof of privacy"
         return Judged(grade="no attack", words=words)
     best, verdicts = rows[0], [verdict for update in updates for verdict in update.verdicts]
-    of = f"of {len(verdicts)} {best.things if len(verdicts) > 1 else best.thing}"
+    among_all = f"of {len(verdicts)} {best.things if len(verdicts) > 1 else best.thing}"
     strongest = (
         f"the strongest attack ({shown_name(best.attack)}, batch of {best.batch}) "
         f"{best.result}{best.reach}"
     )
-    leaks = [f"{count} {of} {verdict}" for verdict in LEAKS if (count := verdicts.count(verdict))]
+    leaks = [
+        f"{count} {among_all} {verdict}" for verdict in LEAKS if (count := verdicts.count(verdict))
+    ]
     if leaks:
         among = min(update.among for update in updates if update.among)
         nearest = f"nearest to its own original of {among:,}"
@@ -309,7 +311,8 @@ def judge(rows: Sequence[Outcome], updates: Sequence[Update]) -> Judged:
         words = f"undecided, {undecided_words(updates, best.thing)}: {strongest}"
         return Judged(grade="undecided", words=words)
     if best.gain is not None and best.gain.low > 0:
-        words = f"none {of} recognised, slightly better than a blind guess on average: {strongest}"
+        none = f"none {among_all} recognised"
+        words = f"{none}, slightly better than a blind guess on average: {strongest}"
         return Judged(grade="better", words=words)
     words = f"{best.nothing}: {strongest}. Other attacks may do better"
     return Judged(grade="nothing", words=words)
@@ -390,7 +393,7 @@ def summaries(found: Results) -> list[Any]:
     for target, results in zip(found.targets, found.results, strict=True):
         for result in results:
             groups.setdefault((result.attack, len(target.truth.rows)), []).append(result)
-    rows = [found.kind.outcome.of(some, batch) for (_, batch), some in groups.items()]
+    rows = [found.kind.outcome.of(scores, batch) for (_, batch), scores in groups.items()]
     return sorted(rows, key=lambda row: row.strength, reverse=True)
 
 
@@ -434,8 +437,8 @@ def findings_of(found: Results) -> Findings:
         **more,
         "summary": [asdict(row) for row in rows],
         "updates": [
-            {**update_numbers(of[0]), **asdict(each), **kind.numbers(*of)}
-            for each, *of in zip(updates, found.targets, found.blind, found.results, strict=True)
+            {**update_numbers(rest[0]), **asdict(each), **kind.numbers(*rest)}
+            for each, *rest in zip(updates, found.targets, found.blind, found.results, strict=True)
         ],
     }
     return Findings(

@@ -352,7 +352,9 @@ def load_record(run: RunDir, *, progress: Progress = silent) -> Record:
     check_own_code(base, run)
     files = payload_files(run.path)
     if base.sums is not None:  # payloads of a round that was given up stay masked
-        files = {round: of for round, of in files.items() if sum_file(run.path, round).exists()}
+        files = {
+            round: clients for round, clients in files.items() if sum_file(run.path, round).exists()
+        }
     return Record(run=run, base=base, payloads=files)
 
 
@@ -386,12 +388,12 @@ def privacy_facts(
         f"step{'' if steps == 1 else 's'}",
     }
     if observation.mechanism.private:
-        of = (
+        what = (
             "per payload"
             if len(observation.clients) == 1
             else f"of the sum of {len(observation.clients)} payloads"
         )
-        facts["sigma"] = f"{sigma_of(observation):.3g} {of}"
+        facts["sigma"] = f"{sigma_of(observation):.3g} {what}"
         facts["epsilon"] = epsilon_words(record)
     else:
         facts["epsilon"] = f"none: mechanism {observation.mechanism.kind!r}"

@@ -167,9 +167,9 @@ def record_like(
     asked = min(int(before["clients_per_round"]), FEW_CLIENTS)
     rounds = max(FEWEST_ROUNDS, math.ceil(examples / ONE_EXAMPLE / asked))
     small = one_example(before, rounds=rounds, clients=asked)
-    made = recorded(over({**before, **small}, given), folder, console, device, check)
+    recording = recorded(over({**before, **small}, given), folder, console, device, check)
     return Recorded(
-        path=made, epsilon=epsilon_of_run(path) if given.keys() <= SAME_EPSILON else None
+        path=recording, epsilon=epsilon_of_run(path) if given.keys() <= SAME_EPSILON else None
     )
 
 

@@ -376,8 +376,11 @@ def _tell(
     """The progress of an attack as that of all of them. update, attack: its number, and how many
     there are.
     """
-    (number, of), (place, attacks) = update, attack
-    tick((number + (place + share) / attacks) / of, f"update {number + 1} of {of}, {name}{text}")
+    (number, targets), (place, attacks) = update, attack
+    tick(
+        (number + (place + share) / attacks) / targets,
+        f"update {number + 1} of {targets}, {name}{text}",
+    )
 
 
 def attempt(

@@ -165,14 +165,14 @@ def table_of(seen: list[Seen]) -> Table:
     for update in seen:
         rounds[update.round].append(update)
     rows = []
-    for round, of in rounds.items():
-        rate, allowed = measured(of)
-        reach = sum(update.reach for update in of) / len(of)
+    for round, updates in rounds.items():
+        rate, allowed = measured(updates)
+        reach = sum(update.reach for update in updates) / len(updates)
         rows.append(
             Row(
                 cells=(
                     str(round),
-                    str(len(of)),
+                    str(len(updates)),
                     f"{reach:.2f}",
                     _percent(rate.value),
                     _percent(allowed),

@@ -328,8 +328,8 @@ def _mean(rows: KeptRows) -> float:
 
 def kinds_of(rows: KeptRows) -> list[str]:
     """The kinds of carriers that were made at least once, in their order."""
-    made = {row.carriers for row in rows if not math.isnan(row.energy)}
-    return [kind for kind in dict.fromkeys(row.carriers for row in rows) if kind in made]
+    kinds = {row.carriers for row in rows if not math.isnan(row.energy)}
+    return [kind for kind in dict.fromkeys(row.carriers for row in rows) if kind in kinds]
 
 
 def meanings(rows: KeptRows) -> Mapping[str, str]:

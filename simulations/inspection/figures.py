@@ -119,7 +119,7 @@ def _layers_axis(names: Sequence[str]) -> Axis:
 
 def residuals(rows: Sequence[ResidualRow]) -> Charts:
     """A chart for each layer: residual against rank, a line for each source of carriers."""
-    made = {row.source for row in rows}
+    sources = {row.source for row in rows}
     charts = []
     for name, own in _by_layer(rows):
         series = [
@@ -127,7 +127,7 @@ def residuals(rows: Sequence[ResidualRow]) -> Charts:
                 ((row.rank, row.residual) for row in own if row.source == source), source, *look
             )
             for source, look in LINES.items()
-            if source in made
+            if source in sources
         ]
         ranks = sorted({row.rank for row in own})
         x = Axis(
@@ -266,11 +266,11 @@ def ratios(found: Sparsified) -> Charts:
             name="1 / sqrt(1 - p)", x=fine.tolist(), y=(1 / law).tolist(), colour=GREY, dashes=":"
         ),
     )
-    said = (("Length of the noise", noise), ("Length of the clipped mean", clipped))
+    panels = (("Length of the noise", noise), ("Length of the clipped mean", clipped))
     measured = found.measured
     return tuple(
         Chart(title=words, x=SPARSITY, y=Axis(label="ratio", low=0.0), series=series, height=300)
-        for (words, series), there in zip(said, measured, strict=True)
+        for (words, series), there in zip(panels, measured, strict=True)
         if there
     )
 

@@ -253,7 +253,7 @@ def masked_tables(found: Sparsified | None) -> list[Table]:
     tables = []
     if there:
         names = " and ".join(name for name, _ in there)
-        columns = [Column("p", "sparsity", "g"), *(one for _, some in there for one in some)]
+        columns = [Column("p", "sparsity", "g"), *(one for _, group in there for one in group)]
         title = f"{names[:1].upper()}{names[1:]} under random masks of rate p"
         tables = [make_table(columns, found.rows, title=title)]
     title = "Symmetry of the deviations of examples from their mean gradient"

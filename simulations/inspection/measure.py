@@ -229,8 +229,8 @@ class Inspection:
     @property
     def sources(self) -> list[str]:
         """What carriers were made from, in the order of ``SOURCES``."""
-        made = {row.source for row in self.residuals}
-        return [source for source in SOURCES if source in made]
+        sources = {row.source for row in self.residuals}
+        return [source for source in SOURCES if source in sources]
 
     @property
     def others(self) -> list[ClipRow]:

@@ -171,10 +171,10 @@ def _pooling(source: EncoderSource) -> Pooling:
     file = model_folder(source) / "1_Pooling" / "config.json"
     if not file.is_file():
         return "own"
-    said = bounded.read_json(file)
-    if said.get("pooling_mode_mean_tokens"):
+    settings = bounded.read_json(file)
+    if settings.get("pooling_mode_mean_tokens"):
         return "mean"
-    if said.get("pooling_mode_cls_token"):
+    if settings.get("pooling_mode_cls_token"):
         return "cls"
     raise ValueError(f"expected mean or cls pooling in {file}")
 

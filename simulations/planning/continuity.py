@@ -96,9 +96,9 @@ def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> d
 
 def digest_of_units(base: Base) -> str:
     """Digest of whose each row is: its client's, and its person's where persons are protected."""
-    said = b"" if base.declared is None else repr(tuple(base.declared)).encode()
-    said += b"" if base.person is None else base.person.numpy().tobytes()
-    return digest(base.parts, said)
+    owners = b"" if base.declared is None else repr(tuple(base.declared)).encode()
+    owners += b"" if base.person is None else base.person.numpy().tobytes()
+    return digest(base.parts, owners)
 
 
 def begin(plan: Plan, run: RunDir, *, named: bool = False) -> None:

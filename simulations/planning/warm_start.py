@@ -70,9 +70,9 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
     _check_alike(charged, base, where)
     name = charges.snapshot()[1][:NAME]
     if base.unit.at_server or not charged:
-        mine: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if charged else {}
+        takes_over: Mapping[int, int] = dict.fromkeys([SERVER], SERVER) if charged else {}
     elif _holds_the_same(saved, source, base):
-        mine = {client: client for client in charged if client < len(base.clients.sizes)}
+        takes_over = {client: client for client in charged if client < len(base.clients.sizes)}
     elif base.unit.persons:
         raise ValueError(
             f"{where} has other data, or another partition or {base.unit.name} of them, and "
@@ -80,10 +80,10 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
             f"same data and partition; {OTHERS}"
         )
     else:
-        mine = dict.fromkeys(range(len(base.clients.sizes)), _one_that_covers(charged, where))
+        takes_over = dict.fromkeys(range(len(base.clients.sizes)), _one_that_covers(charged, where))
     return {
         client: [replace(entry, client=client, run=entry.run or name) for entry in charged[earlier]]
-        for client, earlier in mine.items()
+        for client, earlier in takes_over.items()
     }
 
 

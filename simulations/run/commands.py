@@ -487,9 +487,9 @@ def calibrate_command(
             epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps
         )
     bound = epsilon_of(sample_rate=sample_rate, noise_multiplier=sigma, steps=steps, delta=delta)
-    said = epsilon_words(bound.upper, 4)
+    words = epsilon_words(bound.upper, 4)
     console.print(
-        f"noise multiplier {sigma:.5g}: epsilon {said} at delta {delta:g}", highlight=False
+        f"noise multiplier {sigma:.5g}: epsilon {words} at delta {delta:g}", highlight=False
     )
     witness = "" if bound.witness == "prv" else ", unwitnessed"
     table = Table("accountant", "lower", "estimate", "upper", title=title)

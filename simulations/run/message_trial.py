@@ -64,9 +64,10 @@ class Trial:
         sent = [
             message for number, messages in self.rounds if number == round for message in messages
         ]
-        some = [message for message in sent if message.direction == direction]
+        in_direction = [message for message in sent if message.direction == direction]
         return {
-            level: sum(getattr(message, f"{level}_bytes") for message in some) / self.clients
+            level: sum(getattr(message, f"{level}_bytes") for message in in_direction)
+            / self.clients
             for level in ("values", "payload", "wire")
         }
 

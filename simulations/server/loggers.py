@@ -51,10 +51,12 @@ def metrics_of(row: Columns) -> dict[str, float]:
 def names_of(settings: Columns) -> dict[str, Any]:
     """The settings that are set, without the folders of this machine."""
     hidden = (*FOLDERS, "callbacks")
-    said = {
+    known = {
         name: value for name, value in settings.items() if value is not None and name not in hidden
     }
-    return {name: shown(value) if isinstance(value, str) else value for name, value in said.items()}
+    return {
+        name: shown(value) if isinstance(value, str) else value for name, value in known.items()
+    }
 
 
 def results_of(summary: Columns) -> dict[str, float]:

@@ -338,8 +338,8 @@ def run_on(
         settings = deployment.with_budgets(replace(settings, clients=len(sizes)))
         plan = ready_plan(settings, declared=sizes, callbacks=callbacks)
         watched.largest = reply_bytes(plan.initial.dense_parameters)
-    made = None if settings.run_dir else create(None, settings, private=not is_covered(plan))
-    run = made or RunDir.open(str(settings.run_dir))
+    directory = None if settings.run_dir else create(None, settings, private=not is_covered(plan))
+    run = directory or RunDir.open(str(settings.run_dir))
     # that of a deployment is its run config as well, when it is continued
     if run.config.exists():
         refuse_lost_checkpoint(run)

@@ -175,8 +175,8 @@ class Spent:
             none = {"reported": "none", "witness": "unwitnessed", "client": client}
             return none | {"intervals": {}, "failures": {"all": str(error)}}
         intervals = {name: asdict(interval) for name, interval in bound.intervals.items()}
-        said = {"reported": bound.accountant, "witness": bound.witness, "client": client}
-        return said | {"intervals": intervals, "failures": bound.failures}
+        bounds = {"reported": bound.accountant, "witness": bound.witness, "client": client}
+        return bounds | {"intervals": intervals, "failures": bound.failures}
 
     def _each(self) -> list[int]:
         """The first client of each history."""

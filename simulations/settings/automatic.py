@@ -352,9 +352,9 @@ def _regression(workload: LoadedWorkload) -> bool:
 def rule_line(settings: Settings) -> str | None:
     """What the rule chose, for a reader; None where it chose nothing."""
     values = values_of(settings)
-    said = [
+    chosen = [
         f"{name}={values[name]}"
         for name in (settings.auto or "").split()
         if name in values and name in RULED
     ]
-    return f"chosen by the rule for runs without tuning: {', '.join(said)}" if said else None
+    return f"chosen by the rule for runs without tuning: {', '.join(chosen)}" if chosen else None

@@ -222,17 +222,17 @@ def idle(s: Resolved, method: Method, given: Collection[str]) -> dict[str, str]:
 def check_sums(s: Resolved) -> None:
     """Raise ValueError, naming the settings, if no secure sum tolerates what is given."""
     n, m, t = s.clients_per_round, s.min_survivors, s.colluders or 0
-    said = f"trust=secure with clients_per_round={n}, min_survivors={m}, colluders={t}"
+    setting = f"trust=secure with clients_per_round={n}, min_survivors={m}, colluders={t}"
     if t < 1:
-        raise ValueError(f"{said}: {OWN_NOISE}")
+        raise ValueError(f"{setting}: {OWN_NOISE}")
     if m - t < 1:
         raise ValueError(
-            f"{said}: expected min_survivors >= colluders + 1 = {t + 1}, so that every sum has an "
-            f"honest client, got {m}: {_raise_or(t + 1, n, 'lower colluders')}"
+            f"{setting}: expected min_survivors >= colluders + 1 = {t + 1}, so that every sum has "
+            f"an honest client, got {m}: {_raise_or(t + 1, n, 'lower colluders')}"
         )
     if 2 * m <= n + t:
         raise ValueError(
-            f"{said}: expected min_survivors > (clients_per_round + colluders) / 2 = "
+            f"{setting}: expected min_survivors > (clients_per_round + colluders) / 2 = "
             f"{(n + t) / 2:g}, got {m}: otherwise the server could ask for the sums of two "
             "separate sets of clients: "
             f"{_raise_or((n + t) // 2 + 1, n, 'lower colluders or clients_per_round')}"

@@ -147,14 +147,14 @@ def _compare(run: RunDir, record: Record, listed: Record, found: Examined) -> No
         **record["files"],
         **record["final"],
     }
-    for name, said in claims.items():
+    for name, claim in claims.items():
         if (
-            why := _digest_differs(run.path / name, said)
-            if is_mark(said)
-            else _own_differs(run, name, said)
+            why := _digest_differs(run.path / name, claim)
+            if is_mark(claim)
+            else _own_differs(run, name, claim)
         ):
             found.changed[name] = why
-        elif isinstance(said, list) and _has_torn_line(run, name):
+        elif isinstance(claim, list) and _has_torn_line(run, name):
             found.notes.append(
                 f"{run.path / name} has a line that is no charge, as a crash leaves one: it does "
                 "not count"

@@ -155,8 +155,8 @@ def save_whole(folder: Path, round: int, name: str, **arrays: Tensor | float) ->
     ``sum``.
     """
     make_parents(place := folder / f"round-{round:06d}", private=True)
-    made = {key: torch.as_tensor(value).double().cpu().numpy() for key, value in arrays.items()}
-    save_arrays(place / f"{name}.npz", made, private=True)
+    saved = {key: torch.as_tensor(value).double().cpu().numpy() for key, value in arrays.items()}
+    save_arrays(place / f"{name}.npz", saved, private=True)
 
 
 def write_frame(folder: Path, frame: Frame, facts: Mapping[str, Any]) -> None:

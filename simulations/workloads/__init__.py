@@ -116,13 +116,13 @@ def _source(name: str) -> Any:
     """What loads a workload and has its preset."""
     workload = own(name)
     if workload is None and name not in _REGISTRY:
-        mine = (
+        hint = (
             "a workload of your own is FILE.py:NAME; one of a script or notebook is known there "
             "alone"
         )
         raise ValueError(
             f"unknown workload {name!r}{did_you_mean(name, _REGISTRY) or ','} expected one of "
-            f"{', '.join(_REGISTRY)}; {mine}"
+            f"{', '.join(_REGISTRY)}; {hint}"
         )
     return _REGISTRY[name] if workload is None else workload
 

@@ -207,11 +207,11 @@ def _images(path: Path, wanted: Pixels, options: Options, say: Progress, given: 
     first_rows = rows.inputs[np.arange(min(len(rows.targets), AT_ONCE))]
     stored = find_pixels(first_rows, rows.prepare)
     if stored is None:
-        some = np.asarray(first_rows)
+        pixels = np.asarray(first_rows)
         raise ValueError(
             f"{given} holds no images, which the run's workload has: expected rows of (channels, "
-            f"height, width) or (height, width, channels), uint8 or float32, got {some.shape[1:]} "
-            f"of {some.dtype}"
+            f"height, width) or (height, width, channels), uint8 or float32, got "
+            f"{pixels.shape[1:]} of {pixels.dtype}"
         )
     given_rows = Split(inputs=rows.inputs, labels=rows.targets, prepare=rows.prepare)
     return _images_of(given_rows, stored, wanted, labelled=labelled)

@@ -223,8 +223,8 @@ def accepted(
     if rows is None:
         return None
     device = next(model.parameters()).device
-    made, wanted = (each(part, lambda t: t.to(device)) for part in rows)
-    return made, wanted
+    on_device, wanted = (each(part, lambda t: t.to(device)) for part in rows)
+    return on_device, wanted
 
 
 def own_source(

@@ -106,12 +106,14 @@ def _check_function(batch: OneByOne, chosen: torch.Tensor, rows: list[Row]) -> N
     time.
     """
     try:
-        made = [batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(MANY_KEYS)]
+        results = [
+            batch.under(os.urandom(16), lambda: batch.source(chosen)) for _ in range(MANY_KEYS)
+        ]
     except Exception:  # it takes one position alone
         return
-    if batch_size(*made[0]) == 1:  # it reads the first position alone
+    if batch_size(*results[0]) == 1:  # it reads the first position alone
         return
-    company, *others = (rows_in(given, len(chosen)) for given in made)
+    company, *others = (rows_in(given, len(chosen)) for given in results)
     if not all(all(map(same_row, company, other)) for other in others):
         return  # it draws, and other places have other draws
     if all(map(same_row, rows, company)):

@@ -225,12 +225,12 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
         if places:
             run(torch.tensor(sorted(places)))
             return
-    for row, said in sorted(places.items()):
+    for row, words in sorted(places.items()):
         try:
             run(torch.tensor([row]))
         except Exception as error:
             raise ValueError(
-                f"the model fails on {what} row {row}, with {said}: {describe(error)}"
+                f"the model fails on {what} row {row}, with {words}: {describe(error)}"
             ) from error
 
 
@@ -264,8 +264,8 @@ def check_rows(model: nn.Module, loss: LossFunction, inputs: Batch, targets: Bat
         outputs = wanted = None
         for make in (partial(made_up, *first), partial(accepted, here, loss, *first)):
             with suppress(Exception):
-                if outputs is None and (made := make()) is not None:
-                    outputs, wanted = model_outputs(here, made[0]), made[1]
+                if outputs is None and (batch := make()) is not None:
+                    outputs, wanted = model_outputs(here, batch[0]), batch[1]
         if outputs is None:
             return
         known = False

@@ -345,8 +345,8 @@ def guarded(batch: Callable[[Positions], Any]) -> Batch:
     def of(positions: Positions) -> Pair:
         if not len(positions):  # nothing reads an empty batch but its size
             return torch.zeros(0, 1), torch.zeros(0)
-        made = check_batch(batch(positions), len(positions))
-        return each(made[0], plain), each(made[1], plain)
+        checked = check_batch(batch(positions), len(positions))
+        return each(checked[0], plain), each(checked[1], plain)
 
     return of
 
@@ -472,10 +472,10 @@ def _as_new(optimizer: Optimizer) -> Mapping[Any, Mapping[str, Any]]:
     try:
         make: Any = type(optimizer)
         with torch.no_grad():
-            made: Optimizer = make(
+            fresh: Optimizer = make(
                 [copy(group) for group in optimizer.param_groups], **optimizer.defaults
             )
-        return made.state
+        return fresh.state
     except Exception:  # a class with arguments of its own
         return {}
 

@@ -319,20 +319,20 @@ def length(
     """
     rows = np.asarray(alike, dtype=np.float64)
     guide, lengths = rows[::2].mean(0), []
-    for some, direction in ((rows, np.asarray(way, dtype=np.float64)), (rows[1::2], guide)):
+    for part, direction in ((rows, np.asarray(way, dtype=np.float64)), (rows[1::2], guide)):
         norm = float(np.linalg.norm(direction))
-        if norm and len(some):
+        if norm and len(part):
             reach = units * sample_rate * sum(weights)
             moved, spread = (
-                float((some @ direction).mean()) / norm / sensitivity / reach,
+                float((part @ direction).mean()) / norm / sensitivity / reach,
                 noise**2 / reach**2,
             )
-            spread /= len(some)
+            spread /= len(part)
             lengths.append(
                 (
                     *further(
                         moved,
-                        units * len(some),
+                        units * len(part),
                         sample_rate=sample_rate,
                         weights=weights,
                         spread=spread,

@@ -124,9 +124,9 @@ def _runs(
     ``axes``.
     """
     seen = []
-    for some in (*((scale,) for scale in scales), scales):
-        with _Reads(some, axes) as reads, _inputs(model) as inputs:
-            run(some)
+    for factors in (*((scale,) for scale in scales), scales):
+        with _Reads(factors, axes) as reads, _inputs(model) as inputs:
+            run(factors)
         seen.append((reads, inputs))
     return seen
 

@@ -85,10 +85,10 @@ def _forward(step: Pass, layer: Layer | CallLayer) -> Callable[..., Any]:
             raise ReadElsewhereError(names)
         with outside() as level:
             batch = partial(of_batch, level=level, size=step.batch)
-            made = _on_batch(
+            result = _on_batch(
                 step, layer, names, map_tensors(batch, args), map_tensors(batch, kwargs)
             )
-            return map_tensors(partial(of_example, level=level), made)
+            return map_tensors(partial(of_example, level=level), result)
 
     return forward
 
@@ -135,8 +135,8 @@ def has_batch_of_one(module: nn.Module, example: torch.Size) -> bool | None:
 
 def _watched(step: Pass, layer: Layer | CallLayer, x: Tensor, output: Tensor) -> Tensor:
     if isinstance(layer, Layer):
-        made = step.on_output(layer, layer.module, (x,), {}, output)
-        return output if made is None else made
+        watched = step.on_output(layer, layer.module, (x,), {}, output)
+        return output if watched is None else watched
     called: Tensor = _watched_call(step, layer, (x.detach(),), output)
     return called
 
@@ -314,8 +314,8 @@ def losses_on_outputs(loss_fn: Callable[[Any, Any], Tensor], outputs: Any, targe
         torch.cat([torch.zeros_like(t[:1]) if g is None else g for g in of_rows])
         for t, of_rows in zip(tensors, zip(*gradients, strict=True), strict=True)
     ]
-    made: Tensor = _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
-    return made
+    total: Tensor = _WithSlopes.apply(torch.stack(losses), *slopes, *tensors)
+    return total
 
 
 class _WithSlopes(torch.autograd.Function):

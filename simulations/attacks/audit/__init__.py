@@ -266,8 +266,8 @@ def threats(audited: Audited, mode: str) -> str:
     stated, unit = audited.stated, audited.subject.base.unit
     expected = EXPECTED.format(reader=stated.reader)
     if unit.persons:
-        said = THREATS[stated.trust, EXAMPLE.name].replace(
+        threat = THREATS[stated.trust, EXAMPLE.name].replace(
             "which are examples", f"which are persons ({unit.name}) with {ROWS_OF_PERSON} rows each"
         )
-        return f"{said} {expected}"
+        return f"{threat} {expected}"
     return f"{THREATS[stated.trust, stated.unit]} {expected}"

@@ -239,10 +239,10 @@ def settings_of(settings: Settings, seed: int | None) -> Settings:
     """The same on the local engine with recorded updates; with a ``seed``, everything in it
     repeats.
     """
-    made = replace(
+    changed = replace(
         settings, engine="local", record_updates=True, run_dir=None, evaluate_every=10**6
     )
-    return made if seed is None else replace(made, seed=seed, reproducible=True)
+    return changed if seed is None else replace(changed, seed=seed, reproducible=True)
 
 
 def check(plan: Plan) -> None:

@@ -189,14 +189,14 @@ def as_shadow(wanted: Settings, device: Device = "auto") -> Settings:
 def lead(report: Report, run: str | None) -> str:
     """One line: run, date, shadows, seed, time."""
     s = report.settings
-    of = (
+    subject = (
         f"{s.workload}, {s.method}"
         if run is None
         else f"{Path(run).resolve().name} ({s.workload}, {s.method})"
     )
     minutes = duration(report.seconds)
     return (
-        f"{of}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed "
+        f"{subject}; {time.strftime('%Y-%m-%d')}; {len(report.models.inside) - 1} shadows, seed "
         f"{report.seed}; {minutes}"
     )
 

@@ -209,7 +209,9 @@ def _rates(
     members = np.bincount(place[inside], weights=weight[inside], minlength=scores)
     others = np.bincount(place[~inside], weights=weight[~inside], minlength=scores)
     # those with this score or a higher one; none above the highest
-    accused, false_alarms = (np.append(of[::-1].cumsum()[::-1], 0.0) for of in (members, others))
+    accused, false_alarms = (
+        np.append(group[::-1].cumsum()[::-1], 0.0) for group in (members, others)
+    )
     area = (others * (accused[1:] + members / 2)).sum() / members.sum() / others.sum()
     allowed = (np.concatenate([LOW_RATES, GRID]) * others.sum() + 1e-9).astype(int)
     threshold = np.searchsorted(-false_alarms, -allowed)  # the lowest with no more false alarms

@@ -258,8 +258,8 @@ def confidences(
     training, parts = model.training, []
     model.eval()
     classes = is_cross_entropy(workload)
-    for some in rows.split(BATCH):
-        inputs, targets = split.batch(some)
+    for batch in rows.split(BATCH):
+        inputs, targets = split.batch(batch)
         outputs = model_outputs(model, to_device(inputs, device))
         if classes:
             parts.append(scaled_confidence(scores_of(outputs).double().cpu(), targets))
@@ -280,8 +280,8 @@ def features(
         return confidences(model, workload, split, rows, device)[:, np.newaxis]
     parts, training = [], model.training
     model.eval()
-    for some in rows.split(BATCH):
-        inputs, targets = split.batch(some)
+    for batch in rows.split(BATCH):
+        inputs, targets = split.batch(batch)
         outputs = scores_of(model_outputs(model, to_device(inputs, device))).double().cpu()
         classes = functional.one_hot(targets, workload.num_classes).double()
         parts.append(torch.cat([classes, outputs], 1))

@@ -226,8 +226,8 @@ def _unavailable(rows: Any) -> Inputs:
 
 def rescale(stored: np.ndarray, offset: Tensor, scale: Tensor) -> Tensor:
     """``(stored - offset) * scale`` in float32; offset and scale broadcast against (B, ...)."""
-    made = torch.from_numpy(stored).to(torch.float32, copy=True)
-    return made.sub_(offset).mul_(scale)  # in place: memory that is new costs as much again
+    scaled = torch.from_numpy(stored).to(torch.float32, copy=True)
+    return scaled.sub_(offset).mul_(scale)  # in place: memory that is new costs as much again
 
 
 def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[np.ndarray], Tensor]:

@@ -216,10 +216,10 @@ def _transformers_vision(source: EncoderSource) -> Encoder:
             f"features={source.name} is no model of images ({type(config).__name__}): give one, or "
             "scattering"
         )
-    said = _preprocessor(model_folder(source))
-    size = _side(said.get("size", getattr(config, "image_size", 224)))
+    settings = _preprocessor(model_folder(source))
+    size = _side(settings.get("size", getattr(config, "image_size", 224)))
     mean, deviation = (
-        torch.tensor(said.get(name) or HALF[:1] * config.num_channels).view(-1, 1, 1)
+        torch.tensor(settings.get(name) or HALF[:1] * config.num_channels).view(-1, 1, 1)
         for name in ("image_mean", "image_std")
     )
     model = load_body(AutoModel, source, config, "sdpa").eval()

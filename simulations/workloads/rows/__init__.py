@@ -292,12 +292,12 @@ def describe_data(
             parts.append(
                 f"{name}: {', '.join(shown)}{f' ({len(names)})' if len(names) > SHOWN else ''}"
             )
-    said = {
+    templates = {
         "white": "pixels divided by {:g}",
         "background": "transparent images on {}",
         "frame": "frame {} of files that have several",
     }
-    parts += [words.format(data[name]) for name, words in said.items() if name in data]
+    parts += [words.format(data[name]) for name, words in templates.items() if name in data]
     return "; ".join(parts)
 
 

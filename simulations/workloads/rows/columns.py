@@ -346,10 +346,10 @@ def _of_pandas(column: Any) -> Any:
     ):
         return things
     try:
-        made = pa.array(things, from_pandas=True)
+        array = pa.array(things, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return list(things)
-    return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
+    return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
 def _joined_column(name: str, tables: Sequence[Table]) -> Any:
@@ -401,11 +401,11 @@ def _values(column: Any, called: str) -> np.ndarray:
     kind = column.type
     # arrays of the datasets library, which say their numbers' type
     if isinstance(kind, pa.BaseExtensionType):
-        made = _of_things(column.to_pylist(), called)
+        values = _of_things(column.to_pylist(), called)
         return (
-            made.astype(str(getattr(kind, "value_type", made.dtype)))
-            if made.dtype.kind in "iuf"
-            else made
+            values.astype(str(getattr(kind, "value_type", values.dtype)))
+            if values.dtype.kind in "iuf"
+            else values
         )
     if (
         kinds.is_decimal(kind)
@@ -447,11 +447,11 @@ def _of_things(things: list[Any], called: str) -> np.ndarray:
         return np.asarray(things)
     if things and (isinstance(things[0], list | tuple) or hasattr(things[0], "shape")):
         try:
-            made = np.stack([np.asarray(thing) for thing in things])
-            lacking = made.dtype.kind == "O" and all(
-                thing is None or isinstance(thing, int | float) for thing in made.flat
+            stacked = np.stack([np.asarray(thing) for thing in things])
+            lacking = stacked.dtype.kind == "O" and all(
+                thing is None or isinstance(thing, int | float) for thing in stacked.flat
             )
-            return made.astype(np.float64) if lacking else made  # None becomes NaN
+            return stacked.astype(np.float64) if lacking else stacked  # None becomes NaN
         except (ValueError, TypeError):
             raise ValueError(
                 f"{called} holds lists of different lengths: give every row one shape"
