@@ -309,7 +309,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of
+    """What may be seen outside the server: by callbacks, in tables and on pages. What is not named
+    is not shown.
+
+    ``rows``: columns of rounds.csv, next to the workload's own metrics. ``summary``: entries of
     summary.json.
 
     ``files``: patterns of a run directory's public files; the manifest of public files lists no

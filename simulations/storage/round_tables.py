@@ -7,12 +7,11 @@ import io
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from fedlsg import bounded
 from fedlsg.accounting import Spread
-from fedlsg.simulations.storage.declared import AT_SERVER, EVERYTHING, Released
+from fedlsg.simulations.storage.declared import AT_SERVER, Released
 from fedlsg.simulations.storage.journal import (
     LINES_HEADER,
     Journal,
@@ -83,7 +82,6 @@ COUNTED = ("asked", "answered", "rejected", "dropped", "late")
 """Columns with lists of clients, which are counted for TensorBoard."""
 Metrics = Mapping[str, float | None]
 """The workload's own metrics by name; None in rounds that were not evaluated."""
-NO_METRICS: Metrics = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +89,7 @@ class Row:
     """One line of rounds.csv. Client lists are space-separated; reasons are one line each, cut to a
     bounded length.
 
-    ``only``: the columns that may be seen, see ``released``; the others are not written, and 0 or
+    ``only``: the columns that may be seen (``Released.rows``); the others are not written, and 0 or
     empty here.
     """
 
@@ -129,9 +127,9 @@ class Row:
         accuracy: float | None,
         loss: float | None,
         spent: Spread,
-        metrics: Metrics = NO_METRICS,
-        released: Released = EVERYTHING,
-        times: Times | None = None,
+        metrics: Metrics,
+        released: Released,
+        times: Times,
     ) -> "Row":
         """The row of a round; accuracy and loss are None in rounds that were not evaluated."""
         counts: dict[str, Any] = {
@@ -237,10 +235,10 @@ class Tables:
     def __init__(
         self,
         run: RunDir,
-        metrics: Iterable[str] = (),
+        metrics: Iterable[str],
         *,
-        timed: bool = False,
-        released: Released = EVERYTHING,
+        timed: bool,
+        released: Released,
     ) -> None:
         self._run, self._timed = run, released.counted
         more = [*((*TIMES, *(SIMULATED if timed else ())) if released.counted else ()), *metrics]
@@ -306,7 +304,7 @@ def _csv_line(values: Iterable[object]) -> str:
     return text.getvalue()
 
 
-def rows_header(more: Iterable[str] = (), released: Released = EVERYTHING) -> str:
+def rows_header(more: Iterable[str], released: Released) -> str:
     """The first line of rounds.csv; ``more``: columns that not every run has."""
     return _csv_line(
         [*(name for name in FIELDS if released.rows is None or name in released.rows), *more]

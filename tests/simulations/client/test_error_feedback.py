@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedlsg.simulations.client.train
+import fedlsg.simulations.planning.run_base
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
 from fedlsg.simulations.client.train import expected_payload
@@ -194,7 +194,7 @@ def test_a_memory_under_noise_that_slipped_through_is_not_used(tmp_path, monkeyp
     """Negative control: the rules planted open; the client looks once more, before it reads a
     memory.
     """
-    monkeypatch.setattr(fedlsg.simulations.client.train, "keeps_memory", lambda method, codec: True)
+    monkeypatch.setattr(fedlsg.simulations.planning.run_base, "keeps_memory", lambda *_: True)
     run = run_local(tmp_path / "run", method="dpsgd", codec="sign")
     assert [row.rejected for row in run.rows] == ["0 1", "0 1"]
     assert "would leak: not sent" in run.log
