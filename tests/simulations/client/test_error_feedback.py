@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import fedlsg.simulations.client.train
 import fedlsg.simulations.planning.run_base
 from fedlsg.carriers.powersgd import decode
 from fedlsg.payload.message import Expected, unpack
