@@ -214,8 +214,8 @@ def front(clients: Sequence[Events]) -> list[Events]:
         )
         numbers = numbers.reshape(len(group), -1)
         chosen: list[int] = []
-        for i, own in enumerate(numbers):
-            if not (numbers[chosen] >= own).all(axis=1).any():
+        for i, numbers_here in enumerate(numbers):
+            if not (numbers[chosen] >= numbers_here).all(axis=1).any():
                 chosen.append(i)
         kept += [group[i] for i in chosen]
     return kept or [()]

@@ -199,7 +199,7 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
     """
     weights: list[Tensor] = []
     names: list[str] = []
-    own = trainable(model)
+    parameters = trainable(model)
 
     def remember(module: nn.Module, args: object, output: Tensor) -> None:
         weights.append(output)
@@ -215,7 +215,7 @@ def readers(model: nn.Module, embeddings: str, length: int) -> tuple[str, ...]:
 
     handles = [model.get_submodule(embeddings).register_forward_hook(remember)]
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and f"{name}.weight" in own:
+        if isinstance(module, nn.Linear) and f"{name}.weight" in parameters:
             handles.append(
                 module.register_forward_pre_hook(lambda m, args, name=name: look(name, args))
             )

@@ -231,11 +231,11 @@ def changes(public: Public, warmup: int, scale: Callable[[Tensor], Tensor] | Non
     """W - W_0 of each carried weight, each through ``scale``, made and dropped one by one; before
     ``warmup`` updates W itself, all together.
     """
-    own = {name: W.detach() for name, W in public.weights.items() if name in public.carried}
+    weights = {name: W.detach() for name, W in public.weights.items() if name in public.carried}
     if public.updates < warmup:
-        yield own
+        yield weights
         return
-    for name, W in own.items():
+    for name, W in weights.items():
         W_0 = public.initial.get(name)
         if W_0 is None:
             raise ValueError(f"the initial value of {name} is needed to decompose W - W_0")

@@ -94,8 +94,8 @@ def call_layers(model: nn.Module, ways: Ways, slots: Sequence[Slot]) -> Iterator
         module = model.get_submodule(path)
         kind = kind_of(module)
         assert kind is not None
-        own = {name.removeprefix(f"{path}."): slots_by_name[name] for name in names}
-        yield CallLayer(path=path, module=module, kind=kind, slots=own)
+        slots_here = {name.removeprefix(f"{path}."): slots_by_name[name] for name in names}
+        yield CallLayer(path=path, module=module, kind=kind, slots=slots_here)
 
 
 def arguments(

@@ -134,12 +134,15 @@ class Layer:
     narrows: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        own, c = self.module._parameters, self.carried  # get_parameter takes 20 times as long
+        parameters, c = (
+            self.module._parameters,
+            self.carried,
+        )  # get_parameter takes 20 times as long
         self.is_norm = isinstance(self.formulas, NormGradients)
-        self.types = {name: p.dtype for name, p in own.items() if p is not None}
+        self.types = {name: p.dtype for name, p in parameters.items() if p is not None}
         self.parameters, self.from_input, self.from_inner = (), None, False
         for slot in self.slots:
-            p = own[slot.parameter]
+            p = parameters[slot.parameter]
             if p is not None and slot.block.part != "R":
                 self.parameters += (p,)
             if slot.part in ("L", "core"):
@@ -168,8 +171,8 @@ def make_layers(
     layers = []
     for path, module in modules_of(model).items():
         if path in slots_of:
-            own = tuple(map(turn, slots_of[path]) if is_turned(module) else slots_of[path])
-            layers.append(make_layer(path, module, own, coordinates))
+            slots_here = tuple(map(turn, slots_of[path]) if is_turned(module) else slots_of[path])
+            layers.append(make_layer(path, module, slots_here, coordinates))
     return [in_bfloat16(layer) for layer in layers] if precision.mixed else layers
 
 
@@ -307,12 +310,14 @@ def place(
     A forward hook comes first, so that it sees the layer's own output, before a hook of the user
     changes it; a hook ``before`` the call comes last.
     """
-    own, key = vars(module), object()
-    hooks = own["_forward_pre_hooks" if before else "_forward_hooks"]
+    attributes, key = vars(module), object()
+    hooks = attributes["_forward_pre_hooks" if before else "_forward_hooks"]
     hooks[key] = hook
     if not before and len(hooks) > 1:
         hooks.move_to_end(key, last=False)
-    marked = own["_forward_pre_hooks_with_kwargs" if before else "_forward_hooks_with_kwargs"]
+    marked = attributes[
+        "_forward_pre_hooks_with_kwargs" if before else "_forward_hooks_with_kwargs"
+    ]
     marked[key] = True
     placed += ((hooks, key), (marked, key))
 

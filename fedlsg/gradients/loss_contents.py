@@ -106,8 +106,10 @@ def refuse_parameters(loss: Any, model: nn.Module | None = None) -> None:
     Only the model's parameters are trained and clipped: those of the loss would stay as they are,
     without a word.
     """
-    own = set() if model is None else {id(p) for p in model.parameters()}
-    if names := [name for name, t in held_tensors(loss) if t.requires_grad and id(t) not in own]:
+    of_model = set() if model is None else {id(p) for p in model.parameters()}
+    if names := [
+        name for name, t in held_tensors(loss) if t.requires_grad and id(t) not in of_model
+    ]:
         raise ValueError(
             f"the loss has trainable parameters ({few(names)}), which no private step trains: move "
             "them into the model, whose forward applies them to its outputs, or freeze them with "
@@ -168,8 +170,8 @@ def untrained_leaves(losses: Tensor, model: nn.Module, original: nn.Module) -> s
     """The message for leaves from which losses are computed and that no private step trains; None
     without any. ``model``: a copy of the ``original``, which has run.
     """
-    own = {id(p) for p in model.parameters()}
-    others = {id(leaf): leaf for leaf in _leaves(losses) if id(leaf) not in own}
+    of_model = {id(p) for p in model.parameters()}
+    others = {id(leaf): leaf for leaf in _leaves(losses) if id(leaf) not in of_model}
     if not others:
         return None
     if read := [name for name, p in original.named_parameters() if id(p) in others]:

@@ -146,8 +146,8 @@ def shown(loss: Any) -> str:
 
 def name_in_torch(loss: Any) -> str:
     """The name of a loss, of a function or a class; empty if it is not one of torch's."""
-    own = str(getattr(loss, "__module__", "")).startswith("torch.nn")
-    return str(getattr(loss, "__name__", "")) if own else ""
+    in_torch = str(getattr(loss, "__module__", "")).startswith("torch.nn")
+    return str(getattr(loss, "__name__", "")) if in_torch else ""
 
 
 @dataclass(frozen=True, eq=False)

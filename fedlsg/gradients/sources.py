@@ -42,9 +42,9 @@ def replace_parameters(
     """
     by_name = {slot.block.parameter: slot for slot in slots}
     saved = [
-        (module, own, module._parameters[own])
+        (module, attribute, module._parameters[attribute])
         for of_name in places.values()
-        for module, own in of_name
+        for module, attribute in of_name
     ]
     frozen = [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
     uses.constant |= {t.untyped_storage().data_ptr() for t in frozen}
@@ -53,12 +53,12 @@ def replace_parameters(
             p = of_name[0][0]._parameters[of_name[0][1]]
             assert p is not None
             leaf = uses.source(p, name, to_slot(uses.step, by_name[name]))
-            for module, own in of_name:
-                module._parameters[own] = leaf  # type: ignore[assignment]
+            for module, attribute in of_name:
+                module._parameters[attribute] = leaf  # type: ignore[assignment]
         yield
     finally:
-        for module, own, p in saved:
-            module._parameters[own] = p
+        for module, attribute, p in saved:
+            module._parameters[attribute] = p
         uses.forget()
 
 

@@ -97,8 +97,8 @@ class Unbatched(Tensor):
         """Every operation on such a value."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            own = next(t for t in tensors_in((args, kwargs)) if isinstance(t, Unbatched))
-            return own.uses.apply(func, args, kwargs)
+            first = next(t for t in tensors_in((args, kwargs)) if isinstance(t, Unbatched))
+            return first.uses.apply(func, args, kwargs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -49,16 +49,18 @@ class Trace:
 
     def available(self, client: int, now: float) -> bool:
         """Whether a client is there at a time: from <= now < to of one of its intervals."""
-        own = self.intervals.get(client)
-        if own is None:
+        intervals = self.intervals.get(client)
+        if intervals is None:
             return True
-        place = bisect_right(own, (now, math.inf))
-        return place > 0 and now < own[place - 1][1]
+        place = bisect_right(intervals, (now, math.inf))
+        return place > 0 and now < intervals[place - 1][1]
 
     @cached_property
     def arrivals(self) -> tuple[float, ...]:
         """The times at which a client comes, ascending."""
-        return tuple(sorted({start for own in self.intervals.values() for start, _ in own}))
+        return tuple(
+            sorted({start for intervals in self.intervals.values() for start, _ in intervals})
+        )
 
 
 def read_trace(path: Path, clients: int) -> Trace:
@@ -86,7 +88,7 @@ def read_trace(path: Path, clients: int) -> Trace:
         if line:
             client, start, end = _parse(line, clients, f"{path}, line {number}")
             by_client.setdefault(client, []).append((start, end))
-    intervals = {client: _merge(own) for client, own in sorted(by_client.items())}
+    intervals = {client: _merge(spans) for client, spans in sorted(by_client.items())}
     return Trace(intervals=intervals, digest=hashlib.sha256(data).hexdigest())
 
 

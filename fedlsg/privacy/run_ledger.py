@@ -162,9 +162,9 @@ class RunLedger:
     def clients(self) -> list[int]:
         """Every client with a charge or a ledger of its own; without the server."""
         names = (path.stem.removeprefix("client-") for path in self.folder.glob("client-*.jsonl"))
-        own = {int(name) for name in names if name.isdecimal()}
+        numbers = {int(name) for name in names if name.isdecimal()}
         return sorted(
-            (own | {c for c, entries in self.read().entries.items() if entries}) - {SERVER}
+            (numbers | {c for c, entries in self.read().entries.items() if entries}) - {SERVER}
         )
 
     def charge(self, entries: Sequence[Entry]) -> None:

@@ -73,8 +73,8 @@ def unpack_bits(packed: bytes | memoryview, length: int, bits: int) -> UInt[np.n
     for start in range(0, length, PACKED_AT_ONCE):
         part = words[start : start + PACKED_AT_ONCE]
         spread = np.zeros((len(part), 8 * kind.itemsize), np.uint8)
-        own = raw[start * bits // 8 :]
-        spread[:, :bits] = np.unpackbits(own, count=len(part) * bits, bitorder="little").reshape(
+        window = raw[start * bits // 8 :]
+        spread[:, :bits] = np.unpackbits(window, count=len(part) * bits, bitorder="little").reshape(
             -1, bits
         )
         part[:] = np.packbits(spread, bitorder="little").view(kind)

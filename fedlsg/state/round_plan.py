@@ -114,10 +114,10 @@ class RoundPlan:
         To a server that adds the noise a client sends its update as it is, and its own entry says
         so. It does not know the clip norm, which may move. Clients of equal terms share one plan.
         """
-        own = terms.noise_multiplier, terms.sample_rate, terms.num_examples
-        if own not in self._for_terms:
-            self._for_terms[own] = self._at_terms(terms)
-        return self._for_terms[own]
+        key = terms.noise_multiplier, terms.sample_rate, terms.num_examples
+        if key not in self._for_terms:
+            self._for_terms[key] = self._at_terms(terms)
+        return self._for_terms[key]
 
     @cached_property
     def _for_terms(self) -> dict[tuple[float, float, int], "RoundPlan"]:
@@ -139,8 +139,8 @@ class RoundPlan:
         """
         if not self.mechanism.is_plain:
             return fixed
-        own = sum(terms.weight * self.for_client(terms).local.batch for terms in clients)
-        return fixed if math.isclose(own, fixed, rel_tol=SAME) else own
+        batches = sum(terms.weight * self.for_client(terms).local.batch for terms in clients)
+        return fixed if math.isclose(batches, fixed, rel_tol=SAME) else batches
 
     def at_clip_norm(self, clip_norm: float) -> "RoundPlan":
         """The same round at another clip norm."""

@@ -260,11 +260,11 @@ def restart(
         for each, part in zip(places, extra[name].split(sizes), strict=True):
             each[name] = part.to(each[name], copy=True).reshape(each[name].shape)
     state.optimizer.state.clear()
-    for p, own in zip(trainable(state.model).values(), memory, strict=True):
-        if STEP in own:
-            own[STEP] = torch.full_like(own[STEP], updates)
-        if own:
-            state.optimizer.state[p] = own
+    for p, buffers in zip(trainable(state.model).values(), memory, strict=True):
+        if STEP in buffers:
+            buffers[STEP] = torch.full_like(buffers[STEP], updates)
+        if buffers:
+            state.optimizer.state[p] = buffers
     if state.memory is not None:
         epoch, counted = (int(number) for number in extra["memory-counters"])
         sums = (extra.get("memory-current"), extra.get("memory-last"))

@@ -301,8 +301,10 @@ def _gradient_of_person(
     sums: list[Tensor] = []
     for _, micro in runs_of(rows, x.groups, Shape(size=size)):
         gradients = row_gradients(x, *x.batch(micro), max(len(micro), LEAST))
-        own = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
-        sums = own if not sums else [total.add_(g) for total, g in zip(sums, own, strict=True)]
+        summed = [g.sum(0, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+        sums = (
+            summed if not sums else [total.add_(g) for total, g in zip(sums, summed, strict=True)]
+        )
     return sums if persons.gradient == "sum" else [total / len(rows) for total in sums]
 
 

@@ -241,15 +241,17 @@ class Yogi(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                g, own = p.grad.add(p, alpha=group["weight_decay"]), self.state[p]
-                if not own:
-                    own |= {
+                g, buffers = p.grad.add(p, alpha=group["weight_decay"]), self.state[p]
+                if not buffers:
+                    buffers |= {
                         "exp_avg": torch.zeros_like(p),
                         "exp_avg_sq": torch.full_like(p, tau**2),
                     }
-                own["exp_avg"].lerp_(g, 1 - first)
+                buffers["exp_avg"].lerp_(g, 1 - first)
                 square = g.square()
-                own["exp_avg_sq"].addcmul_(
-                    square, (own["exp_avg_sq"] - square).sign(), value=second - 1
+                buffers["exp_avg_sq"].addcmul_(
+                    square, (buffers["exp_avg_sq"] - square).sign(), value=second - 1
                 )
-                p.addcdiv_(own["exp_avg"], own["exp_avg_sq"].sqrt().add_(tau), value=-group["lr"])
+                p.addcdiv_(
+                    buffers["exp_avg"], buffers["exp_avg_sq"].sqrt().add_(tau), value=-group["lr"]
+                )

@@ -198,12 +198,12 @@ def source_of(name: str) -> Source:
     """The code that a name would run. Each file is read once."""
     root, files = _place(name.rpartition(":")[0])
     texts = _texts(root, files)
-    sha, own = hashlib.sha256(), dict[Path, str]()
+    sha, by_path = hashlib.sha256(), dict[Path, str]()
     for path in sorted(texts):
         for part in (os.path.relpath(path, root).encode(), texts[path]):
             sha.update(len(part).to_bytes(8, "little") + part)
-        own[path] = hashlib.sha256(texts[path]).hexdigest()
-    return Source(digest=sha.hexdigest() if own else "", files=own, root=root)
+        by_path[path] = hashlib.sha256(texts[path]).hexdigest()
+    return Source(digest=sha.hexdigest() if by_path else "", files=by_path, root=root)
 
 
 def _texts(root: Path, files: Iterable[Path]) -> dict[Path, bytes]:

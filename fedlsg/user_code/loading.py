@@ -41,9 +41,11 @@ def load(name: str, kind: str) -> Any:
     module = _file(path_of(place), kind) if place.endswith(".py") else _module(place, kind)
     item = getattr(module, attribute, None)
     if item is None:
-        own = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
+        functions = [
+            key for key, value in vars(module).items() if callable(value) and key[0] != "_"
+        ]
         raise ValueError(
-            f"{place} has no {attribute!r}{did_you_mean(attribute, own)}: expected {kind} as "
+            f"{place} has no {attribute!r}{did_you_mean(attribute, functions)}: expected {kind} as "
             "FILE.py:NAME"
         )
     return item

@@ -210,9 +210,9 @@ def side_names(before: Record, after: Record, against: Mapping[str, Any]) -> tup
         return NOISES[first.adds_noise], NOISES[last.adds_noise]
     if first.clips != last.clips:
         return CLIPS[first.clips], CLIPS[last.clips]
-    own = {**values_of(after.base.settings), "epsilon": after.whole_epsilon}
+    settings = {**values_of(after.base.settings), "epsilon": after.whole_epsilon}
     asked = parse(against)
-    named, kept = plain(asked), plain({name: own.get(name) for name in asked})
+    named, kept = plain(asked), plain({name: settings.get(name) for name in asked})
     return f"with {named}", "as the run is" if kept in ("", named) else f"with {kept}"
 
 

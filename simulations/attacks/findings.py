@@ -96,8 +96,8 @@ class Score:
 
     def numbers(self, *without: str) -> dict[str, Any]:
         """What attack.json says of it, ``without`` these fields."""
-        own = {key: value for key, value in vars(self).items() if key not in without}
-        return {**own, "recognitions": [vars(recognition) for recognition in self.recognitions]}
+        numbers = {key: value for key, value in vars(self).items() if key not in without}
+        return {**numbers, "recognitions": [vars(recognition) for recognition in self.recognitions]}
 
     @property
     def stuck(self) -> bool:

@@ -91,9 +91,9 @@ class PublicImages:
         beyond, labels = self.beyond, self.every_label
         if labels is None or label is None:
             return ImagePool(blind=self.prior.expected(1)[0].to(beyond), beyond=beyond)
-        own = (labels == label).nonzero().flatten()
+        of_class = (labels == label).nonzero().flatten()
         blind = self.prior.expected(1, label.view(1))[0].to(beyond)
-        return ImagePool(blind=blind, beyond=beyond, rows=own if len(own) > 1 else None)
+        return ImagePool(blind=blind, beyond=beyond, rows=of_class if len(of_class) > 1 else None)
 
     def judge(self, truth: Float[Tensor, "batch c h w"], labels: Tensor, examples: int) -> Judge:
         """Verdicts on these originals, of ``examples`` that the run judges."""
@@ -116,10 +116,10 @@ class PublicImages:
                 key = None if label is None else int(label)
                 blind = pools[key].blind
                 beyond = (original.to(blind) - blind).unsqueeze(0)
-                own = ImagePool(blind=blind, beyond=beyond).similarities(images)[:, 0]
+                cosines = ImagePool(blind=blind, beyond=beyond).similarities(images)[:, 0]
                 public, mixed = rivals[key]
                 verdict = recognise(
-                    own,
+                    cosines,
                     public,
                     examples=examples,
                     least=IMAGE,
@@ -192,7 +192,7 @@ class Scored(Score):
     @property
     def gains(self) -> list[float]:
         """Decibels over the blind baseline, image by image."""
-        return [own - other for own, other in zip(self.psnr, self.blind, strict=True)]
+        return [recovered - other for recovered, other in zip(self.psnr, self.blind, strict=True)]
 
 
 def scored(

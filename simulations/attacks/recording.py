@@ -98,7 +98,8 @@ def record_all(
     for method in methods:
         kept = {name: value for name, value in given.items() if (method, name) not in dropped}
         wanted |= {
-            name: {**RECORDED, **kept, **own} for name, own in variants(method, sparsities, sigmas)
+            name: {**RECORDED, **kept, **changes}
+            for name, changes in variants(method, sparsities, sigmas)
         }
     for name, settings in wanted.items():
         if (reason := refusal(parse(settings))) is not None:
@@ -115,8 +116,8 @@ def variants(
     """Names and settings of the runs of one method. Sparsities are for methods that have one; sigma
     0 is no noise.
     """
-    own = strategies.own_settings(method)
-    for p in (None,) if sparsities is None or "sparsity" not in own else sparsities:
+    names = strategies.own_settings(method)
+    for p in (None,) if sparsities is None or "sparsity" not in names else sparsities:
         for sigma in (None,) if sigmas is None else sigmas:
             name, settings = method, dict[str, Any](method=method)
             if p is not None:

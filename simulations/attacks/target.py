@@ -337,20 +337,21 @@ def attack_each(
     targets = pick(record, threat, options)
     known = [target.truth.grant(threat) for target in targets]
     chosen = [
-        kind.attacks(target.seen, own, options) for target, own in zip(targets, known, strict=True)
+        kind.attacks(target.seen, knowledge, options)
+        for target, knowledge in zip(targets, known, strict=True)
     ]
     options = options.budget(sum(map(len, chosen)), small=kind.small)
     examples = sum(len(target.truth.rows) for target in targets)
     results, blinds = [], []
     refused: dict[str, str] = {}
-    for number, (target, own, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
-        prior, blind, score = kind.task(target, own, examples)
+    for number, (target, knowledge, attacks) in enumerate(zip(targets, known, chosen, strict=True)):
+        prior, blind, score = kind.task(target, knowledge, examples)
         scores = []
         for place, attack in enumerate(attacks):
             part = partial(_tell, tick, (number, len(targets)), (place, len(attacks)), attack.name)
             generator = public_generator(options.seed, "attack", number, attack.name)
             try:
-                guess, took = attempt(attack, target, own, prior, generator, options, part)
+                guess, took = attempt(attack, target, knowledge, prior, generator, options, part)
                 scores.append(score(attack.name, guess, took))
             except DoesNotApply as error:
                 refused[attack.name] = str(error)

@@ -296,8 +296,8 @@ class Accounts:
             if not (payload := payload_in(reply)):
                 return reply
             if returned.memory is not None:
-                own = FeedbackBox(self._run.own(account.client), account.client)
-                own.store(question, payload, returned.memory, round=entry.round)
+                box = FeedbackBox(self._run.own(account.client), account.client)
+                box.store(question, payload, returned.memory, round=entry.round)
             elif self._keeps:
                 self._stored.pop(account.client, None)
                 LastPayload(self._run.last_payload(account.client)).store(

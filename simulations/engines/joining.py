@@ -150,8 +150,8 @@ def _belongs_here(address: str) -> bool:
 
     for process in psutil.process_iter(["uids", "cmdline"]):
         uids = process.info["uids"]
-        own = uids is None or uids.effective in _trusted()  # Windows has no such numbers
-        if own and f"--gcs-address={address}" in (process.info["cmdline"] or ()):
+        is_own = uids is None or uids.effective in _trusted()  # Windows has no such numbers
+        if is_own and f"--gcs-address={address}" in (process.info["cmdline"] or ()):
             return True
     return False
 

@@ -166,9 +166,9 @@ def run(
         accounts=accounts,
         device=plan.device,
     )
-    own = (
+    base = (
         prepare(plan.settings, loaded=plan.workload, parts=plan.parts) if not is_served() else None
     )
-    clients = nullcontext() if own is None else serving(own)
+    clients = nullcontext() if base is None else serving(base)
     with logging_to(directory.log), task_identity(), clients:
         return serve(grid, plan, directory, on_round=on_round, callbacks=callbacks, page=page)

@@ -273,9 +273,9 @@ def private_moments(subject: Subject, rows: Rows, names: Sequence[str]) -> dict[
 
 def probes_of(subject: Subject) -> list[ProbeSource]:
     """The workload's own synthetic inputs, and what the method itself probes with."""
-    base, own = subject.base, subject.base.method.carrier
+    base, carrier = subject.base, subject.base.method.carrier
     sources = [probe_source(base.workload, name) for name in base.workload.synthetic]
-    given = own.source is not None and own.source not in ("auto", *base.workload.synthetic)
+    given = carrier.source is not None and carrier.source not in ("auto", *base.workload.synthetic)
     return [*sources, base.initial.probe_source] if given else sources
 
 
@@ -318,7 +318,7 @@ def whole(rows: KeptRows) -> dict[tuple[int, str, FormName, int], float]:
     groups: dict[tuple[int, str, FormName, int], list[KeptRow]] = {}
     for row in rows:
         groups.setdefault((row.round, row.carriers, row.form, row.rank), []).append(row)
-    return {key: _mean(own) for key, own in groups.items()}
+    return {key: _mean(of_key) for key, of_key in groups.items()}
 
 
 def _mean(rows: KeptRows) -> float:

@@ -121,15 +121,17 @@ def residuals(rows: Sequence[ResidualRow]) -> Charts:
     """A chart for each layer: residual against rank, a line for each source of carriers."""
     sources = {row.source for row in rows}
     charts = []
-    for name, own in _by_layer(rows):
+    for name, of_layer in _by_layer(rows):
         series = [
             _points(
-                ((row.rank, row.residual) for row in own if row.source == source), source, *look
+                ((row.rank, row.residual) for row in of_layer if row.source == source),
+                source,
+                *look,
             )
             for source, look in LINES.items()
             if source in sources
         ]
-        ranks = sorted({row.rank for row in own})
+        ranks = sorted({row.rank for row in of_layer})
         x = Axis(
             label="rank",
             log=True,
@@ -205,10 +207,10 @@ def energies(rows: Sequence[EnergyRow]) -> Charts:
     that is frozen.
     """
     charts = []
-    for name, own in _by_layer(sorted(rows, key=lambda row: row.sparsity)):
+    for name, of_layer in _by_layer(sorted(rows, key=lambda row: row.sparsity)):
         series = []
         for choice, (colour, _) in CHOICES.items():
-            kept = [row for row in own if row.choice == choice]
+            kept = [row for row in of_layer if row.choice == choice]
             out, into = (
                 [(row.sparsity, getattr(row, side)) for row in kept] for side in ("rows", "columns")
             )
@@ -308,9 +310,9 @@ def mask_counts(found: Counts) -> Charts:
     counts = np.arange(len(found.shares))
     seen = counts[np.maximum(found.shares, found.expected) > 1e-4]
     at = seen.astype(float).tolist()
-    own = f"masks of the run, ranking={found.ranking}"
+    label = f"masks of the run, ranking={found.ranking}"
     series = (
-        Series(name=own, kind="bar", x=at, y=found.shares[seen].tolist(), colour=SKY),
+        Series(name=label, kind="bar", x=at, y=found.shares[seen].tolist(), colour=SKY),
         Series(
             name="independent random masks",
             x=at,

@@ -200,10 +200,10 @@ def layer_tables(rows: KeptRows) -> list[Table]:
 
 
 def _by_layer(rows: KeptRows, last: int, rank: int, form: str) -> Table:
-    own = {(row.layer, row.carriers): row.energy for row in rows}
+    energies = {(row.layer, row.carriers): row.energy for row in rows}
 
     def column(kind: str) -> Column:
-        return Column(kind, lambda layer: own[layer, kind], ".3f")
+        return Column(kind, lambda layer: energies[layer, kind], ".3f")
 
     columns = [
         Column("layer", lambda name: name.removesuffix(".weight")),

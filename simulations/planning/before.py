@@ -64,4 +64,4 @@ def least_covered(
     by_kind: Mapping[Kind, Iterable[History]],
 ) -> dict[Kind, tuple[History, ...]]:
     """Of the histories of a kind those that no other one covers."""
-    return {kind: tuple(front(list(own))) for kind, own in by_kind.items()}
+    return {kind: tuple(front(list(histories))) for kind, histories in by_kind.items()}

@@ -64,18 +64,18 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     tests = {name: data_digest(split) for name, split in plan.workload.tests.items()}
     # the one in use: auto may find another later
     settings = {**as_config(plan.settings), "device": plan.device}
-    own: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
+    more: dict[str, Any] = {"own_code": plan.own_code} if plan.own_code else {}
     if (plan.method.carrier.source or "").startswith("data:"):
-        own["source"] = source_digest(plan.initial.probe_source)
+        more["source"] = source_digest(plan.initial.probe_source)
     if (trace := trace_digest(plan.clients.participation)) is not None:
-        own["trace"] = trace
+        more["trace"] = trace
     if plan.method.mechanism.adds_noise and plan.settings.noise_multiplier is None:
         each = dict(zip(plan.clients.kinds, plan.terms, strict=True))
-        own["noise"] = {
+        more["noise"] = {
             kind: (t.noise_multiplier, t.prune_noise_multiplier) for kind, t in each.items()
         }
     parts = digest_of_units(plan)
-    return {**stamp(), "settings": settings, "partition": parts, "tests": tests, **own}
+    return {**stamp(), "settings": settings, "partition": parts, "tests": tests, **more}
 
 
 def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def fingerprint_of_begun(plan: Plan, saved: Mapping[str, Any], run: RunDir) -> d
         return now
     known = {*saved["settings"], *run.read_raw_config()}
     settings = {name: value for name, value in now["settings"].items() if name in known}
-    own = {name: value for name, value in now.items() if name not in stamp()}
+    facts = {name: value for name, value in now.items() if name not in stamp()}
     begun = {name: saved[name] for name in stamp() if name in saved}
-    return {**begun, **own, "settings": settings}
+    return {**begun, **facts, "settings": settings}
 
 
 def digest_of_units(base: Base) -> str:
@@ -257,9 +257,9 @@ def check_same_budgets(base: Base, given: Mapping[str, Any]) -> None:
     for what in BELOW:
         if (text := given.get(setting := f"client_{what}s")) is None:
             continue
-        own = read_own(text, names, base.parts, base.workload.columns, what)
+        numbers = read_own(text, names, base.parts, base.workload.columns, what)
         began = getattr(base.settings, setting) or ""
-        if own != numbered(began, what):
+        if numbers != numbered(began, what):
             raise ValueError(
                 f"resume continues the run as it began: give {setting}={began!r} (not {text!r})"
             )

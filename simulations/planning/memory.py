@@ -175,9 +175,9 @@ def _gradient_bytes(
     )
     total = 0
     for name, count in values.items():
-        path, _, own = name.rpartition(".")
+        path, _, attribute = name.rpartition(".")
         output = outputs.get(path)
-        whole = own == "weight" and output is not None and count == _size(model, name)
+        whole = attribute == "weight" and output is not None and count == _size(model, name)
         layer = model.get_submodule(path)
         formed = isinstance(layer, nn.Conv2d) and base.device != "cpu"
         if whole and output is not None and not formed and ghosts:

@@ -66,7 +66,7 @@ def choices(plan: Plan) -> list[Choice]:
     offered = [common("everyone at the smallest", everyone)]
     if others:
         offered.append(common("the strictest left out", others))
-    own = Choice(
+    each_its_own = Choice(
         name="each its own",
         clients=len(epsilons),
         epsilon=min(epsilons),
@@ -75,7 +75,7 @@ def choices(plan: Plan) -> list[Choice]:
         most_delta=max(deltas),
         noise=noise_of_mean(plan.terms),
     )
-    return [*offered, own]
+    return [*offered, each_its_own]
 
 
 def noise_of_mean(terms: Sequence[ClientTerms]) -> float:

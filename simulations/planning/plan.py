@@ -67,13 +67,13 @@ def make_plan(
     if base.method.carrier.source is not None:
         progress(f"reading the source of probes, {base.initial.probe_source.name}")
         check_source(base.initial.probe_source, base.initial.model(), base.workload)
-    own = workloads.own(base.settings.workload) is not None
-    if own:
+    is_own_workload = workloads.own(base.settings.workload) is not None
+    if is_own_workload:
         progress("checking the rows")
         check_rows(base)
     progress(f"calibrating the noise of {len(base.clients.sizes):,} clients")
     terms = client_terms(base, noise=noise)
-    if own and declared is None:
+    if is_own_workload and declared is None:
         check_train_shape(
             base.initial.model(), base.workload.train, base.workload.test, device=base.device
         )

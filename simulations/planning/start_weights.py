@@ -45,7 +45,7 @@ def with_digest(settings: Settings) -> Settings:
     rows of the same workload, by a run or as public data, unless their ledger goes on here or the
     data are others: the epsilon of this run would leave that out.
     """
-    own = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
+    rows_here = {row_name(settings.workload, settings.dataset), f"{DATA}{shown(settings.workload)}"}
     start = settings.start_from
     if start is not None:
         if settings.pretrained not in (None, start):
@@ -57,7 +57,7 @@ def with_digest(settings: Settings) -> Settings:
         settings = replace(settings, pretrained=start)
     for setting, source in starts_of(settings).items():
         counted = settings.fresh_data or (setting, source) == ("pretrained", start)
-        if own & rows_behind(source) and not counted:
+        if rows_here & rows_behind(source) and not counted:
             raise ValueError(
                 f"{setting}={getattr(settings, setting)} was trained on the rows of "
                 f"{shown(settings.workload)}, which the epsilon of this run would not count: {WAYS}"
@@ -131,8 +131,8 @@ def from_root(settings: Settings) -> Settings:
         path = value.removeprefix(DATA)
         if path not in ("", value, *workloads.names()) and Path(path).expanduser().exists():
             values[name] = f"{DATA}{Path(path).expanduser().resolve()}"
-    own = workloads.own(str(values.get("workload", "")))
-    if own is not None and own.has_relative_paths:
+    workload = workloads.own(str(values.get("workload", "")))
+    if workload is not None and workload.has_relative_paths:
         values["data_root"] = str(Path(str(values.get("data_root") or ".")).expanduser().resolve())
     trace = Path(str(values.get("availability", ""))).expanduser()
     if trace.is_file():

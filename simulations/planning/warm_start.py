@@ -36,11 +36,11 @@ def before_start(base: Base) -> Before:
         common = (_history(carried[SERVER]),)
         return Before(histories=dict.fromkeys(base.clients.kinds, common))
     each = {client: _history(entries) for client, entries in _distinct(carried).items()}
-    kinds = {tuple(map(kind_of, carried[client])): own for client, own in each.items()}
+    kinds = {tuple(map(kind_of, carried[client])): history for client, history in each.items()}
     by_kind: dict[Kind, set[History]] = {}
     for client, kind in enumerate(base.clients.kinds):
-        own = kinds[tuple(map(kind_of, carried[client]))] if client in carried else ()
-        by_kind.setdefault(kind, set()).add(own)
+        history = kinds[tuple(map(kind_of, carried[client]))] if client in carried else ()
+        by_kind.setdefault(kind, set()).add(history)
     return Before(histories=least_covered(by_kind))
 
 
@@ -49,7 +49,7 @@ def carry_over(base: Base, run: RunDir) -> None:
     from.
     """
     if base.settings.start_from is not None:
-        run.charges.charge([entry for own in _carried(base).values() for entry in own])
+        run.charges.charge([entry for entries in _carried(base).values() for entry in entries])
 
 
 def _carried(base: Base) -> dict[int, Sequence[Entry]]:
@@ -88,7 +88,7 @@ def _carried(base: Base) -> dict[int, Sequence[Entry]]:
 
 
 def _check_alike(found: Mapping[int, Sequence[Entry]], base: Base, where: str) -> None:
-    entries = [entry for own in _distinct(found).values() for entry in own]
+    entries = [entry for charges in _distinct(found).values() for entry in charges]
     if base.method.mechanism.private and not all(
         entry.has_epsilon or (entry.private and base.settings.reproducible) for entry in entries
     ):
@@ -116,11 +116,11 @@ def _holds_the_same(saved: Mapping[str, dict[str, object]], source: RunDir, base
 def _one_that_covers(found: Mapping[int, Sequence[Entry]], where: str) -> int:
     """A client that no other one has spent more than, against any reader."""
     each = _distinct(found)
-    for client, own in each.items():
+    for client, charges in each.items():
         totals = {c: Totals().extended(entries) for c, entries in each.items()}
         if all(
             front([total.events(reader) for total in totals.values()])
-            == front([Totals().extended(own).events(reader)])
+            == front([Totals().extended(charges).events(reader)])
             for reader in READERS
         ):
             return client

@@ -99,12 +99,12 @@ def rows_of(plan: Plan) -> list[Place]:
     """Where the private rows of a workload of a user's own are; none of fedlsg's own data sets,
     which are public.
     """
-    own, s = workloads.own(plan.settings.workload), plan.settings
-    if own is None or s.public_rows is not None:
+    workload, s = workloads.own(plan.settings.workload), plan.settings
+    if workload is None or s.public_rows is not None:
         return []
-    if isinstance(own.train, str | Path):
-        return places_of(Path(s.data_root or ".") / Path(own.train).expanduser())
-    return places_of(own.train)
+    if isinstance(workload.train, str | Path):
+        return places_of(Path(s.data_root or ".") / Path(workload.train).expanduser())
+    return places_of(workload.train)
 
 
 def charged(directory: RunDir, *, own: bool = False) -> list[Sequence[Entry]]:

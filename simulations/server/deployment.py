@@ -103,11 +103,11 @@ class Deployment:
             return settings
         known: dict[str, Any] = {}
         for place, what in enumerate(BELOW):
-            own = {client: b[place] for client, b in self.roster.budgets.items() if b[place]}
-            if own:
+            by_client = {client: b[place] for client, b in self.roster.budgets.items() if b[place]}
+            if by_client:
                 name = f"client_{what}s"
                 before = numbered(getattr(settings, name) or "", what)
-                known[name] = text_of({**before, **own})
+                known[name] = text_of({**before, **by_client})
         return replace(settings, **known)
 
     def open(self, folder: Path, run: str) -> LedgerCopies:

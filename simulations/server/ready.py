@@ -77,7 +77,7 @@ def check_evaluation(base: Base) -> tuple[str, ...]:
     that is not finite, metrics that fail, fewer outputs than classes.
     """
     workload, model = base.workload, base.initial.model()
-    own = workloads.own(base.settings.workload)
+    own_workload = workloads.own(base.settings.workload)
     with restored(workload.loss, dict(workload.metrics)), own_draws(base.device):
         for name, split in workload.tests.items():
             try:
@@ -92,7 +92,9 @@ def check_evaluation(base: Base) -> tuple[str, ...]:
                     f"the initial model cannot be measured on {name}{_where(model, split, base)}: "
                     f"{failure}"
                 )
-            _check_outputs(model, split, base, None if own is None else own.num_classes)
+            _check_outputs(
+                model, split, base, None if own_workload is None else own_workload.num_classes
+            )
         measured = score(model, workload, device=base.device).metrics
     return tuple(
         f"metric {name!r} of the initial model is {value}: rounds in which it is no finite number "

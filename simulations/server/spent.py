@@ -106,10 +106,10 @@ class Spent:
 
     def _note(self, changed: Iterable[int]) -> None:
         """Keep the ends of the run's ledger, and of ledgers that clients keep themselves."""
-        own = {str(client): self._ledger.of(client).own for client in changed}
+        lines = {str(client): self._ledger.of(client).own for client in changed}
         self.heads |= {
             name: ledger.snapshot()
-            for name, ledger in own.items()
+            for name, ledger in lines.items()
             if ledger is not None and ledger.entries
         }
         if self._ledger.snapshot()[0]:

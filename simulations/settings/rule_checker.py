@@ -71,7 +71,7 @@ def all_rules() -> list[Rule]:
     """The rules of all settings, in the order of config.toml, and those that follow from who
     declares a setting.
     """
-    own = [
+    of_codecs = [
         Rule(
             of=name,
             needs=f"codec={codec.name} or downlink_codec={codec.name}",
@@ -80,7 +80,7 @@ def all_rules() -> list[Rule]:
         for codec in all_codecs().values()
         for name in codec.settings
     ]
-    return [*(rule for setting in all_settings().values() for rule in setting.rules), *own]
+    return [*(rule for setting in all_settings().values() for rule in setting.rules), *of_codecs]
 
 
 def facts_of(
@@ -280,12 +280,12 @@ def refusal(given: Mapping[str, object]) -> str | None:
     """
     try:
         settings = fill_codecs(from_values(given))
-        own = {
+        parameters = {
             name: value
             for name, value in settings.parameters.items()
             if name not in codec_settings()
         }
-        method = strategies.recipe(settings.method, **own)
+        method = strategies.recipe(settings.method, **parameters)
     except ValueError:
         return None
     # left out where there is no noise
@@ -293,7 +293,7 @@ def refusal(given: Mapping[str, object]) -> str | None:
     settings = replace(settings, noise_multiplier=None)
     try:
         if settings.trust in ("secure", "aggregate"):
-            method = strategies.recipe(settings.method, **own | {"noise_share": SHARE})
+            method = strategies.recipe(settings.method, **parameters | {"noise_share": SHARE})
         check_rules(all_rules(), facts_of(settings, method=method), WORDS)
         check_fits(uplink_codec(settings), method)
     except ValueError as error:

@@ -236,12 +236,12 @@ def _presets(name: str) -> Mapping[str, str]:
     values_by_workload: dict[str, str] = {}
     for workload in workloads.names():
         try:
-            common, own = workloads.presets(workload)
+            common, by_method = workloads.presets(workload)
         # of an installed package; the list of workloads says why
         except (ValueError, OSError, ImportError):
             continue
         values = [str(common[name])] if name in common else []
-        values += [f"{row[name]} for {method}" for method, row in own.items() if name in row]
+        values += [f"{row[name]} for {method}" for method, row in by_method.items() if name in row]
         if values:
             values_by_workload[workload] = ", ".join(values)
     return values_by_workload

@@ -63,12 +63,12 @@ class Examined:
             if any(fnmatchcase(name, pattern) for pattern in reads)
         }
         if wrong:
-            own = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (
+            hint = f"; after a change of your own in {SETTINGS}, fedlsg resume compares it" * (
                 SETTINGS in wrong
             )
             raise DamagedError(
                 f"changed since the run: {words(run, wrong)}. Restore it from a copy, or run it "
-                f"again{own}"
+                f"again{hint}"
             )
 
     def left(self, run: RunDir, *, use: str) -> list[str]:

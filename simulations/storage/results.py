@@ -138,15 +138,15 @@ class Result:
             "downlink_bytes_dense",
             "wall_seconds",
         )
-        own = {
+        columns = {
             name: settings.get(name) for name in ("workload", "model", "rank", "sparsity", "seed")
         }
-        own |= {name: value for name, value in self.varied if name not in copied}
+        columns |= {name: value for name, value in self.varied if name not in copied}
         return {
             "name": self.name,
             "label": self.label,
             "method": self.method,
-            **own,
+            **columns,
             "epsilon_target": self.epsilon_target,
             "epsilon_max": self.epsilon_max,
             "epsilon_outside": self.epsilon_outside,

@@ -156,15 +156,15 @@ class Row:
     @classmethod
     def parse(cls, row: Mapping[str, str]) -> "Row":
         """A row of rounds.csv as it was written; raises KeyError or ValueError for another file."""
-        own = {
+        more = {
             name: text for name, text in row.items() if name not in (*FIELDS, *SIMULATED, *TIMES)
         }
-        metrics = {name: float(text) if text else None for name, text in own.items()}
+        metrics = {name: float(text) if text else None for name, text in more.items()}
         simulated = Simulated(**_parsed(Simulated, SIMULATED, row)) if SIMULATED[0] in row else None
         times = Times(**_parsed(Times, TIMES, row)) if TIMES[0] in row else None
         only = (
             AT_SERVER.rows
-            if frozenset(row).difference(own, SIMULATED, TIMES) == AT_SERVER.rows
+            if frozenset(row).difference(more, SIMULATED, TIMES) == AT_SERVER.rows
             else None
         )
         names = [name for name in FIELDS if only is None or name in only]
@@ -181,11 +181,11 @@ class Row:
     def columns(self) -> dict[str, Any]:
         """The row by column, as rounds.csv and callbacks have it."""
         more = [vars(part) for part in (self.times, self.simulated) if part is not None]
-        own = {
+        values = {
             name: getattr(self, name) for name in FIELDS if self.only is None or name in self.only
         }
         return {
-            **own,
+            **values,
             **{name: value for part in more for name, value in part.items()},
             **self.metrics,
         }

@@ -345,9 +345,9 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     tensors_apart = {}
     for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        memory = own.untyped_storage()
-        shared = memory.data_ptr() in seen or memory.nbytes() != own.nbytes
-        tensors_apart[name] = own.clone() if shared else own
+        copied = tensor.detach().cpu().contiguous()
+        memory = copied.untyped_storage()
+        shared = memory.data_ptr() in seen or memory.nbytes() != copied.nbytes
+        tensors_apart[name] = copied.clone() if shared else copied
         seen.add(memory.data_ptr())
     return tensors_apart

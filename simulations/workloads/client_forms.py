@@ -682,8 +682,8 @@ def _dealt(partitioner: Any, columns: Mapping[str, Any], size: int) -> Parts:
             "'fedlsg[hub]')"
         ) from None
     kind = type(partitioner).__name__
-    own = deepcopy(partitioner)
-    if getattr(own, "is_dataset_assigned", bool)():
+    partitioner_copy = deepcopy(partitioner)
+    if getattr(partitioner_copy, "is_dataset_assigned", bool)():
         raise ValueError(
             f"partition: this {kind} has a data set already: give a new one, or train=["
             "p.load_partition(k) for k in range(p.num_partitions)] without partition="
@@ -699,15 +699,15 @@ def _dealt(partitioner: Any, columns: Mapping[str, Any], size: int) -> Parts:
                 f"{', '.join(columns)}"
             ) from error
 
-    own.dataset = HubDataset(pa.table({**columns, ROW: np.arange(size)}))
-    clients = range(work(getattr, own, "num_partitions"))
-    dealt = [work(own.load_partition, client) for client in clients]
+    partitioner_copy.dataset = HubDataset(pa.table({**columns, ROW: np.arange(size)}))
+    clients = range(work(getattr, partitioner_copy, "num_partitions"))
+    dealt = [work(partitioner_copy.load_partition, client) for client in clients]
     if any(ROW not in part.column_names for part in dealt):
         raise ValueError(
             f"partition: {kind} gives clients columns of all rows (vertical), and clients here "
             "have whole rows: give a partitioner of rows"
         )
-    known = getattr(own, "partition_id_to_natural_id", None) or {}
+    known = getattr(partitioner_copy, "partition_id_to_natural_id", None) or {}
     names = (
         distinct_names([known[client] for client in clients], "partition")
         if len(known) == len(clients)

@@ -286,21 +286,21 @@ def refuse_overlap(rows: PublicRows, workload: LoadedWorkload, given: str) -> No
     """
     everything = (workload.train, *workload.left_out, *workload.tests.values())
     splits = [split for split in everything if not isinstance(split, NoRows)]
-    own = {
+    of_splits = {
         one
         for split in splits
         for part in _parts(len(split))
         for one in digests(split.batch(part)[0])
     }
     shared = sum(
-        digest in own
+        digest in of_splits
         for part in _parts(len(rows.split))
         for digest in digests(rows.split.batch(part)[0])
     )
     if not shared and rows.given is not None and workload.pixels is not None:
         (public, stored), wanted = rows.given, workload.pixels
-        own = {one for split in splits for one in _rangeless(split, wanted, wanted.shape)}
-        shared = sum(digest in own for digest in _rangeless(public, stored, wanted.shape))
+        of_splits = {one for split in splits for one in _rangeless(split, wanted, wanted.shape)}
+        shared = sum(digest in of_splits for digest in _rangeless(public, stored, wanted.shape))
     if shared:
         raise _own_data(
             given, workload, f"{shared} of its {len(rows.split)} rows are rows of that workload"

@@ -180,13 +180,13 @@ def takes(model: nn.Module, loss: LossFunction) -> Takes:
     """Whether a batch runs with finite losses, on copies on the CPU: in float64, or in the model's
     own type.
     """
-    own = copy_of(model).cpu()
-    double = copy_of(own).double()
+    copied = copy_of(model).cpu()
+    double = copy_of(copied).double()
 
     def runs(inputs: Batch, targets: Batch) -> bool:
         for part, batch in (
             (double, in_type((inputs, targets), torch.float64)),
-            (own, (inputs, targets)),
+            (copied, (inputs, targets)),
         ):
             # whatever a user's code raises on such values
             with suppress(Exception), torch.no_grad(), force_eager():

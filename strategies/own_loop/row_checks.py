@@ -217,10 +217,9 @@ def check_extremes(run: Run, inputs: Batch, what: str) -> None:
         if columns.shape[1] <= COLUMNS:
             rows += [columns.min(0).indices, columns.max(0).indices]
         for row in torch.cat(rows).unique().tolist():
-            own = columns[row]
-            places[row] = (
-                f"inputs{f' {name}' if name else ''} from {int(own.min())} to {int(own.max())}"
-            )
+            values = columns[row]
+            least, most = int(values.min()), int(values.max())
+            places[row] = f"inputs{f' {name}' if name else ''} from {least} to {most}"
     with suppress(Exception):
         if places:
             run(torch.tensor(sorted(places)))

@@ -308,13 +308,13 @@ def types_of(model: nn.Module) -> set[torch.dtype]:
 def other_types(model: nn.Module, inputs: Inputs) -> str:
     """What to do about inputs of a type that no weight has; empty where there are none."""
     types = types_of(model)
-    own = ", ".join(sorted(map(str, types)))
+    expected = ", ".join(sorted(map(str, types)))
     for name, value in named("inputs", inputs):
         if types and value.is_floating_point() and value.dtype not in types:
             to = "float()" if value.dtype == torch.float32 else f"to({value.dtype})"
             return (
-                f"{name} are {value.dtype} and the model's weights {own}: give both one type, "
-                f"inputs.to({own}) or model.{to}"
+                f"{name} are {value.dtype} and the model's weights {expected}: give both one type, "
+                f"inputs.to({expected}) or model.{to}"
             )
     return ""
 

@@ -204,8 +204,8 @@ class Expectations:
         """
         terms = {partition: self.terms(partition, common.phase) for partition in partitions}
         each = [
-            (own.weight, self._dither(partition, common.for_client(own)))
-            for partition, own in terms.items()
+            (client_terms.weight, self._dither(partition, common.for_client(client_terms)))
+            for partition, client_terms in terms.items()
         ]
         return math.hypot(
             *(weight * self.settings.codec.received_noise(one.noise_std) for weight, one in each)

@@ -249,9 +249,11 @@ def _check_signs(observation: Observation, classes: int) -> None:
         raise DoesNotApply(
             f"label rules need a loss of (outputs, classes): {type(error).__name__}: {error}"
         ) from error
-    own, others = d.diagonal(), d.detach().clone().fill_diagonal_(0)
+    diagonal, others = d.diagonal(), d.detach().clone().fill_diagonal_(0)
     if not bool(
-        (own < 0).all() and (others >= 0).all() and (others.amax(1) <= -own * (1 + 1e-5)).all()
+        (diagonal < 0).all()
+        and (others >= 0).all()
+        and (others.amax(1) <= -diagonal * (1 + 1e-5)).all()
     ):
         raise DoesNotApply(
             "the gradient of this loss does not point to the label: label rules need cross-entropy"
@@ -283,11 +285,11 @@ def label_counts(observation: Observation, prior: Prior, known: Knowledge) -> In
     judges = replays[-1:]
     if db is not None and dW.whole and layer.bias is not None:
         module: Any = observation.model.get_submodule(layer.path)
-        own = outputs_alike(db, dW.values, module.weight.detach(), module.bias.detach())
-        if own is not None:
-            replays.append(own)
+        equations_here = outputs_alike(db, dW.values, module.weight.detach(), module.bias.detach())
+        if equations_here is not None:
+            replays.append(equations_here)
             if observation.noise_std == 0 or prior.mean is None:
-                judges = [*judges, own]
+                judges = [*judges, equations_here]
     candidates = [round_to(equations.solve(), examples) for equations in replays]
     if db is not None:
         candidates.append(by_signs(db, examples))

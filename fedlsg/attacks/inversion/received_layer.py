@@ -117,15 +117,16 @@ def received_layer(observation: Observation, path: str | None = None) -> Receive
         keys, bias = ((up, "dense"), (down, "dense")), f"{prefix}base.bias"
     elif isinstance(module, nn.Linear):
         weight = f"{prefix}weight"
-        own = next((c for c in observation.frame.coordinates if c.name == weight), None)
-        if own is not None and own.carried and own.form is not TANGENT:
+        coordinates = next((c for c in observation.frame.coordinates if c.name == weight), None)
+        if coordinates is not None and coordinates.carried and coordinates.form is not TANGENT:
             raise DoesNotApply(
-                f"{weight} was sent in the form {own.form.name!r}: closed forms need L^T G X^T"
+                f"{weight} was sent in the form {coordinates.form.name!r}: closed forms need "
+                "L^T G X^T"
             )
         L, R = (
             (None, None)
-            if own is None or own.L is None or own.R is None
-            else (own.L.double(), own.R.double())
+            if coordinates is None or coordinates.L is None or coordinates.R is None
+            else (coordinates.L.double(), coordinates.R.double())
         )
         keys = (
             ((weight, "absent"), (weight, "dense")) if L is None else ((weight, "L"), (weight, "R"))

@@ -226,8 +226,8 @@ class Check:
         changed = [name for name, b in buffers.items() if not same_numbers(now.get(name, b), b)]
         changed += [name for name, p in frozen.items() if p._version != versions[name]]
         for name in changed:
-            path, _, own = name.rpartition(".")
-            what = f"{'frozen parameter' if name in frozen else 'buffer'} {own}"
+            path, _, attribute = name.rpartition(".")
+            what = f"{'frozen parameter' if name in frozen else 'buffer'} {attribute}"
             self.fail(path, f"its forward pass changes the {what}, a memory of earlier batches")
         for outcome in outcomes:
             if (difference := self.difference(outcome)) is not None:

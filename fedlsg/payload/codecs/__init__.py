@@ -79,8 +79,8 @@ class Codec(ABC):
 
         Raises ValueError for a value out of range.
         """
-        own = {name: given[name] for name in self.settings if given.get(name) is not None}
-        return replace(self, **own)
+        values = {name: given[name] for name in self.settings if given.get(name) is not None}
+        return replace(self, **values)
 
     @property
     def added_variance(self) -> float:

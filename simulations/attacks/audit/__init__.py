@@ -199,9 +199,13 @@ def audited_run(path: str, *, device: Device = "auto") -> Audited:
     stated = stated_of(
         base, epsilon=epsilon, delta=delta, sample_rate=event.sample_rate, steps=event.steps
     )
-    own = terms[0 if client == SERVER else client]
+    client_terms_here = terms[0 if client == SERVER else client]
     return Audited(
-        subject=subject, terms=own, stated=stated, source=source, reproducible=reproducible
+        subject=subject,
+        terms=client_terms_here,
+        stated=stated,
+        source=source,
+        reproducible=reproducible,
     )
 
 

@@ -63,10 +63,10 @@ def _held(copied: nn.Module, made: nn.Module) -> Iterator[str]:
     shares functions.
     """
     original = {id(module) for module in made.modules()} | {id(p) for p in made.parameters()}
-    own = {id(module) for module in copied.modules()}
+    of_copy = {id(module) for module in copied.modules()}
     for path, module in copied.named_modules():
         for name, value in vars(module).items():
-            if name != "_modules" and _reaches(value, original, own):
+            if name != "_modules" and _reaches(value, original, of_copy):
                 yield f"{path}.{name}" if path else name
 
 

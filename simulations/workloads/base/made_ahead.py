@@ -116,6 +116,6 @@ def workers_of(settings: Any, stored: Stored) -> int:
         return 0
     if given is not None:
         return given
-    own: int = settings.client_cpus if settings.engine == "ray" else processors()
+    cpus: int = settings.client_cpus if settings.engine == "ray" else processors()
     threads: int = settings.threads
-    return max(1, min(MOST_WORKERS, own - threads))
+    return max(1, min(MOST_WORKERS, cpus - threads))

@@ -150,8 +150,8 @@ class Split:
         rows = self._checked(indices)
         if self.groups is None:
             return [torch.arange(len(rows))]
-        own = self.groups[rows]
-        return [(own == group).nonzero().squeeze(1) for group in own.unique()]
+        groups = self.groups[rows]
+        return [(groups == group).nonzero().squeeze(1) for group in groups.unique()]
 
     def pick(self, indices: Int64[Tensor, " n"]) -> "Split":
         """The split of these rows in this order; only labels are copied."""
