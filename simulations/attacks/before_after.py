@@ -188,7 +188,7 @@ def equal_rows(before: Record, after: Record, number: int, client: int) -> bool:
 def equal_inputs(before: Record, after: Record, number: int, client: int) -> bool:
     """Whether the rows of a batch hold the same inputs and labels."""
     rows = rows_of(after, number, client)
-    (one, labels), (other, others) = (r.workload.train.batch(rows) for r in (before, after))
+    (inputs, labels), (other, others) = (r.workload.train.batch(rows) for r in (before, after))
     return (
         torch.equal(labels, others)
         and flat(inputs).keys() == flat(other).keys()

@@ -131,9 +131,9 @@ def strongest(observation: Observation, known: Knowledge, *, naive: bool) -> lis
 
     ``naive`` adds the naive forms to the adaptive ones, to show the difference.
     """
-    found = []
+    names = []
     if observation.noise_std == 0 and _starts_linear(observation):
-        found.append("first-layer" if known.examples == 1 else "relu-batch")
+        names.append("first-layer" if known.examples == 1 else "relu-batch")
     deep = sum(isinstance(module, nn.Conv2d) for module in observation.model.modules()) >= DEEP
     names.append("smooth-relu" if deep and observation.noise_std == 0 else "inverting-gradients")
     names.append("map" if observation.noise_std else "dlg")

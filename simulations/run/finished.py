@@ -207,7 +207,7 @@ def checkpoint_model(base: Base, run: RunDir) -> FinalModel:
     """The evaluated model of a run's last whole checkpoint. Raises ValueError where there is none,
     and for one of other parameters.
     """
-    state = base.server_state()
+    state = base.initial.server()
     state.load_state_dict(run.resume_point()[0]["server"])
     return final_model(base, state)
 
