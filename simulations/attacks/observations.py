@@ -35,7 +35,6 @@ from fedlsg.simulations.storage.run_directory import RunDir
 from fedlsg.simulations.storage.updates import payload_files, read_frame, round_folder, sum_file
 from fedlsg.simulations.workloads import LoadedWorkload, Progress, silent
 from fedlsg.state import ClientTerms, PublicState, RoundPlan, load_weights, plan_round
-from fedlsg.strategies.protocol.expectations import expected_of
 
 FPR = 0.01
 """False alarms at which membership in one batch is said."""
@@ -170,14 +169,7 @@ class Record:
     def expected(self, plan: RoundPlan, client: int) -> Expected:
         """What the server expected of the client, without a bound on the norm."""
         uplink = self.base.uplink
-        return expected_of(
-            plan.frame,
-            self.base.method,
-            round=plan.round,
-            codec=uplink.codec,
-            index_mode=uplink.index_mode,
-            dither=uplink.dither(client, plan),
-        )
+        return uplink.expected(plan.frame, round=plan.round, dither=uplink.dither(client, plan))
 
     def model_of(self, round: int) -> nn.Module:
         """The public model that the clients of ``round`` started from. Raises ValueError for a

@@ -22,7 +22,7 @@ from fedlsg.payload import unpack
 from fedlsg.randomness import own_draws
 from fedlsg.simulations.client.client_account import ClientAccount
 from fedlsg.simulations.client.process_state import Held, Process
-from fedlsg.simulations.client.train import expected_payload, pack_values, train_round
+from fedlsg.simulations.client.train import pack_values, train_round
 from fedlsg.simulations.planning.model_faults import probes
 from fedlsg.simulations.planning.run_base import Base, SomeBase
 from fedlsg.simulations.workloads import Split
@@ -115,9 +115,8 @@ def _answer(
     payload = pack_values(
         encode(train(), plan.frame), plan.frame, here.base, announced, dither, lambda: None
     )
-    return decode(
-        unpack(payload, expected_payload(plan.frame, here.base, announced, dither)), plan.frame
-    )
+    wanted = base.uplink.expected(plan.frame, round=plan.round, dither=dither)
+    return decode(unpack(payload, wanted), plan.frame)
 
 
 def arranged(rows: Split, like: Split) -> Split:

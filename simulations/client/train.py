@@ -27,7 +27,7 @@ from fedlsg.carriers.powersgd import decode, encode
 from fedlsg.frame import Frame
 from fedlsg.gradients import Checked, trainable
 from fedlsg.method import LocalTraining, client_step, largest
-from fedlsg.payload import Dither, Expected, pack, unpack
+from fedlsg.payload import Dither, pack, unpack
 from fedlsg.privacy import Ledger, LedgerError
 from fedlsg.simulations.client.ahead import AHEAD
 from fedlsg.simulations.client.client_account import (
@@ -48,7 +48,6 @@ from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.settings.settings import Settings
 from fedlsg.simulations.storage.last_payload import LastPayload
 from fedlsg.state import ClientTerms, Phase, RoundPlan
-from fedlsg.strategies.protocol.expectations import expected_of
 from fedlsg.strategies.protocol.wire import Announcement, config_in, read_round, stage_of
 from fedlsg.training.client_level import client_update
 from fedlsg.training.client_round import AddNoise
@@ -330,7 +329,8 @@ def send(
     assert not isinstance(box, LastPayload)
     due = values.detach().cpu().double() + box.memory(announced.round, frame.kept)
     payload = pack_values(encode(due, frame), frame, base, announced, dither, box.last)
-    received = decode(unpack(payload, expected_payload(frame, base, announced, dither)), frame)
+    wanted = base.uplink.expected(frame, round=announced.round, dither=dither)
+    received = decode(unpack(payload, wanted), frame)
     return box.store(question, payload, due - received.double(), round=announced.round)
 
 
@@ -379,16 +379,4 @@ def pack_values(
         blocks=where.blocks,
         dither=dither,
         earlier=last() if uplink.explicit else None,
-    )
-
-
-def expected_payload(frame: Frame, base: Base, announced: Announcement, dither: Dither) -> Expected:
-    """What the server expects of this client, except for the bound on the norm."""
-    return expected_of(
-        frame,
-        base.method,
-        round=announced.round,
-        codec=base.uplink.codec,
-        index_mode=base.uplink.index_mode,
-        dither=dither,
     )

@@ -2,8 +2,9 @@
 
 ``prepare`` loads data, fills gaps and makes the ``Base`` (``run_base``), which every process has.
 It has one object for each question: ``clients`` (public numbers of all clients), ``training_rows``
-(those of this process), ``initial_state`` (model and states of the start), ``uplink`` (how values
-travel). ``isolation_level`` and ``memory`` choose what the settings leave open.
+(those of this process), ``initial_state`` (model and states of the start), and the ``Uplink`` of
+``protocol.expectations`` (how values travel). ``isolation_level`` and ``memory`` choose what the
+settings leave open.
 ``start_weights``, ``known_weights``, ``warm_start``, ``before``: the weights and the spent epsilon
 that a run begins with.
 ``plan`` adds ``client_noise`` to a base, on the server's side, after ``model_faults``,

@@ -18,19 +18,19 @@ from fedlsg import strategies, user_code
 from fedlsg.config.units import Unit
 from fedlsg.gradients import registered_layers
 from fedlsg.method import LocalTraining, Method, Schedule
-from fedlsg.payload import IndexMode, keeps_memory
+from fedlsg.payload import IndexMode
 from fedlsg.secure_sum.discrete import SumTerms
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.before import Before
 from fedlsg.simulations.planning.clients import Clients
 from fedlsg.simulations.planning.initial_state import InitialState
 from fedlsg.simulations.planning.training_rows import OwnPart, TrainingRows
-from fedlsg.simulations.planning.uplink import Uplink
 from fedlsg.simulations.settings.any_run import Resolved
 from fedlsg.simulations.settings.automatic import device_of
 from fedlsg.simulations.settings.participation import unit_of
 from fedlsg.simulations.settings.resolve import uplink_codec
 from fedlsg.simulations.workloads import LoadedWorkload
+from fedlsg.strategies.protocol.expectations import Uplink
 from fedlsg.user_code.digest import digest_of, digest_of_all
 
 
@@ -75,7 +75,7 @@ class Base:
         batch = 1.0 if self.unit.whole else self.local.expected_batch
         return self.settings.clients_per_round * batch
 
-    @property
+    @cached_property
     def sums(self) -> SumTerms | None:
         """The secure sums of the run; None where the server reads every payload on its own."""
         s = self.settings
@@ -133,11 +133,10 @@ class Base:
 
     @cached_property
     def uplink(self) -> Uplink:
-        """How the values of a client travel to the server."""
-        s, codec = self.settings, uplink_codec(self.settings)
+        """How the values of clients travel to the server."""
+        s = self.settings
         mode: IndexMode = "chosen" if self.method.compression.chooses else s.indices
-        memory = keeps_memory(self.method, codec)
-        return Uplink(codec=codec, index_mode=mode, keeps_memory=memory, seed=s.seed)
+        return Uplink(method=self.method, codec=uplink_codec(s), seed=s.seed, index_mode=mode)
 
     @cached_property  # code that has run counts, and its file may change while the run goes
     def own_code(self) -> dict[str, str]:
