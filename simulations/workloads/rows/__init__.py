@@ -345,10 +345,10 @@ def check_targets(rows: Rows, loss: Any, what: str) -> None:
             f"{what} targets are {targets.dtype}, and {name} takes the number of each class: give "
             "integers, 0 to K - 1"
         )
-    if name in CLASSES and found.ndim == 2 and found.shape[1] == 1:
+    if name in CLASSES and targets.ndim == 2 and targets.shape[1] == 1:
         raise ValueError(
-            f"{what} targets have the shape {tuple(found.shape)}, and {name} takes one number of a "
-            f"class a row, ({len(found)},): give targets[:, 0]"
+            f"{what} targets have the shape {tuple(targets.shape)}, and {name} takes one number of "
+            f"a class a row, ({len(targets)},): give targets[:, 0]"
         )
 
 
