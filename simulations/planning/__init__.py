@@ -8,7 +8,7 @@ settings leave open.
 ``start_weights``, ``known_weights``, ``warm_start``, ``before``: the weights and the spent epsilon
 that a run begins with.
 ``plan`` adds ``client_noise`` to a base, on the server's side, after ``model_faults``,
-``row_faults``, ``parts_of_test`` and ``trust`` have refused what cannot run.
+``row_faults``, ``client_test_rows`` and ``trust`` have refused what cannot run.
 ``own_choices``, ``advice``, ``balance``: what a user is told. ``disclosure``: what of a run may be
 seen. ``continuity``, ``data_digest``: what a resumed run may not change.
 """

@@ -10,10 +10,10 @@ from fedlsg.accounting.population import spread
 from fedlsg.simulations import workloads
 from fedlsg.simulations.planning.before import Before
 from fedlsg.simulations.planning.client_noise import NO_NOISE, Noise, client_terms, whole_histories
+from fedlsg.simulations.planning.client_test_rows import check_clients
 from fedlsg.simulations.planning.isolation_level import with_level
 from fedlsg.simulations.planning.memory import with_microbatch
 from fedlsg.simulations.planning.model_faults import count_blocks
-from fedlsg.simulations.planning.parts_of_test import check_clients
 from fedlsg.simulations.planning.prepare import prepare
 from fedlsg.simulations.planning.row_faults import check_rows, check_train_shape
 from fedlsg.simulations.planning.run_base import Base

@@ -2,7 +2,7 @@
 client sees them.
 
 For a client, the public test split is cut into parts like the clients' own: by the column that made
-the clients, or with the class mix of each, by their scheme (``parts_of_test``). Nothing is measured
+the clients, or with the class mix of each, by their scheme (``client_test_rows``). Nothing is measured
 on private rows: the accuracy of a client on its own training rows would be a release that no
 epsilon covers.
 """
@@ -25,7 +25,7 @@ from fedlsg.carriers.personal import personal_names
 from fedlsg.gradients import LossFunction, trainable
 from fedlsg.gradients.losses import CLASSES
 from fedlsg.simulations.client.train import own_parameters
-from fedlsg.simulations.planning.parts_of_test import parts_of_test
+from fedlsg.simulations.planning.client_test_rows import parts_of_test
 from fedlsg.simulations.planning.run_base import Base
 from fedlsg.simulations.storage.last_payload import FeedbackBox
 from fedlsg.simulations.storage.run_directory import RunDir
