@@ -2,7 +2,7 @@
 client sees them.
 
 For a client, the public test split is cut into parts like the clients' own: by the column that made
-the clients, or with the class mix of each, by their scheme (``client_test_rows``). Nothing is measured
+the clients, or with the class mix of each, by their scheme (``parts_of_test``). Nothing is measured
 on private rows: the accuracy of a client on its own training rows would be a release that no
 epsilon covers.
 """
